@@ -1,0 +1,122 @@
+"""Transactions as requests, and the verdicts about them.
+
+Owns: the shape of a commit request (these types decode JSON and msgpack, and the API description is generated from them)
+and the closed list of outcomes. Does not own: deciding (``resolve``), ordering (``sequence``), answering (``release``).
+
+Shape: keys and values are raw bytes, in JSON standard base64 with padding. Keys compare as raw bytes. A range is
+``[begin, end)``; an absent ``end`` means to the last key.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+__all__ = [
+    "Committed",
+    "Delete",
+    "FailedPrecondition",
+    "Operation",
+    "Outcome",
+    "PointRead",
+    "Precondition",
+    "RangeDelete",
+    "RangeRead",
+    "Rejected",
+    "RejectedBecause",
+    "Reused",
+    "Transaction",
+    "Unanswered",
+    "Write",
+]
+
+VERSION_MAX = 2**53 - 1
+RequestVersion = Annotated[int, Meta(ge=0, le=VERSION_MAX)]
+
+
+class PointRead(Struct, tag_field="type", tag="point_read", frozen=True, gc=False, forbid_unknown_fields=True):
+    """Holds when nothing changed ``key`` after ``version`` (default: the transaction's read version)."""
+
+    key: bytes
+    version: RequestVersion | None = None
+
+
+class RangeRead(Struct, tag_field="type", tag="range_read", frozen=True, gc=False, forbid_unknown_fields=True):
+    """Holds when nothing changed in ``[begin, end)`` after ``version`` (default: the transaction's read version)."""
+
+    begin: bytes
+    end: bytes | None = None
+    version: RequestVersion | None = None
+
+
+class Write(Struct, tag_field="type", tag="write", frozen=True, gc=False, forbid_unknown_fields=True):
+    """Set ``key`` to ``value``."""
+
+    key: bytes
+    value: bytes
+
+
+class Delete(Struct, tag_field="type", tag="delete", frozen=True, gc=False, forbid_unknown_fields=True):
+    """Remove ``key``. Counts as a change of it whether or not it was there."""
+
+    key: bytes
+
+
+class RangeDelete(Struct, tag_field="type", tag="range_delete", frozen=True, gc=False, forbid_unknown_fields=True):
+    """Remove every key in ``[begin, end)``. Counts as a change of every key in it."""
+
+    begin: bytes
+    end: bytes | None = None
+
+
+Precondition = PointRead | RangeRead
+Operation = Write | Delete | RangeDelete
+
+
+class Transaction(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """One commit request: apply ``operations`` if every precondition holds.
+
+    Later operations win over earlier ones on the same key. ``leader_id`` refuses any other leader. ``request_id``
+    (with ``read_version``) names the attempt, so that its outcome can be asked for and repeating it is harmless.
+    """
+
+    operations: list[Operation]
+    preconditions: list[Precondition] = []
+    request_id: str | None = None
+    leader_id: str | None = None
+    read_version: RequestVersion | None = None
+
+
+RejectedBecause = Literal["conflict", "too_old", "banned"]
+
+
+class FailedPrecondition(Struct, frozen=True, gc=False):
+    """``precondition`` is an index into the request's list; ``version`` the newest change that broke it."""
+
+    precondition: int
+    version: int
+
+
+class Committed(Struct, frozen=True, gc=False):
+    """The transaction is durable at ``version``."""
+
+    version: int
+
+
+class Rejected(Struct, frozen=True, gc=False):
+    """The transaction is not committed and this attempt never will be."""
+
+    reason: RejectedBecause
+    conflicts: tuple[FailedPrecondition, ...] = ()
+
+
+class Reused(Struct, frozen=True, gc=False):
+    """The request id already belongs to another attempt, which committed or is in flight."""
+
+
+class Unanswered(Struct, frozen=True, gc=False):
+    """The leader stopped leading before it could prove the outcome, or can no longer look it up."""
+
+
+Outcome = Committed | Rejected | Reused | Unanswered

@@ -1,0 +1,195 @@
+"""The errors of Holdfast, named by what the caller should do.
+
+Owns: the tree below and the append-only list of codes. Does not own: how an error travels (HTTP status codes live in
+``server``, exit codes in ``cli``).
+
+    HoldfastError
+    ├── Conflict           retry the whole transaction from a newer version
+    ├── OutcomeUnknown     ask by request id; never send it again blindly
+    ├── Unavailable        wait, then send the same thing again
+    ├── Closed             this object is finished; open another
+    │   └── Fenced         somebody newer owns the log; reopen to follow them
+    ├── InvalidRequest     (also ValueError) mend the call
+    ├── NotFound           (also KeyError) there is no such thing
+    ├── CorruptData        stop and repair; nothing was changed
+    ├── Backpressure       slow down, then send again
+    ├── LimitExceeded      the request is larger than a stated bound
+    ├── PermissionDenied   ask for the right
+    └── InternalError      a bug of ours: report it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import ClassVar
+
+__all__ = [
+    "Backpressure",
+    "Closed",
+    "Code",
+    "Conflict",
+    "CorruptData",
+    "Fenced",
+    "HoldfastError",
+    "InternalError",
+    "InvalidRequest",
+    "LimitExceeded",
+    "NotFound",
+    "OutcomeUnknown",
+    "PermissionDenied",
+    "Unavailable",
+]
+
+
+class Code(StrEnum):
+    """The stable name of one kind of failure. Append only: a code never changes its meaning."""
+
+    # invalid requests
+    MALFORMED = "malformed"
+    NO_OPERATIONS = "no_operations"
+    FUTURE_VERSION = "future_version"
+    BAD_BASE64 = "bad_base64"
+    BAD_RANGE = "bad_range"
+    BAD_REQUEST_ID = "bad_request_id"
+    READ_VERSION_REQUIRED = "read_version_required"
+    BAD_CONFIGURATION = "bad_configuration"
+    TOO_LARGE = "too_large"
+    REQUEST_ID_REUSED = "request_id_reused"
+    # outcomes
+    CONFLICT = "conflict"
+    TOO_OLD = "too_old"
+    BANNED = "banned"
+    OUTCOME_UNKNOWN = "outcome_unknown"
+    # leadership
+    NOT_LEADER = "not_leader"
+    LEADER_CHANGED = "leader_changed"
+    LEADER_ALIVE = "leader_alive"
+    DEPOSED = "deposed"
+    # the log
+    NOT_FOUND = "not_found"
+    LOG_EMPTY = "log_empty"
+    LOG_TRUNCATED = "log_truncated"
+    ROLLED_BACK = "rolled_back"
+    CORRUPT_LOG = "corrupt_log"
+    CORRUPT_BATCH = "corrupt_batch"
+    # the store
+    STORE_UNAVAILABLE = "store_unavailable"
+    STORE_UNFIT = "store_unfit"
+    # the service
+    OVERLOADED = "overloaded"
+    RATE_LIMITED = "rate_limited"
+    LAGGING = "lagging"
+    VIEW_DISABLED = "view_disabled"
+    VIEW_BEHIND = "view_behind"
+    CLOSED = "closed"
+    UNAUTHENTICATED = "unauthenticated"
+    PERMISSION_DENIED = "permission_denied"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    INTERNAL = "internal"
+
+
+class HoldfastError(Exception):
+    """The root. Every error has a stable ``code``, ``fields`` with the facts and a ``hint`` with the next step.
+
+    The text is a lowercase message followed by the facts as ``key=value``, in the order they were given.
+
+    >>> str(Unavailable("store did not answer", code=Code.STORE_UNAVAILABLE, slot=7))
+    'store did not answer slot=7'
+    """
+
+    default_code: ClassVar[Code] = Code.INTERNAL
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: Code | None = None,
+        hint: str = "",
+        retry_after_ms: int | None = None,
+        **fields: object,
+    ) -> None:
+        self.message = message
+        self.code = code if code is not None else self.default_code
+        self.hint = hint
+        self.retry_after_ms = retry_after_ms
+        self.fields: Mapping[str, object] = fields
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        facts = " ".join(f"{name}={value}" for name, value in self.fields.items() if value is not None)
+        return f"{self.message} {facts}" if facts else self.message
+
+
+class Conflict(HoldfastError):
+    """The transaction was not committed and never will be: read again, decide again, commit again."""
+
+    default_code = Code.CONFLICT
+
+
+class OutcomeUnknown(HoldfastError):
+    """Whether the transaction committed is not known here. Ask ``status`` with its request id."""
+
+    default_code = Code.OUTCOME_UNKNOWN
+
+
+class Unavailable(HoldfastError):
+    """Nothing happened, or only something harmless to repeat. Wait ``retry_after_ms`` and repeat it."""
+
+    default_code = Code.STORE_UNAVAILABLE
+
+
+class Closed(HoldfastError):
+    """This object is finished."""
+
+    default_code = Code.CLOSED
+
+
+class Fenced(Closed):
+    """Somebody newer owns what this object wrote to."""
+
+    default_code = Code.DEPOSED
+
+
+class InvalidRequest(HoldfastError, ValueError):
+    """The call is wrong as it stands. Nothing was changed."""
+
+    default_code = Code.MALFORMED
+
+
+class NotFound(HoldfastError, KeyError):
+    """There is no such thing."""
+
+    default_code = Code.NOT_FOUND
+
+    __str__ = HoldfastError.__str__
+
+
+class CorruptData(HoldfastError):
+    """Bytes from outside break a law of their format. Stop; nothing was changed."""
+
+    default_code = Code.CORRUPT_LOG
+
+
+class Backpressure(HoldfastError):
+    """A bound is reached. Nothing was changed; send it again later."""
+
+    default_code = Code.OVERLOADED
+
+
+class LimitExceeded(HoldfastError):
+    """The request is larger than a stated bound and will never fit."""
+
+    default_code = Code.TOO_LARGE
+
+
+class PermissionDenied(HoldfastError):
+    """The caller may not do this."""
+
+    default_code = Code.PERMISSION_DENIED
+
+
+class InternalError(HoldfastError):
+    """A broken law of our own. Report it."""
+
+    default_code = Code.INTERNAL

@@ -1,0 +1,92 @@
+"""The port that every object store implements, and the three answers of a conditional create.
+
+Owns: the vocabulary between the log and a store. Does not own: retries, hedging, backoff and read-back, which belong to
+the log (a store that retries by itself turns an own landed write into a refusal).
+
+Failure model: any call may fail, hang until cancelled, or take effect without its answer arriving. ``create`` never
+raises for such a failure, it answers ``Unknown``; the other calls raise ``Unavailable``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+__all__ = ["CREATED", "CreateAnswer", "Created", "Listed", "ObjectStore", "Refused", "Unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """The object did not exist before, and now it exists durably with exactly these bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The store says that the name is taken. It may be taken by this very request, sent before.
+
+    ``certain`` is False when the store's client cannot tell "taken" (412) from "busy, ask again" (409).
+    """
+
+    certain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """No usable answer: the object may exist now, may appear later, or never."""
+
+    detail: str
+    retry_after_ms: int | None = None
+
+
+CreateAnswer = Created | Refused | Unknown
+CREATED: Final = Created()
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One row of a listing."""
+
+    key: str
+    size: int
+
+
+class ObjectStore(Protocol):
+    """Named immutable byte strings with create-if-absent and ordered listing.
+
+    Keys are ``/``-separated ASCII. All methods are coroutines and safe to run concurrently on one event loop.
+    """
+
+    @property
+    def url(self) -> str:
+        """Where this is, without secrets, for people."""
+        ...
+
+    async def create(self, key: str, data: bytes) -> CreateAnswer:
+        """Create ``key`` if it is absent, durably. Never raises for a failure of the store.
+
+        After a crash: an answer of ``Created`` survives power loss; anything else may or may not.
+        """
+        ...
+
+    async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+        """The bytes ``[start, start + length)`` of an object, fewer where it ends, all of it without ``length``.
+
+        Raises: NotFound, Unavailable.
+        """
+        ...
+
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Listed]:
+        """The first ``limit`` objects under ``prefix`` whose key is greater than ``after``, in byte order of the keys.
+
+        Shorter than ``limit`` only when there are no more: continuation pages are followed inside.
+        Raises: Unavailable (also when the pages break off in the middle).
+        """
+        ...
+
+    async def delete(self, key: str) -> None:
+        """Remove an object; removing an absent one is not an error. Raises: Unavailable."""
+        ...
+
+    async def close(self) -> None:
+        """Release what is held. Requests under way are abandoned, which is always safe."""
+        ...
