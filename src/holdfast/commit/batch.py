@@ -53,6 +53,7 @@ from enum import IntEnum
 from typing import Final
 
 import pyarrow as pa
+from msgspec import Struct
 
 from holdfast.commit.transaction import Delete, Operation, PointRead, Precondition, RangeDelete, RangeRead, Write
 from holdfast.errors import Code, CorruptData
@@ -171,15 +172,14 @@ class Header:
         return max(HEADER_BYTES + self.body_length, DATA_BYTES_MIN)
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedTransaction:
-    """One committed transaction as the log keeps it, with the preconditions that it passed."""
+class LoggedTransaction(Struct, frozen=True, gc=False):
+    """One committed transaction as the log keeps it, with the preconditions that it passed. Treat as immutable."""
 
-    version: Version
+    version: int
     request_id: str | None
     read_version: int | None
-    operations: tuple[Operation, ...]
-    preconditions: tuple[Precondition, ...]
+    operations: list[Operation]
+    preconditions: list[Precondition]
 
 
 def object_name(slot: int) -> str:
@@ -202,7 +202,7 @@ def jump(claim: int) -> Slot:
 
 
 def encode_object(header: Header, body: bytes = b"") -> bytes:
-    """The whole object. The header's lengths and CRCs must be those of ``body`` (``sealed`` sets them)."""
+    """The whole object. The header's lengths and CRCs are taken from ``body``; those in ``header`` are ignored."""
     address = header.address.encode()
     if len(address) > ADDRESS_BYTES_MAX:
         raise ValueError(f"address longer than {ADDRESS_BYTES_MAX} bytes: {header.address}")
@@ -452,9 +452,7 @@ def _group(table: pa.Table) -> Iterator[LoggedTransaction]:
     for version, rid, read, kind, key, end, value, at in zip(*columns, strict=True):
         if version != current:
             if current is not None:
-                yield LoggedTransaction(
-                    Version(current), request_id, read_version, tuple(operations), tuple(preconditions)
-                )
+                yield LoggedTransaction(current, request_id, read_version, operations, preconditions)
             current, request_id, read_version = version, rid, read  # type: ignore[assignment]
             operations, preconditions = [], []
         match kind:
@@ -471,4 +469,4 @@ def _group(table: pa.Table) -> Iterator[LoggedTransaction]:
             case _:
                 raise CorruptData("row has an unknown kind", code=Code.CORRUPT_BATCH, kind=kind)
     if current is not None:
-        yield LoggedTransaction(Version(current), request_id, read_version, tuple(operations), tuple(preconditions))
+        yield LoggedTransaction(current, request_id, read_version, operations, preconditions)
