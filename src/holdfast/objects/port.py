@@ -9,10 +9,27 @@ raises for such a failure, it answers ``Unknown``; the other calls raise ``Unava
 
 from __future__ import annotations
 
+import builtins
+import re
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-__all__ = ["CREATED", "CreateAnswer", "Created", "Listed", "ObjectStore", "Refused", "Unknown"]
+from holdfast.errors import InvalidRequest
+
+__all__ = [
+    "CREATED",
+    "KEY_LENGTH_MAX",
+    "CreateAnswer",
+    "Created",
+    "Listed",
+    "ObjectStore",
+    "Refused",
+    "Unknown",
+    "require_key",
+]
+
+KEY_LENGTH_MAX: Final = 512
+_KEY: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +70,7 @@ class Listed:
 class ObjectStore(Protocol):
     """Named immutable byte strings with create-if-absent and ordered listing.
 
-    Keys are ``/``-separated ASCII. All methods are coroutines and safe to run concurrently on one event loop.
+    Keys are what ``require_key`` accepts. All methods are coroutines and safe to run concurrently on one event loop.
     """
 
     @property
@@ -75,7 +92,7 @@ class ObjectStore(Protocol):
         """
         ...
 
-    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Listed]:
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
         """The first ``limit`` objects under ``prefix`` whose key is greater than ``after``, in byte order of the keys.
 
         Shorter than ``limit`` only when there are no more: continuation pages are followed inside.
@@ -90,3 +107,16 @@ class ObjectStore(Protocol):
     async def close(self) -> None:
         """Release what is held. Requests under way are abandoned, which is always safe."""
         ...
+
+
+def require_key(key: str) -> str:
+    """``key`` itself, when every store can hold it: 1..512 ASCII letters, digits, ``._-``, in ``/``-separated parts.
+
+    No part is empty or starts with a dot, which leaves dot names to the adapters. Raises: InvalidRequest.
+
+    >>> require_key("batches/00000000000000002000")
+    'batches/00000000000000002000'
+    """
+    if len(key) > KEY_LENGTH_MAX or _KEY.fullmatch(key) is None:
+        raise InvalidRequest("not a key that every object store can hold", key=key)
+    return key

@@ -1,0 +1,71 @@
+"""From a URL to an object store.
+
+Owns: the URL forms. Does not own: what the stores do.
+
+Failure model: a URL that is wrong raises ``InvalidRequest`` before anything is touched.
+
+Forms::
+
+    file:///absolute/path        file:relative/path           a local directory
+    memory:                      memory:name                  this process's memory; one name, one store
+    s3://bucket/prefix?region=..&endpoint=..                  S3 and what speaks it
+    gs://bucket/prefix           az://container/prefix        Google Cloud Storage, Azure Blob Storage
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from holdfast.errors import Code, InvalidRequest
+from holdfast.objects.memory import MemoryObjects, MemoryStore
+from holdfast.objects.port import ObjectStore
+
+__all__ = ["open_store"]
+
+_memory: dict[str, MemoryObjects] = {}
+
+
+def open_store(
+    url: str,
+    *,
+    create_missing: bool = False,
+    request_timeout_ms: int = 10_000,
+    connections_max: int = 64,
+) -> ObjectStore:
+    """The store that ``url`` names, ready for use on the running event loop.
+
+    ``create_missing`` makes an absent directory; otherwise an absent one is an empty, unmounted-looking store and
+    raises. ``request_timeout_ms`` and ``connections_max`` bound the requests to a cloud store.
+
+    Raises: InvalidRequest, NotFound, Unavailable.
+    """
+    scheme, _, rest = url.partition(":")
+    match scheme.lower():
+        case "memory":
+            name = rest.strip("/")
+            return MemoryStore(_memory.setdefault(name, MemoryObjects()), url=f"memory:{name}")
+        case "file":
+            from holdfast.objects.directory import DirectoryStore
+
+            return DirectoryStore.open(_directory_path(url), create_missing=create_missing)
+        case "s3" | "gs" | "az":
+            from holdfast.objects.cloud import CloudStore
+
+            return CloudStore.open(url, request_timeout_ms=request_timeout_ms, connections_max=connections_max)
+        case _:
+            raise InvalidRequest(
+                "not the URL of an object store",
+                code=Code.BAD_CONFIGURATION,
+                hint="use file:///path, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or memory:name",
+                url=url,
+            )
+
+
+def _directory_path(url: str) -> Path:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or not parts.path:
+        raise InvalidRequest(
+            "not a directory URL", code=Code.BAD_CONFIGURATION, hint="use file:///absolute/path or file:relative", url=url
+        )
+    return Path(unquote(parts.path))
