@@ -1,0 +1,90 @@
+# Every target prepares the machine by itself (scripts/setup.sh) and is safe to run again.
+#
+#   make demo     real data through the whole product, a crash in the middle, every result compared
+#   make test     all tests, at most five minutes on two cores
+#   make serve    a service on ./holdfast-data, http://127.0.0.1:8080
+#   make check    formatting, lint, types, the import law, documentation
+#   make prove    the large numbers; writes proof.json; a skipped lane is a failure
+#   make bench    every benchmark, results in benchmarks/results/
+#   make docs     links, commands and examples of the documentation, checked
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+BIN := .venv/bin
+STAMPS := .venv/.stamps
+LANES ?= unit property scripts compat conformance simulation integration crash spark
+LANE_FOLDERS = $(addprefix tests/,$(LANES))
+REQUIREMENT_SETS := server client spark all demo test dev
+
+.PHONY: help demo serve test check prove bench docs requirements clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+# ---- set-up ---------------------------------------------------------------------------------------------------------
+
+$(STAMPS)/venv: requirements/dev.txt scripts/setup.sh
+	@scripts/setup.sh venv
+	@mkdir -p $(STAMPS)
+	@touch $@
+
+# Holds the Java home, so that later runs do not search for it.
+$(STAMPS)/java: $(STAMPS)/venv
+	@scripts/setup.sh java > $@
+
+# Not a stamp: a missing lane is reported at every run.
+.PHONY: s3-packages
+s3-packages:
+	@scripts/setup.sh s3
+
+# ---- what people run ------------------------------------------------------------------------------------------------
+
+demo: $(STAMPS)/venv $(STAMPS)/java
+	@JAVA_HOME=$$(cat $(STAMPS)/java) $(BIN)/python -m examples.demo $(DEMO_FLAGS)
+
+serve: $(STAMPS)/venv
+	@exec $(BIN)/holdfast serve $(SERVE_FLAGS)
+
+test: $(STAMPS)/venv $(STAMPS)/java s3-packages
+	@JAVA_HOME=$$(cat $(STAMPS)/java) $(BIN)/python -m pytest -q $(LANE_FOLDERS) $(TEST_FLAGS)
+
+# Large numbers; proof.json is written by tests/conftest.py at the end, also when something failed.
+prove: $(STAMPS)/venv $(STAMPS)/java
+	@CI=true scripts/setup.sh s3
+	@HOLDFAST_PROVE=1 JAVA_HOME=$$(cat $(STAMPS)/java) $(BIN)/python -m pytest -q --timeout=14400 $(LANE_FOLDERS) $(TEST_FLAGS)
+
+check: $(STAMPS)/venv
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_source.py
+	@$(MAKE) --no-print-directory docs
+
+docs: $(STAMPS)/venv
+	$(BIN)/python scripts/check_docs.py
+	$(BIN)/python -m pytest -q --doctest-modules src/holdfast
+
+bench: $(STAMPS)/venv $(STAMPS)/java
+	@JAVA_HOME=$$(cat $(STAMPS)/java) $(BIN)/python scripts/run_benchmarks.py $(BENCH_FLAGS)
+
+# ---- what maintainers run -------------------------------------------------------------------------------------------
+
+# Locks again after a change of pyproject.toml. No index addresses are written: the installing machine's own are used.
+requirements: $(addprefix requirements/,$(addsuffix .txt,$(REQUIREMENT_SETS)))
+
+# One resolution for all: each set is constrained by dev, which contains every other.
+requirements/dev.txt: pyproject.toml
+	uv pip compile -q --universal --python-version 3.11 --extra dev --generate-hashes --no-emit-index-url \
+	    --no-emit-find-links --no-annotate --custom-compile-command "make requirements" -o $@ $<
+
+requirements/%.txt: pyproject.toml requirements/dev.txt
+	uv pip compile -q --universal --python-version 3.11 --extra $* --generate-hashes --no-emit-index-url \
+	    --no-emit-find-links --no-annotate --custom-compile-command "make requirements" \
+	    --constraints requirements/dev.txt -o $@ $<
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .hypothesis proof.json
