@@ -1,0 +1,395 @@
+"""Every configuration key: its type, default, rule and reason; and the frozen settings made from them.
+
+Owns: the table ``KEYS`` (from which the parser, ``holdfast check-config`` and the reference page are made), the
+defaults that depend on other keys, and the rules between keys. Does not own: where values come from (``load``).
+
+Failure model: pure. ``build`` returns settings and warnings, or the list of everything that is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Generic, Literal, TypeVar, cast
+from urllib.parse import urlsplit
+
+from holdfast.settings import parse
+from holdfast.settings.parse import Token
+
+__all__ = [
+    "KEYS",
+    "CommitSettings",
+    "Key",
+    "LeaderSettings",
+    "LogSettings",
+    "LoggingSettings",
+    "PersistSettings",
+    "ServerSettings",
+    "Settings",
+    "SubscriptionSettings",
+    "ViewSettings",
+    "build",
+    "depends_on_log_url",
+]
+
+T = TypeVar("T")
+KIBI: Final = 1 << 10
+MEBI: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """The HTTP front."""
+
+    listen: tuple[str, ...]
+    advertised_address: str
+    max_request_size_bytes: int
+    max_connections: int
+    tls_certificate: str | None
+    tls_key: str | None
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """Where the log is. ``init_implied``: an empty one may be initialised without being asked."""
+
+    url: str
+    init_implied: bool
+
+    @property
+    def scheme(self) -> str:
+        """The kind of store: file, s3, gs, az or memory."""
+        return urlsplit(self.url).scheme
+
+
+@dataclass(frozen=True, slots=True)
+class PersistSettings:
+    """Forming batches and making them durable. ``None`` means unlimited, or off."""
+
+    batch_timeout_ms: float
+    batch_timeout_max_ms: float
+    batch_size_threshold: int
+    put_requests_per_second_max: int | None
+    max_in_flight_requests: int
+    target_pool_size: int
+    request_timeout_ms: float
+    max_retry_attempts: int | None
+    give_up_after_seconds: float
+    retry_base_delay_ms: float
+    retry_max_delay_ms: float
+    hedge_after_percentile: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderSettings:
+    """Liveness between processes; safety never depends on it."""
+
+    silence_ms: float
+    heartbeat_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class ViewSettings:
+    """The embedded view behind ``/v1/keys`` and ``/v1/range``."""
+
+    enabled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSettings:
+    """What a commit may ask for, and how far back it is judged."""
+
+    min_request_id_length: int
+    conflict_window_seconds: float
+    conflict_window_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionSettings:
+    """Streams of events."""
+
+    max_buffer_size_bytes: int
+    keepalive_interval_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoggingSettings:
+    """The service's own log lines."""
+
+    format: Literal["logfmt", "json"]
+    level: Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything a service runs with. Frozen, and checked as a whole before anything is opened."""
+
+    server: ServerSettings
+    log: LogSettings
+    persist: PersistSettings
+    leader: LeaderSettings
+    view: ViewSettings
+    commit: CommitSettings
+    subscription: SubscriptionSettings
+    logging: LoggingSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Key(Generic[T]):
+    """One configuration key. Where the default depends on other keys, ``build`` decides it by ``default_rule``."""
+
+    name: str
+    parse: Callable[[object], T]
+    default: T | None
+    rule: str
+    default_rule: str | None = None
+    secret: bool = False
+
+    @property
+    def environment_name(self) -> str:
+        """``HOLDFAST_SECTION__KEY``."""
+        return "HOLDFAST_" + self.name.replace(".", "__").upper()
+
+
+POSITIVE: Final = parse.number(0, low_included=False)
+
+LISTEN: Final[Key[tuple[str, ...]]] = Key(
+    "server.listen", parse.listen_addresses, ("127.0.0.1:8080",), "TCP or unix:PATH, several allowed"
+)
+ADVERTISED: Final = Key(
+    "server.advertised_address",
+    parse.optional_text,
+    None,
+    "where other processes ask whether this leader is alive; at most 256 bytes",
+    default_rule="the first of server.listen",
+)
+REQUEST_SIZE: Final = Key("server.max_request_size_bytes", parse.size(1), MEBI, "> 0; answered 413 above")
+CONNECTIONS: Final = Key("server.max_connections", parse.whole(0), 50_000, ">= 0; 0 is unlimited")
+TLS_CERTIFICATE: Final = Key(
+    "server.tls_certificate", parse.optional_text, None, "PEM file; together with server.tls_key"
+)
+TLS_KEY: Final = Key("server.tls_key", parse.optional_text, None, "PEM file; together with server.tls_certificate")
+TOKENS: Final[Key[tuple[Token, ...]]] = Key(
+    "server.tokens", parse.tokens, (), "ROLE:TOKEN, the role read, write or admin; none: no checks", secret=True
+)
+URL: Final = Key(
+    "log.url",
+    parse.log_url,
+    None,
+    "file:, s3:, gs:, az: or memory:; no credentials in it",
+    default_rule="holdfast-data under the working directory",
+)
+BATCH_TIMEOUT: Final = Key("persist.batch_timeout_ms", POSITIVE, None, "> 0", default_rule="1 on file:, 5 elsewhere")
+BATCH_TIMEOUT_MAX: Final = Key("persist.batch_timeout_max_ms", POSITIVE, 50.0, ">= persist.batch_timeout_ms")
+BATCH_SIZE: Final = Key("persist.batch_size_threshold", parse.size(1), MEBI, "> 0 bytes; the last commit may exceed it")
+PUTS_PER_SECOND: Final = Key(
+    "persist.put_requests_per_second_max", parse.unlimited_or_whole(1), None, ">= 1 or unlimited"
+)
+IN_FLIGHT: Final = Key("persist.max_in_flight_requests", parse.whole(1, 1000), 50, "1..1000 slots unacknowledged")
+POOL: Final = Key(
+    "persist.target_pool_size",
+    parse.whole(1),
+    None,
+    ">= persist.max_in_flight_requests; a warning above twice that",
+    default_rule="2 x persist.max_in_flight_requests",
+)
+REQUEST_TIMEOUT: Final = Key(
+    "persist.request_timeout_ms", POSITIVE, 10_000.0, "> 0; a request without an answer is sent again"
+)
+RETRIES: Final = Key(
+    "persist.max_retry_attempts", parse.unlimited_or_whole(0), None, ">= 0 or unlimited; 0 disables retries"
+)
+GIVE_UP: Final = Key("persist.give_up_after_seconds", POSITIVE, 60.0, "> 0; then the leader steps down")
+RETRY_BASE: Final = Key("persist.retry_base_delay_ms", POSITIVE, 100.0, "> 0")
+RETRY_MAX: Final = Key("persist.retry_max_delay_ms", POSITIVE, 5_000.0, ">= persist.retry_base_delay_ms")
+HEDGE: Final = Key(
+    "persist.hedge_after_percentile",
+    parse.off_or_number(50, 99.9),
+    None,
+    "50..99.9 or off",
+    default_rule="off on file:, 95 elsewhere",
+)
+SILENCE: Final = Key("leader.silence_ms", POSITIVE, 2_000.0, "> 2 x leader.heartbeat_ms")
+HEARTBEAT: Final = Key("leader.heartbeat_ms", POSITIVE, 500.0, "< leader.silence_ms / 2")
+VIEW: Final = Key("view.enabled", parse.switch, None, "true or false", default_rule="on for file: and memory:")
+REQUEST_ID: Final = Key("commit.min_request_id_length", parse.whole(1, 255), 20, "1..255 characters")
+WINDOW_SECONDS: Final = Key(
+    "commit.conflict_window_seconds", POSITIVE, 60.0, "> 0; this or the bytes, whichever is first"
+)
+WINDOW_BYTES: Final = Key("commit.conflict_window_bytes", parse.size(1), 256 * MEBI, "> 0; this or the seconds")
+STREAM_BUFFER: Final = Key(
+    "subscription.max_buffer_size_bytes", parse.size(1), 10 * MEBI, "> 0; a reader further behind is closed"
+)
+KEEPALIVE: Final = Key("subscription.keepalive_interval_seconds", POSITIVE, 30.0, "> 0")
+LOG_FORMAT: Final = Key("logging.format", parse.choice("logfmt", "json"), "logfmt", "logfmt or json")
+LOG_LEVEL: Final = Key(
+    "logging.level", parse.choice("debug", "info", "warning", "error"), "info", "debug, info, warning or error"
+)
+
+KEYS: Final[tuple[Key[object], ...]] = cast(
+    "tuple[Key[object], ...]",
+    (
+        LISTEN, ADVERTISED, REQUEST_SIZE, CONNECTIONS, TLS_CERTIFICATE, TLS_KEY, TOKENS,
+        URL,
+        BATCH_TIMEOUT, BATCH_TIMEOUT_MAX, BATCH_SIZE, PUTS_PER_SECOND, IN_FLIGHT, POOL, REQUEST_TIMEOUT, RETRIES,
+        GIVE_UP, RETRY_BASE, RETRY_MAX, HEDGE,
+        SILENCE, HEARTBEAT,
+        VIEW,
+        REQUEST_ID, WINDOW_SECONDS, WINDOW_BYTES,
+        STREAM_BUFFER, KEEPALIVE,
+        LOG_FORMAT, LOG_LEVEL,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The parsed values that some source gave; every other key falls back to its default."""
+
+    values: Mapping[str, object]
+
+    def get(self, key: Key[T], default: T | None = None) -> T:
+        fallback = key.default if default is None else default
+        return cast(T, self.values.get(key.name, fallback))
+
+
+def depends_on_log_url(url: str) -> tuple[float, float | None, bool]:
+    """The defaults of batch_timeout_ms, hedge_after_percentile and view.enabled for a kind of store.
+
+    A directory answers in about a millisecond and does not lose requests on the way, so waiting
+    and hedging buy nothing.
+    """
+    scheme = urlsplit(url).scheme
+    return (1.0, None, True) if scheme == "file" else (5.0, 95.0, scheme == "memory")
+
+
+def build(values: Mapping[str, object], *, default_url: str) -> tuple[Settings, tuple[str, ...], tuple[str, ...]]:
+    """The settings from parsed ``values`` by key name, then warnings, then problems (a problem: do not use it)."""
+    chosen = _Chosen(values)
+    url = chosen.get(URL, default_url)
+    batch_timeout_ms, hedge, view = depends_on_log_url(url)
+    listen = chosen.get(LISTEN)
+    in_flight = chosen.get(IN_FLIGHT)
+    settings = Settings(
+        server=ServerSettings(
+            listen=listen,
+            advertised_address=chosen.get(ADVERTISED) or listen[0],
+            max_request_size_bytes=chosen.get(REQUEST_SIZE),
+            max_connections=chosen.get(CONNECTIONS),
+            tls_certificate=chosen.get(TLS_CERTIFICATE),
+            tls_key=chosen.get(TLS_KEY),
+            tokens=chosen.get(TOKENS),
+        ),
+        log=LogSettings(url=url, init_implied=url == default_url or urlsplit(url).scheme == "memory"),
+        persist=PersistSettings(
+            batch_timeout_ms=chosen.get(BATCH_TIMEOUT, batch_timeout_ms),
+            batch_timeout_max_ms=chosen.get(BATCH_TIMEOUT_MAX),
+            batch_size_threshold=chosen.get(BATCH_SIZE),
+            put_requests_per_second_max=chosen.get(PUTS_PER_SECOND),
+            max_in_flight_requests=in_flight,
+            target_pool_size=chosen.get(POOL, 2 * in_flight),
+            request_timeout_ms=chosen.get(REQUEST_TIMEOUT),
+            max_retry_attempts=chosen.get(RETRIES),
+            give_up_after_seconds=chosen.get(GIVE_UP),
+            retry_base_delay_ms=chosen.get(RETRY_BASE),
+            retry_max_delay_ms=chosen.get(RETRY_MAX),
+            hedge_after_percentile=chosen.get(HEDGE, hedge),
+        ),
+        leader=LeaderSettings(silence_ms=chosen.get(SILENCE), heartbeat_ms=chosen.get(HEARTBEAT)),
+        view=ViewSettings(enabled=chosen.get(VIEW, view)),
+        commit=CommitSettings(
+            min_request_id_length=chosen.get(REQUEST_ID),
+            conflict_window_seconds=chosen.get(WINDOW_SECONDS),
+            conflict_window_bytes=chosen.get(WINDOW_BYTES),
+        ),
+        subscription=SubscriptionSettings(
+            max_buffer_size_bytes=chosen.get(STREAM_BUFFER), keepalive_interval_seconds=chosen.get(KEEPALIVE)
+        ),
+        logging=LoggingSettings(
+            format=cast('Literal["logfmt", "json"]', chosen.get(LOG_FORMAT)),
+            level=cast('Literal["debug", "info", "warning", "error"]', chosen.get(LOG_LEVEL)),
+        ),
+    )
+    return settings, _warnings(settings), _problems(settings)
+
+
+def _problems(settings: Settings) -> tuple[str, ...]:
+    """The rules between keys, each with its reason."""
+    server, persist, leader = settings.server, settings.persist, settings.leader
+    rules = (
+        (
+            (server.tls_certificate is None) == (server.tls_key is None),
+            "server.tls_certificate and server.tls_key must be given together: one is useless without the other",
+        ),
+        (
+            len(server.advertised_address.encode()) <= parse.ADDRESS_BYTES_MAX,
+            "server.advertised_address must fit the 256 bytes that a batch's header keeps for it",
+        ),
+        (
+            persist.batch_timeout_max_ms >= persist.batch_timeout_ms,
+            (
+                f"persist.batch_timeout_max_ms ({persist.batch_timeout_max_ms:g}) must be at least "
+                f"persist.batch_timeout_ms ({persist.batch_timeout_ms:g}): the adaptive interval starts at one and ends at the other"
+            ),
+        ),
+        (
+            persist.target_pool_size >= persist.max_in_flight_requests,
+            (
+                f"persist.target_pool_size ({persist.target_pool_size}) must be at least persist.max_in_flight_requests "
+                f"({persist.max_in_flight_requests}): otherwise a batch that may be sent waits for a connection"
+            ),
+        ),
+        (
+            persist.retry_max_delay_ms >= persist.retry_base_delay_ms,
+            (
+                f"persist.retry_max_delay_ms ({persist.retry_max_delay_ms:g}) must be at least persist.retry_base_delay_ms "
+                f"({persist.retry_base_delay_ms:g}): the delay grows from one to the other"
+            ),
+        ),
+        (
+            leader.heartbeat_ms < leader.silence_ms / 2,
+            (
+                f"leader.heartbeat_ms ({leader.heartbeat_ms:g}) must be below half of leader.silence_ms "
+                f"({leader.silence_ms:g}): one lost heartbeat must not look like a dead leader"
+            ),
+        ),
+    )
+    return tuple(text for holds, text in rules if not holds)
+
+
+def _warnings(settings: Settings) -> tuple[str, ...]:
+    """What is allowed and probably not meant."""
+    server, persist = settings.server, settings.persist
+    host = server.advertised_address.rpartition(":")[0]
+    loopback = all(a.startswith(("unix:", "127.", "localhost:", "[::1]:")) for a in server.listen)
+    cautions = (
+        (
+            persist.target_pool_size > 2 * persist.max_in_flight_requests,
+            (
+                f"persist.target_pool_size ({persist.target_pool_size}) is above twice persist.max_in_flight_requests "
+                f"({persist.max_in_flight_requests}): the connections beyond that stay idle"
+            ),
+        ),
+        (
+            persist.request_timeout_ms >= persist.give_up_after_seconds * 1000,
+            "persist.request_timeout_ms is not below persist.give_up_after_seconds: one lost answer ends the leader",
+        ),
+        (
+            host in ("0.0.0.0", "[::]"),
+            f"server.advertised_address is {server.advertised_address}, which nobody can ask: name a reachable one",
+        ),
+        (
+            not loopback and not server.tokens,
+            "server.listen is open to other machines and server.tokens is empty: anybody may commit",
+        ),
+        (
+            bool(server.tokens) and not loopback and server.tls_certificate is None,
+            "server.tokens are sent in clear: set server.tls_certificate and server.tls_key, or end TLS in front",
+        ),
+        (
+            settings.log.scheme == "memory",
+            "log.url is memory: and everything is gone when the process ends",
+        ),
+    )
+    return tuple(text for applies, text in cautions if applies)
