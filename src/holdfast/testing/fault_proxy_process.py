@@ -4,7 +4,7 @@ Owns: the command line, the control protocol and the class that starts and steer
 faults are (``fault_proxy``).
 
 Control protocol: one JSON object a line in, one JSON object a line out, on TCP at 127.0.0.1. A request is tagged by
-``do``; the answer always is a ``State``, or ``{"error": text}`` for a line that is no request.
+``do``, an answer by ``is``: a ``State``, or a ``Complaint`` about a line that is no request.
 
 Failure model: the process ends at SIGTERM, and at the end of its standard input, so it cannot outlive the one that
 started it.
@@ -63,7 +63,7 @@ class Report(msgspec.Struct, tag_field="do", tag="report", frozen=True, forbid_u
 Command = SetRules | SetLatency | Partition | Release | Report
 
 
-class State(msgspec.Struct, frozen=True):
+class State(msgspec.Struct, tag_field="is", tag="state", frozen=True):
     """The proxy after a command. ``faults`` counts what was done since the start, by fault."""
 
     port: int
@@ -74,7 +74,7 @@ class State(msgspec.Struct, frozen=True):
     faults: dict[str, int] = {}
 
 
-class Complaint(msgspec.Struct, frozen=True):
+class Complaint(msgspec.Struct, tag_field="is", tag="complaint", frozen=True):
     """The answer to a line that is no command."""
 
     error: str

@@ -1,0 +1,135 @@
+"""The real S3 server of the testing kit keeps its own promises."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.s3_lane import require_gateway
+
+from holdfast.errors import InvalidRequest, Unavailable
+from holdfast.objects.open import open_store
+from holdfast.objects.port import Created, Refused
+from holdfast.testing.rgw import PACKAGES, Gateway
+
+
+def running(pid: int) -> bool:
+    """Whether a process exists and is not merely waiting to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pids: list[int]) -> list[int]:
+    """The processes that still run after a generous wait."""
+    deadline = time.monotonic() + 10
+    while (left := [pid for pid in pids if running(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def test_absent_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unavailable) as refused:
+        Gateway(tmp_path / "gateway")
+    assert all(package in refused.value.hint for package in PACKAGES)
+
+
+def test_a_gateway_refuses_a_directory_that_holds_something(tmp_path: Path) -> None:
+    require_gateway()
+    (tmp_path / "precious").write_text("data")
+    with pytest.raises(InvalidRequest):
+        Gateway(tmp_path).start()
+    assert (tmp_path / "precious").read_text() == "data"
+
+
+def test_the_second_create_of_a_name_is_refused_and_changes_nothing(s3_url: str) -> None:
+    async def story() -> None:
+        store = open_store(s3_url)
+        assert isinstance(await store.create("a/1", b"first"), Created)
+        assert isinstance(await store.create("a/1", b"second"), Refused)
+        assert await store.read("a/1") == b"first"
+        await store.close()
+
+    asyncio.run(story())
+
+
+def test_daemons_inherit_no_descriptors(gateway: Gateway) -> None:
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+    try:
+        gateway.kill(["rgw"])
+        gateway.restart()
+        pipe = os.readlink(f"/proc/self/fd/{writer}")
+        for pid in gateway.pids.values():
+            held = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()}
+            assert pipe not in held
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_no_daemon_outlives_a_killed_parent(tmp_path: Path) -> None:
+    require_gateway()
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "holdfast.testing.rgw", str(tmp_path / "gateway")],
+        stdout=subprocess.PIPE,
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)),
+    )
+    try:
+        assert parent.stdout is not None
+        assert any(b"ready at" in line for line in parent.stdout)
+        children = [int(pid) for pid in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()]
+        assert len(children) == 3
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.communicate()
+    assert wait_until_gone(children) == []
+
+
+def test_a_stopped_gateway_leaves_no_daemon_and_memstore_does_not_come_back_empty(tmp_path: Path) -> None:
+    require_gateway()
+    gateway = Gateway(tmp_path / "gateway")
+    with gateway:
+        pids = list(gateway.pids.values())
+        assert len(pids) == 3
+    assert wait_until_gone(pids) == []
+    with pytest.raises(InvalidRequest):
+        gateway.restart()
+    assert gateway.pids == {}
+
+
+@pytest.mark.skipif(os.environ.get("HOLDFAST_PROVE") != "1", reason="ten seconds of bluestore: `make prove` runs it")
+def test_bluestore_keeps_what_it_acknowledged_over_a_kill_of_all_daemons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_gateway()
+
+    async def fill(url: str) -> list[str]:
+        store = open_store(url)
+        names = [f"a/{number:04d}" for number in range(200)]
+        answers = await asyncio.gather(*(store.create(name, name.encode()) for name in names))
+        await store.close()
+        return [name for name, answer in zip(names, answers, strict=True) if isinstance(answer, Created)]
+
+    async def check(url: str, names: list[str]) -> None:
+        store = open_store(url)
+        assert [await store.read(name) for name in names] == [name.encode() for name in names]
+        await store.close()
+
+    with Gateway(tmp_path / "gateway", backing="bluestore") as gateway:
+        for name, value in gateway.environment().items():
+            monkeypatch.setenv(name, value)
+        gateway.create_bucket("kept")
+        acknowledged = asyncio.run(fill(gateway.url("kept")))
+        gateway.kill()
+        gateway.restart()
+        assert len(acknowledged) == 200
+        asyncio.run(check(gateway.url("kept"), acknowledged))
