@@ -1,0 +1,168 @@
+"""The newest value of every key, as a Spark table made from the log.
+
+Owns: the reduction of operations to the latest state, exact with deletes and range deletes.
+Does not own: reading the log (the source), keeping such a table up to date (a pipeline's work).
+
+How: the newest write or delete of each key by Spark's own aggregation. Range deletes are few as a rule, so they are
+gathered on the driver and reduced to a step function over the keys, "the newest range delete that covers this key";
+tasks drop the keys whose newest write is older than that. The last operation within a transaction wins, because
+operations are ordered by (version, place in the transaction).
+
+Failure model: like any read of the source. The version is fixed before anything is read, so a table made while the log
+grows is the state at one version; a log whose oldest part was removed is refused, because its state is not in it.
+
+Cost: the log is read twice: once for its range deletes, once for the rest. Memory: the distinct range deletes on the
+driver and in each task, at most ``RANGES_MAX``.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
+
+from holdfast.errors import Code, InvalidRequest, LimitExceeded
+
+__all__ = ["Coverage", "Place", "RangeDeleted", "last_version", "materialise_latest"]
+
+RANGES_MAX: Final = 1_000_000
+
+
+class Place(NamedTuple):
+    """Where an operation stands in the total order of the log."""
+
+    version: int
+    position: int
+
+
+class RangeDeleted(NamedTuple):
+    """One range delete: ``[begin, end)``, to the last key when ``end`` is None, as of ``place``."""
+
+    begin: bytes
+    end: bytes | None
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """For every key the newest range delete that covers it, as a step function.
+
+    Shape: ``starts`` rises; from ``starts[i]`` up to the next start the newest is ``newest[i]``, None for none.
+    """
+
+    starts: tuple[bytes, ...]
+    newest: tuple[Place | None, ...]
+
+    @classmethod
+    def of(cls, ranges: Iterable[RangeDeleted]) -> Coverage:
+        """The step function of these ranges. Cost: O(n log n).
+
+        >>> Coverage.of([RangeDeleted(b"a", b"c", Place(5, 0))]).deletes(b"b", Place(4, 9))
+        True
+        """
+        real = (each for each in ranges if each.end is None or each.begin < each.end)
+        by_begin = sorted(real, key=lambda each: (each.begin, each.place))
+        edges = sorted({each.begin for each in by_begin} | {each.end for each in by_begin if each.end is not None})
+        starts: list[bytes] = []
+        newest: list[Place | None] = []
+        # A heap by newest first; the running number keeps the comparison away from the ranges themselves.
+        active: list[tuple[int, int, int, RangeDeleted]] = []
+        entered = 0
+        for edge in edges:
+            while entered < len(by_begin) and by_begin[entered].begin <= edge:
+                each = by_begin[entered]
+                heapq.heappush(active, (-each.place.version, -each.place.position, entered, each))
+                entered += 1
+            while active and (end := active[0][3].end) is not None and end <= edge:
+                heapq.heappop(active)
+            top = active[0][3].place if active else None
+            if not newest or newest[-1] != top:
+                starts.append(edge)
+                newest.append(top)
+        return cls(tuple(starts), tuple(newest))
+
+    def deletes(self, key: bytes, place: Place) -> bool:
+        """Whether a range delete newer than ``place`` covers ``key``."""
+        at = bisect_right(self.starts, key) - 1
+        covering = self.newest[at] if at >= 0 else None
+        return covering is not None and covering > place
+
+
+def last_version(spark: SparkSession, url: str) -> int:
+    """The version up to which the log at ``url`` is settled and durable now. Cost: a listing and a few headers."""
+    headers = spark.read.format("holdfast").option("url", url).option("shape", "batches")
+    newest = headers.option("startingVersion", "latest").option("columns", "last_version").load()
+    row = newest.agg(F.max("last_version")).first()
+    assert row is not None, "an aggregate has one row"
+    version = row[0]
+    assert isinstance(version, int), "the newest object of a log has a version"
+    return version
+
+
+def materialise_latest(spark: SparkSession, url: str, as_of_version: int | None = None) -> DataFrame:
+    """Every key that exists at ``as_of_version`` (default: now) with its value and the version that wrote it.
+
+    Shape: columns ``key`` binary, ``value`` binary, ``version`` long; one row a key, in no order. The table is a plan:
+    each action on it computes it again, at the same version.
+
+    Raises: InvalidRequest for a version that the log has not reached, LimitExceeded for more than ``RANGES_MAX``
+    distinct range deletes; what reading raises arrives as Spark's error with our text.
+    """
+    settled = last_version(spark, url)
+    version = settled if as_of_version is None else as_of_version
+    if not 0 <= version <= settled:
+        raise InvalidRequest(
+            "the log has not reached this version",
+            code=Code.FUTURE_VERSION,
+            as_of_version=version,
+            last_version=settled,
+        )
+    coverage = Coverage.of(_range_deletes(spark, url, version))
+    changes = _log(spark, url, version).option("kinds", "write,delete")
+    changes = changes.option("columns", "key,version,position,kind,value").load()
+    place = F.struct("version", "position")
+    newest = changes.groupBy("key").agg(
+        F.max_by(F.struct("version", "position", "kind", "value"), place).alias("newest")
+    )
+    written = newest.where(F.col("newest.kind") == "write").select(
+        "key", F.col("newest.value").alias("value"), F.col("newest.version").alias("version"), "newest.position"
+    )
+    if coverage.starts:
+        written = written.mapInArrow(partial(_uncovered, coverage), written.schema)
+    return written.select("key", "value", "version")
+
+
+def _log(spark: SparkSession, url: str, version: int) -> DataFrameReader:
+    """The whole log up to ``version``: asking from 0 on makes a truncated log an error instead of half a state."""
+    reader = spark.read.format("holdfast").option("url", url)
+    return reader.option("startingVersion", "0").option("asOfVersion", str(version))
+
+
+def _range_deletes(spark: SparkSession, url: str, version: int) -> list[RangeDeleted]:
+    """The distinct ranges, each with its newest place."""
+    rows = _log(spark, url, version).option("kinds", "range_delete")
+    newest = (
+        rows.option("columns", "key,end,version,position")
+        .load()
+        .groupBy("key", "end")
+        .agg(F.max(F.struct("version", "position")).alias("place"))
+    )
+    flat = newest.select("key", "end", "place.version", "place.position").limit(RANGES_MAX + 1).toArrow()
+    if flat.num_rows > RANGES_MAX:
+        raise LimitExceeded("log has more distinct range deletes than fit on the driver", ranges_max=RANGES_MAX)
+    columns = (flat[name].to_pylist() for name in ("key", "end", "version", "position"))
+    return [RangeDeleted(key, end, Place(version, at)) for key, end, version, at in zip(*columns, strict=True)]
+
+
+def _uncovered(coverage: Coverage, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        places = map(Place, batch["version"].to_pylist(), batch["position"].to_pylist())
+        kept = [not coverage.deletes(key, place) for key, place in zip(batch["key"].to_pylist(), places, strict=True)]
+        yield batch.filter(pa.array(kept, pa.bool_()))

@@ -1,0 +1,9 @@
+"""Makes ``format("holdfast")`` known to Spark without registration.
+
+Owns: the name ``DefaultSource``, which Spark looks for in every top-level module called ``pyspark_...``.
+Does not own: the source itself (``holdfast.spark.source``).
+"""
+
+from holdfast.spark.source import HoldfastDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]
