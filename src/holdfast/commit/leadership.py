@@ -176,7 +176,7 @@ def _refuse_what_does_not_fit(
 ) -> None:
     """Rows 7 and 8. ``claim`` is None when it is older than the page; then the newest object is its leader's own."""
     for header in (head, predecessor) if claim is None else (head, claim, predecessor):
-        if frontier >= header.durable and not (header.kind is Kind.CLAIM and header.slot == FIRST_SLOT):
+        if frontier >= header.durable:
             raise broken(
                 "an acknowledged slot has gone", frontier, durable=slot_text(header.durable), told_by=slot_text(header.slot)
             )

@@ -1,0 +1,55 @@
+"""What travels through the four stages: one commit request and, in time, its outcome.
+
+Owns: the fields that the stages hand on. Does not own: any decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.commit.transaction import Outcome, Transaction, Write
+from holdfast.errors import InvalidRequest
+
+__all__ = ["CommitEntry", "Position", "request_bytes"]
+
+ITEM_BYTES = 32
+"""What an item costs besides its value, for the size bound of a batch."""
+
+
+class CommitEntry:
+    """One commit request on its way.
+
+    ``reply`` is called exactly once, with this entry, when ``outcome`` is final; ``durable_version`` is then a durable
+    version at least as new as every version the outcome names. ``ticket`` is the caller's own.
+    """
+
+    __slots__ = ("accepted", "arrived_ms", "durable_version", "followers", "outcome", "reply", "size", "ticket", "txn", "version")
+
+    def __init__(
+        self, txn: Transaction, reply: Callable[[CommitEntry], None], ticket: object = None, size: int = 0
+    ) -> None:
+        self.txn = txn
+        self.reply = reply
+        self.ticket = ticket
+        self.size = size
+        self.arrived_ms = 0.0
+        self.version = 0
+        self.accepted = False
+        self.outcome: Outcome | InvalidRequest | None = None
+        self.durable_version = 0
+        self.followers: list[CommitEntry] | None = None
+
+
+class Position:
+    """A place in the order of all entries: reached when everything before it is resolved and what was accepted is durable."""
+
+    __slots__ = ("ticket",)
+
+    def __init__(self, ticket: object) -> None:
+        self.ticket = ticket
+
+
+def request_bytes(txn: Transaction) -> int:
+    """Roughly the bytes a transaction takes in a batch; at least 1."""
+    items = len(txn.operations) + len(txn.preconditions)
+    return items * ITEM_BYTES + sum([len(op.value) for op in txn.operations if type(op) is Write])

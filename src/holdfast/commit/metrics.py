@@ -1,0 +1,54 @@
+"""Plain numbers about one reign, cheap enough to keep per commit and read at scrape time.
+
+Owns: counts and latency buckets of commits. Does not own: names and text of the exposition (``server.metrics``), counts of
+store requests (``objects.budget``), counts of batches (``persist``).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Final
+
+from holdfast.commit.entry import CommitEntry
+from holdfast.commit.transaction import Committed, Rejected
+
+__all__ = ["LATENCY_BOUNDS_MS", "ServiceMetrics"]
+
+LATENCY_BOUNDS_MS: Final = (0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 5000.0)
+
+
+class ServiceMetrics:
+    """Counts since the start of the reign. ``latency_counts`` has one more bucket than bounds: the last is +infinity."""
+
+    __slots__ = ("committed", "conflicts", "latency_counts", "latency_sum_ms", "other", "rejected")
+
+    def __init__(self) -> None:
+        self.committed = 0
+        self.conflicts = 0
+        self.rejected = 0
+        self.other = 0
+        self.latency_sum_ms = 0.0
+        self.latency_counts = [0] * (len(LATENCY_BOUNDS_MS) + 1)
+
+    def note_answers(self, entries: list[CommitEntry], now_ms: float) -> None:
+        """Count answers and how long each took inside the pipeline.
+
+        Entries that arrived together have one latency, so neighbours share one search.
+        """
+        counts = self.latency_counts
+        last_arrived = -1.0
+        bucket = 0
+        for entry in entries:
+            outcome = entry.outcome
+            if type(outcome) is Committed:
+                self.committed += 1
+            elif type(outcome) is Rejected:
+                self.rejected += 1
+                self.conflicts += outcome.reason == "conflict"
+            else:
+                self.other += 1
+            if entry.arrived_ms != last_arrived:
+                last_arrived = entry.arrived_ms
+                bucket = bisect_left(LATENCY_BOUNDS_MS, now_ms - last_arrived)
+            counts[bucket] += 1
+            self.latency_sum_ms += now_ms - last_arrived

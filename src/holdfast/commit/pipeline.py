@@ -1,0 +1,502 @@
+"""The commit pipeline: sequence -> resolve -> persist -> release, and the only control flow between them.
+
+    event             what happens                                                     waits for
+    Arrived           order, decide, collect; send if a batch is due                   nothing
+    PutAnswered       settle the slot; advance the watermark; answer; send the next    the store
+    HeaderFound       own earlier PUT, or deposed                                      the store
+    OwnershipSeen     release what was held; answer version questions                  the store
+    VersionAsked      joins the next batch, or an ownership check                      a PUT or a check begun after it
+    StatusAsked       bans, then travels behind everything sequenced before it         its position
+    NoopAsked         travels through all four stages                                  its position
+    Tick              retries, hedges, batches due, heartbeat, giving up               nothing
+    Drain             when empty: the resign record; when that is durable: the end     everything in flight
+
+Owns: the order of the stages and what ends a reign. Does not own: clocks, sockets, stores: ``step`` takes an event that
+carries its instant and returns effects. Every effect may be carried out twice without harm.
+
+Driver's duties (``service`` fulfils them; a simulation may be another driver):
+1. Feed events one at a time, with instants whose ``boot_ms`` never falls.
+2. Carry out every effect, and answer every Put, ReadBack and CheckOwnership with exactly one event, at any time, in any
+   order; an effect whose answer was lost is answered ``Unknown``.
+3. Step a Tick no later than ``next_deadline_ms``.
+4. After Ended, carry out nothing more for this reign.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, Literal, assert_never
+
+from holdfast.commit.attempts import Attempts, Known
+from holdfast.commit.batch import Header, Kind
+from holdfast.commit.entry import CommitEntry, Position, request_bytes
+from holdfast.commit.leadership import somebody_is_past
+from holdfast.commit.persist import Batch, Persist, PersistRules, Put, ReadBack, Verdict
+from holdfast.commit.release import Release
+from holdfast.commit.resolve import Resolve
+from holdfast.commit.sequence import Sequence
+from holdfast.objects.port import CreateAnswer, Unknown
+from holdfast.values import Instant, Slot
+
+__all__ = [
+    "Answer",
+    "Arrived",
+    "CheckOwnership",
+    "Drain",
+    "Durable",
+    "Effect",
+    "Ended",
+    "Event",
+    "HeaderFound",
+    "LookUp",
+    "NoopAsked",
+    "OwnershipSeen",
+    "Pipeline",
+    "PipelineRules",
+    "PutAnswered",
+    "Reached",
+    "Resolved",
+    "StatusAsked",
+    "StatusQuestion",
+    "StatusReady",
+    "Tick",
+    "VersionAsked",
+    "VersionIs",
+]
+
+FLOOR_EVERY_MS: Final = 20.0
+OWNERSHIP_RETRY_MS: Final = 100.0
+
+EndKind = Literal["resigned", "deposed", "gave_up"]
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Commit requests, in the order they are to be sequenced."""
+
+    now: Instant
+    entries: list[CommitEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class PutAnswered:
+    """The answer to one Put."""
+
+    now: Instant
+    slot: Slot
+    answer: CreateAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderFound:
+    """The answer to one ReadBack: the header, None for an empty slot, Unknown for no answer."""
+
+    now: Instant
+    slot: Slot
+    found: Header | Unknown | None
+    certain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OwnershipSeen:
+    """The answer to one CheckOwnership: the newest slot listed, None for an empty log, Unknown for no answer."""
+
+    now: Instant
+    newest: Slot | Unknown | None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionAsked:
+    """Somebody wants a version at least as new as everything committed by now."""
+
+    now: Instant
+    ticket: object
+
+
+@dataclass(frozen=True, slots=True)
+class StatusQuestion:
+    """What became of the attempt under ``request_id`` whose read version is ``min_version``."""
+
+    request_id: str
+    min_version: int
+    ticket: object
+
+
+@dataclass(frozen=True, slots=True)
+class StatusAsked:
+    """Somebody asks for a final outcome."""
+
+    now: Instant
+    question: StatusQuestion
+
+
+@dataclass(frozen=True, slots=True)
+class NoopAsked:
+    """Somebody wants to know that the pipeline moves."""
+
+    now: Instant
+    ticket: object
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. ``heartbeat`` asks for an empty batch if nothing else is under way."""
+
+    now: Instant
+    heartbeat: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Accept nothing more, finish what is under way, resign."""
+
+    now: Instant
+
+
+Event = (
+    Arrived | PutAnswered | HeaderFound | OwnershipSeen | VersionAsked | StatusAsked | NoopAsked | Tick | Drain
+)
+
+
+# -- effects ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOwnership:
+    """List the newest key and answer with OwnershipSeen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """These entries were resolved, in order; the accepted ones are not durable yet."""
+
+    entries: list[CommitEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """These batches are durable and may be shown, in order."""
+
+    batches: list[Batch]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Reply to these entries, in order; each has its final outcome."""
+
+    entries: list[CommitEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """Look these attempts up in the log: their read version lies below the window."""
+
+    entries: list[CommitEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionIs:
+    """Answer these version questions."""
+
+    tickets: list[object]
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReady:
+    """Everything sequenced before the ban is settled. ``version`` is the attempt's, when the window knows it.
+
+    Otherwise the attempt did not commit above ``complete_above``; what lies between ``min_version`` and there is to be
+    read from the log, and a negative answer needs a proof of ownership begun after this effect.
+    """
+
+    question: StatusQuestion
+    version: int | None
+    complete_above: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """These no-ops went through all four stages."""
+
+    tickets: list[object]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """This reign is over; ``detail`` says why for people. ``tickets`` are questions that get no answer here."""
+
+    kind: EndKind
+    detail: str
+    tickets: list[object]
+
+
+Effect = (
+    Put | ReadBack | CheckOwnership | Resolved | Durable | Answer | LookUp | VersionIs | StatusReady | Reached | Ended
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineRules:
+    """The bounds of the four stages."""
+
+    persist: PersistRules = PersistRules()
+    window_ms: float = 60_000.0
+    window_bytes: int = 256 << 20
+
+
+class Pipeline:
+    """One reign: from a claim that was created and checked, to Ended.
+
+    After a crash: nothing that was answered is lost, because an answer is an effect only after Durable is.
+    """
+
+    def __init__(self, claim: Header, nonce_seed: bytes, rules: PipelineRules, now: Instant) -> None:
+        assert claim.kind is Kind.CLAIM, "a reign starts with a claim"
+        attempts = Attempts(bytes_max=rules.window_bytes // 4)
+        window_bytes = rules.window_bytes - rules.window_bytes // 4
+        self.sequence = Sequence(claim.last_version, attempts)
+        self.resolve = Resolve(claim.last_version, attempts, window_ms=rules.window_ms, bytes_max=window_bytes)
+        self.persist = Persist(claim, nonce_seed, rules.persist)
+        self.release = Release(claim.last_version, now.boot_ms)
+        self.ended: Ended | None = None
+        self.draining = False
+        self._waiting: deque[CommitEntry] = deque()
+        self._floor_ms = now.boot_ms
+        self._asked: list[object] = []
+        self._riding: deque[tuple[Slot, list[object]]] = deque()
+        self._checking: list[object] | None = None
+        self._check_asked_ms = 0.0
+        self._check_again_ms: float | None = None
+
+    def step(self, event: Event) -> list[Effect]:
+        """Take one event and return what is to be done about it."""
+        if self.ended is not None:
+            return self._refuse_after_the_end(event)
+        effects: list[Effect] = []
+        now = event.now
+        match event:
+            case Arrived(entries=entries):
+                self._arrived(now, entries, effects)
+            case PutAnswered(slot=slot, answer=answer):
+                verdict, read_backs = self.persist.answered(slot, answer, now.boot_ms)
+                effects += read_backs
+                self._judge(verdict, effects)
+            case HeaderFound(slot=slot, found=found, certain=certain):
+                self._judge(self.persist.read_back(slot, found, certain, now.boot_ms), effects)
+            case OwnershipSeen(newest=newest):
+                self._ownership_seen(now, newest, effects)
+            case VersionAsked(ticket=ticket):
+                self._asked.append(ticket)
+            case StatusAsked(question=question):
+                self.sequence.ban(question.request_id)
+                self._travel(Position(question), effects)
+            case NoopAsked(ticket=ticket):
+                self._travel(Position(ticket), effects)
+            case Tick(heartbeat=heartbeat):
+                self._tick(now, heartbeat, effects)
+            case Drain():
+                self.draining = True
+            case _:
+                assert_never(event)
+        if self.ended is None:
+            self._advance(now, effects)
+        return effects
+
+    # -- the four stages in order -------------------------------------------------------------------------------------
+
+    def _arrived(self, now: Instant, entries: list[CommitEntry], effects: list[Effect]) -> None:
+        for entry in entries:
+            entry.arrived_ms = now.boot_ms
+            if not entry.size:
+                entry.size = request_bytes(entry.txn)
+        if self._waiting or len(entries) > self.sequence.room(self.release.durable_version):
+            self._waiting.extend(entries)
+            entries = self._take_waiting()
+        if now.boot_ms - self._floor_ms >= FLOOR_EVERY_MS:
+            self._move_floor(now)
+        onward, look_up = self.sequence.order(entries, self.resolve.floor)
+        if look_up:
+            effects.append(LookUp(look_up))
+        if not onward:
+            return
+        self.resolve.decide(onward)
+        effects.append(Resolved(onward))
+        added = sum([entry.size for entry in onward if entry.accepted])
+        self._collect([*onward], added, any([entry.accepted for entry in onward]), now.boot_ms, effects)
+
+    def _take_waiting(self) -> list[CommitEntry]:
+        room = self.sequence.room(self.release.durable_version)
+        return [self._waiting.popleft() for _ in range(min(max(room, 0), len(self._waiting)))]
+
+    def _collect(
+        self, entries: list[CommitEntry | Position], added: int, writes: bool, now_ms: float, effects: list[Effect]
+    ) -> None:
+        """Entries with writes wait for a batch; others wait behind whatever is on its way, or for nothing."""
+        if writes or self.persist.collecting:
+            self.persist.collect(entries, added, now_ms)
+        elif not self.persist.attach_to_newest(entries):
+            if self.release.holding:
+                # Batches that are durable but not yet proved to be owned stand before these entries.
+                self.persist.collect(entries, 0, now_ms)
+            else:
+                self._answer(entries, effects)
+
+    def _travel(self, position: Position, effects: list[Effect]) -> None:
+        self._collect([position], 0, False, 0.0, effects)
+
+    def _move_floor(self, now: Instant) -> None:
+        self._floor_ms = now.boot_ms
+        self.resolve.advance_floor(now.boot_ms, self.sequence.assigned, self.release.durable_version)
+
+    def _advance(self, now: Instant, effects: list[Effect]) -> None:
+        """Whatever the event was: let durable batches go, send what is due, ask what must be asked."""
+        durable = self.persist.take_durable()
+        if durable:
+            self._let_go(self.release.offer(durable, now.boot_ms), effects)
+        if self._waiting:
+            self._arrived(now, [], effects)
+        puts = self.persist.form(now, self.sequence.assigned, self.resolve.floor)
+        if puts:
+            effects += puts
+            self._ride()
+        self._ask_for_ownership(now, effects)
+        if self.draining:
+            self._finish(now, effects)
+
+    def _let_go(self, batches: list[Batch], effects: list[Effect]) -> None:
+        if not batches:
+            return
+        last = batches[-1].header
+        self.release.durable_version = last.last_version
+        effects.append(Durable(batches))
+        for batch in batches:
+            self._answer(batch.entries, effects)
+        tickets: list[object] = []
+        while self._riding and self._riding[0][0] >= last.slot:
+            tickets += self._riding.popleft()[1]
+        if tickets:
+            effects.append(VersionIs(tickets, self.release.durable_version))
+
+    def _answer(self, entries: list[CommitEntry | Position], effects: list[Effect]) -> None:
+        answers, positions = self.release.let_go(entries)
+        for entry in answers:
+            if entry.txn.request_id is not None:
+                self.sequence.settle(entry)
+        if answers:
+            effects.append(Answer(answers))
+        noops: list[object] = []
+        for position in positions:
+            if isinstance(position.ticket, StatusQuestion):
+                effects.append(self._status_ready(position.ticket))
+            else:
+                noops.append(position.ticket)
+        if noops:
+            effects.append(Reached(noops))
+
+    def _status_ready(self, question: StatusQuestion) -> StatusReady:
+        known = self.sequence.attempts.find(question.request_id)
+        settled = known.version if isinstance(known, Known) and known.entry is None else None
+        return StatusReady(question, settled, self.resolve.floor)
+
+    # -- proof of ownership -------------------------------------------------------------------------------------------
+
+    def _ride(self) -> None:
+        """Questions asked before a PUT began are answered when it is acknowledged."""
+        if self._asked:
+            self._riding.append((self.persist.head.slot, self._asked))
+            self._asked = []
+
+    def _ask_for_ownership(self, now: Instant, effects: list[Effect]) -> None:
+        needed = self.release.holding or (self._asked and not self.persist.collecting)
+        if not needed or self._checking is not None:
+            return
+        if self._check_again_ms is not None and now.boot_ms < self._check_again_ms:
+            return
+        self._checking, self._asked = self._asked, []
+        self._check_asked_ms = now.boot_ms
+        self._check_again_ms = None
+        effects.append(CheckOwnership())
+
+    def _ownership_seen(self, now: Instant, newest: Slot | Unknown | None, effects: list[Effect]) -> None:
+        asked, self._checking = self._checking or [], None
+        if isinstance(newest, Unknown):
+            self._asked = asked + self._asked
+            self._check_again_ms = now.boot_ms + OWNERSHIP_RETRY_MS
+            return
+        if somebody_is_past(newest, oldest_free=self.persist.next_slot):
+            self._end("deposed", f"a later leader has written slot {newest:020d}", effects, asked)
+            return
+        self._let_go(self.release.owned(self._check_asked_ms), effects)
+        if asked:
+            effects.append(VersionIs(asked, self.release.durable_version))
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _tick(self, now: Instant, heartbeat: bool, effects: list[Effect]) -> None:
+        if self.persist.too_long(now.boot_ms):
+            self._judge(Verdict.GAVE_UP, effects)
+            return
+        effects += self.persist.resend(now.boot_ms)
+        self._move_floor(now)
+        if heartbeat and not self.persist.in_flight and not self.draining:
+            effects += self.persist.form_empty(now, self.sequence.assigned, self.resolve.floor)
+            self._ride()
+
+    def _judge(self, verdict: Verdict, effects: list[Effect]) -> None:
+        if verdict is Verdict.DEPOSED:
+            self._end("deposed", "another leader's object stands in a slot of this one", effects)
+        elif verdict is Verdict.GAVE_UP:
+            self._end("gave_up", f"the store did not take a batch in time: {self.persist.gave_up_why}", effects)
+
+    def _finish(self, now: Instant, effects: list[Effect]) -> None:
+        if self.persist.in_flight or self.persist.collecting or self.release.holding or self._waiting:
+            return
+        if self.persist.resigned:
+            self._end("resigned", "drained and resigned", effects)
+            return
+        effects += self.persist.form_empty(now, self.sequence.assigned, self.resolve.floor, Kind.RESIGN)
+        self._ride()
+
+    def _end(self, kind: EndKind, detail: str, effects: list[Effect], asked: list[object] | None = None) -> None:
+        answers, positions = self.release.abandon([*self.persist.abandon(), *self._waiting])
+        self._waiting.clear()
+        tickets = [*(asked or []), *(self._checking or []), *self._asked]
+        tickets += [ticket for _, riding in self._riding for ticket in riding]
+        tickets += [position.ticket for position in positions]
+        self.ended = Ended(kind, detail, tickets)
+        if answers:
+            effects.append(Answer(answers))
+        effects.append(self.ended)
+
+    def _refuse_after_the_end(self, event: Event) -> list[Effect]:
+        assert self.ended is not None, "the reign is over"
+        match event:
+            case Arrived(entries=entries):
+                return [Answer(self.release.abandon(entries)[0])]
+            case VersionAsked(ticket=ticket) | NoopAsked(ticket=ticket):
+                return [Ended(self.ended.kind, self.ended.detail, [ticket])]
+            case StatusAsked(question=question):
+                return [Ended(self.ended.kind, self.ended.detail, [question])]
+            case _:
+                return []
+
+    def next_deadline_ms(self) -> float | None:
+        """When the driver must step a Tick at the latest, None when only an event can change anything."""
+        if self.ended is not None:
+            return None
+        deadlines = (self.persist.next_deadline_ms(), self._check_again_ms)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def check(self) -> None:
+        """Assert the invariants of the whole and of every stage."""
+        self.sequence.check()
+        self.resolve.check()
+        self.persist.check()
+        self.release.check()
+        assert self.release.durable_version <= self.persist.durable_version, "nothing is released before it is durable"
+        assert self.persist.durable_version <= self.sequence.assigned, "nothing is durable before it is ordered"

@@ -1,0 +1,191 @@
+"""Reading the log: forward along the live chain, and back along its claims.
+
+Owns: which objects to ask for, prefetching, finding where a version starts. Does not own: the rules of the chain
+(``chain``), what a subscriber is shown (``subscription``).
+
+Failure model: a read that fails raises Unavailable and may be begun again from the last header seen. A broken chain or a
+bad CRC raises CorruptData naming slot and rule. A slot that is missing is the end of the log, never an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.commit.batch import (
+    FIRST_SLOT,
+    HEADER_BYTES,
+    SPAN_MAX,
+    Header,
+    Kind,
+    LoggedTransaction,
+    decode_body,
+    decode_header,
+    jump,
+    object_name,
+)
+from holdfast.commit.chain import ChainWalker, broken
+from holdfast.commit.leadership import NeedHeaders, first_headers, plan_recovery, read_page
+from holdfast.errors import NotFound
+from holdfast.objects.port import ObjectStore
+from holdfast.values import Slot
+
+__all__ = ["LoggedBatch", "Reign", "find_frontier", "follow", "read_header", "reigns_back", "start_after"]
+
+PREFETCH: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedBatch:
+    """One live object: its header and the whole bytes, decoded on demand."""
+
+    header: Header
+    data: bytes
+
+    def transactions(self) -> list[LoggedTransaction]:
+        """The transactions in commit order. Raises: CorruptData."""
+        return decode_body(self.data, self.header)
+
+
+@dataclass(frozen=True, slots=True)
+class Reign:
+    """One leader's part of the chain: its claim, and the object before the claim (None at genesis).
+
+    The reign's objects stand from ``jump(claim.slot)`` down to the next claim's ``prev``.
+    """
+
+    claim: Header
+    before: Header | None
+
+    @property
+    def base(self) -> int:
+        """The version that the claim commits."""
+        return self.claim.last_version
+
+    @property
+    def rolled_back_to(self) -> int:
+        """The last version that the log kept before this reign; what was handed out between it and the base is void."""
+        return self.before.last_version if self.before is not None else 0
+
+
+async def read_header(store: ObjectStore, slot: int) -> Header | None:
+    """The header in a slot, None when it is empty. Raises: Unavailable, CorruptData."""
+    try:
+        data = await store.read(object_name(slot), length=HEADER_BYTES)
+    except NotFound:
+        return None
+    return decode_header(data, slot=slot)
+
+
+async def _read_whole(store: ObjectStore, slot: int) -> bytes | None:
+    try:
+        return await store.read(object_name(slot))
+    except NotFound:
+        return None
+
+
+async def follow(
+    store: ObjectStore, walker: ChainWalker, *, until: Slot | None = None, prefetch: int = PREFETCH
+) -> AsyncIterator[LoggedBatch]:
+    """Walk the chain on from where ``walker`` stands, claims included, until the log ends (or after slot ``until``).
+
+    ``walker`` is kept at the last header yielded, so that a caller may go on later.
+    Cost: one GET per object, up to ``prefetch`` of them in flight, read ahead of the chain on a guess.
+    Raises: Unavailable, CorruptData.
+    """
+    ahead: deque[tuple[int, asyncio.Task[bytes | None]]] = deque()
+    try:
+        while True:
+            wanted = walker.next_slot
+            if until is not None and walker.head is not None and walker.head.slot == until:
+                return
+            while ahead and ahead[0][0] != wanted:
+                ahead.popleft()[1].cancel()
+            following = ahead[-1][0] - 1 if ahead else wanted
+            while len(ahead) < prefetch and following >= 0 and (until is None or following >= until or not ahead):
+                ahead.append((following, asyncio.ensure_future(_read_whole(store, following))))
+                following -= 1
+            data = await ahead.popleft()[1]
+            if data is None:
+                return
+            header = decode_header(data, slot=wanted)
+            walker.accept(header)
+            yield LoggedBatch(header, data)
+    finally:
+        for _, task in ahead:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
+
+
+async def find_frontier(store: ObjectStore) -> tuple[Header, Header] | None:
+    """The newest live object and its claim, found as recovery finds them; None for an empty log.
+
+    Cost: one LIST and two rounds of header reads. Raises: Unavailable, CorruptData.
+    """
+    rows = await store.list("batches/", limit=SPAN_MAX)
+    page = read_page([(row.key, row.size) for row in rows])
+    if not page.slots:
+        return None
+    objects: dict[Slot, bytes] = {}
+    wanted = first_headers(page)
+    while True:
+        found = await asyncio.gather(*(store.read(object_name(slot), length=HEADER_BYTES) for slot in wanted))
+        objects.update(zip(wanted, found, strict=True))
+        plan = plan_recovery(page, objects, allow_new=False)
+        if not isinstance(plan, NeedHeaders):
+            break
+        wanted = plan.slots
+    head = plan.predecessor
+    assert head is not None, "a log that lists keys has a predecessor"
+    claim = head if head.kind is Kind.CLAIM else await read_header(store, head.claim)
+    if claim is None:
+        raise broken("claim has gone", head.claim)
+    return head, claim
+
+
+async def reigns_back(store: ObjectStore, claim: Header) -> AsyncIterator[Reign]:
+    """The reigns from that of ``claim`` back to genesis.
+
+    Cost: two header reads per reign. Raises: Unavailable, CorruptData when a claim or what it names has gone.
+    """
+    while True:
+        if claim.slot == FIRST_SLOT:
+            yield Reign(claim, None)
+            return
+        before = await read_header(store, claim.prev)
+        if before is None:
+            # Retention may have removed the data before an old claim; claims themselves are never removed.
+            raise NotFound("the log before this claim was removed", slot=claim.prev)
+        yield Reign(claim, before)
+        earlier = before if before.kind is Kind.CLAIM else await read_header(store, before.claim)
+        if earlier is None:
+            raise broken("claim has gone", before.claim)
+        claim = earlier
+
+
+async def start_after(store: ObjectStore, reign: Reign, newest: Header, version: int) -> ChainWalker:
+    """A walker standing on the last object of ``reign`` whose ``last_version`` is at or below ``version``.
+
+    ``newest`` is the newest object of the reign. What it yields first holds the first transaction after ``version``.
+    Cost: about log2(objects in the reign) header reads. Raises: Unavailable, CorruptData, NotFound when removed.
+    """
+    if newest.slot == reign.claim.slot:
+        return ChainWalker(reign.claim, reign.claim)
+    older, newer = jump(reign.claim.slot) + 1, newest.slot
+    # Invariant: slots from `older` on (older ones) end at or below `version`; what is newer than `newer` does not.
+    standing = reign.claim
+    if newest.last_version <= version:
+        return ChainWalker(newest, reign.claim)
+    while newer < older - 1:
+        middle = (older + newer) // 2
+        header = await read_header(store, middle)
+        if header is None:
+            raise NotFound("the log was removed here", slot=middle)
+        if header.last_version <= version:
+            older, standing = middle, header
+        else:
+            newer = Slot(middle)
+    return ChainWalker(standing, reign.claim)

@@ -1,0 +1,419 @@
+"""The shell of the commit log: one pipeline, one object store, one clock, one event loop.
+
+Owns: carrying out effects, timers, admission, and the questions that need the store (versions, status). Does not own: any
+decision of the four stages, HTTP.
+
+Runtime: everything runs on one event loop; the pipeline is stepped with whatever arrived since the last step, so a batch
+is formed by load and not by a timer. Store requests run beside it. See ``docs/decisions/0002-one-loop.md``.
+
+Failure model: a store that stalls fills the span, then the queue, then ``admission`` refuses with Retry-After; metrics and
+streams go on. When the reign ends, every waiting commit is answered ``Unanswered`` and ``ended`` is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import structlog
+from msgspec import Struct
+
+from holdfast.commit import pipeline as p
+from holdfast.commit.batch import HEADER_BYTES, Header, decode_header, object_name
+from holdfast.commit.entry import CommitEntry
+from holdfast.commit.feed import Feed, TransactionEvent
+from holdfast.commit.leadership import Identity
+from holdfast.commit.metrics import ServiceMetrics
+from holdfast.commit.persist import Put, ReadBack
+from holdfast.commit.status import look_up
+from holdfast.commit.takeover import AskLeader, Takeover, TakeoverOptions, newest_slot, now, take_the_lead
+from holdfast.commit.transaction import Committed, Rejected, Unanswered
+from holdfast.errors import (
+    Backpressure,
+    Code,
+    CorruptData,
+    Fenced,
+    HoldfastError,
+    NotFound,
+    Unavailable,
+)
+from holdfast.objects.port import ObjectStore, Unknown
+from holdfast.values import LeaderId, LogId, Slot
+
+__all__ = ["CommitEntry", "CommitService", "ServiceEnd", "ServiceOptions", "StatusAnswer"]
+
+log = structlog.get_logger("holdfast.commit.service")
+
+STANDBY_SEEN_MS: Final = 10_000.0
+LOOK_UPS_MAX: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOptions:
+    """How to lead. Units are in the names."""
+
+    address: str = ""
+    allow_new: bool = False
+    take_over: bool = False
+    ask_leader: AskLeader | None = None
+    probe: bool = True
+    rules: p.PipelineRules = field(default_factory=p.PipelineRules)
+    request_timeout_ms: float = 10_000.0
+    silence_ms: float = 2_000.0
+    heartbeat_ms: float = 500.0
+    queue_entries_max: int = 100_000
+    queue_bytes_max: int = 64 << 20
+    feed_bytes_max: int = 32 << 20
+
+
+class ServiceEnd(Struct, frozen=True):
+    """Why a reign ended: ``resigned``, ``deposed``, ``gave_up`` or ``damaged``."""
+
+    kind: str
+    detail: str
+
+
+class StatusAnswer(Struct, frozen=True):
+    """The final outcome of an attempt: ``committed`` (with its version), ``not_committed`` or ``log_truncated``."""
+
+    status: str
+    version: int | None = None
+
+
+class CommitService:
+    """One leader. Make it with ``lead``; it ends when ``ended`` is set, and never leads again."""
+
+    def __init__(self, store: ObjectStore, takeover: Takeover, identity: Identity, options: ServiceOptions) -> None:
+        claim = takeover.claim
+        self.store = store
+        self.takeover = takeover
+        self.claim = claim
+        self.leader_id = claim.leader_id.hex()
+        self.log_id = claim.log_id.hex()
+        self.address = claim.address
+        self.options = options
+        self.pipeline = p.Pipeline(claim, identity.nonce_seed, options.rules, now())
+        self.feed = Feed(claim, bytes_max=options.feed_bytes_max)
+        self.metrics = ServiceMetrics()
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[ServiceEnd] = self._loop.create_future()
+        self._inbox: list[CommitEntry] = []
+        self._pumping = False
+        self._queued = 0
+        self._queued_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0.0
+        self._heart: asyncio.TimerHandle | None = None
+        self._standby_until_ms = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._look_ups = asyncio.Semaphore(LOOK_UPS_MAX)
+        self._last_accepted = claim.prev_version
+        self._draining = False
+
+    @classmethod
+    async def lead(cls, store: ObjectStore, options: ServiceOptions) -> CommitService:
+        """Recover the log and become its leader.
+
+        Raises: what ``takeover.take_the_lead`` raises. After a crash: see there.
+        """
+        identity = Identity(LeaderId(os.urandom(16)), os.urandom(32), options.address)
+        takeover = await take_the_lead(
+            store,
+            identity,
+            LogId(os.urandom(16)),
+            TakeoverOptions(
+                allow_new=options.allow_new,
+                take_over=options.take_over,
+                silence_ms=options.silence_ms,
+                patience_s=options.rules.persist.give_up_after_ms / 1000.0,
+                ask_leader=options.ask_leader,
+                probe=options.probe,
+            ),
+        )
+        service = cls(store, takeover, identity, options)
+        service._beat()
+        return service
+
+    # -- commits ------------------------------------------------------------------------------------------------------
+
+    def admission(self) -> HoldfastError | None:
+        """Whether a commit may come in now: None, or the error to answer it with. Cost: O(1)."""
+        if self.ended.done() or self._draining:
+            return Unavailable(
+                "this process does not lead", code=Code.NOT_LEADER, retry_after_ms=1_000, leader_id=self.leader_id
+            )
+        if self._queued >= self.options.queue_entries_max or self._queued_bytes >= self.options.queue_bytes_max:
+            return Backpressure("too many commits wait for the store", retry_after_ms=500, waiting=self._queued)
+        return None
+
+    def submit(self, entries: list[CommitEntry]) -> None:
+        """Take commit requests in; each gets exactly one reply, later. Never blocks."""
+        self._inbox += entries
+        if not self._pumping:
+            self._pumping = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pumping = False
+        entries, self._inbox = self._inbox, []
+        if not entries:
+            return
+        self._queued += len(entries)
+        self._step(p.Arrived(now(), entries))
+
+    def durable_header(self) -> Header:
+        """The header of the newest durable object of this reign, the claim when there is none yet."""
+        return self.pipeline.persist.durable_header
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    def local_version(self) -> int:
+        """The newest version that this process knows to be durable. May be stale while another leader exists."""
+        return self.pipeline.release.durable_version
+
+    async def version(self) -> int:
+        """A version at least as new as everything committed when this was called, whoever leads.
+
+        Raises: Fenced when another leader exists. Cost: rides on the next PUT, or one LIST shared by all who wait.
+        """
+        waiter: asyncio.Future[int] = self._loop.create_future()
+        self._step(p.VersionAsked(now(), waiter))
+        return await waiter
+
+    async def noop(self) -> None:
+        """Return when a no-op went through all four stages. Raises: Fenced."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._step(p.NoopAsked(now(), waiter))
+        await waiter
+
+    async def status(self, request_id: str, min_version: int) -> StatusAnswer:
+        """The final outcome of every attempt under ``request_id`` that began by now, at or above ``min_version``.
+
+        ``min_version`` is the attempt's read version; it bounds how much of the log is read.
+        Raises: Fenced (``leader_changed``, never a verdict), Unavailable, CorruptData.
+        """
+        waiter: asyncio.Future[p.StatusReady] = self._loop.create_future()
+        question = p.StatusQuestion(request_id, min_version, waiter)
+        self._step(p.StatusAsked(now(), question))
+        ready = await waiter
+        if ready.version is not None:
+            return StatusAnswer("committed", ready.version)
+        if min_version < ready.complete_above:
+            async with self._look_ups:
+                found = await look_up(self.store, self.claim, self.durable_header(), request_id, min_version)
+            if found.version is not None:
+                return StatusAnswer("committed", found.version)
+            if found.truncated:
+                return StatusAnswer("log_truncated")
+        await self.version()
+        return StatusAnswer("not_committed")
+
+    def _look_up_old(self, entry: CommitEntry) -> Coroutine[Any, Any, None]:
+        async def answer() -> None:
+            request_id, read_version = entry.txn.request_id, entry.txn.read_version
+            assert request_id is not None and read_version is not None, "only attempts are looked up"
+            try:
+                async with self._look_ups:
+                    found = await look_up(self.store, self.claim, self.durable_header(), request_id, read_version)
+            except HoldfastError as error:
+                log.warning("look_up_failed", error=str(error))
+                entry.outcome = Unanswered()
+            else:
+                if found.version is not None:
+                    entry.outcome = Committed(found.version)
+                else:
+                    entry.outcome = Unanswered() if found.truncated else Rejected("too_old")
+            entry.durable_version = self.local_version()
+            self._queued -= 1
+            entry.reply(entry)
+
+        return answer()
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    async def step_down(self) -> None:
+        """Accept nothing more, finish what is under way, resign; return when it is over."""
+        self._draining = True
+        self._pump()
+        self._step(p.Drain(now()))
+        await asyncio.shield(self.ended)
+
+    def standby_seen(self) -> None:
+        """A standby asked after this leader: show it signs of life for a while."""
+        if now().boot_ms >= self._standby_until_ms:
+            self._standby_until_ms = now().boot_ms + STANDBY_SEEN_MS
+            self._beat()
+        self._standby_until_ms = now().boot_ms + STANDBY_SEEN_MS
+
+    def _beat(self) -> None:
+        if self._heart is not None:
+            self._heart.cancel()
+            self._heart = None
+        if self.ended.done() or now().boot_ms >= self._standby_until_ms:
+            return
+        self._step(p.Tick(now(), heartbeat=True))
+        self._heart = self._loop.call_later(self.options.heartbeat_ms / 1000.0, self._beat)
+
+    def _end(self, effect: p.Ended) -> None:
+        for ticket in effect.tickets:
+            waiter = ticket.ticket if isinstance(ticket, p.StatusQuestion) else ticket
+            assert isinstance(waiter, asyncio.Future), "tickets are futures"
+            if not waiter.done():
+                waiter.set_exception(Fenced(effect.detail, code=Code.LEADER_CHANGED))
+        if self.ended.done():
+            return
+        log.info("reign_ended", kind=effect.kind, detail=effect.detail, leader_id=self.leader_id)
+        self.ended.set_result(ServiceEnd(effect.kind, effect.detail))
+        self.feed.close()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def close(self) -> None:
+        """Abandon requests under way. Safe at any time; nothing acknowledged is lost."""
+        for handle in (self._timer, self._heart):
+            if handle is not None:
+                handle.cancel()
+        for task in [*self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- effects ------------------------------------------------------------------------------------------------------
+
+    def _step(self, event: p.Event) -> None:
+        for effect in self.pipeline.step(event):
+            self._carry_out(effect)
+        self._arm()
+
+    def _carry_out(self, effect: p.Effect) -> None:
+        match effect:
+            case p.Answer(entries=entries):
+                self._answer(entries)
+            case Put():
+                self._spawn(self._put(effect))
+            case p.Durable(batches=batches):
+                for batch in batches:
+                    self.feed.publish_durable(batch.header, batch.transactions, len(batch.payload))
+            case p.Resolved(entries=entries):
+                self._resolved(entries)
+            case ReadBack():
+                self._spawn(self._read_back(effect))
+            case p.CheckOwnership():
+                self._spawn(self._check_ownership())
+            case p.VersionIs(tickets=tickets, version=version):
+                for ticket in tickets:
+                    _settle(ticket, version)
+            case p.Reached(tickets=tickets):
+                for ticket in tickets:
+                    _settle(ticket, None)
+            case p.StatusReady(question=question):
+                _settle(question.ticket, effect)
+            case p.LookUp(entries=entries):
+                for entry in entries:
+                    self._spawn(self._look_up_old(entry))
+            case p.Ended():
+                self._end(effect)
+
+    def _answer(self, entries: list[CommitEntry]) -> None:
+        self._queued -= len(entries)
+        self.metrics.note_answers(entries, now().boot_ms)
+        for entry in entries:
+            entry.reply(entry)
+
+    def _resolved(self, entries: list[CommitEntry]) -> None:
+        """Show accepted transactions to those who do not wait for durability."""
+        if not self.feed.resolved_subscribers:
+            for entry in reversed(entries):
+                if entry.accepted:
+                    self._last_accepted = entry.version  # type: ignore[assignment]
+                    self.feed.skip_resolved(entry.version)
+                    break
+            return
+        events: list[TransactionEvent] = []
+        size = 0
+        time_ms = now().wall_ms
+        for entry in entries:
+            if entry.accepted:
+                txn = entry.txn
+                events.append(
+                    TransactionEvent(
+                        entry.version, self._last_accepted, txn.request_id, self.leader_id, time_ms, txn.operations, False
+                    )
+                )
+                self._last_accepted = entry.version  # type: ignore[assignment]
+                size += entry.size
+        if events:
+            self.feed.publish_resolved(events, size)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _put(self, put: Put) -> None:
+        timer = self._loop.call_later(
+            self.options.request_timeout_ms / 1000.0, _cancel, asyncio.current_task(self._loop)
+        )
+        try:
+            answer = await self.store.create(object_name(put.slot), put.data)
+        except asyncio.CancelledError:
+            if now().boot_ms < timer.when():
+                raise
+            answer = Unknown("no answer in time")
+        finally:
+            timer.cancel()
+        self._step(p.PutAnswered(now(), put.slot, answer))
+
+    async def _read_back(self, effect: ReadBack) -> None:
+        try:
+            async with asyncio.timeout(self.options.request_timeout_ms / 1000.0):
+                data = await self.store.read(object_name(effect.slot), length=HEADER_BYTES)
+            found = decode_header(data, slot=effect.slot)
+        except NotFound:
+            found = None
+        except (Unavailable, TimeoutError) as error:
+            found = Unknown(f"read back: {error}")  # type: ignore[assignment]
+        except CorruptData:
+            # Whatever stands there is not this leader's object.
+            self._step(p.HeaderFound(now(), effect.slot, None, True))
+            return
+        self._step(p.HeaderFound(now(), effect.slot, found, effect.certain))
+
+    async def _check_ownership(self) -> None:
+        newest: Slot | Unknown | None
+        try:
+            async with asyncio.timeout(self.options.request_timeout_ms / 1000.0):
+                newest = await newest_slot(self.store)
+        except (HoldfastError, TimeoutError) as error:
+            newest = Unknown(str(error))
+        self._step(p.OwnershipSeen(now(), newest))
+
+    def _arm(self) -> None:
+        """Make sure that the pipeline is stepped again no later than it asks for."""
+        deadline_ms = self.pipeline.next_deadline_ms()
+        if deadline_ms is None or self.ended.done():
+            return
+        if self._timer is not None:
+            if self._timer_ms <= deadline_ms:
+                return
+            self._timer.cancel()
+        self._timer_ms = deadline_ms
+        delay_s = max(0.0, (deadline_ms - now().boot_ms) / 1000.0)
+        self._timer = self._loop.call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._step(p.Tick(now()))
+
+
+def _cancel(task: asyncio.Task[Any] | None) -> None:
+    if task is not None:
+        task.cancel()
+
+
+def _settle(ticket: object, value: object) -> None:
+    assert isinstance(ticket, asyncio.Future), "tickets are futures"
+    if not ticket.done():
+        ticket.set_result(value)

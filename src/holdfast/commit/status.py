@@ -1,0 +1,81 @@
+"""Looking an attempt up in the log.
+
+Owns: reading the log for a request id from a version on. Does not own: when that is needed and what it proves (``pipeline``
+bans first, ``service`` proves ownership after).
+
+Cost: two header reads per reign back to the version, log2 of the reign's length, then one GET per object after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.commit.batch import Header, Kind, read_body_table
+from holdfast.commit.chain import ChainWalker
+from holdfast.commit.reader import LoggedBatch, Reign, follow, reigns_back, start_after
+from holdfast.errors import CorruptData, NotFound
+from holdfast.objects.port import ObjectStore
+
+__all__ = ["Found", "look_up"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The version at which the attempt committed, or None; ``truncated`` when retention removed what would tell."""
+
+    version: int | None
+    truncated: bool = False
+
+
+async def look_up(store: ObjectStore, claim: Header, newest: Header, request_id: str, min_version: int) -> Found:
+    """Find the commit of ``request_id`` after ``min_version``, in the log up to ``newest`` as it is durable now.
+
+    ``claim`` is the newest claim of the chain and ``newest`` the newest object under it.
+    Raises: Unavailable, CorruptData.
+    """
+    try:
+        reign = await _reign_of(store, claim, min_version)
+        walker = await _walker(store, reign, claim, newest, min_version)
+        async for batch in follow(store, walker, until=newest.slot):
+            version = _find(batch, request_id)
+            if version is not None:
+                return Found(version)
+    except NotFound:
+        return Found(None, truncated=True)
+    return Found(None, truncated=min_version < newest.truncated_through)
+
+
+async def _reign_of(store: ObjectStore, claim: Header, version: int) -> Reign:
+    """The newest reign whose base is at or below ``version``, or genesis."""
+    reign: Reign | None = None
+    async for reign in reigns_back(store, claim):
+        if reign.base <= version:
+            return reign
+    assert reign is not None, "a log has a genesis"
+    return reign
+
+
+async def _walker(store: ObjectStore, reign: Reign, claim: Header, newest: Header, version: int) -> ChainWalker:
+    if reign.claim.slot == claim.slot:
+        end = newest
+    else:
+        end = await _end_of(store, reign, claim)
+    return await start_after(store, reign, end, version)
+
+
+async def _end_of(store: ObjectStore, reign: Reign, claim: Header) -> Header:
+    """The newest object of an earlier reign: the one before the claim that followed it."""
+    async for later in reigns_back(store, claim):
+        if later.before is not None and later.before.claim == reign.claim.slot:
+            return later.before
+    raise CorruptData("a reign has no end", claim=reign.claim.slot)
+
+
+def _find(batch: LoggedBatch, request_id: str) -> int | None:
+    if batch.header.kind is Kind.CLAIM or not batch.header.transactions:
+        return None
+    table = read_body_table(batch.data, batch.header)
+    ids = table.column("request_id").to_pylist()
+    if request_id not in ids:
+        return None
+    return int(table.column("version")[ids.index(request_id)].as_py())

@@ -1,0 +1,178 @@
+"""One subscriber's stream: history from the store, then live events, with no gap and no repeat.
+
+Owns: where a stream starts, the hand-over between history and live, and the proof of it (``prev_version``). Does not own:
+the live rings (``feed``), encoding and filters (``server``).
+
+The hand-over: history is read until the live ring still holds everything after the last version yielded; then the stream
+goes on in the ring from exactly that version. A subscriber that falls out of the ring reads history again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+from holdfast.commit.chain import ChainWalker
+from holdfast.commit.feed import Channel, Event, EventBatch, Feed, LeaderChange, TransactionEvent
+from holdfast.commit.reader import Reign, follow, reigns_back, start_after
+from holdfast.commit.service import CommitService
+from holdfast.commit.batch import Header
+from holdfast.errors import Backpressure, Code, HoldfastError, InternalError, InvalidRequest, NotFound
+
+__all__ = ["RolledBack", "subscribe"]
+
+HISTORY_TURN: Final = 4096
+"""Events per batch of history at most, so that one turn of the loop stays short."""
+
+
+class RolledBack(HoldfastError):
+    """The starting point belongs to a leader that was deposed before it became durable. Start from ``roll_back_to``."""
+
+    default_code = Code.ROLLED_BACK
+
+    def __init__(self, roll_back_to: int, leader_id: str) -> None:
+        super().__init__("this version was rolled back", roll_back_to=roll_back_to, hint="start after roll_back_to")
+        self.roll_back_to = roll_back_to
+        self.leader_id = leader_id
+
+
+async def subscribe(
+    service: CommitService, *, after: int, durable: bool = True, bytes_behind_max: int = 10 << 20
+) -> AsyncIterator[EventBatch]:
+    """The events after version ``after``, as batches that became visible together; endless until the reign ends.
+
+    Live batches are shared by all subscribers and must not be changed. With ``durable`` false, transactions come as soon
+    as they are accepted, and checkpoints say what became durable; the last batch is then a LeaderChange.
+    Raises: InvalidRequest ``future_version``, RolledBack, NotFound ``log_truncated``, Backpressure ``lagging`` (this
+    subscriber is more than ``bytes_behind_max`` behind the live end), Unavailable, CorruptData.
+    """
+    feed = service.feed
+    feed.subscribers += 1
+    feed.resolved_subscribers += not durable
+    try:
+        if after < service.claim.last_version:
+            async for batch, after in _history(service, after, durable):
+                yield batch
+        elif after > service.pipeline.sequence.assigned:
+            raise InvalidRequest("version was never handed out", code=Code.FUTURE_VERSION, version=after)
+        channel = feed.durable if durable else feed.resolved
+        async for batch in _live(service, channel, after, durable, bytes_behind_max):
+            yield batch
+    finally:
+        feed.subscribers -= 1
+        feed.resolved_subscribers -= not durable
+    if not durable:
+        last = service.local_version()
+        yield EventBatch(last, 64, (LeaderChange(last, service.leader_id),))
+
+
+async def _live(
+    service: CommitService, channel: Channel, after: int, durable: bool, bytes_behind_max: int
+) -> AsyncIterator[EventBatch]:
+    """Events of this reign after ``after``, from the ring, or from the store where the ring has moved on."""
+    feed = service.feed
+    position: int | None = None
+    while True:
+        if position is None:
+            position = channel.find(after)
+            if position is None:
+                async for batch, after in _catch_up(service, feed, channel, after):
+                    yield batch
+                continue
+        if position >= channel.end:
+            if channel.closed:
+                return
+            await channel.wait(position)
+            continue
+        behind = channel.bytes_behind(position)
+        batch = channel.at(position)
+        if batch is None or behind > bytes_behind_max:
+            raise Backpressure("subscriber is too far behind", code=Code.LAGGING, bytes_behind=behind, after=after)
+        position += 1
+        batch = _tail(batch, after)
+        if batch.events:
+            yield batch
+        after = max(after, batch.last_version)
+
+
+def _tail(batch: EventBatch, after: int) -> EventBatch:
+    """The part of a batch after a version: usually the batch itself."""
+    first = batch.events[0] if batch.events else None
+    if not isinstance(first, TransactionEvent) or first.version > after:
+        return batch
+    rest = [event for event in batch.events if not isinstance(event, TransactionEvent) or event.version > after]
+    return EventBatch(batch.last_version, batch.size, rest)
+
+
+async def _catch_up(
+    service: CommitService, feed: Feed, channel: Channel, after: int
+) -> AsyncIterator[tuple[EventBatch, int]]:
+    """Durable history of this reign after ``after``, until the ring can go on."""
+    if channel is feed.resolved and feed.durable.find(after) is not None:
+        # Accepted while nobody listened, durable in a moment: take them from the durable ring.
+        position = feed.durable.find(after)
+        assert position is not None, "just found"
+        await feed.durable.wait(position)
+        batch = feed.durable.at(position) if position < feed.durable.end else None
+        if batch is not None:
+            batch = _tail(batch, after)
+            yield batch, max(after, batch.last_version)
+        return
+    reign = Reign(service.claim, None)
+    until = service.durable_header()
+    walker = await start_after(service.store, reign, until, after)
+    async for batch, after in _read(service, walker, until, after):
+        yield batch, after
+        if channel.find(after) is not None:
+            return
+
+
+async def _history(service: CommitService, after: int, durable: bool) -> AsyncIterator[tuple[EventBatch, int]]:
+    """Everything after ``after`` in earlier reigns, and on to the durable end of this one."""
+    if after < service.pipeline.persist.head.truncated_through:
+        raise NotFound(
+            "the log was truncated past this version",
+            code=Code.LOG_TRUNCATED,
+            version=after,
+            truncated_through=service.pipeline.persist.head.truncated_through,
+        )
+    later: Header | None = None
+    reign: Reign | None = None
+    async for reign in reigns_back(service.store, service.claim):
+        if reign.base <= after or reign.before is None:
+            break
+        if after > reign.rolled_back_to:
+            if durable:
+                raise RolledBack(reign.rolled_back_to, reign.claim.leader_id.hex())
+            leader_id = reign.claim.leader_id.hex()
+            change = LeaderChange(reign.rolled_back_to, leader_id)
+            yield EventBatch(reign.rolled_back_to, 64, (change,)), reign.rolled_back_to
+            after = reign.rolled_back_to
+        later = reign.before
+    assert reign is not None, "a log has a genesis"
+    newest = later if later is not None else service.durable_header()
+    walker = await start_after(service.store, reign, newest, after)
+    async for batch, after in _read(service, walker, service.durable_header(), after):
+        yield batch, after
+
+
+async def _read(
+    service: CommitService, walker: ChainWalker, until: Header, after: int
+) -> AsyncIterator[tuple[EventBatch, int]]:
+    """Walk the chain and make events; each batch's last event is a checkpoint."""
+    last_prev = after
+    async for logged in follow(service.store, walker, until=until.slot):
+        batch = EventBatch.of(logged.header, logged.transactions(), len(logged.data))
+        batch = _tail(batch, after)
+        _prove(batch.events, last_prev, after)
+        last_prev = after = max(after, batch.last_version)
+        yield batch, after
+
+
+def _prove(events: Sequence[Event], last_prev: int, after: int) -> None:
+    """Every transaction must follow the one before it: at or below where the stream stood."""
+    for event in events:
+        if isinstance(event, TransactionEvent):
+            if event.prev_version > last_prev:
+                raise InternalError("a subscriber would have missed a transaction", version=event.version, after=after)
+            last_prev = event.version

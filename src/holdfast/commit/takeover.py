@@ -1,0 +1,239 @@
+"""The shell of recovery: from an object store to a claim that is created and checked.
+
+Owns: the requests that ``leadership`` asks for, their order, and politeness towards a leader that is alive (section 8 of
+the protocol: liveness only, safety never depends on it). Does not own: any decision about slots.
+
+At most four sequential waits until ready: LIST, headers in parallel, claim, ownership LIST. The store is probed beside the
+first two, and the probe has passed before the claim is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final, TypeVar
+
+import structlog
+
+from holdfast.commit.batch import HEADER_BYTES, PREFIX, SPAN_MAX, Header, Kind, decode_header, jump, object_name
+from holdfast.commit.leadership import (
+    Frontier,
+    Identity,
+    NeedHeaders,
+    claim_header,
+    encode_claim,
+    first_headers,
+    plan_recovery,
+    read_page,
+    somebody_is_past,
+)
+from holdfast.errors import Closed, Code, HoldfastError, NotFound, Unavailable
+from holdfast.objects.port import Created, ObjectStore, Unknown
+from holdfast.objects.probe import probe
+from holdfast.values import Instant, LogId, Slot, slot_text
+
+__all__ = ["AskLeader", "Takeover", "TakeoverOptions", "newest_slot", "now", "take_the_lead"]
+
+log = structlog.get_logger("holdfast.commit.takeover")
+
+T = TypeVar("T")
+
+AskLeader = Callable[[str], Awaitable[str | None]]
+"""Ask the process at an advertised address who it is: its leader id in hexadecimal, or None when nobody answers."""
+
+RETRY_BASE_S: Final = 0.05
+RETRY_MAX_S: Final = 2.0
+RESTARTS_MAX: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeoverOptions:
+    """How to come to lead. ``patience_s`` bounds how long an unreachable store is tried."""
+
+    allow_new: bool = False
+    take_over: bool = False
+    silence_ms: float = 2_000.0
+    patience_s: float = 60.0
+    ask_leader: AskLeader | None = None
+    probe: bool = True
+
+
+@dataclass(slots=True)
+class Takeover:
+    """What a takeover did, for the log line and the metrics."""
+
+    claim: Header
+    waits: int = 0
+    took_ms: float = 0.0
+    restarts: int = 0
+    deposed_leader_id: str | None = None
+    steps_ms: dict[str, float] = field(default_factory=dict)
+
+
+def now() -> Instant:
+    """Both clocks, read together."""
+    return Instant(time.clock_gettime(time.CLOCK_BOOTTIME) * 1000.0, int(time.time() * 1000))
+
+
+async def newest_slot(store: ObjectStore) -> Slot | None:
+    """The newest slot listed, None for an empty log. Raises: Unavailable, CorruptData."""
+    rows = await store.list(PREFIX, limit=1)
+    page = read_page([(row.key, row.size) for row in rows])
+    return page.slots[0] if page.slots else None
+
+
+async def take_the_lead(store: ObjectStore, identity: Identity, log_id: LogId, options: TakeoverOptions) -> Takeover:
+    """Recover, claim, and check that nobody is past the claim.
+
+    Raises: Unavailable (the store did not answer within ``patience_s``), NotFound ``log_empty``, CorruptData, Closed
+    ``leader_alive`` naming the leader, InvalidRequest ``store_unfit``.
+    After a crash: the claim may or may not stand; either way the next takeover decides by what it lists.
+    """
+    started = now().boot_ms
+    probing = asyncio.ensure_future(probe(store)) if options.probe else None
+    restarts = 0
+    try:
+        while True:
+            frontier, waits = await _patiently(lambda: _find_frontier(store, options), options.patience_s)
+            if probing is not None:
+                await probing
+            found_ms = now().boot_ms
+            await _be_polite(store, frontier, identity.address, options)
+            waited_ms = now().boot_ms - found_ms
+            nonce = blake2b(restarts.to_bytes(4, "little") + b"claim", key=identity.nonce_seed, digest_size=16).digest()
+            claim = claim_header(frontier, identity, nonce=nonce, log_id=log_id, wall_ms=now().wall_ms)
+            if await _put_claim(store, claim, options.patience_s):
+                newest = await _patiently(lambda: newest_slot(store), options.patience_s)
+                if not somebody_is_past(newest, oldest_free=jump(claim.slot)):
+                    break
+            restarts += 1
+            if restarts >= RESTARTS_MAX:
+                raise Unavailable("other leaders claimed the log again and again", code=Code.LEADER_CHANGED)
+            log.info("claim_lost", slot=slot_text(claim.slot), restarts=restarts)
+    finally:
+        if probing is not None:
+            probing.cancel()
+            await asyncio.gather(probing, return_exceptions=True)
+    before = frontier.predecessor
+    return Takeover(
+        claim,
+        waits=waits + 2,
+        took_ms=now().boot_ms - started,
+        restarts=restarts,
+        deposed_leader_id=before.leader_id.hex() if before is not None and before.kind is not Kind.RESIGN else None,
+        steps_ms={"polite_wait": waited_ms},
+    )
+
+
+async def _find_frontier(store: ObjectStore, options: TakeoverOptions) -> tuple[Frontier, int]:
+    """The frontier and how many sequential waits it took."""
+    rows = await store.list(PREFIX, limit=SPAN_MAX)
+    page = read_page([(row.key, row.size) for row in rows])
+    waits = 1
+    objects: dict[Slot, bytes] = {}
+    wanted = first_headers(page)
+    while True:
+        if wanted:
+            waits += 1
+            found = await asyncio.gather(*(store.read(object_name(slot), length=HEADER_BYTES) for slot in wanted))
+            objects.update(zip(wanted, found, strict=True))
+        plan = plan_recovery(page, objects, allow_new=options.allow_new)
+        if isinstance(plan, Frontier):
+            return plan, waits
+        assert isinstance(plan, NeedHeaders), "recovery decides or asks"
+        wanted = plan.slots
+
+
+async def _patiently(attempt: Callable[[], Awaitable[T]], patience_s: float) -> T:
+    """Repeat a read while the store is unavailable, with capped exponential backoff and full jitter."""
+    give_up_at = now().boot_ms + patience_s * 1000.0
+    tries = 0
+    while True:
+        try:
+            return await attempt()
+        except (Unavailable, NotFound) as error:
+            # A listed object that is not found was removed by retention meanwhile: list again.
+            gone = isinstance(error, NotFound) and error.code is not Code.NOT_FOUND
+            if gone or now().boot_ms >= give_up_at:
+                raise
+            tries += 1
+            log.warning("store_unavailable", error=str(error), tries=tries)
+        await asyncio.sleep(random.uniform(0, min(RETRY_MAX_S, RETRY_BASE_S * 2**tries)))
+
+
+async def _be_polite(store: ObjectStore, frontier: Frontier, own_address: str, options: TakeoverOptions) -> None:
+    """Do not claim over a leader that is alive, nor over one that wrote a moment ago."""
+    newest = frontier.predecessor
+    if newest is None or newest.kind is Kind.RESIGN or options.take_over:
+        return
+    if options.ask_leader is not None and newest.address:
+        alive = await options.ask_leader(newest.address)
+        if alive == newest.leader_id.hex():
+            raise Closed(
+                "another leader is alive",
+                code=Code.LEADER_ALIVE,
+                leader_id=alive,
+                leader_address=newest.address,
+                hint="stop it, or start with --take-over, or wait for it with --standby",
+            )
+        if alive is not None or newest.address == own_address:
+            # Somebody else lives at that address, perhaps this very process: the old leader is gone from it.
+            return
+    await _wait_for_silence(store, frontier, options.silence_ms)
+
+
+async def _wait_for_silence(store: ObjectStore, frontier: Frontier, silence_ms: float) -> None:
+    """Return when no new key appeared for ``silence_ms``; raise when the log is being written."""
+    before = frontier.predecessor
+    assert before is not None, "only an existing log is waited for"
+    age_ms = now().wall_ms - before.time_ms
+    if age_ms > 10 * silence_ms:
+        return
+    first = await newest_slot(store)
+    waited_until = now().boot_ms + silence_ms
+    while now().boot_ms < waited_until:
+        await asyncio.sleep(min(silence_ms / 4, 500.0) / 1000.0)
+        newest = await newest_slot(store)
+        if newest != first:
+            raise Closed(
+                "another leader is writing",
+                code=Code.LEADER_ALIVE,
+                leader_id=before.leader_id.hex(),
+                leader_address=before.address,
+                hint="stop it, or start with --take-over, or wait for it with --standby",
+            )
+
+
+async def _put_claim(store: ObjectStore, claim: Header, patience_s: float) -> bool:
+    """R2: send the claim alone until it is created (True) or somebody else's object stands there (False)."""
+    data = encode_claim(claim)
+    give_up_at = now().boot_ms + patience_s * 1000.0
+    tries = 0
+    while True:
+        answer = await store.create(object_name(claim.slot), data)
+        if isinstance(answer, Created):
+            return True
+        if not isinstance(answer, Unknown):
+            own = await _stands(store, claim)
+            if own is not None:
+                return own
+        tries += 1
+        if now().boot_ms >= give_up_at:
+            raise Unavailable("the store did not take the claim", slot=slot_text(claim.slot), answer=answer)
+        log.warning("claim_sent_again", slot=slot_text(claim.slot), tries=tries, answer=str(answer))
+        await asyncio.sleep(random.uniform(0, min(RETRY_MAX_S, RETRY_BASE_S * 2**tries)))
+
+
+async def _stands(store: ObjectStore, claim: Header) -> bool | None:
+    """Whether the object in the claim's slot is this claim; None when the slot is empty or does not answer."""
+    try:
+        data = await store.read(object_name(claim.slot), length=HEADER_BYTES)
+        return decode_header(data, slot=claim.slot).nonce == claim.nonce
+    except (NotFound, Unavailable):
+        return None
+    except HoldfastError:
+        return False
