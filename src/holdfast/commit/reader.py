@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Final
 
@@ -89,7 +89,7 @@ async def _read_whole(store: ObjectStore, slot: int) -> bytes | None:
 
 async def follow(
     store: ObjectStore, walker: ChainWalker, *, until: Slot | None = None, prefetch: int = PREFETCH
-) -> AsyncIterator[LoggedBatch]:
+) -> AsyncGenerator[LoggedBatch, None]:
     """Walk the chain on from where ``walker`` stands, claims included, until the log ends (or after slot ``until``).
 
     ``walker`` is kept at the last header yielded, so that a caller may go on later.
@@ -146,7 +146,7 @@ async def find_frontier(store: ObjectStore) -> tuple[Header, Header] | None:
     return head, claim
 
 
-async def reigns_back(store: ObjectStore, claim: Header) -> AsyncIterator[Reign]:
+async def reigns_back(store: ObjectStore, claim: Header) -> AsyncGenerator[Reign, None]:
     """The reigns from that of ``claim`` back to genesis.
 
     Cost: two header reads per reign. Raises: Unavailable, CorruptData when a claim or what it names has gone.

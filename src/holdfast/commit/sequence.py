@@ -94,11 +94,12 @@ class Sequence:
                     original.followers = []
                 original.followers.append(entry)
                 return False
-        elif known is not None and read_version <= known.version:
-            entry.outcome = _BANNED
         elif read_version < floor:
+            # Only the log can tell, even of a banned attempt: it may have committed long before the ban.
             look_up.append(entry)
             return False
+        elif known is not None and read_version <= known.version:
+            entry.outcome = _BANNED
         return True
 
     def ban(self, request_id: str) -> Known | None:

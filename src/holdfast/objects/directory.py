@@ -1,112 +1,281 @@
-"""The object store on a local directory: the embedded default. (Thin slice; see the commit that replaces it.)"""
+"""The object store in a local directory: the embedded default.
+
+Owns: the worker processes, which request goes to which, and what their answers mean to the port. Does not own: the
+files (``directory_objects``), the frames (``directory_worker``).
+
+Writers take creates, readers take everything else, so that a long listing never holds up the log. A worker carries one
+request at a time; what finds none idle waits in order. Workers start at the first request that needs them: one that
+only reads never starts a writer and writes nothing.
+
+Failure model: a writer that reports a failed sync, or dies, poisons the store: every later create is ``Unknown`` with
+that reason and nothing is sent, because what the syncs before it achieved is no longer known. A restart mends it: names
+that are there are synced again before anybody is told of them. A reader that dies fails its request as ``Unavailable``
+and is replaced. Cancelling a request abandons its answer only; a create under way still lands.
+
+Why processes: measured by ``benchmarks/directory_put.py``; its table stands there.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import builtins
-import heapq
+import contextlib
 import os
-import uuid
+import secrets
+import socket
+import subprocess
+from collections import deque
 from pathlib import Path
+from typing import Final
 
-from holdfast.errors import Code, NotFound, Unavailable
+from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
+from holdfast.objects import directory_worker as worker
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown, require_key
 
 __all__ = ["DirectoryStore"]
 
-TEMPORARY = ".holdfast/tmp"
+WRITERS: Final = 4
+READERS: Final = 2
+STOP_SECONDS: Final = 10.0
+
+Answer = tuple[int, bytes]
+
+
+class _Died(Exception):
+    """The worker went away before it answered."""
+
+
+class _Worker(asyncio.Protocol):
+    """One worker process and the one request it is carrying out."""
+
+    def __init__(self, process: subprocess.Popen[bytes], lane: _Lane) -> None:
+        self.process = process
+        self._lane = lane
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._asked: asyncio.Future[Answer] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport), "a stream socket gives a stream transport"
+        self._transport = transport
+
+    def ask(self, parts: builtins.list[bytes], answer: asyncio.Future[Answer]) -> None:
+        assert self._asked is None and self._transport is not None, "a worker carries one request at a time"
+        self._asked = answer
+        self._transport.writelines(parts)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head = worker.read_answer_head(self._received)
+        if head is None or len(self._received) < head[0]:
+            return
+        size, status = head
+        assert len(self._received) == size, "a worker sends one answer for one request"
+        payload = bytes(memoryview(self._received)[worker.ANSWER_HEAD_BYTES :])
+        self._received = bytearray()
+        asked, self._asked = self._asked, None
+        assert asked is not None, "a worker speaks only when it is asked"
+        self._lane.became_idle(self)
+        if not asked.done():  # else its caller was cancelled
+            asked.set_result((status, payload))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lane.lost(self)
+        if self._asked is not None and not self._asked.done():
+            self._asked.set_exception(_Died("the worker process ended"))
+        self._asked = None
+
+    def stop(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+class _Lane:
+    """A few workers of one kind, and the requests that wait for one."""
+
+    def __init__(self, root: str, size: int) -> None:
+        self._root = root
+        self._size = size
+        self._workers: builtins.list[_Worker] = []
+        self._idle: builtins.list[_Worker] = []
+        self._waiting: deque[tuple[builtins.list[bytes], asyncio.Future[Answer]]] = deque()
+        self._starting = asyncio.Lock()
+        self._closed = False
+
+    async def ask(self, operation: int, key: str, argument: bytes) -> Answer:
+        """Raises: _Died, OSError when no worker can be started."""
+        if len(self._workers) < self._size:
+            await self._start()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        parts = [worker.encode_request_head(operation, key, len(argument)), argument]
+        if self._idle:
+            self._idle.pop().ask(parts, answer)
+        else:
+            self._waiting.append((parts, answer))
+        return await answer
+
+    async def _start(self) -> None:
+        async with self._starting:
+            while len(self._workers) < self._size:
+                if self._closed:
+                    raise _Died("the store is closed")
+                ours, theirs = socket.socketpair()
+                try:
+                    process = await asyncio.to_thread(self._spawn, theirs)
+                except OSError:
+                    ours.close()
+                    raise
+                finally:
+                    theirs.close()
+                ours.setblocking(False)
+                started = _Worker(process, self)
+                await asyncio.get_running_loop().create_connection(lambda one=started: one, sock=ours)
+                self._workers.append(started)
+                self.became_idle(started)
+
+    def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            worker.worker_command(self._root, secrets.token_hex(8), theirs.fileno()),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            cwd="/",
+        )
+
+    def became_idle(self, one: _Worker) -> None:
+        while self._waiting:
+            parts, answer = self._waiting.popleft()
+            if not answer.done():
+                one.ask(parts, answer)
+                return
+        self._idle.append(one)
+
+    def lost(self, one: _Worker) -> None:
+        if one in self._workers:
+            self._workers.remove(one)
+        if one in self._idle:
+            self._idle.remove(one)
+        if not self._workers:
+            while self._waiting:
+                _, answer = self._waiting.popleft()
+                if not answer.done():
+                    answer.set_exception(_Died("the worker process ended"))
+
+    async def close(self) -> None:
+        self._closed = True
+        async with self._starting:
+            workers = list(self._workers)
+        for one in workers:
+            one.stop()
+        for one in workers:
+            await asyncio.to_thread(_reap, one.process)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class DirectoryStore:
-    """One file per object; a name appears only when its bytes are on the disk."""
+    """One file per object; a name appears only on complete bytes, and ``Created`` survives power loss."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, writers: int = WRITERS, readers: int = READERS) -> None:
         self._root = root
+        self._writers = _Lane(str(root), writers)
+        self._readers = _Lane(str(root), readers)
         self._poison: str | None = None
 
     @classmethod
     def open(cls, root: Path, *, create_missing: bool = False) -> DirectoryStore:
-        if create_missing:
-            root.mkdir(parents=True, exist_ok=True)
+        """The store in the directory ``root``. Raises: NotFound when it is absent, Unavailable when it cannot be made.
+
+        An absent directory is often a disk that is not mounted, so making it takes ``create_missing``.
+        """
+        root = Path(os.path.abspath(root))
         if not root.is_dir():
-            raise NotFound("the directory does not exist", code=Code.LOG_EMPTY, path=str(root))
-        return cls(root.resolve())
+            if not create_missing:
+                raise NotFound(
+                    "the directory does not exist",
+                    code=Code.LOG_EMPTY,
+                    hint="mount it, or start a new log there with: holdfast log init",
+                    path=str(root),
+                )
+            try:
+                _make_durably(root)
+            except OSError as error:
+                raise Unavailable("the directory cannot be made", path=str(root), cause=str(error)) from error
+        return cls(root)
 
     @property
     def url(self) -> str:
         return self._root.as_uri()
 
     async def create(self, key: str, data: bytes) -> CreateAnswer:
+        """As the port says. Also raises InvalidRequest (store_unfit) where a name cannot be created only if absent."""
         require_key(key)
-        return await asyncio.to_thread(self._create, key, data)
-
-    def _create(self, key: str, data: bytes) -> CreateAnswer:
         if self._poison is not None:
             return Unknown(self._poison)
-        target = self._root / key
-        temporary = self._root / TEMPORARY / uuid.uuid4().hex
         try:
-            temporary.parent.mkdir(parents=True, exist_ok=True)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fdatasync(file.fileno())
-            try:
-                os.link(temporary, target)
-            finally:
-                temporary.unlink()
-            self._sync(target.parent)
-        except FileExistsError:
-            return Refused()
+            status, payload = await self._writers.ask(worker.CREATE, key, data)
+        except _Died:
+            self._poison = self._poison or "a process that writes to the directory died: restart to learn what is durable"
+            return Unknown(self._poison)
         except OSError as error:
-            self._poison = str(error)
-            return Unknown(str(error))
-        return CREATED
-
-    @staticmethod
-    def _sync(directory: Path) -> None:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            return Unknown(f"no process could be started to write to the directory: {error}")
+        if self._poison is not None:
+            return Unknown(self._poison)
+        match status:
+            case worker.DONE:
+                return CREATED
+            case worker.REFUSED:
+                return Refused()
+            case worker.UNFIT:
+                raise InvalidRequest(payload.decode(), code=Code.STORE_UNFIT, url=self.url)
+            case worker.POISONED:
+                self._poison = payload.decode()
+        return Unknown(payload.decode())
 
     async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
-        require_key(key)
-        return await asyncio.to_thread(self._read, key, start, length)
-
-    def _read(self, key: str, start: int, length: int | None) -> bytes:
-        try:
-            with (self._root / key).open("rb") as file:
-                self._sync((self._root / key).parent)
-                file.seek(start)
-                return file.read(-1 if length is None else length)
-        except FileNotFoundError:
-            raise NotFound("there is no such object", key=key) from None
-        except OSError as error:
-            raise Unavailable("the directory cannot be read", key=key, cause=str(error)) from error
+        status, payload = await self._ask_reader(worker.READ, require_key(key), worker.encode_read(start, length))
+        if status == worker.ABSENT:
+            raise NotFound("there is no such object", key=key)
+        return payload
 
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
-        return await asyncio.to_thread(self._list, prefix, after, limit)
-
-    def _list(self, prefix: str, after: str, limit: int) -> builtins.list[Listed]:
-        try:
-            keys: builtins.list[str] = []
-            for folder, folders, names in os.walk(self._root):
-                folders[:] = [name for name in folders if not name.startswith(".")]
-                inside = os.path.relpath(folder, self._root)
-                found = [name if inside == "." else f"{inside}/{name}" for name in names]
-                keys += [key for key in found if key.startswith(prefix) and key > after]
-                if found:
-                    self._sync(Path(folder))
-            return [Listed(key, (self._root / key).stat().st_size) for key in heapq.nsmallest(limit, keys)]
-        except OSError as error:
-            raise Unavailable("the directory cannot be listed", prefix=prefix, cause=str(error)) from error
+        _, payload = await self._ask_reader(worker.LIST, prefix, worker.encode_list(after, limit))
+        rows = (line.rpartition(" ") for line in payload.decode().splitlines())
+        return [Listed(key, int(size)) for key, _, size in rows]
 
     async def delete(self, key: str) -> None:
-        require_key(key)
-        await asyncio.to_thread((self._root / key).unlink, True)
+        await self._ask_reader(worker.DELETE, require_key(key), b"")
+
+    async def _ask_reader(self, operation: int, key: str, argument: bytes) -> Answer:
+        try:
+            status, payload = await self._readers.ask(operation, key, argument)
+        except (_Died, OSError) as error:
+            raise Unavailable("the directory cannot be read", key=key, cause=str(error)) from error
+        if status in (worker.FAILED, worker.POISONED):
+            raise Unavailable("the directory cannot be read", key=key, cause=payload.decode())
+        return status, payload
 
     async def close(self) -> None:
-        return None
+        self._poison = self._poison or "the store is closed"
+        await self._writers.close()
+        await self._readers.close()
+
+
+def _make_durably(path: Path) -> None:
+    """Make a directory and its parents, each one durable in the one above it."""
+    if path.is_dir():
+        return
+    _make_durably(path.parent)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir()
+    handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

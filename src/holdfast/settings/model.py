@@ -330,21 +330,23 @@ def _problems(settings: Settings) -> tuple[str, ...]:
             persist.batch_timeout_max_ms >= persist.batch_timeout_ms,
             (
                 f"persist.batch_timeout_max_ms ({persist.batch_timeout_max_ms:g}) must be at least "
-                f"persist.batch_timeout_ms ({persist.batch_timeout_ms:g}): the adaptive interval starts at one and ends at the other"
+                f"persist.batch_timeout_ms ({persist.batch_timeout_ms:g}): the adaptive "
+                "interval moves between them"
             ),
         ),
         (
             persist.target_pool_size >= persist.max_in_flight_requests,
             (
-                f"persist.target_pool_size ({persist.target_pool_size}) must be at least persist.max_in_flight_requests "
-                f"({persist.max_in_flight_requests}): otherwise a batch that may be sent waits for a connection"
+                f"persist.target_pool_size ({persist.target_pool_size}) must be at least "
+                f"persist.max_in_flight_requests ({persist.max_in_flight_requests}): otherwise a batch "
+                "that may be sent waits for a connection"
             ),
         ),
         (
             persist.retry_max_delay_ms >= persist.retry_base_delay_ms,
             (
-                f"persist.retry_max_delay_ms ({persist.retry_max_delay_ms:g}) must be at least persist.retry_base_delay_ms "
-                f"({persist.retry_base_delay_ms:g}): the delay grows from one to the other"
+                f"persist.retry_max_delay_ms ({persist.retry_max_delay_ms:g}) must be at least "
+                f"persist.retry_base_delay_ms ({persist.retry_base_delay_ms:g}): the delay grows from one to the other"
             ),
         ),
         (

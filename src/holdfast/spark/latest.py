@@ -125,8 +125,8 @@ def materialise_latest(spark: SparkSession, url: str, as_of_version: int | None 
             last_version=settled,
         )
     coverage = Coverage.of(_range_deletes(spark, url, version))
-    changes = _log(spark, url, version).option("kinds", "write,delete")
-    changes = changes.option("columns", "key,version,position,kind,value").load()
+    points = _log(spark, url, version).option("kinds", "write,delete")
+    changes = points.option("columns", "key,version,position,kind,value").load()
     place = F.struct("version", "position")
     newest = changes.groupBy("key").agg(
         F.max_by(F.struct("version", "position", "kind", "value"), place).alias("newest")

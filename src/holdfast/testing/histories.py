@@ -325,7 +325,7 @@ def _check_preconditions(history: History, log: _Log) -> Iterator[Violation]:
             if broken_by is not None:
                 yield Violation(
                     Law.PRECONDITIONS_HELD,
-                    f"{_name(call.txn)} at {entry.version}: {broken_by} changed what precondition {index} read at {version}",
+                    f"{_name(call.txn)} at {entry.version}: {broken_by} changed what item {index} read at {version}",
                 )
 
 
