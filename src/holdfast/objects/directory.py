@@ -25,6 +25,7 @@ import secrets
 import socket
 import subprocess
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -60,7 +61,8 @@ class _Worker(asyncio.Protocol):
         self._transport = transport
 
     def ask(self, parts: builtins.list[bytes], answer: asyncio.Future[Answer]) -> None:
-        assert self._asked is None and self._transport is not None, "a worker carries one request at a time"
+        assert self._asked is None, "a worker carries one request at a time"
+        assert self._transport is not None, "only a connected worker is asked"
         self._asked = answer
         self._transport.writelines(parts)
 
@@ -129,7 +131,7 @@ class _Lane:
                     theirs.close()
                 ours.setblocking(False)
                 started = _Worker(process, self)
-                await asyncio.get_running_loop().create_connection(lambda one=started: one, sock=ours)
+                await asyncio.get_running_loop().create_connection(partial(_itself, started), sock=ours)
                 self._workers.append(started)
                 self.became_idle(started)
 
@@ -169,6 +171,10 @@ class _Lane:
             one.stop()
         for one in workers:
             await asyncio.to_thread(_reap, one.process)
+
+
+def _itself(one: _Worker) -> _Worker:
+    return one
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
@@ -216,17 +222,16 @@ class DirectoryStore:
     async def create(self, key: str, data: bytes) -> CreateAnswer:
         """As the port says. Also raises InvalidRequest (store_unfit) where a name cannot be created only if absent."""
         require_key(key)
-        if self._poison is not None:
-            return Unknown(self._poison)
+        if (reason := self._reason_to_refuse()) is not None:
+            return Unknown(reason)
         try:
             status, payload = await self._writers.ask(worker.CREATE, key, data)
         except _Died:
-            self._poison = self._poison or "a process that writes to the directory died: restart to learn what is durable"
-            return Unknown(self._poison)
+            return Unknown(self._poisoned("a process that writes to the directory died, so what is durable is unknown"))
         except OSError as error:
             return Unknown(f"no process could be started to write to the directory: {error}")
-        if self._poison is not None:
-            return Unknown(self._poison)
+        if (reason := self._reason_to_refuse()) is not None:
+            return Unknown(reason)
         match status:
             case worker.DONE:
                 return CREATED
@@ -235,8 +240,17 @@ class DirectoryStore:
             case worker.UNFIT:
                 raise InvalidRequest(payload.decode(), code=Code.STORE_UNFIT, url=self.url)
             case worker.POISONED:
-                self._poison = payload.decode()
+                return Unknown(self._poisoned(payload.decode()))
         return Unknown(payload.decode())
+
+    def _reason_to_refuse(self) -> str | None:
+        return self._poison
+
+    def _poisoned(self, reason: str) -> str:
+        """The first reason stands: what comes after it may be its consequence."""
+        if self._poison is None:
+            self._poison = reason
+        return self._poison
 
     async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
         status, payload = await self._ask_reader(worker.READ, require_key(key), worker.encode_read(start, length))
@@ -262,7 +276,7 @@ class DirectoryStore:
         return status, payload
 
     async def close(self) -> None:
-        self._poison = self._poison or "the store is closed"
+        self._poisoned("the store is closed")
         await self._writers.close()
         await self._readers.close()
 

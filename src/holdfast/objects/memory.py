@@ -1,7 +1,7 @@
 """The object store in memory: the simplest true one.
 
-Owns: ``MemoryObjects``, the synchronous core that simulations drive without asyncio, and ``MemoryStore``, the port on it.
-Does not own: faults (``faults``), sharing by name (``open``).
+Owns: ``MemoryObjects``, the synchronous core that simulations drive without asyncio, and ``MemoryStore``, the port on
+it. Does not own: faults (``faults``), sharing by name (``open``).
 
 Failure model: none. Objects live as long as the ``MemoryObjects`` that hold them; every call takes effect at once.
 """
@@ -76,7 +76,7 @@ class MemoryObjects:
 
 
 class MemoryStore:
-    """The port on one ``MemoryObjects``. Several stores may share one: that is how one process takes over from another."""
+    """The port on one ``MemoryObjects``. Several stores may share one, as several processes share a bucket."""
 
     def __init__(self, objects: MemoryObjects | None = None, *, url: str = "memory:") -> None:
         self.objects = MemoryObjects() if objects is None else objects

@@ -66,6 +66,9 @@ def _directory_path(url: str) -> Path:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or not parts.path:
         raise InvalidRequest(
-            "not a directory URL", code=Code.BAD_CONFIGURATION, hint="use file:///absolute/path or file:relative", url=url
+            "not a directory URL",
+            code=Code.BAD_CONFIGURATION,
+            hint="use file:///absolute/path or file:relative",
+            url=url,
         )
     return Path(unquote(parts.path))

@@ -1,0 +1,167 @@
+"""The few file operations that the directory store is made of, as a port, and the port on the operating system.
+
+Owns: one method per operation and nothing more, so that a test can record them, fail the n-th of them, or forget what
+was not synced. Does not own: their order (``directory_objects``).
+
+Failure model: every method raises ``OSError`` as the system does. ``link`` never replaces an existing name.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from typing import Protocol
+
+__all__ = ["Files", "PosixFiles"]
+
+NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
+RENAME_NOREPLACE = 1
+
+
+class Files(Protocol):
+    """File operations. Directories and files are small integers, names are relative to an open directory."""
+
+    def make_directory(self, path: str) -> None: ...
+
+    def open_directory(self, path: str) -> int: ...
+
+    def create(self, directory: int, name: str) -> int:
+        """A new empty file, open for writing; FileExistsError when the name is taken."""
+        ...
+
+    def open(self, directory: int, name: str) -> int: ...
+
+    def open_note(self, directory: int, name: str) -> int:
+        """A small file for reading and writing, made when absent."""
+        ...
+
+    def write(self, file: int, data: bytes | memoryview) -> None:
+        """Write all of ``data`` at the start of the file."""
+        ...
+
+    def read(self, file: int, start: int, length: int | None) -> bytes: ...
+
+    def sync_data(self, file: int) -> None: ...
+
+    def sync_directory(self, directory: int) -> None: ...
+
+    def link(self, source: int, source_name: str, target: int, target_name: str) -> None:
+        """Give a file a further name; FileExistsError when that is taken."""
+        ...
+
+    def rename(self, source: int, source_name: str, target: int, target_name: str) -> None:
+        """Move a file to another name; FileExistsError when that is taken."""
+        ...
+
+    def unlink(self, directory: int, name: str) -> None: ...
+
+    def remove_directory(self, directory: int, name: str) -> None: ...
+
+    def size(self, directory: int, name: str) -> int | None:
+        """The bytes of a file, None when there is no such file."""
+        ...
+
+    def names(self, directory: int) -> Iterator[tuple[str, bool]]:
+        """Every name in a directory and whether it is a directory, in no order."""
+        ...
+
+    def lock(self, directory: int) -> bool:
+        """Take the advisory lock of a directory for as long as it is open; False when another holds it."""
+        ...
+
+    def is_read_only(self, directory: int) -> bool: ...
+
+    def is_removed(self, directory: int) -> bool: ...
+
+    def close(self, handle: int) -> None: ...
+
+
+class PosixFiles:
+    """The operations of the operating system."""
+
+    def make_directory(self, path: str) -> None:
+        os.mkdir(path, 0o777)
+
+    def open_directory(self, path: str) -> int:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def create(self, directory: int, name: str) -> int:
+        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=directory)
+
+    def open(self, directory: int, name: str) -> int:
+        return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+
+    def open_note(self, directory: int, name: str) -> int:
+        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666, dir_fd=directory)
+
+    def write(self, file: int, data: bytes | memoryview) -> None:
+        rest = memoryview(data)
+        at = 0
+        while at < len(rest):
+            at += os.pwrite(file, rest[at:], at)
+
+    def read(self, file: int, start: int, length: int | None) -> bytes:
+        wanted = max(0, os.fstat(file).st_size - start)
+        if length is not None:
+            wanted = min(wanted, length)
+        parts: list[bytes] = []
+        while wanted > 0 and (part := os.pread(file, wanted, start)):
+            parts.append(part)
+            start += len(part)
+            wanted -= len(part)
+        return b"".join(parts)
+
+    def sync_data(self, file: int) -> None:
+        os.fdatasync(file)
+
+    def sync_directory(self, directory: int) -> None:
+        os.fsync(directory)
+
+    def link(self, source: int, source_name: str, target: int, target_name: str) -> None:
+        os.link(source_name, target_name, src_dir_fd=source, dst_dir_fd=target)
+
+    def rename(self, source: int, source_name: str, target: int, target_name: str) -> None:
+        # Python has no renameat2; os.rename would replace what is there.
+        import ctypes
+
+        function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+        if function is None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        if function(source, source_name.encode(), target, target_name.encode(), RENAME_NOREPLACE) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), target_name)
+
+    def unlink(self, directory: int, name: str) -> None:
+        os.unlink(name, dir_fd=directory)
+
+    def remove_directory(self, directory: int, name: str) -> None:
+        os.rmdir(name, dir_fd=directory)
+
+    def size(self, directory: int, name: str) -> int | None:
+        try:
+            return os.stat(name, dir_fd=directory).st_size
+        except FileNotFoundError:
+            return None
+
+    def names(self, directory: int) -> Iterator[tuple[str, bool]]:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                yield entry.name, entry.is_dir(follow_symlinks=False)
+
+    def lock(self, directory: int) -> bool:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def is_read_only(self, directory: int) -> bool:
+        return bool(os.fstatvfs(directory).f_flag & os.ST_RDONLY)
+
+    def is_removed(self, directory: int) -> bool:
+        return os.fstat(directory).st_nlink == 0
+
+    def close(self, handle: int) -> None:
+        os.close(handle)
