@@ -107,13 +107,14 @@ class HoldfastError(Exception):
         code: Code | None = None,
         hint: str = "",
         retry_after_ms: int | None = None,
+        facts: Mapping[str, object] | None = None,
         **fields: object,
     ) -> None:
         self.message = message
         self.code = code if code is not None else self.default_code
         self.hint = hint
         self.retry_after_ms = retry_after_ms
-        self.fields: Mapping[str, object] = fields
+        self.fields: Mapping[str, object] = {**(facts or {}), **fields}
         super().__init__(message)
 
     def __str__(self) -> str:

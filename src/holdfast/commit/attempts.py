@@ -2,9 +2,10 @@
 
 Owns: what is known about each request id inside the conflict window. Does not own: looking further back, in the log.
 
-An *attempt* is (request id, read version). Inside the window this structure is complete: an id that it does not know did
-not commit at a version above the floor. Entries leave with whole generations, when every version in one is at or below
-the floor: an attempt that could still ask for them has then a read version below the floor and is looked up in the log.
+An *attempt* is (request id, read version). Inside the window this structure is complete: an id that it does not know
+did not commit at a version above the floor. Entries leave with whole generations, when every version in one is at or
+below the floor: an attempt that could still ask for them has then a read version below the floor and is looked up in
+the log.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from holdfast.commit.transaction import Transaction
 __all__ = ["Attempts", "Ban", "Known", "fingerprint"]
 
 ATTEMPT_BYTES = 320
-"""Estimated bytes of memory per attempt: the id, the record, the dictionary's share (``benchmarks/conflict_window.py``)."""
+"""Estimated bytes of memory per attempt: the id, the record, the dictionary's share
+(``benchmarks/conflict_window.py``)."""
 
 _encode = msgspec.msgpack.Encoder().encode
 

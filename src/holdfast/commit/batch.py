@@ -37,8 +37,8 @@ Header, little-endian, 512 bytes:
 
 Body: one Arrow IPC stream with the columns of ``BODY_SCHEMA``, one row per item in commit order. An object without
 transactions has no body: then ``first_version = last_version``, every version at or below it is settled, and the last
-committed transaction is the one in ``prev_version``. With transactions, ``first_version`` and ``last_version`` are those of
-the first and the last of them.
+committed transaction is the one in ``prev_version``. With transactions, ``first_version`` and ``last_version`` are
+those of the first and the last of them.
 
 Valid when: both CRCs match, the size fits the kind, and the object's name is its slot.
 """
@@ -47,9 +47,10 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from typing import Final
 
 import pyarrow as pa
@@ -243,8 +244,8 @@ def decode_header(data: bytes, *, slot: int) -> Header:
     Raises: CorruptData naming the slot and the broken rule.
     """
 
-    def corrupt(rule: str, **facts: object) -> CorruptData:
-        return CorruptData(f"{rule}", code=Code.CORRUPT_BATCH, slot=slot_text(slot), **facts)
+    def corrupt(rule: str, **facts: str | int) -> CorruptData:
+        return CorruptData(rule, code=Code.CORRUPT_BATCH, facts={"slot": slot_text(slot), **facts})
 
     if len(data) < HEADER_BYTES:
         raise corrupt("object is shorter than its header", bytes=len(data))
@@ -384,8 +385,8 @@ def encode_body(transactions: Iterable[LoggedTransaction], *, compress: bool = F
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, BODY_SCHEMA, options=_LZ4) as writer:
             writer.write_batch(batch)
-        return sink.getvalue().to_pybytes()
-    return _SCHEMA_MESSAGE + batch.serialize().to_pybytes() + _END_OF_STREAM
+        return bytes(sink.getvalue())
+    return b"".join((_SCHEMA_MESSAGE, batch.serialize(), _END_OF_STREAM))
 
 
 def body_bytes(data: bytes, header: Header) -> memoryview:
@@ -435,7 +436,7 @@ def decode_body(data: bytes, header: Header) -> list[LoggedTransaction]:
     found = list(_group(table))
     versions = [txn.version for txn in found]
     fits = not found or (versions[0] == header.first_version and versions[-1] == header.last_version)
-    if len(found) != header.transactions or not fits or any(a >= b for a, b in zip(versions, versions[1:], strict=False)):
+    if len(found) != header.transactions or not fits or any(a >= b for a, b in pairwise(versions)):
         raise CorruptData(
             "rows do not keep the versions of the header", code=Code.CORRUPT_BATCH, slot=slot_text(header.slot)
         )
@@ -443,7 +444,7 @@ def decode_body(data: bytes, header: Header) -> list[LoggedTransaction]:
 
 
 def _group(table: pa.Table) -> Iterator[LoggedTransaction]:
-    columns: Sequence[list[object]] = [column.to_pylist() for column in table.columns]
+    columns = [column.to_pylist() for column in table.columns]
     current: int | None = None
     request_id: str | None = None
     read_version: int | None = None
@@ -453,19 +454,19 @@ def _group(table: pa.Table) -> Iterator[LoggedTransaction]:
         if version != current:
             if current is not None:
                 yield LoggedTransaction(current, request_id, read_version, operations, preconditions)
-            current, request_id, read_version = version, rid, read  # type: ignore[assignment]
+            current, request_id, read_version = version, rid, read
             operations, preconditions = [], []
         match kind:
             case ItemKind.WRITE:
-                operations.append(Write(key, value))  # type: ignore[arg-type]
+                operations.append(Write(key, value))
             case ItemKind.DELETE:
-                operations.append(Delete(key))  # type: ignore[arg-type]
+                operations.append(Delete(key))
             case ItemKind.RANGE_DELETE:
-                operations.append(RangeDelete(key, end))  # type: ignore[arg-type]
+                operations.append(RangeDelete(key, end))
             case ItemKind.POINT_READ:
-                preconditions.append(PointRead(key, at))  # type: ignore[arg-type]
+                preconditions.append(PointRead(key, at))
             case ItemKind.RANGE_READ:
-                preconditions.append(RangeRead(key, end, at))  # type: ignore[arg-type]
+                preconditions.append(RangeRead(key, end, at))
             case _:
                 raise CorruptData("row has an unknown kind", code=Code.CORRUPT_BATCH, kind=kind)
     if current is not None:

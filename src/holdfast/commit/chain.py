@@ -1,7 +1,7 @@
 """The live chain: which objects under ``batches/`` are the log, and which are dead.
 
-Owns: the rule that one header may follow another (R4 of ``docs/explain/log-protocol.md``) and the walk from genesis down.
-Does not own: reading objects (``reader``), starting to lead (``leadership``).
+Owns: the rule that one header may follow another (R4 of ``docs/explain/log-protocol.md``) and the walk from genesis
+down. Does not own: reading objects (``reader``), starting to lead (``leadership``).
 
 The log is the genesis claim; from a claim go to its jump and walk down slot by slot; a claim whose ``prev`` is the head
 switches to its own jump; a missing slot ends the log. Anything else is damage, named by slot and rule. Objects strictly
@@ -19,9 +19,9 @@ from holdfast.values import Slot, slot_text
 __all__ = ["ChainWalker", "check_genesis", "check_link"]
 
 
-def broken(rule: str, slot: int, **facts: object) -> CorruptData:
+def broken(rule: str, slot: int, **facts: str | int) -> CorruptData:
     """The error for a log that breaks ``rule`` at ``slot``."""
-    return CorruptData(f"log is damaged: {rule}", code=Code.CORRUPT_LOG, slot=slot_text(slot), **facts)
+    return CorruptData(f"log is damaged: {rule}", code=Code.CORRUPT_LOG, facts={"slot": slot_text(slot), **facts})
 
 
 def check_genesis(header: Header) -> None:
@@ -71,7 +71,9 @@ def _check_record(head: Header, claim: Header, following: Header) -> None:
     slot = following.slot
     own = (following.claim, following.epoch, following.leader_id)
     if own != (claim.slot, claim.epoch, claim.leader_id):
-        raise broken("object is not of the leader that claimed", slot, claim=slot_text(claim.slot), epoch=following.epoch)
+        raise broken(
+            "object is not of the leader that claimed", slot, claim=slot_text(claim.slot), epoch=following.epoch
+        )
     if head.kind is Kind.RESIGN:
         raise broken("leader wrote after it resigned", slot)
     if following.durable != claim.slot and following.durable > jump(claim.slot):

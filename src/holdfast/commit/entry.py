@@ -23,7 +23,18 @@ class CommitEntry:
     version at least as new as every version the outcome names. ``ticket`` is the caller's own.
     """
 
-    __slots__ = ("accepted", "arrived_ms", "durable_version", "followers", "outcome", "reply", "size", "ticket", "txn", "version")
+    __slots__ = (
+        "accepted",
+        "arrived_ms",
+        "durable_version",
+        "followers",
+        "outcome",
+        "reply",
+        "size",
+        "ticket",
+        "txn",
+        "version",
+    )
 
     def __init__(
         self, txn: Transaction, reply: Callable[[CommitEntry], None], ticket: object = None, size: int = 0
@@ -41,7 +52,8 @@ class CommitEntry:
 
 
 class Position:
-    """A place in the order of all entries: reached when everything before it is resolved and what was accepted is durable."""
+    """A place in the order of all entries: reached when everything before it is resolved and what was accepted is
+    durable."""
 
     __slots__ = ("ticket",)
 

@@ -89,9 +89,7 @@ class EventBatch:
         return cls(header.last_version, size, None, header, transactions)
 
 
-def events_of(
-    header: Header, transactions: Sequence[LoggedTransaction], *, checkpoint: bool = True
-) -> list[Event]:
+def events_of(header: Header, transactions: Sequence[LoggedTransaction], *, checkpoint: bool = True) -> list[Event]:
     """The durable events of one live object, and the checkpoint behind them."""
     leader_id = header.leader_id.hex()
     prev = header.prev_version
@@ -112,7 +110,17 @@ class Channel:
     ``start_version``: every transaction after it, up to the newest published, is in the ring.
     """
 
-    __slots__ = ("_batches", "_bytes", "_bytes_max", "_first", "_offsets", "_published", "_waiters", "closed", "start_version")
+    __slots__ = (
+        "_batches",
+        "_bytes",
+        "_bytes_max",
+        "_first",
+        "_offsets",
+        "_published",
+        "_waiters",
+        "closed",
+        "start_version",
+    )
 
     def __init__(self, start_version: int, *, bytes_max: int) -> None:
         self._batches: deque[EventBatch] = deque()

@@ -1,11 +1,12 @@
 """Taking the lead: recovery as a decision table over one LIST page, and the claim that follows from it.
 
 Owns: where the next leader claims, what it refuses to start on, and what a newest key says about who leads.
-Does not own: asking the store (``service``), whether it is polite to claim now (``service``, section 8 of the protocol).
+Does not own: asking the store (``service``), whether it is polite to claim now (``service``, section 8 of the
+protocol).
 
 Why one page is enough: zombies of any earlier leader lie strictly between the newest claim and its jump. If the latest
-leader wrote data, the newest key is its own and names its claim. If not, everything newer than its claim is a zombie, at
-most W - 1 of them, so the claim is in the page. See ``docs/explain/log-protocol.md``.
+leader wrote data, the newest key is its own and names its claim. If not, everything newer than its claim is a zombie,
+at most W - 1 of them, so the claim is in the page. See ``docs/explain/log-protocol.md``.
 
 The table (k1 is the newest key, c the newest claim, J its jump, "own" the listed keys at or below J):
 
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from holdfast.commit.batch import (
     CLAIM_BYTES,
@@ -60,7 +62,8 @@ GUESSES_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The newest keys of the log as one LIST page: ``slots`` ascending (newest first), ``claims`` those of claim size."""
+    """The newest keys of the log as one LIST page: ``slots`` ascending (newest first), ``claims`` those of claim
+    size."""
 
     slots: tuple[Slot, ...]
     claims: frozenset[Slot]
@@ -107,7 +110,7 @@ def read_page(rows: Sequence[tuple[str, int]]) -> Page:
         slots.append(slot)
         if size == CLAIM_BYTES:
             claims.add(slot)
-    if any(a >= b for a, b in zip(slots, slots[1:], strict=False)):
+    if any(a >= b for a, b in pairwise(slots)):
         raise CorruptData("the store does not list in order", code=Code.STORE_UNFIT, newest=slot_text(slots[0]))
     return Page(tuple(slots), frozenset(claims))
 
@@ -145,7 +148,7 @@ def plan_recovery(page: Page, objects: Mapping[Slot, bytes], *, allow_new: bool)
     head = decode_header(objects[newest], slot=newest)
     claim_slot = newest if head.kind is Kind.CLAIM else head.claim
     if page.claims:
-        claim_slot = min(claim_slot, min(page.claims))
+        claim_slot = min(claim_slot, *page.claims)
     listed = frozenset(page.slots)
     if claim_slot in listed and claim_slot not in objects:
         return NeedHeaders((claim_slot,))
@@ -178,7 +181,10 @@ def _refuse_what_does_not_fit(
     for header in (head, predecessor) if claim is None else (head, claim, predecessor):
         if frontier >= header.durable:
             raise broken(
-                "an acknowledged slot has gone", frontier, durable=slot_text(header.durable), told_by=slot_text(header.slot)
+                "an acknowledged slot has gone",
+                frontier,
+                durable=slot_text(header.durable),
+                told_by=slot_text(header.slot),
             )
         if header.log_id != predecessor.log_id:
             raise broken("object belongs to another log", header.slot)

@@ -5,9 +5,9 @@ Does not own: sending and reading (``service``), answering (``release``).
 
 Failure model: a PUT is answered created, refused or unknown, in any order, more than once per slot (hedges), or never.
 Unknown is sent again, the identical bytes, with capped exponential backoff and full jitter. Refused is read back: an
-object with this leader's id, nonce and body CRC is this leader's own earlier PUT (R6); anything else deposes the leader.
-A batch is durable when it and every older slot back to the jump are created or proved own (R5). Back-pressure is the
-span: slot n is sent only while ``oldest unacknowledged - n < window`` (R1), so one stuck batch stops the rest.
+object with this leader's id, nonce and body CRC is this leader's own earlier PUT (R6); anything else deposes the
+leader. A batch is durable when it and every older slot back to the jump are created or proved own (R5). Back-pressure
+is the span: slot n is sent only while ``oldest unacknowledged - n < window`` (R1), so one stuck batch stops the rest.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Final
 from zlib import crc32
 
 from holdfast.commit.batch import SPAN_MAX, Header, Kind, LoggedTransaction, encode_body, encode_object, jump
 from holdfast.commit.entry import CommitEntry, Position
-from holdfast.objects.port import Created, CreateAnswer, Refused, Unknown
+from holdfast.objects.port import CreateAnswer, Created, Refused, Unknown
 from holdfast.values import Instant, Slot, Version
 
 __all__ = ["Batch", "Persist", "PersistRules", "Put", "ReadBack", "Verdict"]
@@ -138,7 +139,7 @@ class Persist:
 
     __slots__ = (
         "_claim", "_collecting", "_collecting_since", "_last_put_ms", "_latency", "_nonce_seed", "_rules",
-        "collecting_bytes", "counters", "durable_header", "gave_up_why", "head", "in_flight", "resigned",
+        "collecting_bytes", "counters", "durable_header", "last_trouble", "head", "in_flight", "resigned",
     )  # fmt: skip
 
     def __init__(self, claim: Header, nonce_seed: bytes, rules: PersistRules) -> None:
@@ -154,7 +155,7 @@ class Persist:
         self._last_put_ms = -1e9
         self._latency = _Latency()
         self.counters = PersistCounters()
-        self.gave_up_why = ""
+        self.last_trouble = ""
         self.resigned = False
 
     # -- collecting ---------------------------------------------------------------------------------------------------
@@ -347,9 +348,9 @@ class Persist:
     def _again(self, batch: Batch, now_ms: float, detail: str, after_ms: int | None) -> Verdict:
         rules = self._rules
         if rules.retries_max is not None and batch.attempts > rules.retries_max and not batch.requests:
-            self.gave_up_why = f"slot {batch.header.slot:020d} was sent {batch.attempts} times: {detail}"
+            self.last_trouble = f"slot {batch.header.slot:020d} was sent {batch.attempts} times: {detail}"
             return Verdict.GAVE_UP
-        self.gave_up_why = detail
+        self.last_trouble = detail
         if batch.retry_at_ms is None:
             ceiling = min(rules.retry_max_ms, rules.retry_base_ms * 2 ** min(batch.attempts - 1, 30))
             wait = max(ceiling * _jitter(batch), after_ms or 0)
@@ -423,7 +424,7 @@ class Persist:
     def check(self) -> None:
         """Assert the invariants."""
         slots = [batch.header.slot for batch in self.in_flight]
-        assert all(a == b + 1 for a, b in zip(slots, slots[1:], strict=False)), "slots in flight are contiguous"
+        assert all(a == b + 1 for a, b in pairwise(slots)), "slots in flight are contiguous"
         assert len(slots) <= self._rules.window, "the span is within the window"
         assert not slots or slots[0] < self.durable_slot, "the watermark is older than every slot in flight"
         assert all(not batch.done or batch.payload for batch in self.in_flight), "frozen bytes stay"

@@ -25,7 +25,7 @@ Driver's duties (``service`` fulfils them; a simulation may be another driver):
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, assert_never
 
 from holdfast.commit.attempts import Attempts, Known
@@ -157,9 +157,7 @@ class Drain:
     now: Instant
 
 
-Event = (
-    Arrived | PutAnswered | HeaderFound | OwnershipSeen | VersionAsked | StatusAsked | NoopAsked | Tick | Drain
-)
+Event = Arrived | PutAnswered | HeaderFound | OwnershipSeen | VersionAsked | StatusAsked | NoopAsked | Tick | Drain
 
 
 # -- effects ----------------------------------------------------------------------------------------------------------
@@ -244,7 +242,7 @@ Effect = (
 class PipelineRules:
     """The bounds of the four stages."""
 
-    persist: PersistRules = PersistRules()
+    persist: PersistRules = field(default_factory=PersistRules)
     window_ms: float = 60_000.0
     window_bytes: int = 256 << 20
 
@@ -451,7 +449,7 @@ class Pipeline:
         if verdict is Verdict.DEPOSED:
             self._end("deposed", "another leader's object stands in a slot of this one", effects)
         elif verdict is Verdict.GAVE_UP:
-            self._end("gave_up", f"the store did not take a batch in time: {self.persist.gave_up_why}", effects)
+            self._end("gave_up", f"the store did not take a batch in time: {self.persist.last_trouble}", effects)
 
     def _finish(self, now: Instant, effects: list[Effect]) -> None:
         if self.persist.in_flight or self.persist.collecting or self.release.holding or self._waiting:

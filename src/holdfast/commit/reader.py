@@ -3,8 +3,8 @@
 Owns: which objects to ask for, prefetching, finding where a version starts. Does not own: the rules of the chain
 (``chain``), what a subscriber is shown (``subscription``).
 
-Failure model: a read that fails raises Unavailable and may be begun again from the last header seen. A broken chain or a
-bad CRC raises CorruptData naming slot and rule. A slot that is missing is the end of the log, never an error.
+Failure model: a read that fails raises Unavailable and may be begun again from the last header seen. A broken chain or
+a bad CRC raises CorruptData naming slot and rule. A slot that is missing is the end of the log, never an error.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Stage 4, answer: in version order, and only behind durable batches.
 
-Owns: the released watermark, who is answered when, and the proof of ownership without which nothing is released. Does not
-own: what the outcome is (``sequence``, ``resolve``), what is durable (``persist``), how an answer travels.
+Owns: the released watermark, who is answered when, and the proof of ownership without which nothing is released. Does
+not own: what the outcome is (``sequence``, ``resolve``), what is durable (``persist``), how an answer travels.
 
-The second line of defence: when the last proof that this leader owns the log (an acknowledged PUT or an ownership check)
-is older than ``PROOF_MS_MAX``, durable batches are held here until a check has passed. A leader that slept while its
-slots were claimed, written and removed again would otherwise acknowledge what nobody can read.
+The second line of defence: when the last proof that this leader owns the log (an acknowledged PUT or an ownership
+check) is older than ``PROOF_MS_MAX``, durable batches are held here until a check has passed. A leader that slept
+while its slots were claimed, written and removed again would otherwise acknowledge what nobody can read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stage 2, decide: does every precondition still hold against the recent writes?
 
 Owns: the verdict, and the conflict window that it is decided by. Does not own: order (``sequence``), durability
-(``persist``). An accepted transaction joins the window at once, so the next one is judged against it: both stand or fall
-with the same leader.
+(``persist``). An accepted transaction joins the window at once, so the next one is judged against it: both stand or
+fall with the same leader.
 
 A precondition at version v holds when nothing in its key or range changed after v. One with v below the window's floor
 cannot be judged and makes the transaction ``too_old``.

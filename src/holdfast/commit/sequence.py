@@ -1,10 +1,11 @@
 """Stage 1, order: every commit request gets its version, or is told here why it gets none.
 
-Owns: versions, bans, request ids, the bound that a status question waits for. Does not own: whether a transaction commits
-(``resolve``), any I/O, any clock.
+Owns: versions, bans, request ids, the bound that a status question waits for. Does not own: whether a transaction
+commits (``resolve``), any I/O, any clock.
 
-Versions rise by one per request that passes this stage; those that resolve rejects leave holes. The stage holds back when
-the versions assigned run 90,000,000 ahead of the durable ones, so that no version can ever reach the next leader's base.
+Versions rise by one per request that passes this stage; those that resolve rejects leave holes. The stage holds back
+when the versions assigned run 90,000,000 ahead of the durable ones, so that no version can ever reach the next
+leader's base.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Sequence:
     def order(self, entries: Iterable[CommitEntry], floor: int) -> tuple[list[CommitEntry], list[CommitEntry]]:
         """Give versions to entries, in the order they came.
 
-        Returns the entries that go on (with a version, or with an outcome decided here) in order, and those that must be
-        looked up in the log because their read version lies below the window. An entry that repeats one in flight is
+        Returns the entries that go on (with a version, or with an outcome decided here) in order, and those that must
+        be looked up in the log because their read version lies below the window. An entry that repeats one in flight is
         in neither: it became a follower of the original and shares its outcome.
         """
         onward: list[CommitEntry] = []
@@ -123,7 +124,8 @@ class Sequence:
         if request_id is None or not entry.version:
             return
         known = self.attempts.find(request_id)
-        assert isinstance(known, Known) and known.entry is entry, "an attempt in flight is known by its entry"
+        assert isinstance(known, Known), "an attempt in flight is known"
+        assert known.entry is entry, "an attempt in flight is known by its entry"
         if entry.accepted:
             known.entry = None
             return

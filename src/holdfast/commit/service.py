@@ -1,13 +1,13 @@
 """The shell of the commit log: one pipeline, one object store, one clock, one event loop.
 
-Owns: carrying out effects, timers, admission, and the questions that need the store (versions, status). Does not own: any
-decision of the four stages, HTTP.
+Owns: carrying out effects, timers, admission, and the questions that need the store (versions, status). Does not own:
+any decision of the four stages, HTTP.
 
-Runtime: everything runs on one event loop; the pipeline is stepped with whatever arrived since the last step, so a batch
-is formed by load and not by a timer. Store requests run beside it. See ``docs/decisions/0002-one-loop.md``.
+Runtime: everything runs on one event loop; the pipeline is stepped with whatever arrived since the last step, so a
+batch is formed by load and not by a timer. Store requests run beside it. See ``docs/decisions/0002-one-loop.md``.
 
-Failure model: a store that stalls fills the span, then the queue, then ``admission`` refuses with Retry-After; metrics and
-streams go on. When the reign ends, every waiting commit is answered ``Unanswered`` and ``ended`` is set.
+Failure model: a store that stalls fills the span, then the queue, then ``admission`` refuses with Retry-After; metrics
+and streams go on. When the reign ends, every waiting commit is answered ``Unanswered`` and ``ended`` is set.
 """
 
 from __future__ import annotations
@@ -214,7 +214,8 @@ class CommitService:
     def _look_up_old(self, entry: CommitEntry) -> Coroutine[Any, Any, None]:
         async def answer() -> None:
             request_id, read_version = entry.txn.request_id, entry.txn.read_version
-            assert request_id is not None and read_version is not None, "only attempts are looked up"
+            assert request_id is not None, "only attempts are looked up"
+            assert read_version is not None, "a request id comes with a read version"
             try:
                 async with self._look_ups:
                     found = await look_up(self.store, self.claim, self.durable_header(), request_id, read_version)
@@ -339,7 +340,13 @@ class CommitService:
                 txn = entry.txn
                 events.append(
                     TransactionEvent(
-                        entry.version, self._last_accepted, txn.request_id, self.leader_id, time_ms, txn.operations, False
+                        entry.version,
+                        self._last_accepted,
+                        txn.request_id,
+                        self.leader_id,
+                        time_ms,
+                        txn.operations,
+                        False,
                     )
                 )
                 self._last_accepted = entry.version  # type: ignore[assignment]

@@ -1,7 +1,7 @@
 """Looking an attempt up in the log.
 
-Owns: reading the log for a request id from a version on. Does not own: when that is needed and what it proves (``pipeline``
-bans first, ``service`` proves ownership after).
+Owns: reading the log for a request id from a version on. Does not own: when that is needed and what it proves
+(``pipeline`` bans first, ``service`` proves ownership after).
 
 Cost: two header reads per reign back to the version, log2 of the reign's length, then one GET per object after it.
 """

@@ -1,10 +1,10 @@
 """One subscriber's stream: history from the store, then live events, with no gap and no repeat.
 
-Owns: where a stream starts, the hand-over between history and live, and the proof of it (``prev_version``). Does not own:
-the live rings (``feed``), encoding and filters (``server``).
+Owns: where a stream starts, the hand-over between history and live, and the proof of it (``prev_version``). Does not
+own: the live rings (``feed``), encoding and filters (``server``).
 
-The hand-over: history is read until the live ring still holds everything after the last version yielded; then the stream
-goes on in the ring from exactly that version. A subscriber that falls out of the ring reads history again.
+The hand-over: history is read until the live ring still holds everything after the last version yielded; then the
+stream goes on in the ring from exactly that version. A subscriber that falls out of the ring reads history again.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
+from holdfast.commit.batch import Header
 from holdfast.commit.chain import ChainWalker
 from holdfast.commit.feed import Channel, Event, EventBatch, Feed, LeaderChange, TransactionEvent
 from holdfast.commit.reader import Reign, follow, reigns_back, start_after
 from holdfast.commit.service import CommitService
-from holdfast.commit.batch import Header
 from holdfast.errors import Backpressure, Code, HoldfastError, InternalError, InvalidRequest, NotFound
 
 __all__ = ["RolledBack", "subscribe"]
@@ -41,8 +41,8 @@ async def subscribe(
 ) -> AsyncIterator[EventBatch]:
     """The events after version ``after``, as batches that became visible together; endless until the reign ends.
 
-    Live batches are shared by all subscribers and must not be changed. With ``durable`` false, transactions come as soon
-    as they are accepted, and checkpoints say what became durable; the last batch is then a LeaderChange.
+    Live batches are shared by all subscribers and must not be changed. With ``durable`` false, transactions come as
+    soon as they are accepted, and checkpoints say what became durable; the last batch is then a LeaderChange.
     Raises: InvalidRequest ``future_version``, RolledBack, NotFound ``log_truncated``, Backpressure ``lagging`` (this
     subscriber is more than ``bytes_behind_max`` behind the live end), Unavailable, CorruptData.
     """
@@ -51,12 +51,13 @@ async def subscribe(
     feed.resolved_subscribers += not durable
     try:
         if after < service.claim.last_version:
-            async for batch, after in _history(service, after, durable):
+            async for batch, reached in _history(service, after, durable):
                 yield batch
+                after = reached
         elif after > service.pipeline.sequence.assigned:
             raise InvalidRequest("version was never handed out", code=Code.FUTURE_VERSION, version=after)
         channel = feed.durable if durable else feed.resolved
-        async for batch in _live(service, channel, after, durable, bytes_behind_max):
+        async for batch in _live(service, channel, after, bytes_behind_max):
             yield batch
     finally:
         feed.subscribers -= 1
@@ -67,7 +68,7 @@ async def subscribe(
 
 
 async def _live(
-    service: CommitService, channel: Channel, after: int, durable: bool, bytes_behind_max: int
+    service: CommitService, channel: Channel, after: int, bytes_behind_max: int
 ) -> AsyncIterator[EventBatch]:
     """Events of this reign after ``after``, from the ring, or from the store where the ring has moved on."""
     feed = service.feed
@@ -76,8 +77,9 @@ async def _live(
         if position is None:
             position = channel.find(after)
             if position is None:
-                async for batch, after in _catch_up(service, feed, channel, after):
+                async for batch, reached in _catch_up(service, feed, channel, after):
                     yield batch
+                    after = reached
                 continue
         if position >= channel.end:
             if channel.closed:
@@ -85,11 +87,11 @@ async def _live(
             await channel.wait(position)
             continue
         behind = channel.bytes_behind(position)
-        batch = channel.at(position)
-        if batch is None or behind > bytes_behind_max:
+        shared = channel.at(position)
+        if shared is None or behind > bytes_behind_max:
             raise Backpressure("subscriber is too far behind", code=Code.LAGGING, bytes_behind=behind, after=after)
         position += 1
-        batch = _tail(batch, after)
+        batch = _tail(shared, after)
         if batch.events:
             yield batch
         after = max(after, batch.last_version)
@@ -113,17 +115,17 @@ async def _catch_up(
         position = feed.durable.find(after)
         assert position is not None, "just found"
         await feed.durable.wait(position)
-        batch = feed.durable.at(position) if position < feed.durable.end else None
-        if batch is not None:
-            batch = _tail(batch, after)
+        shared = feed.durable.at(position) if position < feed.durable.end else None
+        if shared is not None:
+            batch = _tail(shared, after)
             yield batch, max(after, batch.last_version)
         return
     reign = Reign(service.claim, None)
     until = service.durable_header()
     walker = await start_after(service.store, reign, until, after)
-    async for batch, after in _read(service, walker, until, after):
-        yield batch, after
-        if channel.find(after) is not None:
+    async for batch, reached in _read(service, walker, until, after):
+        yield batch, reached
+        if channel.find(reached) is not None:
             return
 
 
@@ -152,8 +154,8 @@ async def _history(service: CommitService, after: int, durable: bool) -> AsyncIt
     assert reign is not None, "a log has a genesis"
     newest = later if later is not None else service.durable_header()
     walker = await start_after(service.store, reign, newest, after)
-    async for batch, after in _read(service, walker, service.durable_header(), after):
-        yield batch, after
+    async for batch, reached in _read(service, walker, service.durable_header(), after):
+        yield batch, reached
 
 
 async def _read(

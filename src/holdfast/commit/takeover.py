@@ -1,10 +1,10 @@
 """The shell of recovery: from an object store to a claim that is created and checked.
 
-Owns: the requests that ``leadership`` asks for, their order, and politeness towards a leader that is alive (section 8 of
-the protocol: liveness only, safety never depends on it). Does not own: any decision about slots.
+Owns: the requests that ``leadership`` asks for, their order, and politeness towards a leader that is alive (section 8
+of the protocol: liveness only, safety never depends on it). Does not own: any decision about slots.
 
-At most four sequential waits until ready: LIST, headers in parallel, claim, ownership LIST. The store is probed beside the
-first two, and the probe has passed before the claim is sent.
+At most four sequential waits until ready: LIST, headers in parallel, claim, ownership LIST. The store is probed beside
+the first two, and the probe has passed before the claim is sent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Transactions as requests, and the verdicts about them.
 
-Owns: the shape of a commit request (these types decode JSON and msgpack, and the API description is generated from them)
-and the closed list of outcomes. Does not own: deciding (``resolve``), ordering (``sequence``), answering (``release``).
+Owns: the shape of a commit request (these types decode JSON and msgpack, and the API description is generated from
+them) and the closed list of outcomes. Does not own: deciding (``resolve``), ordering (``sequence``), answering
+(``release``).
 
 Shape: keys and values are raw bytes, in JSON standard base64 with padding. Keys compare as raw bytes. A range is
 ``[begin, end)``; an absent ``end`` means to the last key.
