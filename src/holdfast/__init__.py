@@ -1,1 +1,128 @@
+"""Holdfast: durability for application data.
 
+The public surface of the package is the list below, and nothing else. Each name is loaded when it is first used, so
+that importing the package needs no third-party package and takes no time; using ``Client`` needs ``holdfast[client]``.
+
+>>> import holdfast
+>>> issubclass(holdfast.Conflict, holdfast.HoldfastError)
+True
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from holdfast import aio
+    from holdfast.client import Client, ClientOptions
+    from holdfast.commit.transaction import (
+        Delete,
+        Operation,
+        PointRead,
+        Precondition,
+        RangeDelete,
+        RangeRead,
+        Transaction,
+        Write,
+    )
+    from holdfast.errors import (
+        Backpressure,
+        Closed,
+        Code,
+        Conflict,
+        CorruptData,
+        Fenced,
+        HoldfastError,
+        InternalError,
+        InvalidRequest,
+        LimitExceeded,
+        NotFound,
+        OutcomeUnknown,
+        PermissionDenied,
+        Unavailable,
+    )
+    from holdfast.settings import Settings, load_configuration
+    from holdfast.view import View
+
+__all__ = [
+    "Backpressure",
+    "Client",
+    "ClientOptions",
+    "Closed",
+    "Code",
+    "Conflict",
+    "CorruptData",
+    "Delete",
+    "Fenced",
+    "HoldfastError",
+    "InternalError",
+    "InvalidRequest",
+    "LimitExceeded",
+    "NotFound",
+    "Operation",
+    "OutcomeUnknown",
+    "PermissionDenied",
+    "PointRead",
+    "Precondition",
+    "RangeDelete",
+    "RangeRead",
+    "Settings",
+    "Transaction",
+    "Unavailable",
+    "View",
+    "Write",
+    "__version__",
+    "aio",
+    "load_configuration",
+]
+
+__version__: Final = "0.1.0"
+
+_HOMES: Final = {
+    "holdfast.client": ("Client", "ClientOptions"),
+    "holdfast.commit.transaction": (
+        "Delete",
+        "Operation",
+        "PointRead",
+        "Precondition",
+        "RangeDelete",
+        "RangeRead",
+        "Transaction",
+        "Write",
+    ),
+    "holdfast.errors": (
+        "Backpressure",
+        "Closed",
+        "Code",
+        "Conflict",
+        "CorruptData",
+        "Fenced",
+        "HoldfastError",
+        "InternalError",
+        "InvalidRequest",
+        "LimitExceeded",
+        "NotFound",
+        "OutcomeUnknown",
+        "PermissionDenied",
+        "Unavailable",
+    ),
+    "holdfast.settings": ("Settings", "load_configuration"),
+    "holdfast.view": ("View",),
+}
+_HOME: Final = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name == "aio":
+        return importlib.import_module("holdfast.aio")
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

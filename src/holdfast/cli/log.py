@@ -1,0 +1,88 @@
+"""``holdfast log``: begin a log, and look at one straight on its store, without a service.
+
+Owns: the options of init, ls, show, cat, verify and stat. Does not own: what they do (``log_views``), which is loaded
+when one of them runs, so that the other commands start without reading Arrow.
+
+Failure model: everything but ``init`` only reads, and may run beside a leader: what is written meanwhile may or may not
+be seen. Damage ends a command with exit code 6 and names the slot and the broken rule.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.options import ConfigOption, JsonOption, LogArgument, log_url_of
+
+__all__ = ["commands"]
+
+commands = typer.Typer(no_args_is_help=True, help="Begin a log, and look at one on its store.", rich_markup_mode=None)
+
+
+@commands.command()
+def init(url: LogArgument = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Begin a new log where there is none at all. Harmless on one that exists."""
+    from holdfast.cli import log_views
+
+    log_views.init(log_url_of(url, config), as_json=as_json)
+
+
+@commands.command()
+def ls(
+    url: LogArgument = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="How many objects, newest first; 0 is all.")] = 100,
+    long: Annotated[bool, typer.Option("--long", "-l", help="Read the headers too.")] = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the objects of a log, newest first, and say which are live."""
+    from holdfast.cli import log_views
+
+    log_views.ls(log_url_of(url, config), limit=limit, long=long, as_json=as_json)
+
+
+@commands.command()
+def show(
+    slot: Annotated[str, typer.Argument(help="The 20-digit slot, or `newest`.")],
+    url: LogArgument = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one object: its header, and its transactions with the preconditions that they passed."""
+    from holdfast.cli import log_views
+
+    log_views.show(log_url_of(url, config), slot, as_json=as_json)
+
+
+@commands.command()
+def cat(
+    url: LogArgument = None,
+    after: Annotated[int, typer.Option("--after", min=0, help="Only transactions with a higher version.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this many transactions; 0 is all.")] = 0,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the committed transactions of a log in order, with the preconditions that they passed."""
+    from holdfast.cli import log_views
+
+    log_views.cat(log_url_of(url, config), after=after, limit=limit, as_json=as_json)
+
+
+@commands.command()
+def verify(url: LogArgument = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Read the whole log and check every rule: the chain, every CRC, every version.
+
+    Exit code 6 when one is broken, with its name and the slot.
+    """
+    from holdfast.cli import log_views
+
+    log_views.verify(log_url_of(url, config), as_json=as_json)
+
+
+@commands.command()
+def stat(url: LogArgument = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Count a log's objects and bytes, and list its leaders. Reads no transactions."""
+    from holdfast.cli import log_views
+
+    log_views.stat(log_url_of(url, config), as_json=as_json)

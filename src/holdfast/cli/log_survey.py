@@ -1,0 +1,212 @@
+"""The work behind ``holdfast log``: beginning a log, telling live objects from dead ones, checking every object.
+
+Owns: which objects a survey covers. Does not own: the rules themselves (``commit.chain``, ``commit.leadership``).
+
+Failure model: raises CorruptData for damage and Unavailable when the store does not answer; nothing but
+``create_genesis`` writes, and that only where the whole prefix lists empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.cli.output import Progress
+from holdfast.commit.batch import CLAIM_BYTES, FIRST_SLOT, PREFIX, Header, Kind, jump, object_name, slot_of
+from holdfast.commit.chain import ChainWalker, broken
+from holdfast.commit.leadership import Frontier, Identity, claim_header, encode_claim
+from holdfast.commit.reader import Reign, find_frontier, follow, read_header, reigns_back, start_after
+from holdfast.errors import Code, CorruptData, NotFound, Unavailable
+from holdfast.objects.port import Created, Listed, ObjectStore, Refused, Unknown
+from holdfast.values import LeaderId, LogId, Slot, slot_text
+
+__all__ = ["Survey", "Verified", "create_genesis", "survey", "verify_log", "walker_after"]
+
+PAGE: Final = 1000
+GENESIS_TRIES: Final = 5
+
+
+async def create_genesis(store: ObjectStore) -> LogId | None:
+    """Write the first object of a new log; None when there is anything under the prefix already.
+
+    After a crash: either there is a log, or running it again begins one. Raises: Unavailable,
+    CorruptData (unfit store).
+    """
+    if await store.list(PREFIX, limit=1):
+        return None
+    from holdfast.objects.probe import probe
+
+    await probe(store)
+    log_id = LogId(secrets.token_bytes(16))
+    identity = Identity(LeaderId(secrets.token_bytes(16)), secrets.token_bytes(16), address="")
+    frontier = Frontier(FIRST_SLOT, None, 1)
+    header = claim_header(
+        frontier, identity, nonce=secrets.token_bytes(16), log_id=log_id, wall_ms=time.time_ns() // 1_000_000
+    )
+    data = encode_claim(header)
+    for attempt in range(GENESIS_TRIES):
+        match await store.create(object_name(FIRST_SLOT), data):
+            case Created():
+                return log_id
+            case Refused():
+                found = await read_header(store, FIRST_SLOT)
+                if found is not None:
+                    return log_id if found.nonce == header.nonce else None
+            case Unknown(detail=detail):
+                if attempt == GENESIS_TRIES - 1:
+                    raise Unavailable("the store gave no usable answer", detail=detail)
+        await asyncio.sleep(0.1 * 2**attempt)
+    raise Unavailable("the store refuses the first object and does not show it", slot=slot_text(FIRST_SLOT))
+
+
+@dataclass(slots=True)
+class Survey:
+    """A log's objects newest first, and the reigns that say which of them are live (newest reign first)."""
+
+    objects: list[Listed] = field(default_factory=list[Listed])
+    reigns: list[Reign] = field(default_factory=list[Reign])
+    head: Header | None = None
+
+    def slot(self, row: Listed) -> Slot:
+        """The slot of a listed object. Raises: CorruptData for a foreign name."""
+        found = slot_of(row.key)
+        if found is None:
+            raise CorruptData(
+                "a key under batches/ is not a slot",
+                key=row.key,
+                hint="move the foreign object away; nothing but Holdfast may write under batches/",
+            )
+        return found
+
+    def is_claim(self, row: Listed) -> bool:
+        """Whether the size is a claim's."""
+        return row.size == CLAIM_BYTES
+
+    def is_live(self, slot: Slot) -> bool:
+        """Whether the live chain runs through this slot. What came after the survey's head counts as live."""
+        newest: int = 0
+        for reign in self.reigns:
+            if slot == reign.claim.slot or newest <= slot <= jump(reign.claim.slot):
+                return True
+            if reign.before is not None:
+                newest = reign.before.slot
+        return False
+
+
+async def survey(store: ObjectStore, *, objects_max: int | None) -> Survey:
+    """List the newest ``objects_max`` objects (all of them for None), and walk the claims back to genesis.
+
+    Cost: a LIST for each 1000 objects, two header reads for each leader. Raises: Unavailable, CorruptData.
+    """
+    found = Survey()
+    frontier = await find_frontier(store)
+    if frontier is None:
+        return found
+    found.head, claim = frontier
+    async with aclosing(reigns_back(store, claim)) as reigns:
+        async for reign in reigns:
+            found.reigns.append(reign)
+    after = ""
+    while objects_max is None or len(found.objects) < objects_max:
+        wanted = PAGE if objects_max is None else min(PAGE, objects_max - len(found.objects))
+        rows = await store.list(PREFIX, after=after, limit=wanted)
+        found.objects += rows
+        if len(rows) < wanted:
+            break
+        after = rows[-1].key
+    return found
+
+
+async def walker_after(store: ObjectStore, version: int) -> ChainWalker:
+    """A walker whose next object holds the first transaction after ``version``. Raises as ``start_after``."""
+    frontier = await find_frontier(store)
+    if frontier is None:
+        raise NotFound("log is empty", code=Code.LOG_EMPTY)
+    newest, claim = frontier
+    async with aclosing(reigns_back(store, claim)) as reigns:
+        async for reign in reigns:
+            if reign.base <= version:
+                return await start_after(store, reign, newest, version)
+            if reign.before is not None:
+                newest = reign.before
+    return ChainWalker()
+
+
+@dataclass(slots=True)
+class Verified:
+    """What a whole reading of a log has seen."""
+
+    objects: int = 0
+    bytes: int = 0
+    leaders: int = 0
+    transactions: int = 0
+    operations: int = 0
+    preconditions: int = 0
+    first_transaction: int = 0
+    last_transaction: int = 0
+    last_version: int = 0
+    newest_slot: int = 0
+
+    def fields(self) -> dict[str, object]:
+        """The counts by name, the slot as text."""
+        return {
+            "objects": self.objects,
+            "bytes": self.bytes,
+            "leaders": self.leaders,
+            "transactions": self.transactions,
+            "operations": self.operations,
+            "preconditions": self.preconditions,
+            "first_transaction": self.first_transaction,
+            "last_transaction": self.last_transaction,
+            "last_version": self.last_version,
+            "newest_slot": slot_text(self.newest_slot),
+        }
+
+
+async def verify_log(store: ObjectStore, moved: Progress) -> Verified:
+    """Read every live object from genesis on and check it, then check that the chain ends where recovery says it does.
+
+    Raises: CorruptData naming the slot and the rule; NotFound (log_empty); Unavailable.
+    """
+    frontier = await find_frontier(store)
+    if frontier is None:
+        raise NotFound("log is empty", code=Code.LOG_EMPTY)
+    total = _objects_in(frontier[0], [reign async for reign in reigns_back(store, frontier[1])])
+    found = Verified()
+    walker = ChainWalker()
+    async with aclosing(follow(store, walker)) as batches:
+        async for batch in batches:
+            found.objects += 1
+            found.bytes += len(batch.data)
+            found.leaders += batch.header.kind is Kind.CLAIM
+            for txn in batch.transactions():
+                found.transactions += 1
+                found.operations += len(txn.operations)
+                found.preconditions += len(txn.preconditions)
+                found.first_transaction = found.first_transaction or txn.version
+                found.last_transaction = txn.version
+            moved(found.objects, max(total, found.objects))
+    head = walker.head
+    if head is None or head.slot > frontier[0].slot:
+        missing = FIRST_SLOT if head is None else walker.next_slot
+        raise broken("a slot of the live chain is missing", missing, newest=slot_text(frontier[0].slot))
+    found.last_version = head.last_version
+    found.newest_slot = head.slot
+    return found
+
+
+def _objects_in(head: Header, reigns: list[Reign]) -> int:
+    """How many live objects these reigns hold, from their borders alone."""
+
+    def sizes() -> Iterator[int]:
+        newest = head.slot
+        for reign in reigns:
+            yield 1 + max(0, jump(reign.claim.slot) - newest + 1)
+            newest = reign.claim.slot if reign.before is None else reign.before.slot
+
+    return sum(sizes())

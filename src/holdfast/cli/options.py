@@ -1,0 +1,111 @@
+"""Options that several commands share, spelled once.
+
+Owns: their names, help and environment variables, and reading keys, values and settings from them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from holdfast.errors import InvalidRequest
+from holdfast.settings import Configuration, load_configuration
+
+__all__ = [
+    "ConfigOption",
+    "Encoding",
+    "EncodingOption",
+    "JsonOption",
+    "LogArgument",
+    "SetOption",
+    "TokenOption",
+    "UrlOption",
+    "configuration",
+    "log_url_of",
+    "parse_bytes",
+]
+
+
+class Encoding(StrEnum):
+    """How keys and values are written on the command line."""
+
+    TEXT = "text"
+    HEX = "hex"
+    BASE64 = "base64"
+
+
+JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, one value a line.")]
+UrlOption: TypeAlias = Annotated[
+    str, typer.Option("--url", envvar="HOLDFAST_URL", help="The service: http://HOST:PORT, https:// or unix:/PATH.")
+]
+TokenOption: TypeAlias = Annotated[
+    str | None, typer.Option("--token", envvar="HOLDFAST_TOKEN", help="Bearer token.", show_default=False)
+]
+EncodingOption: TypeAlias = Annotated[
+    Encoding, typer.Option("--encoding", help="How keys and values are written here.")
+]
+ConfigOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", envvar="HOLDFAST_CONFIG", help="TOML file; holdfast.toml here by default.", show_default=False
+    ),
+]
+SetOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set any configuration key; repeatable.", show_default=False),
+]
+LogArgument: TypeAlias = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[URL]", help="The log, for example file:///var/lib/holdfast; log.url by default.", show_default=False
+    ),
+]
+
+
+def configuration(
+    config: Path | None,
+    settings: list[str] | None = None,
+    *,
+    log: str | None = None,
+    listen: list[str] | None = None,
+) -> Configuration:
+    """The configuration in force under these flags. Raises: InvalidRequest."""
+    flags: dict[str, object] = {}
+    for item in settings or ():
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise InvalidRequest(f"--set needs KEY=VALUE, for example --set leader.silence_ms=3000, and got {item}")
+        flags[key.strip()] = value.strip()
+    if log is not None:
+        flags["log.url"] = log
+    if listen:
+        flags["server.listen"] = listen
+    return load_configuration(flags=flags, file=config)
+
+
+def log_url_of(url: str | None, config: Path | None) -> str:
+    """The log a command works on: the one named, else the configured one. Raises: InvalidRequest."""
+    return configuration(config, log=url).settings.log.url
+
+
+def parse_bytes(text: str, encoding: Encoding) -> bytes:
+    """The bytes that a text on the command line stands for.
+
+    >>> parse_bytes("6b6579", Encoding.HEX)
+    b'key'
+    """
+    try:
+        match encoding:
+            case Encoding.TEXT:
+                return text.encode("utf-8")
+            case Encoding.HEX:
+                return bytes.fromhex(text.removeprefix("0x"))
+            case Encoding.BASE64:
+                return base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error) as error:
+        raise InvalidRequest(f"{text!r} is not {encoding.value}") from error

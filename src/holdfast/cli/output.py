@@ -1,0 +1,129 @@
+"""What commands print: tables and lines for people, JSON for programs, progress for those who wait.
+
+Owns: the forms. Results go to stdout, everything else to stderr, so that a pipe carries results only. Bytes are printed
+as text where they are text and as ``0x...`` where they are not; in JSON always as base64, as in the HTTP API.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from holdfast.errors import HoldfastError
+
+__all__ = [
+    "Progress",
+    "base64_text",
+    "print_error",
+    "print_fields",
+    "print_json",
+    "print_line",
+    "print_table",
+    "progress",
+    "readable",
+]
+
+
+def print_json(value: object) -> None:
+    """One JSON value on one line of stdout."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
+def print_line(text: str) -> None:
+    """One line on stdout."""
+    sys.stdout.write(text + "\n")
+
+
+def print_fields(fields: Mapping[str, object]) -> None:
+    """Names and values in two columns on stdout."""
+    width = max(map(len, fields), default=0)
+    for name, value in fields.items():
+        print_line(f"{name:{width}}  {value}")
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[str] = frozenset()) -> None:
+    """Aligned columns on stdout, the same on a terminal and in a pipe. ``right`` names those aligned to the right."""
+    widths = [max(len(name), *(len(row[i]) for row in rows)) if rows else len(name) for i, name in enumerate(columns)]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for cell, width, name in zip(cells, widths, columns, strict=True)
+        )
+        return "  ".join(padded).rstrip() + "\n"
+
+    sys.stdout.write(line([name.upper() for name in columns]))
+    for row in rows:
+        sys.stdout.write(line(row))
+
+
+def print_error(error: HoldfastError, *, as_json: bool) -> None:
+    """An error on stderr: one clear line and the hint, or the error object of the HTTP API."""
+    if as_json:
+        body: dict[str, object] = {"code": error.code.value, "message": str(error)}
+        if error.hint:
+            body["hint"] = error.hint
+        if error.retry_after_ms is not None:
+            body["retry_after_ms"] = error.retry_after_ms
+        sys.stderr.write(json.dumps({"error": body}) + "\n")
+        return
+    sys.stderr.write(f"holdfast: {error}\n")
+    if error.hint:
+        sys.stderr.write(f"  hint: {error.hint}\n")
+
+
+def base64_text(data: bytes) -> str:
+    """Bytes as JSON carries them.
+
+    >>> base64_text(b"key")
+    'a2V5'
+    """
+    return base64.b64encode(data).decode("ascii")
+
+
+def readable(data: bytes, *, characters_max: int = 0) -> str:
+    """Bytes for people, cut to ``characters_max`` where that is not 0.
+
+    >>> readable(b"account/7"), readable(bytes([0, 255]))
+    ('account/7', '0x00ff')
+    """
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        text = ""
+    if not text.isprintable() or (data and not text):
+        text = "0x" + data.hex()
+    return text if not characters_max or len(text) <= characters_max else text[: characters_max - 1] + "…"
+
+
+class Progress(Protocol):
+    """A bar that moves."""
+
+    def __call__(self, done: int, total: int | None = None) -> None:
+        """``done`` of ``total`` steps are behind us; an unknown total shows the count only."""
+        ...
+
+
+@contextmanager
+def progress(what: str, *, shown: bool = True) -> Generator[Progress]:
+    """A progress bar on stderr while the block runs, when stderr is a terminal and ``shown``."""
+    if not shown or not sys.stderr.isatty():
+        yield _unseen
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total=None: bar.update(task, completed=done, total=total)
+
+
+def _unseen(done: int, total: int | None = None) -> None:
+    """Progress that nobody watches."""
+    del done, total

@@ -1,0 +1,129 @@
+"""What all lanes share: how much is run, and what a run must leave behind.
+
+``HOLDFAST_PROVE=1`` raises the numbers (``make prove``), refuses skipped tests and writes ``proof.json``. ``CI=true``
+refuses skipped tests too. A test adds its own counts to the proof with ``record_property("seeds", 5000)``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).parent.parent
+PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
+NO_SKIPS = PROVE or os.environ.get("CI") == "true"
+
+settings.register_profile("test", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("prove", settings.get_profile("test"), max_examples=2_000)
+settings.load_profile("prove" if PROVE else "test")
+
+
+class Lane:
+    """What one folder of tests did."""
+
+    def __init__(self) -> None:
+        self.passed = 0
+        self.failed = 0
+        self.skipped = 0
+        self.seconds = 0.0
+        self.counts: dict[str, int | float] = defaultdict(int)
+
+
+class Proof:
+    """Collects what every lane did; an instance is registered as a plugin."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[str, Lane] = defaultdict(Lane)
+        self.skipped: list[str] = []
+        self.began = time.time()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Called three times for each test; the test itself counts once, its set-up and tear-down when they fail."""
+        parts = Path(report.nodeid.partition("::")[0]).parts
+        lane = self.lanes[parts[1] if len(parts) > 2 else parts[0]]
+        lane.seconds += report.duration
+        if report.failed:
+            lane.failed += 1
+        elif report.skipped:
+            lane.skipped += 1
+            self.skipped.append(report.nodeid)
+        elif report.when == "call":
+            lane.passed += 1
+        if report.when == "teardown":
+            for name, value in report.user_properties:
+                if isinstance(value, int | float):
+                    lane.counts[name] += value
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A module that skips itself whole is a skipped lane too."""
+        if report.skipped:
+            self.skipped.append(report.nodeid)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """A skipped test fails the run where every lane must run."""
+        if NO_SKIPS and self.skipped and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if PROVE:
+            (ROOT / "proof.json").write_text(json.dumps(self.summary(int(session.exitstatus)), indent=2) + "\n")
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say why a run without failures has failed."""
+        if NO_SKIPS and self.skipped:
+            terminalreporter.section("skipped, and here that is a failure", red=True)
+            for nodeid in self.skipped:
+                terminalreporter.write_line(nodeid)
+
+    def summary(self, exit_status: int) -> dict[str, object]:
+        """The proof: what was run, on what, and what came of it."""
+        return {
+            "ok": exit_status == 0,
+            "commit": _git("rev-parse", "HEAD"),
+            "clean": _git("status", "--porcelain") == "",
+            "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.began)),
+            "seconds": round(time.time() - self.began, 1),
+            "machine": {"system": platform.platform(), "cpu": _cpu(), "cores": os.cpu_count()},
+            "python": platform.python_version(),
+            "skipped": self.skipped,
+            "lanes": {
+                name: {
+                    "passed": lane.passed,
+                    "failed": lane.failed,
+                    "skipped": lane.skipped,
+                    "seconds": round(lane.seconds, 1),
+                    "counts": dict(sorted(lane.counts.items())),
+                }
+                for name, lane in sorted(self.lanes.items())
+            },
+        }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the collector once."""
+    config.pluginmanager.register(Proof(), "holdfast-proof")
+
+
+@pytest.fixture(scope="session")
+def prove() -> bool:
+    """Whether the large numbers are asked for."""
+    return PROVE
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
