@@ -40,7 +40,7 @@ from holdfast.errors import (
     NotFound,
     Unavailable,
 )
-from holdfast.objects.port import ObjectStore, Unknown
+from holdfast.objects.port import CreateAnswer, ObjectStore, Unknown
 from holdfast.values import LeaderId, LogId, Slot
 
 __all__ = ["CommitEntry", "CommitService", "ServiceEnd", "ServiceOptions", "StatusAnswer"]
@@ -360,17 +360,12 @@ class CommitService:
         task.add_done_callback(self._tasks.discard)
 
     async def _put(self, put: Put) -> None:
-        timer = self._loop.call_later(
-            self.options.request_timeout_ms / 1000.0, _cancel, asyncio.current_task(self._loop)
-        )
+        answer: CreateAnswer
         try:
-            answer = await self.store.create(object_name(put.slot), put.data)
-        except asyncio.CancelledError:
-            if now().boot_ms < timer.when():
-                raise
+            async with asyncio.timeout(self.options.request_timeout_ms / 1000.0):
+                answer = await self.store.create(object_name(put.slot), put.data)
+        except TimeoutError:
             answer = Unknown("no answer in time")
-        finally:
-            timer.cancel()
         self._step(p.PutAnswered(now(), put.slot, answer))
 
     async def _read_back(self, effect: ReadBack) -> None:
@@ -413,11 +408,6 @@ class CommitService:
     def _tick(self) -> None:
         self._timer = None
         self._step(p.Tick(now()))
-
-
-def _cancel(task: asyncio.Task[Any] | None) -> None:
-    if task is not None:
-        task.cancel()
 
 
 def _settle(ticket: object, value: object) -> None:

@@ -19,7 +19,17 @@ from typing import Final, TypeVar
 
 import structlog
 
-from holdfast.commit.batch import HEADER_BYTES, PREFIX, SPAN_MAX, Header, Kind, decode_header, jump, object_name
+from holdfast.commit.batch import (
+    FIRST_SLOT,
+    HEADER_BYTES,
+    PREFIX,
+    SPAN_MAX,
+    Header,
+    Kind,
+    decode_header,
+    jump,
+    object_name,
+)
 from holdfast.commit.leadership import (
     Frontier,
     Identity,
@@ -36,7 +46,7 @@ from holdfast.objects.port import Created, ObjectStore, Unknown
 from holdfast.objects.probe import probe
 from holdfast.values import Instant, LogId, Slot, slot_text
 
-__all__ = ["AskLeader", "Takeover", "TakeoverOptions", "newest_slot", "now", "take_the_lead"]
+__all__ = ["AskLeader", "Takeover", "TakeoverOptions", "init_log", "newest_slot", "now", "take_the_lead"]
 
 log = structlog.get_logger("holdfast.commit.takeover")
 
@@ -129,6 +139,20 @@ async def take_the_lead(store: ObjectStore, identity: Identity, log_id: LogId, o
     )
 
 
+async def init_log(store: ObjectStore, identity: Identity, log_id: LogId, *, patience_s: float = 60.0) -> bool:
+    """Write the genesis claim if the whole prefix lists empty. True when this call created the log, False when it exists.
+
+    Raises: Unavailable, InvalidRequest ``store_unfit``.
+    """
+    await probe(store)
+    if await store.list(PREFIX, limit=1):
+        return False
+    claim = claim_header(
+        Frontier(FIRST_SLOT, None, 1), identity, nonce=identity.nonce_seed[:16], log_id=log_id, wall_ms=now().wall_ms
+    )
+    return await _put_claim(store, claim, patience_s)
+
+
 async def _find_frontier(store: ObjectStore, options: TakeoverOptions) -> tuple[Frontier, int]:
     """The frontier and how many sequential waits it took."""
     rows = await store.list(PREFIX, limit=SPAN_MAX)
@@ -169,6 +193,9 @@ async def _be_polite(store: ObjectStore, frontier: Frontier, own_address: str, o
     """Do not claim over a leader that is alive, nor over one that wrote a moment ago."""
     newest = frontier.predecessor
     if newest is None or newest.kind is Kind.RESIGN or options.take_over:
+        return
+    if newest.epoch == 1 and newest.kind is Kind.CLAIM and not newest.address:
+        # A log that was only initialised: nobody ever led it.
         return
     if options.ask_leader is not None and newest.address:
         alive = await options.ask_leader(newest.address)
