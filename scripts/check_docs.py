@@ -1,0 +1,181 @@
+"""The documentation, checked: links and anchors lead somewhere, commands exist, tables agree with the code.
+
+Run by ``make docs``. Checks every Markdown file of the repository:
+
+1. a relative link names a file that exists, and its anchor a heading of that file;
+2. every ``make target`` and ``holdfast command --option`` that is quoted exists;
+3. the configuration reference lists exactly the keys, defaults and rules of ``holdfast.settings``;
+4. the exit-code reference lists exactly the codes of ``holdfast.cli.exits``, the API reference only known error codes;
+5. every page under docs/ can be reached from README.md.
+
+``--write`` rewrites the generated table of the configuration reference instead of complaining.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from holdfast.cli.exits import Exit
+from holdfast.errors import Code
+from holdfast.settings import KEYS, load_configuration
+
+ROOT = Path(__file__).parent.parent
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+MAKE = re.compile(r"(?:^\s*|`)make ([a-z][a-z0-9-]*)", re.MULTILINE)
+COMMAND = re.compile(r"(?:^\s*|`)holdfast ((?:log )?[a-z][a-z-]*)((?: [^`\n|&<>]*)?)", re.MULTILINE)
+OPTION = re.compile(r"(?<=\s)--[a-z][a-z-]*")
+BEGIN, END = "<!-- generated: keys -->", "<!-- end of generated -->"
+
+
+def pages() -> list[Path]:
+    """Every Markdown file that is ours."""
+    return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as the usual renderers make them."""
+    found: set[str] = set()
+    for heading in HEADING.findall(FENCE.sub("", text)):
+        plain = re.sub(r"[`*_]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)).strip().lower()
+        found.add(re.sub(r"[^\w\- ]", "", plain).replace(" ", "-"))
+    return found
+
+
+def links_of(page: Path) -> list[tuple[str, Path, str]]:
+    """The relative links of a page: as written, the file meant, the anchor."""
+    found: list[tuple[str, Path, str]] = []
+    for target in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        found.append((target, (page.parent / path).resolve() if path else page, anchor))
+    return found
+
+
+def check_links() -> list[str]:
+    """Rule 1 and rule 5."""
+    found: list[str] = []
+    reached: set[Path] = set()
+    waiting = [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in reached:
+            continue
+        reached.add(page)
+        waiting += [target for _, target, _ in links_of(page) if target.suffix == ".md" and target.exists()]
+    for page in pages():
+        name = page.relative_to(ROOT)
+        if page not in reached:
+            found.append(f"{name}: no page that README.md leads to links here")
+        for written, target, anchor in links_of(page):
+            if not target.exists():
+                found.append(f"{name}: {written} leads nowhere")
+            elif anchor and target.suffix == ".md" and anchor not in anchors(target.read_text(encoding="utf-8")):
+                found.append(f"{name}: {written} names no heading")
+    return found
+
+
+def options_of_commands() -> dict[str, set[str]]:
+    """Every command of the command line with its options."""
+    import typer
+
+    from holdfast.cli.main import application
+
+    found: dict[str, set[str]] = {}
+    root = typer.main.get_command(application())
+
+    def walk(command: object, path: str) -> None:
+        options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+        found[path] = options | {"--help"}
+        for name, inner in getattr(command, "commands", {}).items():
+            walk(inner, f"{path} {name}".strip())
+
+    walk(root, "")
+    return found
+
+
+def check_commands() -> list[str]:
+    """Rule 2."""
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    known = options_of_commands()
+    found: list[str] = []
+    for page in pages():
+        name = page.relative_to(ROOT)
+        text = page.read_text(encoding="utf-8")
+        found += [f"{name}: there is no `make {target}`" for target in MAKE.findall(text) if target not in targets]
+        for command, rest in COMMAND.findall(text):
+            if command not in known:
+                found.append(f"{name}: there is no `holdfast {command}`")
+                continue
+            found += [
+                f"{name}: `holdfast {command}` has no {option}"
+                for option in OPTION.findall(rest)
+                if option not in known[command]
+            ]
+    return found
+
+
+def configuration_table() -> str:
+    """The reference table made from the code."""
+    shown = {
+        origin.key: origin.value
+        for origin in load_configuration(environ={}, working_directory=Path("/nowhere")).origins
+    }
+    rows = ["| key | default | rule |", "|---|---|---|"]
+    for key in KEYS:
+        default = key.default_rule or (f"{int(shown[key.name]):,}" if shown[key.name].isdigit() else shown[key.name])
+        rows.append(f"| `{key.name}` | {default} | {key.rule} |")
+    return "\n".join(rows)
+
+
+def check_configuration(*, write: bool) -> list[str]:
+    """Rule 3."""
+    page = ROOT / "docs" / "reference" / "configuration.md"
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    wanted = f"{before}{BEGIN}\n\n{configuration_table()}\n\n{END}{after}"
+    if text == wanted:
+        return []
+    if write:
+        page.write_text(wanted, encoding="utf-8")
+        return []
+    return ["docs/reference/configuration.md: the table is not that of the code (scripts/check_docs.py --write)"]
+
+
+def check_codes() -> list[str]:
+    """Rule 4."""
+    exits = (ROOT / "docs" / "reference" / "exit-codes.md").read_text(encoding="utf-8")
+    listed = {int(number) for number in re.findall(r"^\| (\d+) \|", exits, re.MULTILINE)}
+    found: list[str] = []
+    if listed != {code.value for code in Exit}:
+        found.append(
+            f"docs/reference/exit-codes.md lists {sorted(listed)}, the code has {sorted(c.value for c in Exit)}"
+        )
+    api = (ROOT / "docs" / "reference" / "http-api.md").read_text(encoding="utf-8")
+    table = api.partition("## Errors")[2]
+    named = set(re.findall(r"^\| `([a-z_0-9]+)` \|", table, re.MULTILINE))
+    known = {code.value for code in Code}
+    found += [f"docs/reference/http-api.md: {name} is no error code" for name in sorted(named - known)]
+    return found
+
+
+def main() -> int:
+    """Print every problem; the answer is the exit code."""
+    found = [
+        *check_configuration(write="--write" in sys.argv[1:]),
+        *check_links(),
+        *check_commands(),
+        *check_codes(),
+    ]
+    for problem in found:
+        print(problem)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
