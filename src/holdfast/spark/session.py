@@ -40,6 +40,7 @@ _LOCAL: Final[dict[str, str]] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
 }
 
 
@@ -71,6 +72,8 @@ def session(
         master = master if master is not None else "local[*]"
         presets = _EVERYWHERE | (_LOCAL | _shuffle(master) if master.startswith("local") else {})
         builder = builder.master(master)
+        if master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         os.environ["JAVA_HOME"] = str(find_java())
         # Tasks must run the interpreter that has this package, not whatever ``python3`` the path names.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
