@@ -1,0 +1,104 @@
+"""The real server as a process: started as a user would start it, and killed as a machine would kill it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+READY_SECONDS_MAX = 60.0
+STOP_SECONDS_MAX = 60.0
+POLL_SECONDS = 0.01
+
+
+class ServerEnded(Exception):
+    """The server ended by itself; the exit code and the end of its log are in the text."""
+
+
+class ServerProcess:
+    """One ``holdfast serve``. Its standard error goes to a file in ``directory``."""
+
+    def __init__(
+        self,
+        directory: Path,
+        log_url: str,
+        port: int,
+        *,
+        flags: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.port = port
+        self.output = directory / f"server-{port}-{time.monotonic_ns()}.log"
+        paths = os.pathsep.join(path for path in sys.path if path)
+        with self.output.open("wb") as output:
+            self._process = subprocess.Popen(
+                [
+                    *("setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "holdfast.cli.main", "serve"),
+                    *("--log", log_url, "--listen", f"127.0.0.1:{port}", *flags),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=directory,
+                env=dict(os.environ, PYTHONPATH=paths, **(environment or {})),
+            )
+
+    @property
+    def running(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
+    def livez(self) -> dict[str, object] | None:
+        """What ``/livez`` answers, None when nobody does."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("GET", "/livez")
+            return dict(json.loads(connection.getresponse().read()))
+        except (OSError, http.client.HTTPException, ValueError):
+            return None
+        finally:
+            connection.close()
+
+    def leads(self) -> bool:
+        """Whether this process answers and leads. Raises: ServerEnded."""
+        if not self.running:
+            raise ServerEnded(f"exit code {self._process.returncode}: {self.tail()}")
+        alive = self.livez()
+        return alive is not None and alive.get("leading") is True
+
+    def wait_until_leading(self) -> float:
+        """Seconds until it led. Raises: ServerEnded, TimeoutError."""
+        began = time.monotonic()
+        while not self.leads():
+            if time.monotonic() - began > READY_SECONDS_MAX:
+                raise TimeoutError(self.tail())
+            time.sleep(POLL_SECONDS)
+        return time.monotonic() - began
+
+    def kill(self) -> None:
+        """``kill -9``, and wait until it has gone."""
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit code. It is killed when it does not end."""
+        self._process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        """The exit code. The process is killed when it does not end in time."""
+        try:
+            return self._process.wait(STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise TimeoutError(self.tail()) from None
+
+    def tail(self) -> str:
+        """The end of what it wrote."""
+        return self.output.read_bytes()[-3000:].decode("utf-8", "replace")
