@@ -27,7 +27,7 @@ import subprocess
 from collections import deque
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.objects import directory_worker as worker
@@ -57,8 +57,8 @@ class _Worker(asyncio.Protocol):
         self._asked: asyncio.Future[Answer] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport), "a stream socket gives a stream transport"
-        self._transport = transport
+        # Not asserted: uvloop's transports do not derive from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
 
     def ask(self, parts: builtins.list[bytes], answer: asyncio.Future[Answer]) -> None:
         assert self._asked is None, "a worker carries one request at a time"
