@@ -81,7 +81,7 @@ class _Worker(asyncio.Protocol):
         if not asked.done():  # else its caller was cancelled
             asked.set_result((status, payload))
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
         self._lane.lost(self)
         if self._asked is not None and not self._asked.done():
             self._asked.set_exception(_Died("the worker process ended"))

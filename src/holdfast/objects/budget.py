@@ -1,0 +1,239 @@
+"""The connection budget of one store, its counters and its health.
+
+Owns: how many requests are under way, who waits, what is counted, and the retries of reads and listings. Does not own:
+retries of creates (the log's ``persist`` repeats the same bytes by its own rules).
+
+Creates take at most ``creates_max`` connections, everything else at most the rest, so neither can starve the other:
+a full pipeline still reads back and checks its ownership, and a burst of readers never delays the log.
+
+Failure model: a read or listing that is ``Unavailable`` is repeated with capped exponential backoff and full jitter, a
+bounded number of times; the last failure is raised. ``NotFound`` is an answer, not a failure. Cancelling gives the
+connection back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import random
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar, assert_never
+
+from holdfast.errors import NotFound, Unavailable
+from holdfast.objects.port import CreateAnswer, Created, Listed, ObjectStore, Refused, Unknown
+
+__all__ = ["LATENCY_BOUNDS_MS", "BudgetedStore", "RequestCounts", "RetryPolicy", "StoreMetrics"]
+
+T = TypeVar("T")
+
+LATENCY_BOUNDS_MS: Final = (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000)
+"""Upper bounds, inclusive, of the latency histogram; one more bucket holds what is above the last."""
+UNHEALTHY_AFTER_FAILURES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How a failed read or listing is repeated. Units: milliseconds. ``attempts_max`` counts the first one too."""
+
+    attempts_max: int = 5
+    backoff_ms: float = 50.0
+    backoff_ms_max: float = 2_000.0
+
+    def wait_ms(self, attempts: int, retry_after_ms: int | None, draw: float) -> float:
+        """How long to wait after ``attempts`` failures: full jitter, and never less than the store asked for.
+
+        >>> RetryPolicy().wait_ms(3, None, 0.5), RetryPolicy().wait_ms(1, 700, 0.0)
+        (100.0, 700.0)
+        """
+        ceiling = min(self.backoff_ms_max, self.backoff_ms * 2.0 ** (attempts - 1))
+        return max(draw * ceiling, float(retry_after_ms or 0))
+
+
+@dataclass(slots=True)
+class RequestCounts:
+    """The requests of one kind (create, read, list, delete). All of it counts from the start of the process.
+
+    Shape: ``outcomes`` by created, refused, unknown (creates) or ok, not_found, unavailable; ``latency_buckets`` are
+    counts per bound of ``LATENCY_BOUNDS_MS`` and one above, not cumulative.
+    """
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    latency_buckets: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_MS) + 1))
+    latency_ms_sum: float = 0.0
+    bytes_moved: int = 0
+    in_flight: int = 0
+    waiting: int = 0
+    retries: int = 0
+
+    def finished(self, outcome: str, latency_ms: float, moved: int) -> None:
+        """Count one request."""
+        self.outcomes[outcome] += 1
+        self.latency_buckets[bisect_left(LATENCY_BOUNDS_MS, latency_ms)] += 1
+        self.latency_ms_sum += latency_ms
+        self.bytes_moved += moved
+
+
+@dataclass(slots=True)
+class StoreMetrics:
+    """Plain numbers about one store, read whenever somebody asks.
+
+    ``last_success_seconds`` is a reading of the clock that the store was given, None before the first.
+    """
+
+    create: RequestCounts = field(default_factory=RequestCounts)
+    read: RequestCounts = field(default_factory=RequestCounts)
+    list: RequestCounts = field(default_factory=RequestCounts)
+    delete: RequestCounts = field(default_factory=RequestCounts)
+    consecutive_failures: int = 0
+    last_success_seconds: float | None = None
+    last_failure: str = ""
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the last few requests did not all fail."""
+        return self.consecutive_failures < UNHEALTHY_AFTER_FAILURES
+
+    def kinds(self) -> dict[str, RequestCounts]:
+        """The counts by the name of their kind."""
+        return {"create": self.create, "read": self.read, "list": self.list, "delete": self.delete}
+
+
+class BudgetedStore:
+    """A store within a connection budget, counted.
+
+    ``connections_max`` is the whole budget, ``creates_max`` the part that creates may take: the span in flight and its
+    hedges. At least one connection is left for the rest. ``clock`` gives seconds, ``draw`` a number in 0..1.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        connections_max: int,
+        creates_max: int,
+        retry: RetryPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        assert 1 <= creates_max, "a store that nothing may write to needs no budget"
+        self.metrics = StoreMetrics()
+        self._store = store
+        self._creates = asyncio.Semaphore(creates_max)
+        self._others = asyncio.Semaphore(max(1, connections_max - creates_max))
+        self._retry = retry if retry is not None else RetryPolicy()
+        self._clock = clock
+        self._draw = draw
+        self._sleep = sleep
+
+    @property
+    def url(self) -> str:
+        """Where this is, without secrets, for people."""
+        return self._store.url
+
+    async def create(self, key: str, data: bytes) -> CreateAnswer:
+        """As the port says; one request, whatever it comes to."""
+        counts = self.metrics.create
+        async with _Place(self._creates, counts):
+            started = self._clock()
+            answer = await self._store.create(key, data)
+            ended = self._clock()
+        match answer:
+            case Created():
+                self._succeeded(ended)
+                outcome = "created"
+            case Refused():
+                self._succeeded(ended)
+                outcome = "refused"
+            case Unknown(detail):
+                self._failed(detail)
+                outcome = "unknown"
+            case _:
+                assert_never(answer)
+        counts.finished(outcome, (ended - started) * 1000, len(data))
+        return answer
+
+    async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+        """As the port says, after the retries."""
+        return await self._repeat(self.metrics.read, lambda: self._store.read(key, start=start, length=length), len)
+
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
+        """As the port says, after the retries."""
+        return await self._repeat(
+            self.metrics.list, lambda: self._store.list(prefix, after=after, limit=limit), lambda rows: 0
+        )
+
+    async def delete(self, key: str) -> None:
+        """As the port says, after the retries: deleting twice is harmless."""
+        await self._repeat(self.metrics.delete, lambda: self._store.delete(key), lambda nothing: 0)
+
+    async def close(self) -> None:
+        """As the port says."""
+        await self._store.close()
+
+    async def _repeat(
+        self, counts: RequestCounts, request: Callable[[], Awaitable[T]], size_of: Callable[[T], int]
+    ) -> T:
+        attempts = 0
+        while True:
+            attempts += 1
+            try:
+                return await self._once(counts, request, size_of)
+            except Unavailable as error:
+                if attempts >= self._retry.attempts_max:
+                    raise
+                wait_ms = self._retry.wait_ms(attempts, error.retry_after_ms, self._draw())
+            counts.retries += 1
+            await self._sleep(wait_ms / 1000)
+
+    async def _once(self, counts: RequestCounts, request: Callable[[], Awaitable[T]], size_of: Callable[[T], int]) -> T:
+        async with _Place(self._others, counts):
+            started = self._clock()
+            try:
+                answer = await request()
+            except NotFound:
+                self._succeeded(self._clock())
+                counts.finished("not_found", (self._clock() - started) * 1000, 0)
+                raise
+            except Unavailable as error:
+                self._failed(str(error))
+                counts.finished("unavailable", (self._clock() - started) * 1000, 0)
+                raise
+            ended = self._clock()
+        self._succeeded(ended)
+        counts.finished("ok", (ended - started) * 1000, size_of(answer))
+        return answer
+
+    def _succeeded(self, now_seconds: float) -> None:
+        self.metrics.consecutive_failures = 0
+        self.metrics.last_success_seconds = now_seconds
+
+    def _failed(self, detail: str) -> None:
+        self.metrics.consecutive_failures += 1
+        self.metrics.last_failure = detail
+
+
+class _Place:
+    """One connection of a budget, counted while it is waited for and while it is held."""
+
+    __slots__ = ("_counts", "_semaphore")
+
+    def __init__(self, semaphore: asyncio.Semaphore, counts: RequestCounts) -> None:
+        self._semaphore = semaphore
+        self._counts = counts
+
+    async def __aenter__(self) -> None:
+        self._counts.waiting += 1
+        try:
+            await self._semaphore.acquire()
+        finally:
+            self._counts.waiting -= 1
+        self._counts.in_flight += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self._counts.in_flight -= 1
+        self._semaphore.release()

@@ -1,0 +1,259 @@
+"""Object stores in the cloud through obstore: S3 and what speaks it, Google Cloud Storage, Azure Blob Storage.
+
+Owns: the URL's settings, and the one function that turns what obstore raises into an answer. Does not own: retries
+(off: a client that repeats a create turns its own landed write into a refusal), the connection budget (``budget``),
+the probe.
+
+Failure model: whatever is neither a clear success nor a clear refusal of a create is ``Unknown``: the request may have
+been carried out, or may be carried out later. Reads and listings raise ``NotFound`` or ``Unavailable``.
+
+Credentials come only from the environment and the provider's own chain, never from the URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import os
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qsl, urlsplit
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
+from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown, require_key
+
+if TYPE_CHECKING:
+    from obstore.store import AzureConfig, ClientConfig, RetryConfig, S3Config
+
+__all__ = ["CloudStore", "answer_of_failed_create"]
+
+SETTINGS: Final[Mapping[str, frozenset[str]]] = {
+    "s3": frozenset({"region", "endpoint", "virtual_hosted_style"}),
+    "gs": frozenset(),
+    "az": frozenset({"account", "endpoint"}),
+}
+EXPRESS_SUFFIX: Final = "--x-s3"
+PAGE: Final = 1000
+CONNECT_TIMEOUT_MS_MAX: Final = 5_000.0
+DETAIL_LENGTH_MAX: Final = 400
+_STATUS: Final = re.compile(r"status code: (\d{3})|HTTP status (?:client|server) error \((\d{3})|status (\d{3})")
+
+NO_RETRIES: Final[RetryConfig] = {"max_retries": 0, "retry_timeout": timedelta(seconds=0)}
+
+
+def answer_of_failed_create(error: Exception, scheme: str) -> Refused | Unknown:
+    """What a create that raised ``error`` came to.
+
+    obstore raises one class for 412 (taken) and 409 (busy, ask again, on S3); only its text tells them apart. Azure
+    says 409 for taken. A text without a status is an uncertain refusal: the caller reads back either way.
+    """
+    text = _detail(error)
+    if not isinstance(error, AlreadyExistsError):
+        return Unknown(text)
+    status = _status_in(str(error))
+    return Refused(certain=status == 412 or (status == 409 and scheme == "az"))
+
+
+def _status_in(text: str) -> int | None:
+    found = _STATUS.search(text)
+    return None if found is None else int(next(group for group in found.groups() if group))
+
+
+def _detail(error: BaseException) -> str:
+    """One line of bounded length about a failure: obstore's messages are long, and their debug part repeats them."""
+    text = " ".join(str(error).split("Debug source")[0].split())
+    return (text or type(error).__name__)[:DETAIL_LENGTH_MAX]
+
+
+class CloudStore:
+    """The port on one bucket and prefix."""
+
+    def __init__(self, store: S3Store | GCSStore | AzureStore, url: str, scheme: str, request_timeout_ms: float) -> None:
+        self._store = store
+        self._url = url
+        self._scheme = scheme
+        # The client's own timeout should strike first and say what it was doing; ours bounds what it forgets to bound.
+        self._timeout_seconds = request_timeout_ms / 1000 + 1.0
+
+    @classmethod
+    def open(cls, url: str, *, request_timeout_ms: float, connections_max: int) -> CloudStore:
+        """The store that ``url`` names. Nothing is sent yet. Raises: InvalidRequest."""
+        parts = urlsplit(url)
+        scheme, bucket, prefix = parts.scheme.lower(), parts.netloc, parts.path.strip("/")
+        if not bucket or "@" in bucket or ":" in bucket or parts.fragment:
+            raise _bad(url, f"use {scheme}://bucket/prefix, without credentials: those come from the environment")
+        if prefix:
+            require_key(prefix)
+        options = _options(url, scheme, parts.query)
+        if scheme == "s3" and bucket.endswith(EXPRESS_SUFFIX):
+            raise InvalidRequest(
+                "S3 Express directory buckets do not list in order, so a log in them cannot be recovered",
+                code=Code.STORE_UNFIT,
+                hint="use a general purpose bucket",
+                url=f"{scheme}://{bucket}",
+            )
+        endpoint = options.get("endpoint")
+        if scheme == "s3" and endpoint is None:
+            endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT")
+        client: ClientConfig = {
+            "timeout": timedelta(milliseconds=request_timeout_ms),
+            "connect_timeout": timedelta(milliseconds=min(request_timeout_ms, CONNECT_TIMEOUT_MS_MAX)),
+            "pool_max_idle_per_host": str(connections_max),
+            "allow_http": endpoint is not None and endpoint.startswith("http://"),
+        }
+        store = _backend(scheme, bucket, prefix, options, client)
+        return cls(store, f"{scheme}://{bucket}" + (f"/{prefix}" if prefix else ""), scheme, request_timeout_ms)
+
+    @property
+    def url(self) -> str:
+        """Where this is, without the settings."""
+        return self._url
+
+    async def create(self, key: str, data: bytes) -> CreateAnswer:
+        """As the port says."""
+        require_key(key)
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                await obstore.put_async(self._store, key, data, mode="create", use_multipart=False)
+        except TimeoutError:
+            return Unknown("no answer in time")
+        except (BaseError, OSError) as error:
+            return answer_of_failed_create(error, self._scheme)
+        return CREATED
+
+    async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+        """As the port says."""
+        require_key(key)
+        if length == 0:
+            # An empty range cannot be asked for over HTTP; ask for one byte, to hear whether the object exists.
+            await self.read(key, start=0, length=1)
+            return b""
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                if start == 0 and length is None:
+                    answer = await obstore.get_async(self._store, key)
+                    return bytes(await answer.bytes_async())
+                return await self._read_part(key, start, length)
+        except FileNotFoundError as error:
+            raise self._absent(error, key) from error
+        except TimeoutError as error:
+            raise self._unavailable("read", "no answer in time", key) from error
+        except (BaseError, OSError) as error:
+            raise self._unavailable("read", _detail(error), key) from error
+
+    async def _read_part(self, key: str, start: int, length: int | None) -> bytes:
+        """A range. The store refuses one that starts at or behind the end, where the port says: nothing."""
+        try:
+            if length is None:
+                answer = await obstore.get_async(self._store, key, options={"range": {"offset": start}})
+                return bytes(await answer.bytes_async())
+            return bytes(await obstore.get_range_async(self._store, key, start=start, length=length))
+        except FileNotFoundError:
+            raise
+        except (BaseError, OSError):
+            size = (await obstore.head_async(self._store, key))["size"]
+            if start >= size:
+                return b""
+            raise
+
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
+        """As the port says. Cost: a request per 1,000 keys; a prefix that ends inside a name reads its whole folder."""
+        folder = prefix.rpartition("/")[0]
+        rows: builtins.list[Listed] = []
+        try:
+            async with asyncio.timeout(self._timeout_seconds * (1 + limit // PAGE)):
+                stream = obstore.list(
+                    self._store, folder or None, offset=after or None, chunk_size=max(1, min(limit, PAGE))
+                )
+                async for page in stream:
+                    for found in page:
+                        key = found["path"]
+                        if key.startswith(prefix) and key > after:
+                            rows.append(Listed(key, found["size"]))
+                    if len(rows) >= limit:
+                        break
+        except FileNotFoundError as error:
+            raise self._unavailable("list", _detail(error), prefix) from error
+        except TimeoutError as error:
+            raise self._unavailable("list", "no answer in time", prefix) from error
+        except (BaseError, OSError) as error:
+            raise self._unavailable("list", _detail(error), prefix) from error
+        return rows[:limit]
+
+    async def delete(self, key: str) -> None:
+        """As the port says."""
+        require_key(key)
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                await obstore.delete_async(self._store, key)
+        except FileNotFoundError as error:
+            if "NoSuchBucket" in str(error):
+                raise self._unavailable("delete", _detail(error), key) from error
+        except TimeoutError as error:
+            raise self._unavailable("delete", "no answer in time", key) from error
+        except (BaseError, OSError) as error:
+            raise self._unavailable("delete", _detail(error), key) from error
+
+    async def close(self) -> None:
+        """As the port says. The client's connections end with it."""
+
+    def _absent(self, error: Exception, key: str) -> NotFound | Unavailable:
+        if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
+            return self._unavailable("read", _detail(error), key)
+        return NotFound("there is no such object", key=key)
+
+    def _unavailable(self, what: str, cause: str, key: str) -> Unavailable:
+        return Unavailable(f"the object store did not {what}", url=self._url, key=key, cause=cause)
+
+
+def _bad(url: str, hint: str) -> InvalidRequest:
+    # The URL may carry a secret in the wrong place, so it is not repeated whole.
+    return InvalidRequest(
+        "not the URL of an object store", code=Code.BAD_CONFIGURATION, hint=hint, scheme=url.partition(":")[0]
+    )
+
+
+def _options(url: str, scheme: str, query: str) -> dict[str, str]:
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    for name in options:
+        if name not in SETTINGS[scheme]:
+            known = ", ".join(sorted(SETTINGS[scheme])) or "none"
+            raise _bad(url, f"unknown setting {name}; known for {scheme}: {known}")
+    return options
+
+
+def _backend(
+    scheme: str, bucket: str, prefix: str, options: Mapping[str, str], client: ClientConfig
+) -> S3Store | GCSStore | AzureStore:
+    within = prefix or None
+    try:
+        if scheme == "gs":
+            return GCSStore(bucket, prefix=within, client_options=client, retry_config=NO_RETRIES)
+        if scheme == "az":
+            azure: AzureConfig = {}
+            if "account" in options:
+                azure["account_name"] = options["account"]
+            if "endpoint" in options:
+                azure["endpoint"] = options["endpoint"]
+            return AzureStore(bucket, prefix=within, config=azure, client_options=client, retry_config=NO_RETRIES)
+        s3: S3Config = {}
+        if "region" in options:
+            s3["region"] = options["region"]
+        if "endpoint" in options:
+            s3["endpoint"] = options["endpoint"]
+        if "virtual_hosted_style" in options:
+            s3["virtual_hosted_style_request"] = options["virtual_hosted_style"].lower() in ("1", "true", "yes")
+        return S3Store(bucket, prefix=within, config=s3, client_options=client, retry_config=NO_RETRIES)
+    except BaseError as error:
+        raise InvalidRequest(
+            "the object store cannot be opened with these settings",
+            code=Code.BAD_CONFIGURATION,
+            bucket=bucket,
+            cause=_detail(error),
+        ) from error
