@@ -176,6 +176,11 @@ class Persist:
         return self.durable_header.last_version
 
     @property
+    def waiting(self) -> int:
+        """How many entries wait for a batch."""
+        return len(self._collecting)
+
+    @property
     def collecting(self) -> bool:
         """Whether anything waits for a batch."""
         return bool(self._collecting)

@@ -271,6 +271,11 @@ class Pipeline:
         self._check_asked_ms = 0.0
         self._check_again_ms: float | None = None
 
+    @property
+    def waiting(self) -> int:
+        """How many commits wait before stage 1 because versions are held back."""
+        return len(self._waiting)
+
     def step(self, event: Event) -> list[Effect]:
         """Take one event and return what is to be done about it."""
         if self.ended is not None:
