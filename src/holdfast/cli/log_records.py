@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import sys
 
-from holdfast.cli.output import base64_text, readable
+from holdfast.cli.operations import operation_fields, operation_text, short
+from holdfast.cli.output import base64_text
 from holdfast.commit.batch import Header, LoggedTransaction
-from holdfast.commit.transaction import Delete, Operation, PointRead, Precondition, RangeDelete, RangeRead, Write
+from holdfast.commit.transaction import PointRead, Precondition, RangeRead
 from holdfast.values import slot_text
 
-__all__ = ["header_fields", "operation_fields", "operation_text", "print_transaction", "transaction_fields"]
-
-CHARACTERS_MAX = 60
+__all__ = ["header_fields", "print_transaction", "transaction_fields"]
 
 
 def header_fields(header: Header) -> dict[str, object]:
@@ -42,18 +41,6 @@ def header_fields(header: Header) -> dict[str, object]:
     }
 
 
-def operation_fields(operation: Operation) -> dict[str, object]:
-    """An operation as the HTTP API writes it."""
-    match operation:
-        case Write(key=key, value=value):
-            return {"type": "write", "key": base64_text(key), "value": base64_text(value)}
-        case Delete(key=key):
-            return {"type": "delete", "key": base64_text(key)}
-        case RangeDelete(begin=begin, end=end):
-            fields: dict[str, object] = {"type": "range_delete", "begin": base64_text(begin)}
-            return fields if end is None else fields | {"end": base64_text(end)}
-
-
 def precondition_fields(read: Precondition) -> dict[str, object]:
     """A precondition as the HTTP API writes it."""
     match read:
@@ -75,29 +62,14 @@ def transaction_fields(txn: LoggedTransaction) -> dict[str, object]:
     }
 
 
-def operation_text(operation: Operation) -> str:
-    """An operation on one line.
-
-    >>> operation_text(Write(b"seat/12A", b"taken"))
-    'write seat/12A = taken'
-    """
-    match operation:
-        case Write(key=key, value=value):
-            return f"write {_short(key)} = {_short(value)}"
-        case Delete(key=key):
-            return f"delete {_short(key)}"
-        case RangeDelete(begin=begin, end=end):
-            return f"range_delete {_short(begin)} .. {'' if end is None else _short(end)}".rstrip()
-
-
 def precondition_text(read: Precondition) -> str:
     """A precondition on one line."""
     at = "" if read.version is None else f" @ {read.version}"
     match read:
         case PointRead(key=key):
-            return f"unchanged {_short(key)}{at}"
+            return f"unchanged {short(key)}{at}"
         case RangeRead(begin=begin, end=end):
-            return f"unchanged {_short(begin)} .. {'' if end is None else _short(end)}{at}"
+            return f"unchanged {short(begin)} .. {'' if end is None else short(end)}{at}"
 
 
 def print_transaction(txn: LoggedTransaction) -> None:
@@ -109,7 +81,3 @@ def print_transaction(txn: LoggedTransaction) -> None:
     lines += [f"    {precondition_text(read)}" for read in txn.preconditions]
     lines += [f"    {operation_text(operation)}" for operation in txn.operations]
     sys.stdout.write("\n".join(lines) + "\n")
-
-
-def _short(data: bytes) -> str:
-    return readable(data, characters_max=CHARACTERS_MAX)

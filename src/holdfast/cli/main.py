@@ -56,7 +56,7 @@ def application() -> typer.Typer:
     """All commands. Built when asked for, so that importing this module needs no third-party package."""
     import typer
 
-    from holdfast.cli import check_config, log, serve
+    from holdfast.cli import bench, check_config, log, serve, subscribe, transactions
 
     app = typer.Typer(
         name="holdfast",
@@ -69,7 +69,13 @@ def application() -> typer.Typer:
     app.callback()(root)
     app.command()(serve.serve)
     app.command("check-config")(check_config.check_config)
+    app.command()(transactions.commit)
+    app.command()(transactions.get)
+    app.command()(transactions.status)
+    app.command()(transactions.version)
+    app.command()(subscribe.subscribe)
     app.add_typer(log.commands, name="log")
+    app.command()(bench.bench)
     return app
 
 

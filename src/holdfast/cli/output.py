@@ -25,6 +25,7 @@ __all__ = [
     "print_table",
     "progress",
     "readable",
+    "write_bytes",
 ]
 
 
@@ -36,6 +37,13 @@ def print_json(value: object) -> None:
 def print_line(text: str) -> None:
     """One line on stdout."""
     sys.stdout.write(text + "\n")
+
+
+def write_bytes(data: bytes) -> None:
+    """Raw bytes on stdout; a terminal gets a line end behind them, a pipe exactly the bytes."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data + b"\n" if sys.stdout.isatty() else data)
+    sys.stdout.buffer.flush()
 
 
 def print_fields(fields: Mapping[str, object]) -> None:

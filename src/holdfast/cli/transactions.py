@@ -1,0 +1,215 @@
+"""``holdfast commit``, ``get``, ``status``, ``version``: one question to a running service.
+
+Owns: how operations and preconditions are written on the command line. Does not own: sending them
+(``holdfast.Client``).
+
+Failure model: as the client's. A commit that is not committed ends with exit code 1, one whose outcome is unknown with
+8 and the command that asks for it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from holdfast.cli.exits import Exit
+from holdfast.cli.options import Encoding, EncodingOption, JsonOption, TokenOption, UrlOption, parse_bytes
+from holdfast.cli.output import base64_text, print_json, print_line, readable, write_bytes
+from holdfast.errors import Conflict, InvalidRequest, OutcomeUnknown
+
+if TYPE_CHECKING:
+    from holdfast.commit.transaction import Operation, Precondition, Transaction
+
+__all__ = ["commit", "get", "status", "version"]
+
+LOCAL: Final = "http://127.0.0.1:8080"
+
+
+def commit(
+    operations: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="OPERATION...",
+            help="KEY=VALUE writes, -KEY deletes (after --), -BEGIN.. or -BEGIN..END deletes a range.",
+            show_default=False,
+        ),
+    ] = None,
+    if_unchanged: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--if-unchanged", metavar="KEY[@VERSION]", help="Only if this key, or BEGIN..END, has not changed."
+        ),
+    ] = None,
+    read_version: Annotated[
+        int | None, typer.Option("--read-version", min=0, help="What the transaction has read at.")
+    ] = None,
+    request_id: Annotated[
+        str | None, typer.Option("--request-id", help="Names the attempt; 20 to 255 characters.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="A request as JSON, as POST /v1/commit takes it.")] = None,
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    encoding: EncodingOption = Encoding.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Commit one transaction, and wait until it is durable.
+
+    For example: holdfast commit seat/12A=taken --if-unchanged seat/12A@1200000017
+    """
+    from holdfast.client import Client
+
+    if file is not None and (operations or if_unchanged):
+        raise InvalidRequest("--file holds the whole transaction: give it alone")
+    request = _read_request(file) if file is not None else None
+    wanted = request.operations if request else [_operation(text, encoding) for text in operations or ()]
+    reads = request.preconditions if request else [_precondition(text, encoding) for text in if_unchanged or ()]
+    if request is not None:
+        read_version = request.read_version if read_version is None else read_version
+        request_id = request.request_id if request_id is None else request_id
+    with Client(url, token=token) as client:
+        try:
+            receipt = client.commit(wanted, reads, read_version=read_version, request_id=request_id)
+        except Conflict as conflict:
+            _print_conflict(conflict, as_json=as_json)
+            raise typer.Exit(Exit.NO) from None
+        except OutcomeUnknown as unknown:
+            if not unknown.hint:
+                unknown.hint = "ask: holdfast status REQUEST_ID --min-version READ_VERSION"
+            raise
+    if as_json:
+        print_json({"status": "committed", "version": receipt.version, "leader_id": receipt.leader_id})
+    else:
+        print_line(f"committed {receipt.version}")
+
+
+def get(
+    key: Annotated[str, typer.Argument(help="The key; with --end the beginning of a range.")],
+    end: Annotated[
+        str | None, typer.Option("--end", help="Read all keys from KEY up to this one, not included.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most this many keys of a range.")
+    ] = 100,
+    at: Annotated[int | None, typer.Option("--at", min=0, help="Wait until the view has reached this version.")] = None,
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    encoding: EncodingOption = Encoding.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the value of a key, or the keys and values of a range, from the service's view.
+
+    Exit code 1 when there is no such key.
+    """
+    from holdfast.client import Client
+
+    begin = parse_bytes(key, encoding)
+    with Client(url, token=token) as client:
+        if end is not None:
+            found = client.range(begin, parse_bytes(end, encoding) or None, limit=limit, at=at)
+            for item in found.items:
+                fields = {"key": base64_text(item.key), "value": base64_text(item.value), "version": item.version}
+                if as_json:
+                    print_json(fields)
+                else:
+                    print_line(f"{readable(item.key)} = {readable(item.value)}  @{item.version}")
+            return
+        one = client.get(begin, at)
+    if one is None:
+        if as_json:
+            print_json(None)
+        raise typer.Exit(Exit.NO)
+    if as_json:
+        print_json({"key": base64_text(one.key), "value": base64_text(one.value), "version": one.version})
+    else:
+        write_bytes(one.value)
+
+
+def status(
+    request_id: Annotated[str, typer.Argument(help="The attempt's request id.")],
+    min_version: Annotated[int, typer.Option("--min-version", min=0, help="The attempt's read version.")],
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask for the final outcome of an attempt. Asking closes it: if it has not committed, it never will.
+
+    Exit code 0 when it committed, 1 otherwise.
+    """
+    from holdfast.client import Client
+
+    with Client(url, token=token) as client:
+        answer = client.status(request_id, min_version)
+    if as_json:
+        print_json({"status": answer.status} | ({} if answer.version is None else {"version": answer.version}))
+    else:
+        print_line(answer.status if answer.version is None else f"{answer.status} {answer.version}")
+    if answer.status != "committed":
+        raise typer.Exit(Exit.NO)
+
+
+def version(
+    local: Annotated[bool, typer.Option("--local", help="Do not prove that no other leader is ahead.")] = False,
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print a version at least as new as every commit that was known when the question arrived."""
+    from holdfast.client import Client
+
+    with Client(url, token=token) as client:
+        answer = client.version(local=local)
+    if as_json:
+        print_json({"version": answer.version, "leader_id": answer.leader_id})
+    else:
+        print_line(str(answer.version))
+
+
+def _read_request(file: Path) -> Transaction:
+    import msgspec
+
+    from holdfast.commit.transaction import Transaction
+
+    try:
+        data = Path("/dev/stdin").read_bytes() if str(file) == "-" else file.read_bytes()
+        return msgspec.json.decode(data, type=Transaction)
+    except (OSError, msgspec.DecodeError) as error:
+        raise InvalidRequest(f"{file} holds no commit request: {error}") from error
+
+
+def _operation(text: str, encoding: Encoding) -> Operation:
+    from holdfast.commit.transaction import Delete, RangeDelete, Write
+
+    key, equals, value = text.partition("=")
+    if equals and key:
+        return Write(parse_bytes(key, encoding), parse_bytes(value, encoding))
+    if not equals and text.startswith("-") and len(text) > 1:
+        begin, dots, end = text[1:].partition("..")
+        if dots:
+            return RangeDelete(parse_bytes(begin, encoding), parse_bytes(end, encoding) if end else None)
+        return Delete(parse_bytes(begin, encoding))
+    raise InvalidRequest(f"{text!r} is no operation", hint="KEY=VALUE writes; after --, -KEY deletes and -A..B a range")
+
+
+def _precondition(text: str, encoding: Encoding) -> Precondition:
+    from holdfast.commit.transaction import PointRead, RangeRead
+
+    keys, at, number = text.rpartition("@")
+    if not at:
+        keys, number = text, ""
+    if number and not (number.isascii() and number.isdigit()):
+        raise InvalidRequest(f"{text!r} names no version behind the @")
+    seen = int(number) if number else None
+    begin, dots, end = keys.partition("..")
+    if dots:
+        return RangeRead(parse_bytes(begin, encoding), parse_bytes(end, encoding) if end else None, seen)
+    return PointRead(parse_bytes(keys, encoding), seen)
+
+
+def _print_conflict(conflict: Conflict, *, as_json: bool) -> None:
+    fields = conflict.fields
+    if as_json:
+        print_json({"status": "not_committed", "reason": conflict.code.value} | dict(fields))
+        return
+    print_line(f"not committed: {conflict.code.value}, read again from version {fields.get('version')}")
