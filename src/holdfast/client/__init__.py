@@ -1,1 +1,32 @@
+"""The client library: one protocol, two shells.
 
+Owns: the public names. Inside: ``core``, ``transaction`` and ``stream`` are procedures without I/O (what to send,
+when to repeat, when to ask, what is proved); ``blocking`` and ``asynchronous`` carry their effects out; ``messages``
+knows the HTTP API's bodies, ``http1`` its framing, ``endpoint`` its addresses. Does not own: the materialised view
+(``holdfast.view``).
+"""
+
+from __future__ import annotations
+
+from holdfast.client.blocking import BlockingTransaction, Client, Subscription, Transacted
+from holdfast.client.events import Checkpoint, Event, RolledBack, TransactionEvent
+from holdfast.client.messages import CommitReceipt, Found, FoundRange, NotCommitted, StatusAnswer, VersionAnswer
+from holdfast.client.options import ClientOptions
+
+__all__ = [
+    "BlockingTransaction",
+    "Checkpoint",
+    "Client",
+    "ClientOptions",
+    "CommitReceipt",
+    "Event",
+    "Found",
+    "FoundRange",
+    "NotCommitted",
+    "RolledBack",
+    "StatusAnswer",
+    "Subscription",
+    "Transacted",
+    "TransactionEvent",
+    "VersionAnswer",
+]

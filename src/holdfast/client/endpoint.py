@@ -1,0 +1,110 @@
+"""Where a service listens, and which of several places is believed to lead.
+
+Owns: the text forms of an address, and the choice of the next place to ask. Does not own: connecting to it.
+
+Text forms: ``http://host:port``, ``https://host:port``, ``unix:/path``, and ``host:port`` as leaders advertise it
+(plain or TLS as the configured places are). Failure model: a leader's word about another leader is a hint. It changes
+where the next request goes, never what an answer means; one operation follows such hints once, so two servers that
+name each other cannot send a client round for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from holdfast.errors import InvalidRequest
+
+__all__ = ["Endpoint", "Route", "parse_endpoint"]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One listening address. ``unix_path`` is set for a Unix socket; otherwise ``host`` and ``port`` count."""
+
+    host: str
+    port: int
+    secure: bool = False
+    unix_path: str | None = None
+
+    @property
+    def authority(self) -> str:
+        """What the Host header says."""
+        if self.unix_path is not None:
+            return "localhost"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        if self.unix_path is not None:
+            return f"unix:{self.unix_path}"
+        return f"{'https' if self.secure else 'http'}://{self.authority}"
+
+
+def parse_endpoint(text: str, *, secure: bool = False) -> Endpoint:
+    """The endpoint a text names. ``secure`` is what an address without a scheme means.
+
+    Raises: InvalidRequest.
+
+    >>> str(parse_endpoint("127.0.0.1:8080")), str(parse_endpoint("unix:/run/holdfast.sock"))
+    ('http://127.0.0.1:8080', 'unix:/run/holdfast.sock')
+    >>> str(parse_endpoint("https://log.example/"))
+    'https://log.example:443'
+    """
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:")
+        path = path.removeprefix("//")
+        if not path:
+            raise InvalidRequest("a unix address needs a path", address=text)
+        return Endpoint("localhost", 0, secure=False, unix_path=path)
+    scheme = "https" if secure else "http"
+    try:
+        parts = urlsplit(text if "://" in text else f"{scheme}://{text}")
+        port = parts.port
+    except ValueError as error:
+        raise InvalidRequest("this is not an address", address=text) from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/") or parts.query:
+        raise InvalidRequest(
+            "this is not an address", address=text, hint="use http://host:port, https://host:port or unix:/path"
+        )
+    if parts.username is not None:
+        raise InvalidRequest("an address carries no credentials", hint="give the token as token=...")
+    is_secure = parts.scheme == "https"
+    default_port = 443 if is_secure else 80
+    return Endpoint(parts.hostname, port if port is not None else default_port, secure=is_secure)
+
+
+class Route:
+    """The configured places in turn, and the leader that one of them named.
+
+    Shared by every operation of a client; each method is one assignment of consequence, so threads may share it.
+    """
+
+    def __init__(self, configured: tuple[Endpoint, ...]) -> None:
+        if not configured:
+            raise InvalidRequest("at least one address is needed")
+        self._configured = configured
+        self._turn = 0
+        self.current = configured[0]
+
+    def failed(self, endpoint: Endpoint) -> None:
+        """``endpoint`` gave no usable answer: the next operation asks the next configured place."""
+        if endpoint == self.current:
+            self._turn = (self._turn + 1) % len(self._configured)
+            self.current = self._configured[self._turn]
+
+    def follow(self, asked: Endpoint, address: str | None) -> bool:
+        """Go where ``asked`` says the leader is. False when it names nobody, itself, or something unusable.
+
+        A place reached over TLS may not send us (and our token) to one without.
+        """
+        if not address:
+            return False
+        try:
+            named = parse_endpoint(address, secure=asked.secure)
+        except InvalidRequest:
+            return False
+        if named == asked or (asked.secure and not named.secure):
+            return False
+        self.current = named
+        return True
