@@ -5,8 +5,8 @@ scan that is right then, the hint's file, or what the numbers mean.
 
 The names are 20-digit slots that count down, so the newest sorts first. Probing is exact under two laws of the log. An
 object that exists has the next newer one at most ``GAP_MAX`` slots below it: a jump of W = 1000 after a claim and a
-span of at most 1000. And data are removed oldest first, claims never. A claim may therefore stand alone above removed data,
-so a hint that names a claim (``CLAIM_BYTES``) does not count.
+span of at most 1000. And data are removed oldest first, claims never. A claim may therefore stand alone above removed
+data, so a hint that names a claim (``CLAIM_BYTES``) does not count.
 
 Failure model: none of its own. ``None`` means that probing cannot tell; ask the full scan. The hint is never authority:
 a missing, torn, stale or foreign one costs time only, because it counts only when its slot exists.

@@ -65,7 +65,17 @@ class FaultRates:
     @classmethod
     def all_at(cls, probability: float) -> FaultRates:
         """Every fault at one probability."""
-        return cls(*[probability] * len(Fault))
+        return cls(
+            lost_request=probability,
+            lost_answer=probability,
+            late=probability,
+            sent_twice=probability,
+            busy_409=probability,
+            slow_down_503=probability,
+            torn_listing=probability,
+            failed_read=probability,
+            failed_delete=probability,
+        )
 
 
 NO_FAULTS: Final = FaultRates()
