@@ -276,7 +276,7 @@ class Merge:
         self.content_bytes = 0
 
     def step(self) -> bool:
-        """Merge the next few keys. True when there were none left: then ``runs`` is complete. Cost: about 1 ms."""
+        """Merge the next few keys. True when there were none left: then ``runs`` is complete. Cost: under 1 ms."""
         keys: list[bytes] = []
         while len(keys) < self._shape.work_keys:
             piece = self._next_piece()
@@ -285,6 +285,8 @@ class Merge:
             keys += piece
         if not keys:
             return True
+        if self.generation.run_keys > len(self.generation.versions):
+            keys = list(dict.fromkeys(keys))
         self.content_bytes += sum(map(len, keys))
         self.runs.append(Run(tuple(keys), self.generation.last_version, 0, self._shape.block_keys))
         return False
@@ -307,4 +309,4 @@ class Merge:
             piece += keys[position:stop]
             positions[index] = stop
         piece.sort()
-        return list(dict.fromkeys(piece))
+        return piece

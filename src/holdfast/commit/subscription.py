@@ -14,7 +14,7 @@ from typing import Final
 
 from holdfast.commit.batch import Header
 from holdfast.commit.chain import ChainWalker
-from holdfast.commit.feed import Channel, Event, EventBatch, Feed, LeaderChange, TransactionEvent
+from holdfast.commit.feed import Channel, Checkpoint, Event, EventBatch, Feed, LeaderChange, TransactionEvent
 from holdfast.commit.reader import Reign, follow, reigns_back, start_after
 from holdfast.commit.service import CommitService
 from holdfast.errors import Backpressure, Code, HoldfastError, InternalError, InvalidRequest, NotFound
@@ -56,6 +56,9 @@ async def subscribe(
                 after = reached
         elif after > service.pipeline.sequence.assigned:
             raise InvalidRequest("version was never handed out", code=Code.FUTURE_VERSION, version=after)
+        if after >= service.local_version():
+            # Nothing to tell yet: say so, instead of leaving a new subscriber in doubt until the next commit.
+            yield EventBatch(after, 64, (Checkpoint(service.local_version(), service.leader_id),))
         channel = feed.durable if durable else feed.resolved
         async for batch in _live(service, channel, after, bytes_behind_max):
             yield batch

@@ -1,0 +1,370 @@
+"""Laws of the shell around the pipeline: takeover, subscription, status and admission, on a store in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from holdfast.commit.chain import ChainWalker
+from holdfast.commit.feed import Checkpoint, LeaderChange, TransactionEvent
+from holdfast.commit.leadership import Identity
+from holdfast.commit.persist import PersistRules
+from holdfast.commit.pipeline import PipelineRules
+from holdfast.commit.reader import follow
+from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
+from holdfast.commit.subscription import RolledBack, subscribe
+from holdfast.commit.takeover import init_log
+from holdfast.commit.transaction import Committed, PointRead, Rejected, Reused, Transaction, Unanswered, Write
+from holdfast.errors import Backpressure, Closed, Code, Fenced, InvalidRequest, NotFound, Unavailable
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.port import CreateAnswer, Listed
+from holdfast.values import LeaderId, LogId
+
+ID = "request-id-of-twenty-plus"
+
+
+@dataclass
+class Gate:
+    """A store whose creates wait while it is shut."""
+
+    inner: MemoryStore = field(default_factory=MemoryStore)
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+    url: str = "memory:gate"
+
+    def __post_init__(self) -> None:
+        self.open.set()
+
+    async def create(self, key: str, data: bytes) -> CreateAnswer:
+        await self.open.wait()
+        return await self.inner.create(key, data)
+
+    async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+        return await self.inner.read(key, start=start, length=length)
+
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Listed]:
+        return await self.inner.list(prefix, after=after, limit=limit)
+
+    async def delete(self, key: str) -> None:
+        await self.inner.delete(key)
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
+def law(test: Callable[[Gate], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a coroutine test on a fresh store, within a bound."""
+
+    def run() -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(30):
+                await test(Gate())
+
+        asyncio.run(bounded())
+
+    run.__name__ = test.__name__
+    run.__doc__ = test.__doc__
+    return run
+
+
+async def lead(store: Gate, **options: Any) -> CommitService:
+    options.setdefault("rules", PipelineRules(persist=PersistRules(batch_timeout_ms=0.1)))
+    return await CommitService.lead(store, ServiceOptions(allow_new=True, take_over=True, **options))
+
+
+async def commit(service: CommitService, txn: Transaction) -> CommitEntry:
+    done: asyncio.Future[CommitEntry] = asyncio.get_running_loop().create_future()
+    service.submit([CommitEntry(txn, done.set_result)])
+    return await done
+
+
+async def put(service: CommitService, key: bytes, value: bytes = b"v") -> int:
+    entry = await commit(service, Transaction([Write(key, value)]))
+    assert isinstance(entry.outcome, Committed)
+    return entry.outcome.version
+
+
+async def collect(service: CommitService, *, after: int, enough: Callable[[list[Any]], bool], **how: Any) -> list[Any]:
+    events: list[Any] = []
+    stream = subscribe(service, after=after, **how)
+    async for batch in stream:
+        events += batch.events
+        if enough(events):
+            break
+    await stream.aclose()
+    return events
+
+
+def transactions(events: list[Any]) -> list[TransactionEvent]:
+    return [event for event in events if isinstance(event, TransactionEvent)]
+
+
+def assert_chained(events: list[Any], after: int) -> None:
+    last = after
+    for event in transactions(events):
+        assert event.prev_version <= last < event.version
+        last = event.version
+
+
+async def logged_versions(store: Gate) -> list[int]:
+    return [txn.version async for batch in follow(store, ChainWalker()) for txn in batch.transactions()]
+
+
+@law
+async def test_a_stream_misses_nothing_wherever_it_starts_and_however_small_the_ring(store: Gate) -> None:
+    service = await lead(store, feed_bytes_max=4096)
+    versions = [await put(service, b"before-%d" % i) for i in range(30)]
+    total = 300
+
+    def all_of_them(events: list[Any]) -> bool:
+        return (
+            bool(events)
+            and isinstance(events[-1], Checkpoint)
+            and events[-1].committed_version >= versions[0] + total - 1
+        )
+
+    starts = [0, *versions[::7]]
+    readers = [asyncio.ensure_future(collect(service, after=start, enough=all_of_them)) for start in starts]
+    for i in range(30, total, 10):
+        await asyncio.gather(*(put(service, b"k%d" % j) for j in range(i, i + 10)))
+    logged = await logged_versions(store)
+    assert len(logged) == total
+    for start, reader in zip(starts, readers, strict=True):
+        events = await reader
+        assert_chained(events, start)
+        assert [event.version for event in transactions(events)] == [v for v in logged if v > start]
+
+
+@law
+async def test_a_stream_that_does_not_wait_sees_a_transaction_before_it_is_durable(store: Gate) -> None:
+    service = await lead(store)
+    first = await put(service, b"a")
+    stream = subscribe(service, after=first, durable=False)
+    turn = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    store.open.clear()
+    waiting = asyncio.ensure_future(put(service, b"b"))
+    event = (await turn).events[0]
+    while not isinstance(event, TransactionEvent):
+        event = (await anext(stream)).events[0]
+    assert not event.durable
+    assert event.prev_version == first
+    assert not waiting.done()
+    store.open.set()
+    assert await waiting == event.version
+    checkpoint = (await anext(stream)).events[0]
+    assert checkpoint == Checkpoint(event.version, service.leader_id)
+    await service.step_down()
+    rest = [event async for batch in stream for event in batch.events]
+    assert isinstance(rest[-1], LeaderChange)
+    assert rest[-1].roll_back_to == service.local_version()
+
+
+@law
+async def test_a_start_that_was_rolled_back_is_told_where_to_go(store: Gate) -> None:
+    old = await lead(store)
+    last = await put(old, b"a")
+    new = await lead(store)
+    with pytest.raises(RolledBack) as caught:
+        await anext(subscribe(new, after=last + 5))
+    assert caught.value.roll_back_to == last
+    first = (await anext(subscribe(new, after=last + 5, durable=False))).events[0]
+    assert first == LeaderChange(last, new.leader_id)
+    with pytest.raises(InvalidRequest) as future:
+        await anext(subscribe(new, after=new.local_version() + 5))
+    assert future.value.code is Code.FUTURE_VERSION
+
+
+@law
+async def test_history_runs_across_reigns(store: Gate) -> None:
+    versions: list[int] = []
+    for reign in range(4):
+        service = await lead(store)
+        if reign != 2:
+            versions += [await put(service, b"%d" % reign), await put(service, b"%d" % reign)]
+    for start in (0, versions[0], versions[1], versions[3], versions[4]):
+        wanted = [version for version in versions if version > start]
+        events = await collect(
+            service,
+            after=start,
+            enough=lambda seen: isinstance(seen[-1], Checkpoint) and seen[-1].committed_version >= versions[-1],
+        )
+        assert [event.version for event in transactions(events)] == wanted
+        assert_chained(events, start)
+
+
+@law
+async def test_a_subscriber_too_far_behind_is_told_so(store: Gate) -> None:
+    service = await lead(store)
+    stream = subscribe(service, after=service.local_version(), bytes_behind_max=10_000)
+    assert isinstance((await anext(stream)).events[0], Checkpoint)
+    for i in range(40):
+        await put(service, b"k%d" % i, b"x" * 1000)
+    with pytest.raises(Backpressure) as caught:
+        await anext(stream)
+    assert caught.value.code is Code.LAGGING
+
+
+@law
+async def test_an_attempt_keeps_its_outcome_across_a_change_of_leader(store: Gate) -> None:
+    old = await lead(store)
+    read_version = await old.version()
+    attempt = Transaction([Write(b"a", b"1")], request_id=ID, read_version=read_version)
+    entry = await commit(old, attempt)
+    assert isinstance(entry.outcome, Committed)
+    again = await commit(old, attempt)
+    assert again.outcome == entry.outcome
+    other = await commit(old, Transaction([Write(b"a", b"2")], request_id=ID, read_version=read_version))
+    assert other.outcome == Reused()
+    new = await lead(store)
+    assert (await new.status(ID, read_version)).version == entry.outcome.version
+    late = await commit(new, attempt)
+    assert late.outcome == entry.outcome
+    never = Transaction([Write(b"a", b"2")], request_id=ID + "-other", read_version=read_version)
+    assert (await commit(new, never)).outcome == Rejected("too_old")
+    assert (await new.status(ID + "-other", read_version)).status == "not_committed"
+
+
+@law
+async def test_after_a_negative_status_the_attempt_can_never_commit(store: Gate) -> None:
+    service = await lead(store)
+    read_version = await service.version()
+    assert (await service.status(ID, read_version)).status == "not_committed"
+    entry = await commit(service, Transaction([Write(b"a", b"1")], request_id=ID, read_version=read_version))
+    assert entry.outcome == Rejected("banned")
+
+
+@law
+async def test_status_waits_for_an_attempt_in_flight(store: Gate) -> None:
+    service = await lead(store)
+    read_version = await service.version()
+    store.open.clear()
+    attempt = Transaction([Write(b"a", b"1")], request_id=ID, read_version=read_version)
+    first = asyncio.ensure_future(commit(service, attempt))
+    second = asyncio.ensure_future(commit(service, attempt))
+    await asyncio.sleep(0.01)
+    status = asyncio.ensure_future(service.status(ID, read_version))
+    await asyncio.sleep(0.01)
+    assert not status.done()
+    store.open.set()
+    outcomes = {(await first).outcome.version, (await second).outcome.version, (await status).version}  # type: ignore[union-attr]
+    assert len(outcomes) == 1
+
+
+@law
+async def test_a_deposed_leader_answers_unknown_and_ends(store: Gate) -> None:
+    old = await lead(store)
+    await put(old, b"a")
+    store.open.clear()
+    waiting = asyncio.ensure_future(commit(old, Transaction([Write(b"b", b"1")])))
+    await asyncio.sleep(0.01)
+    # The new leader goes to the same objects by another way.
+    new = await lead(Gate(store.inner))
+    store.open.set()
+    assert (await waiting).outcome == Unanswered()
+    assert (await old.ended).kind == "deposed"
+    with pytest.raises(Fenced):
+        await old.version()
+    assert old.admission() is not None
+    assert await put(new, b"c") > new.claim.last_version
+
+
+@law
+async def test_a_deposed_leader_that_is_only_asked_for_a_version_finds_out(store: Gate) -> None:
+    old = await lead(store)
+    await put(old, b"a")
+    new = await lead(store)
+    await put(new, b"b")
+    with pytest.raises(Fenced) as caught:
+        await old.version()
+    assert caught.value.code is Code.LEADER_CHANGED
+
+
+@law
+async def test_a_leader_that_answers_is_not_deposed_out_of_rudeness(store: Gate) -> None:
+    old = await CommitService.lead(store, ServiceOptions(allow_new=True, address="http://one"))
+    await put(old, b"a")
+
+    def answers(leader_id: str | None) -> Callable[[str], Awaitable[str | None]]:
+        async def ask(address: str) -> str | None:
+            assert address == "http://one"
+            return leader_id
+
+        return ask
+
+    with pytest.raises(Closed) as caught:
+        await CommitService.lead(store, ServiceOptions(address="http://two", ask_leader=answers(old.leader_id)))
+    assert caught.value.fields["leader_address"] == "http://one"
+    assert caught.value.fields["leader_id"] == old.leader_id
+    await old.step_down()
+    assert old.ended.result().kind == "resigned"
+    new = await CommitService.lead(store, ServiceOptions(address="http://two", ask_leader=answers(None)))
+    assert new.takeover.steps_ms["polite_wait"] < 500
+
+
+@law
+async def test_an_empty_log_is_created_only_on_request(store: Gate) -> None:
+    with pytest.raises(NotFound) as caught:
+        await CommitService.lead(store, ServiceOptions())
+    assert caught.value.code is Code.LOG_EMPTY
+    identity = Identity(LeaderId(b"l" * 16), b"n" * 32, "")
+    assert await init_log(store, identity, LogId(b"g" * 16))
+    assert not await init_log(store, identity, LogId(b"h" * 16))
+    service = await CommitService.lead(store, ServiceOptions())
+    assert service.log_id == (b"g" * 16).hex()
+    assert service.claim.epoch == 2
+
+
+@law
+async def test_a_stalled_store_is_backpressure_and_then_everything_is_answered(store: Gate) -> None:
+    service = await lead(store, queue_entries_max=50)
+    store.open.clear()
+    waiting = [asyncio.ensure_future(commit(service, Transaction([Write(b"%d" % i, b"v")]))) for i in range(60)]
+    await asyncio.sleep(0.01)
+    refusal = service.admission()
+    assert isinstance(refusal, Backpressure)
+    assert refusal.retry_after_ms
+    store.open.set()
+    answered = await asyncio.gather(*waiting)
+    assert all(isinstance(entry.outcome, Committed) for entry in answered)
+    assert service.admission() is None
+
+
+@law
+async def test_a_leader_gives_up_on_a_store_that_stays_away(store: Gate) -> None:
+    rules = PipelineRules(persist=PersistRules(batch_timeout_ms=0.1, give_up_after_ms=50))
+    service = await lead(store, rules=rules)
+    store.open.clear()
+    entry = await commit(service, Transaction([Write(b"a", b"1")]))
+    assert entry.outcome == Unanswered()
+    assert (await service.ended).kind == "gave_up"
+    refusal = service.admission()
+    assert isinstance(refusal, Unavailable)
+    assert refusal.code is Code.NOT_LEADER
+
+
+@law
+async def test_a_conflict_names_every_failed_precondition_behind_durable_versions(store: Gate) -> None:
+    service = await lead(store)
+    start = await service.version()
+    a, b = await put(service, b"a"), await put(service, b"b")
+    reads = [PointRead(b"a"), PointRead(b"z"), PointRead(b"b", a)]
+    entry = await commit(service, Transaction([Write(b"c", b"1")], reads, read_version=start))
+    assert isinstance(entry.outcome, Rejected)
+    assert [(failed.precondition, failed.version) for failed in entry.outcome.conflicts] == [(0, a), (2, b)]
+    assert b <= entry.durable_version <= service.local_version()
+
+
+@law
+async def test_a_clean_stop_leaves_nothing_to_wait_for(store: Gate) -> None:
+    service = await lead(store)
+    waiting = [asyncio.ensure_future(put(service, b"%d" % i)) for i in range(20)]
+    await asyncio.sleep(0)
+    await service.step_down()
+    versions = sorted(await asyncio.gather(*waiting))
+    assert await logged_versions(store) == versions
+    with pytest.raises(Fenced):
+        await service.noop()
