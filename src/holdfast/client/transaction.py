@@ -110,7 +110,7 @@ class ViewSource:
         begin: bytes,
         end: bytes | None,
         limit: int,
-        at: int,
+        at: int,  # noqa: ARG002
         now_ms: float,  # noqa: ARG002
     ) -> Procedure[FoundRange]:
         """See ``Source``. The view may move on while it is read: its version from before the read is vouched for."""

@@ -1,0 +1,278 @@
+"""What a subscription proves, and how it comes back."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import urllib.parse
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.client import Checkpoint, RolledBack
+from holdfast.client.stream import Continuity, ServerSentEvents
+from holdfast.commit.transaction import Delete, RangeDelete, Write
+from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, PermissionDenied, Unavailable
+from tests.unit.client.conftest import QUICK
+from tests.unit.client.scripted_server import Answer, Drop, ScriptedServer, Stream, coded
+
+LEADER = "ab" * 16
+NEXT_LEADER = "cd" * 16
+
+
+def event(kind: str, event_id: str | None, **data: object) -> bytes:
+    identity = f"id: {event_id}\n" if event_id is not None else ""
+    return f"{identity}event: {kind}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+def transaction(version: int, prev: int, *, durable: bool = True, key: bytes = b"k") -> bytes:
+    return event(
+        "transaction",
+        str(version) if durable else f"{version}~{LEADER}",
+        version=version,
+        prev_version=prev,
+        request_id=None,
+        leader_id=LEADER,
+        timestamp="2024-02-03T04:05:06.789Z",
+        operations=[{"type": "write", "key": base64.b64encode(key).decode(), "value": "dg=="}],
+    )
+
+
+def checkpoint(version: int, *, durable: bool = True) -> bytes:
+    return event("checkpoint", str(version) if durable else None, committed_version=version, leader_id=LEADER)
+
+
+def leader_change(to: int) -> bytes:
+    return event("leader_change", f"{to}~{NEXT_LEADER}", roll_back_to=to, leader_id=NEXT_LEADER)
+
+
+def query_of(server: ScriptedServer, index: int) -> dict[str, str]:
+    return dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(server.asked[index].target).query))
+
+
+def test_events_arrive_whole_with_operations_in_order(connect):
+    operations = [
+        {"type": "write", "key": "YQ==", "value": "MQ=="},
+        {"type": "delete", "key": "YQ=="},
+        {"type": "range_delete", "begin": "YQ==", "end": None},
+    ]
+    data = {"version": 7, "prev_version": 0, "request_id": "r", "leader_id": LEADER, "operations": operations}
+    data["timestamp"] = "1970-01-01T00:00:01.500Z"
+    with ScriptedServer(Stream((event("transaction", "7", **data),), hold=True)) as server:
+        (got,) = connect(server.url).take(1)
+        assert got.operations == (Write(b"a", b"1"), Delete(b"a"), RangeDelete(b"a", None))
+        assert (got.version, got.prev_version, got.request_id, got.time_ms, got.durable) == (7, 0, "r", 1500, True)
+        assert query_of(server, 0) == {"after": "0", "durable": "true"}
+
+
+@pytest.mark.parametrize("ending", ["ended", "broken", "silent"])
+def test_a_stream_that_stops_is_opened_again_behind_the_last_event(connect, ending):
+    first = transaction(5, 3) + transaction(9, 5)
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    step = {
+        "ended": Stream((first,)),
+        "broken": Drop(head + b"%x\r\n%b\r\n" % (len(first), first) + b"ff\r\nid: 1"),
+        "silent": Stream((first,), hold=True),
+    }[ending]
+    with ScriptedServer(step, Stream((transaction(12, 9),), hold=True)) as server:
+        assert [got.version for got in connect(server.url).take(3, 3)] == [5, 9, 12]
+        assert server.asked[1].headers["last-event-id"] == "9"
+        assert query_of(server, 1)["after"] == "9"
+
+
+def test_a_comment_keeps_a_quiet_stream_open(connect):
+    options = dataclasses.replace(QUICK, stream_silence_ms=5_000)
+    with ScriptedServer(Stream((b": keepalive\n\n", transaction(5, 0)), hold=True)) as server:
+        assert connect(server.url, options=options).take(1)[0].version == 5
+        assert len(server.asked) == 1
+
+
+def test_an_event_that_arrives_twice_is_delivered_once(connect):
+    again = Stream((transaction(5, 0), transaction(9, 5), transaction(12, 9)), hold=True)
+    with ScriptedServer(Stream((transaction(5, 0), transaction(9, 5))), again) as server:
+        assert [got.version for got in connect(server.url).take(3)] == [5, 9, 12]
+
+
+@pytest.mark.parametrize("reconnect", [False, True])
+def test_a_gap_stops_the_reader_and_names_the_versions(connect, reconnect):
+    parts = (transaction(5, 0), transaction(12, 9))
+    script = (Stream(parts[:1]), Stream(parts[1:], hold=True)) if reconnect else (Stream(parts, hold=True),)
+    with ScriptedServer(*script) as server:
+        with pytest.raises(CorruptData) as caught:
+            connect(server.url).take(2)
+        assert caught.value.fields["last_delivered"] == 5
+        assert (caught.value.fields["version"], caught.value.fields["prev_version"]) == (12, 9)
+
+
+def test_a_gap_right_behind_the_start_point_is_found(connect):
+    with ScriptedServer(Stream((transaction(12, 9),), hold=True)) as server:
+        with pytest.raises(CorruptData):
+            connect(server.url).take(1, 8)
+
+
+def test_what_came_before_a_gap_is_delivered_before_the_gap_is_told(connect):
+    with ScriptedServer(Stream((transaction(5, 0) + transaction(12, 9),), hold=True)) as server:
+        assert [got.version for got in connect(server.url).take(1)] == [5]
+
+
+def test_a_filtered_stream_skips_versions_and_says_that_it_cannot_prove(connect):
+    parts = (transaction(5, 3), checkpoint(20), transaction(31, 30))
+    with ScriptedServer(Stream(parts), Stream((), hold=True)) as server:
+        face = connect(server.url)
+        assert not face.client.subscribe(prefix=b"k").proves_completeness
+        assert face.client.subscribe().proves_completeness
+        assert [got.version for got in face.take(2, prefix=b"k")] == [5, 31]
+        assert query_of(server, 0)["prefix"] == "aw"
+
+
+def test_a_filtered_stream_goes_on_behind_its_last_checkpoint(connect):
+    with ScriptedServer(Stream((checkpoint(20),)), Stream((transaction(31, 30),), hold=True)) as server:
+        assert connect(server.url).take(1, prefix=b"k")[0].version == 31
+        assert query_of(server, 1)["after"] == "20"
+        assert "last-event-id" not in server.asked[1].headers
+
+
+def test_checkpoints_are_progress_and_are_yielded_when_asked_for(connect):
+    with ScriptedServer(Stream((transaction(5, 0), checkpoint(20)), hold=True)) as server:
+        assert connect(server.url).take(2, checkpoints=True)[1] == Checkpoint(20, LEADER)
+
+
+def test_a_transaction_behind_its_checkpoint_is_refused(connect):
+    with ScriptedServer(Stream((checkpoint(20), transaction(15, 0)), hold=True)) as server:
+        with pytest.raises(CorruptData):
+            connect(server.url).take(1)
+
+
+def test_a_lagging_reader_comes_back_where_it_was(connect):
+    lagging = event("lagging", None, unsent_bytes=1)
+    with ScriptedServer(Stream((transaction(5, 0) + lagging,), hold=True), Stream((transaction(6, 5),), hold=True)) as s:
+        assert [got.version for got in connect(s.url).take(2)] == [5, 6]
+
+
+def test_a_rollback_is_yielded_and_the_proof_goes_on_from_what_is_left(connect):
+    before = (
+        transaction(5, 0),
+        transaction(7, 5, durable=False),
+        checkpoint(7, durable=False),
+        transaction(8, 7, durable=False),
+        transaction(9, 8, durable=False),
+        leader_change(8),
+    )
+    after = Stream((transaction(100, 8),), hold=True)
+    with ScriptedServer(Stream(before), after) as server:
+        events = connect(server.url).take(6, durable=False)
+        assert events[4] == RolledBack(8, NEXT_LEADER)
+        assert [got.durable for got in events[:4]] == [True, False, False, False]
+        assert events[5].version == 100
+        assert query_of(server, 1) == {"after": "8", "durable": "false"}
+
+
+def test_a_gap_behind_a_rollback_is_found(connect):
+    parts = (transaction(5, 0), transaction(7, 5, durable=False), leader_change(5), transaction(100, 99))
+    with ScriptedServer(Stream(parts, hold=True)) as server:
+        with pytest.raises(CorruptData):
+            connect(server.url).take(4, durable=False)
+
+
+def test_durable_transactions_are_never_rolled_back_unnoticed(connect):
+    with ScriptedServer(Stream((transaction(5, 0), leader_change(4)), hold=True)) as server:
+        with pytest.raises(CorruptData):
+            connect(server.url).take(2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "code"),
+    [
+        (coded(410, "log_truncated"), NotFound, Code.LOG_TRUNCATED),
+        (coded(401, "unauthenticated"), PermissionDenied, Code.UNAUTHENTICATED),
+        (coded(409, "rolled_back", roll_back_to=7), InvalidRequest, Code.ROLLED_BACK),
+    ],
+)
+def test_a_start_point_that_cannot_be_served_is_an_error(connect, answer, kind, code):
+    with ScriptedServer(answer) as server:
+        with pytest.raises(kind) as caught:
+            connect(server.url).take(1, 9)
+        assert caught.value.code is code
+        assert caught.value.fields["roll_back_to"] == (7 if code is Code.ROLLED_BACK else None)
+
+
+def test_refusals_that_pass_are_waited_out_and_leaders_followed(connect):
+    with ScriptedServer(Stream((transaction(5, 0),), hold=True)) as leader:
+        script = (coded(503, "overloaded"), Answer(502, b""), coded(503, "not_leader", leader_address=leader.address))
+        with ScriptedServer(*script) as other:
+            assert connect(other.url).take(1)[0].version == 5
+            assert other.finished()
+
+
+def test_a_stream_that_never_opens_gives_up(connect):
+    options = dataclasses.replace(QUICK, stream_give_up_after_ms=30)
+    with ScriptedServer(*[Drop()] * 200) as server:
+        with pytest.raises(Unavailable):
+            connect(server.url, options=options).take(1)
+
+
+def test_batches_lose_nothing_when_the_caller_stops_between_two_events():
+    from holdfast.client import Client
+
+    with ScriptedServer(Stream((transaction(5, 0) + transaction(9, 5) + checkpoint(9),), hold=True)) as server:
+        with Client(server.url, options=QUICK) as client, client.subscribe() as events:
+            assert next(events).version == 5
+            assert events.position == 5
+            rest = next(iter(events.batches()))
+            assert [type(item).__name__ for item in rest] == ["TransactionEvent", "Checkpoint"]
+            assert events.position == 9
+            assert events.committed_version == 9
+
+
+def test_a_filter_is_a_prefix_or_a_range():
+    from holdfast.client import Client
+
+    with Client("http://127.0.0.1:1") as client, pytest.raises(InvalidRequest):
+        client.subscribe(prefix=b"a", begin=b"a")
+
+
+@given(st.data())
+def test_events_do_not_depend_on_how_their_bytes_were_cut(data):
+    text = b": hello\r\n\r\n" + b"".join(transaction(v, v - 1) for v in range(1, 6)) + b"data: a\ndata:b\n\n" + checkpoint(9)
+    whole = ServerSentEvents(1 << 20).feed(text)
+    decoder = ServerSentEvents(1 << 20)
+    got = []
+    start = 0
+    while start < len(text):
+        size = data.draw(st.integers(1, 200))
+        got += decoder.feed(text[start : start + size])
+        start += size
+    assert got == whole
+    assert len(whole) == 7
+    assert whole[5] == (b"", b"5", b"a\nb")
+
+
+def test_an_event_beyond_the_bound_is_refused():
+    decoder = ServerSentEvents(100)
+    with pytest.raises(CorruptData):
+        for _ in range(10):
+            decoder.feed(b"data: " + b"x" * 30)
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_escape_as_anything_but_corrupt_data(noise):
+    continuity = Continuity(0, durable=True, filtered=False)
+    for kind in (b"transaction", b"checkpoint", b"leader_change", noise):
+        try:
+            continuity.accept(kind, b"1", noise)
+        except CorruptData:
+            pass
+
+
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=20), st.data())
+def test_leaving_out_any_event_is_always_noticed(steps, data):
+    versions = [sum(steps[: index + 1]) for index in range(len(steps))]
+    texts = [transaction(v, p) for p, v in zip([0, *versions], versions, strict=False)]
+    missing = data.draw(st.integers(0, len(texts) - 2))
+    continuity = Continuity(0, durable=True, filtered=False)
+    with pytest.raises(CorruptData):
+        for text in texts[:missing] + texts[missing + 1 :]:
+            for item in ServerSentEvents(1 << 20).feed(text):
+                continuity.accept(*item)

@@ -1,0 +1,183 @@
+"""What a transaction's reads leave behind, and how the loop goes on after a conflict."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+
+import pytest
+
+from holdfast.client.transaction import TransactionBuilder, ViewSource
+from holdfast.commit.transaction import PointRead, RangeRead, Write
+from holdfast.errors import Conflict
+from holdfast.view import View
+from tests.unit.client.conftest import QUICK
+from tests.unit.client.scripted_server import Answer, Drop, ScriptedServer, coded
+from tests.unit.client.test_commit_retries import VERSION, committed, commits_of, not_committed, status
+
+
+def value(key: bytes, text: bytes, version: int) -> Answer:
+    return Answer(200, item(key, text, version))
+
+
+def item(key: bytes, text: bytes, version: int) -> dict[str, object]:
+    return {"key": base64.b64encode(key).decode(), "value": base64.b64encode(text).decode(), "version": version}
+
+
+def increment(txn):
+    found = yield txn.get(b"n")
+    txn.write(b"n", b"%d" % (int(found or b"0") + 1))
+
+
+def test_a_read_is_a_precondition_at_the_newer_of_its_version_and_the_read_version(connect):
+    def body(txn):
+        yield txn.get(b"old")
+        yield txn.get(b"new")
+        yield txn.get(b"absent")
+        txn.write(b"k", b"v")
+
+    script = (VERSION, value(b"old", b"1", 8), value(b"new", b"2", 55), coded(404, "not_found"), committed(60))
+    with ScriptedServer(*script) as server:
+        assert connect(server.url).transact(body).version == 60
+        (sent,) = commits_of(server)
+        versions = {read["key"]: read["version"] for read in sent["preconditions"]}
+        assert versions == {"b2xk": 50, "bmV3": 55, "YWJzZW50": 50}
+        assert [asked.target for asked in server.asked[1:4]] == [
+            "/v1/keys/b2xk?at=50",
+            "/v1/keys/bmV3?at=50",
+            "/v1/keys/YWJzZW50?at=50",
+        ]
+
+
+def test_a_conflict_is_decided_anew_from_the_version_it_named(connect):
+    script = (
+        VERSION,
+        value(b"n", b"1", 40),
+        not_committed(70),
+        value(b"n", b"2", 70),
+        committed(71),
+    )
+    with ScriptedServer(*script) as server:
+        assert connect(server.url).transact(increment).version == 71
+        first, second = commits_of(server)
+        assert (first["read_version"], second["read_version"]) == (50, 70)
+        assert first["request_id"] != second["request_id"]
+        assert second["operations"] == [{"type": "write", "key": "bg==", "value": "Mw=="}]
+
+
+def test_an_unknown_outcome_that_was_a_commit_is_not_decided_again(connect):
+    with ScriptedServer(VERSION, value(b"n", b"1", 40), Drop(), status("committed", 66)) as server:
+        assert connect(server.url).transact(increment).version == 66
+        assert len(commits_of(server)) == 1
+
+
+def test_an_unknown_outcome_that_was_none_is_decided_again_at_the_services_version(connect):
+    script = (
+        VERSION,
+        value(b"n", b"1", 40),
+        Drop(),
+        status("not_committed"),
+        Answer(200, {"version": 80, "leader_id": ""}),
+        value(b"n", b"5", 79),
+        committed(81),
+    )
+    with ScriptedServer(*script) as server:
+        assert connect(server.url).transact(increment).version == 81
+        assert commits_of(server)[1]["operations"] == [{"type": "write", "key": "bg==", "value": "Ng=="}]
+
+
+def test_conflicts_without_end_end_with_the_conflict(connect):
+    options = dataclasses.replace(QUICK, attempts_max=3)
+    turn = (value(b"n", b"1", 40), not_committed(70))
+    with ScriptedServer(VERSION, *turn, *turn, *turn) as server:
+        with pytest.raises(Conflict):
+            connect(server.url, options=options).transact(increment)
+        assert len(commits_of(server)) == 3
+        assert server.finished()
+
+
+def test_what_the_function_raises_ends_the_transaction_without_a_commit(connect):
+    def body(txn):
+        yield txn.get(b"n")
+        raise LookupError("no")
+
+    with ScriptedServer(VERSION, value(b"n", b"1", 40)) as server:
+        with pytest.raises(LookupError):
+            connect(server.url).transact(body)
+        assert commits_of(server) == []
+
+
+def test_a_function_that_writes_nothing_commits_nothing(connect):
+    def body(txn):
+        return (yield txn.get(b"n"))
+
+    with ScriptedServer(VERSION, value(b"n", b"1", 40)) as server:
+        result = connect(server.url).transact(body)
+        assert (result.value, result.version) == (b"1", None)
+
+
+def test_a_transaction_sees_its_own_writes(connect):
+    def body(txn):
+        txn.write(b"b", b"own")
+        txn.delete_range(b"d", b"f")
+        txn.write(b"e", b"again")
+        assert (yield txn.get(b"b")) == b"own"
+        assert (yield txn.get(b"d")) is None
+        assert (yield txn.get(b"e")) == b"again"
+        return (yield txn.range(b"a", b"z"))
+
+    rows = {"items": [item(b"a", b"1", 3), item(b"d", b"2", 4), item(b"y", b"3", 5)], "version": 52, "more": False}
+    with ScriptedServer(VERSION, Answer(200, rows), committed(60)) as server:
+        result = connect(server.url).transact(body)
+        assert result.value == [(b"a", b"1"), (b"b", b"own"), (b"e", b"again"), (b"y", b"3")]
+        (sent,) = commits_of(server)
+        assert sent["preconditions"] == [{"type": "range_read", "begin": "YQ==", "end": "eg==", "version": 52}]
+
+
+def test_a_range_that_was_cut_demands_no_more_than_was_read(connect):
+    def body(txn):
+        found = yield txn.range(b"a", None, 1)
+        txn.write(b"k", b"v")
+        return found
+
+    rows = {"items": [item(b"c", b"1", 3)], "version": 50, "more": True}
+    with ScriptedServer(VERSION, Answer(200, rows), committed(60)) as server:
+        assert connect(server.url).transact(body).value == [(b"c", b"1")]
+        (read,) = commits_of(server)[0]["preconditions"]
+        assert base64.b64decode(read["end"]) == b"c\0"
+
+
+def test_a_view_is_read_without_asking_the_service_and_waited_for_after_a_conflict(connect):
+    view = View.memory()
+    view.apply_many([(50, [Write(b"n", b"1")])], prev_version=0)
+
+    def body(txn):
+        found = yield txn.get(b"n")
+        txn.write(b"n", b"%d" % (int(found) + 1))
+        if txn.read_version == 50:  # what made the conflict arrives while the commit is on its way
+            view.apply_many([(70, [Write(b"n", b"5")])], prev_version=50)
+
+    with ScriptedServer(not_committed(70), committed(71)) as server:
+        assert connect(server.url).transact(body, view=view).version == 71
+        first, second = commits_of(server)
+        assert first["preconditions"] == [{"type": "point_read", "key": "bg==", "version": 50}]
+        assert second["preconditions"] == [{"type": "point_read", "key": "bg==", "version": 70}]
+        assert second["operations"] == [{"type": "write", "key": "bg==", "value": "Ng=="}]
+
+
+def test_two_reads_of_one_key_must_both_hold():
+    view = View.memory()
+    view.apply_many([(50, [Write(b"n", b"1")])], prev_version=0)
+    builder = TransactionBuilder(ViewSource(None, view), 50)  # type: ignore[arg-type]
+
+    def read(procedure):
+        with pytest.raises(StopIteration) as end:
+            next(procedure)
+        return end.value.value
+
+    assert read(builder.reading(b"n", 0)) == b"1"
+    view.apply_many([(60, [Write(b"n", b"2")])], prev_version=50)
+    assert read(builder.reading(b"n", 0)) == b"2"
+    assert builder.preconditions == [PointRead(b"n", 50)]
+    assert read(builder.reading_range(b"a", b"z", 5, 0)) == [(b"n", b"2")]
+    assert builder.preconditions[1:] == [RangeRead(b"a", b"z", 60)]
