@@ -1,0 +1,41 @@
+"""Real files in a directory, with every operation written down and any of them made to fail."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.objects.directory_files import PosixFiles
+
+
+class RecordingFiles:
+    """``PosixFiles`` that notes each operation and raises what ``fail`` returns for it.
+
+    ``fail`` gets the number of the operation (from 1) and its name; None lets it pass.
+    """
+
+    def __init__(self, fail: Callable[[int, str], OSError | None] = lambda number, name: None) -> None:
+        self._files = PosixFiles()
+        self.fail = fail
+        self.read_only = False
+        self.operations: list[str] = []
+
+    def is_read_only(self, directory: int) -> bool:
+        return self.read_only
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self._files, name)
+
+        def recorded(*arguments: Any) -> Any:
+            self.operations.append(name)
+            error = self.fail(len(self.operations), name)
+            if error is not None:
+                raise error
+            return operation(*arguments)
+
+        return recorded
+
+
+def failure(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
