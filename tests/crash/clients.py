@@ -93,9 +93,17 @@ class Clients:
 
     async def start(self) -> None:
         """Commit the opening, see it come back through the stream, then let the crowd in."""
-        await self._commit(Connection(self._address), opening())
+        connection = Connection(self._address)
+        answer = await connection.ask("GET", "/v1/version")
+        version = msgspec.json.decode(answer.body, type=VersionAnswer).version
+        outcome = await self._commit(connection, opening(version))
+        connection.close()
+        assert isinstance(outcome, Committed), f"the opening of a new log was answered {outcome}"
         self._subscriber = asyncio.create_task(self._subscribe())
-        await self._shown.wait()
+        shown = asyncio.create_task(self._shown.wait())
+        await asyncio.wait([shown, self._subscriber], return_when=asyncio.FIRST_COMPLETED)
+        shown.cancel()
+        self.check()
         for number in range(self._count):
             source = random.Random(self._random.getrandbits(64))
             self._tasks.append(asyncio.create_task(self._client(f"client-{number:03d}", source)))

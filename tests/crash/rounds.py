@@ -36,7 +36,10 @@ DEPOSED = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where the rounds happen. ``reading_url`` is the log without anything between; ``crash_store`` restarts the store."""
+    """Where the rounds happen.
+
+    ``reading_url`` is the log without anything between; ``crash_store`` kills and restarts the store.
+    """
 
     directory: Path
     log_url: str
@@ -211,7 +214,7 @@ async def read_log(url: str) -> list[LogEntry]:
                 entries.append(
                     LogEntry(
                         version=txn.version,
-                        operations=txn.operations,
+                        operations=tuple(txn.operations),
                         request_id=txn.request_id,
                         read_version=txn.read_version,
                         prev_version=previous,

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+SERVE = (sys.executable, "-m", "holdfast.cli.main", "serve")
 READY_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.01
@@ -39,7 +40,7 @@ class ServerProcess:
         with self.output.open("wb") as output:
             self._process = subprocess.Popen(
                 [
-                    *("setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "holdfast.cli.main", "serve"),
+                    *("setpriv", "--pdeathsig", "KILL", *SERVE),
                     *("--log", log_url, "--listen", f"127.0.0.1:{port}", *flags),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -65,11 +65,11 @@ class Model:
                     raise AssertionError("the workload deletes by range only")
 
 
-def opening() -> Transaction:
+def opening(version: int) -> Transaction:
     """The first commit: all accounts and counters."""
     writes: list[Operation] = [Write(account(number), b"%d" % BALANCE) for number in range(ACCOUNTS)]
     writes += [Write(counter(number), b"0") for number in range(COUNTERS)]
-    return Transaction(operations=writes, request_id="opening-of-all-accounts", read_version=0)
+    return Transaction(operations=writes, request_id="opening-of-all-accounts", read_version=version)
 
 
 class Chooser:
