@@ -1,0 +1,55 @@
+"""The application behind the framework lane: the route table made servable.
+
+Owns: joining the rows of all route modules, and the answers to what matches none of them. Does not own: any route.
+
+Failure model: every answer, 404 and 405 included, has the error body of the API; there is no other kind of error answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as FrameworkRoute
+
+from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, NotFound
+from holdfast.server.front import Front
+from holdfast.server.responses import error_answer
+from holdfast.server.routes import Endpoint, Route
+
+__all__ = ["make_app"]
+
+
+def make_app(front: Front, routes: Sequence[Route]) -> Starlette:
+    """The ASGI application that serves ``routes``."""
+
+    def refuse(error: HoldfastError) -> Response:
+        status, headers, body = error_answer(error, front.leader)
+        front.counters.answers["unknown", status] += 1
+        return Response(body, status, headers, "application/json")
+
+    async def no_such_route(request: Request, exception: Exception) -> Response:
+        assert isinstance(exception, HTTPException), "registered for this exception alone"
+        if exception.status_code == 405:
+            allow = (exception.headers or {}).get("Allow", "")
+            return refuse(
+                InvalidRequest(
+                    "the route has other methods",
+                    code=Code.METHOD_NOT_ALLOWED,
+                    allow=", ".join(sorted(allow.replace(" ", "").split(","))),
+                )
+            )
+        return refuse(NotFound("there is no such route", hint="GET /openapi.json lists them"))
+
+    async def bug(request: Request, exception: Exception) -> Response:
+        return refuse(InternalError("a bug of ours; it is logged", cause=type(exception).__name__))
+
+    app = Starlette(
+        routes=[FrameworkRoute(row.path, Endpoint(front, row), methods=[row.method], name=row.name) for row in routes],
+        exception_handlers={HTTPException: no_such_route, Exception: bug},
+    )
+    app.router.redirect_slashes = False
+    return app

@@ -1,0 +1,54 @@
+"""Who may do what: bearer tokens with roles.
+
+Owns: the order of the roles and how a token is recognised. Does not own: which route asks for which role (the route
+table), TLS (``run``), nor where tokens come from (``settings``).
+
+Failure model: pure. Without configured tokens everybody has every role. A token is compared by its SHA-256 digest in a
+table, so neither its length nor a common beginning shows in the time a refusal takes, and no token is kept in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from hashlib import sha256
+
+from holdfast.errors import Code, HoldfastError, PermissionDenied
+
+__all__ = ["Authenticator", "Role"]
+
+
+class Role(IntEnum):
+    """What a caller may do. A higher role includes the lower ones; ``OPEN`` needs no token."""
+
+    OPEN = 0
+    READ = 1
+    WRITE = 2
+    ADMIN = 3
+
+
+class Authenticator:
+    """Recognises bearer tokens."""
+
+    __slots__ = ("_roles", "required")
+
+    def __init__(self, tokens: Mapping[str, Role]) -> None:
+        self._roles = {sha256(token.encode()).digest(): role for token, role in tokens.items()}
+        self.required = bool(tokens)
+
+    def problem_with(self, authorization: bytes | None, role: Role) -> HoldfastError | None:
+        """None when the caller has ``role``, else the error to answer.
+
+        ``authorization`` is the value of the header as it came, or None when there was none.
+        """
+        if not self.required or role is Role.OPEN:
+            return None
+        scheme, _, token = (authorization or b"").partition(b" ")
+        held = self._roles.get(sha256(token.strip()).digest()) if scheme.lower() == b"bearer" else None
+        if held is None:
+            return PermissionDenied(
+                "a valid bearer token is needed", code=Code.UNAUTHENTICATED, hint="send Authorization: Bearer <token>"
+            )
+        if held < role:
+            return PermissionDenied("the token has not the role", role=role.name.lower())
+        return None

@@ -1,0 +1,562 @@
+"""The protocol of every accepted connection: a short way for the few hot routes, and the door to the framework.
+
+Owns: the bytes of a connection while it carries only ``POST /v1/commit``, ``GET /v1/version`` and ``GET /livez`` with
+plain bodies: framing, bounds, pipelining, the order of answers, and back-pressure on one connection.
+Does not own: every other request. The first one that is anything else (another route, a query, a chunked body, an
+upgrade, ``Expect``, HTTP/1.0) moves the whole connection, with its unread bytes, to ``framework_lane`` for good. The
+framework serves the hot routes too, by the same functions, so the move is a matter of cost and never of meaning.
+
+How a request is read: its head is found by us (so that a request can be handed over untouched) and then parsed by
+httptools, whose word on ``Content-Length`` and ``Transfer-Encoding`` is the one that counts; the body is given to the
+same parser, which must agree that the request ends where we think. If it ever disagreed the connection would be closed:
+two readers that frame differently are how one request is smuggled inside another.
+
+Failure model: a peer may send any bytes in any pieces, stop in the middle, close one or both directions, or never read.
+Nothing of that raises out of a reply: an answer to a connection that is gone is dropped, and the commit it is about
+stands. Bounds: a head of ``HEAD_BYTES_MAX``, a body of ``request_bytes_max``, ``UNANSWERED_MAX`` unanswered requests
+(then reading stops), the transport's high-water mark for unsent answers (then reading stops too), and
+``DISCARD_BYTES_MAX`` of an oversized request read away so that its sender sees the answer before the close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final, cast
+
+import httptools
+
+from holdfast.commit.entry import CommitEntry
+from holdfast.commit.transaction import Committed
+from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
+from holdfast.server.auth import Role
+from holdfast.server.front import Front
+from holdfast.server.requests import decode_json, problem_with
+from holdfast.server.responses import (
+    Liveness,
+    VersionAnswer,
+    encode,
+    error_answer,
+)
+
+__all__ = ["DISCARD_BYTES_MAX", "HEAD_BYTES_MAX", "UNANSWERED_MAX", "FastLane", "Lanes"]
+
+HEAD_BYTES_MAX: Final = 65_536
+UNANSWERED_MAX: Final = 256
+DISCARD_BYTES_MAX: Final = 16 * 1_048_576
+DISCARD_SECONDS_MAX: Final = 2.0
+
+_COMMIT: Final = b"POST /v1/commit HTTP/1.1\r\n"
+_VERSION: Final = b"GET /v1/version HTTP/1.1\r\n"
+_LIVEZ: Final = b"GET /livez HTTP/1.1\r\n"
+_HOT: Final = (_COMMIT, _VERSION, _LIVEZ)
+_HOT_BYTES_MAX: Final = max(map(len, _HOT))
+_END_OF_HEAD: Final = b"\r\n\r\n"
+
+_REASON: Final = {
+    200: b"OK",
+    400: b"Bad Request",
+    401: b"Unauthorized",
+    403: b"Forbidden",
+    409: b"Conflict",
+    413: b"Content Too Large",
+    429: b"Too Many Requests",
+    431: b"Request Header Fields Too Large",
+    500: b"Internal Server Error",
+    503: b"Service Unavailable",
+    504: b"Gateway Timeout",
+}
+
+
+class _Unanswered:
+    """One request whose answer is due, in the order of its connection."""
+
+    __slots__ = ("answer", "closes", "lane", "size")
+
+    def __init__(self, lane: FastLane, size: int, closes: bool) -> None:
+        self.lane = lane
+        self.size = size
+        self.closes = closes
+        self.answer: bytes | None = None
+
+
+class Lanes:
+    """What the fast lanes of one server share beside the front: prepared bytes, and the connections themselves."""
+
+    def __init__(
+        self, front: Front, framework: Callable[[asyncio.Transport, Callable[[], None]], asyncio.Protocol]
+    ) -> None:
+        """``framework`` makes the protocol that a connection is handed to; it calls its second argument when it ends."""
+        self.front = front
+        self.framework = framework
+        self.connections = 0
+        self.open: set[FastLane] = set()
+        self.seconds = 0
+        """Counts ticks; the age of a connection's last progress is told in them, so no request reads a clock."""
+        self.date = b""
+        self.head_200 = b""
+        self.tell_date(b"")
+        self.reply = self._reply
+        self._dirty: list[FastLane] = []
+
+    def tell_date(self, date: bytes) -> None:
+        """Use this value of the ``Date`` header in the answers from now on."""
+        self.date = b"Date: %b\r\n" % date if date else b""
+        self.head_200 = b"HTTP/1.1 200 OK\r\n%bContent-Type: application/json\r\nContent-Length: " % self.date
+
+    def protocol(self) -> FastLane:
+        """The protocol of one accepted connection (what ``create_server`` asks for)."""
+        return FastLane(self)
+
+    def response(self, status: int, headers: dict[str, str], body: bytes, *, closes: bool = False) -> bytes:
+        """A whole response."""
+        extra = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
+        return b"HTTP/1.1 %d %b\r\n%b%b%bContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+            status,
+            _REASON.get(status, b"Error"),
+            self.date,
+            extra,
+            b"Connection: close\r\n" if closes else b"",
+            len(body),
+            body,
+        )
+
+    def error_response(self, error: HoldfastError, *, closes: bool = False, status: int | None = None) -> bytes:
+        """A whole response that tells an error."""
+        usual_status, headers, body = error_answer(error, self.front.leader)
+        return self.response(status or usual_status, headers, body, closes=closes)
+
+    def _reply(self, entry: CommitEntry) -> None:
+        due = cast(_Unanswered, entry.ticket)
+        front = self.front
+        front.settled(1, due.size)
+        outcome = entry.outcome
+        if type(outcome) is Committed and not due.closes:
+            body = front.answers.committed_json(outcome.version, entry.txn.request_id)
+            front.counters.answers["/v1/commit", 200] += 1
+            due.lane.settle(due, b"%b%d\r\n\r\n%b" % (self.head_200, len(body), body))
+            return
+        assert outcome is not None, "an entry is replied with its outcome"
+        status, headers, body = front.answers.response(
+            outcome, durable_version=entry.durable_version, request_id=entry.txn.request_id
+        )
+        front.counters.answers["/v1/commit", status] += 1
+        due.lane.settle(due, self.response(status, headers, body, closes=due.closes))
+
+    def flush_later(self, lane: FastLane) -> None:
+        """Write what is ready on ``lane`` once at the end of this turn of the loop."""
+        if not self._dirty:
+            self.front.loop.call_soon(self._flush)
+        self._dirty.append(lane)
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        for lane in dirty:
+            lane.flush()
+
+    def close_stalled(self, *, partial_seconds_max: int, idle_seconds_max: int) -> None:
+        """Close connections that stopped in the middle of a request, or that nobody has used for long."""
+        for lane in list(self.open):
+            lane.close_if_stalled(self.seconds, partial_seconds_max, idle_seconds_max)
+
+
+class FastLane(asyncio.Protocol):
+    """One connection. See the module's text."""
+
+    __slots__ = (
+        "_authorization",
+        "_closes",
+        "_complete",
+        "_discard_left",
+        "_dirty",
+        "_eof",
+        "_front",
+        "_lanes",
+        "_last_second",
+        "_length",
+        "_needed",
+        "_parser",
+        "_queue",
+        "_reading_paused",
+        "_transport",
+        "_unread",
+        "_unusual",
+        "_waiting_to_hand_over",
+        "_writing_paused",
+    )
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._lanes = lanes
+        self._front = lanes.front
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpRequestParser(self)
+        self._queue: deque[_Unanswered] = deque()
+        self._unread = bytearray()
+        self._needed = 0
+        """How many unread bytes it takes before looking at them again makes sense."""
+        self._reading_paused = False
+        self._writing_paused = False
+        self._waiting_to_hand_over = False
+        self._discard_left = -1
+        """At or above zero: the connection is to be closed, and input is only read away."""
+        self._dirty = False
+        self._eof = False
+        self._last_second = lanes.seconds
+        # Of the request being read:
+        self._length = 0
+        self._unusual = False
+        self._closes = False
+        self._authorization: bytes | None = None
+        self._complete = False
+
+    # The transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        lanes = self._lanes
+        lanes.connections += 1
+        lanes.open.add(self)
+        limit = self._front.limits.connections_max
+        if limit and lanes.connections > limit:
+            self._front.counters.refused_connections += 1
+            error = LimitExceeded("too many connections", code=Code.OVERLOADED, retry_after_ms=1000)
+            self._refuse(lanes.error_response(error, closes=True))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lanes.connections -= 1
+        self._lanes.open.discard(self)
+        self._unread.clear()
+        self._queue.clear()
+
+    def eof_received(self) -> bool:
+        # A peer that has sent its last request may still be waiting for answers.
+        self._eof = True
+        transport = self._transport
+        return bool(self._queue) and transport is not None and transport.get_extra_info("sslcontext") is None
+
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+        self._pause_reading()
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        self._resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        if self._discard_left >= 0:
+            self._discard(len(data))
+            return
+        unread = self._unread
+        if unread:
+            unread += data
+            if len(unread) < self._needed:
+                return
+            data = bytes(unread)
+            unread.clear()
+        self._read(data)
+
+    # Reading requests
+
+    def _read(self, data: bytes) -> None:
+        """Take whole requests from the front of ``data`` and keep the rest."""
+        self._needed = 0
+        self._last_second = self._lanes.seconds
+        size = len(data)
+        position = 0
+        while position < size and not self._reading_paused and self._discard_left < 0:
+            taken = self._take(data, position)
+            if taken == 0:
+                break
+            position += taken
+        if self._transport is None or self._discard_left >= 0:
+            return
+        if position < size:
+            self._unread += memoryview(data)[position:] if position else data
+            if self._waiting_to_hand_over:
+                self._hand_over_when_answered()
+
+    def _take(self, data: bytes, start: int) -> int:
+        """Take one request at ``start``. Returns its size, or 0 when it is not whole yet or not for this lane."""
+        if not data.startswith(_HOT, start):
+            self._needed = 0
+            line = data[start : start + _HOT_BYTES_MAX]
+            if not any(hot.startswith(line) for hot in _HOT):
+                self._waiting_to_hand_over = True
+            return 0
+        head_end = data.find(_END_OF_HEAD, start, start + HEAD_BYTES_MAX)
+        if head_end < 0:
+            if len(data) - start >= HEAD_BYTES_MAX:
+                error = LimitExceeded("the head of the request is too large", bytes_max=HEAD_BYTES_MAX)
+                self._refuse(self._lanes.error_response(error, closes=True, status=431))
+            return 0
+        head_end += 4
+        self._length = 0
+        self._unusual = self._closes = self._complete = False
+        self._authorization = None
+        try:
+            self._parser.feed_data(data[start:head_end])
+            if self._unusual:
+                self._waiting_to_hand_over = True
+                return 0
+            end = head_end + self._length
+            if self._length:
+                if self._length > self._front.limits.request_bytes_max:
+                    self._refuse_body()
+                    return 0
+                if end > len(data):
+                    self._await_body(end - start)
+                    return 0
+                self._parser.feed_data(data[head_end:end])
+            if not self._complete:
+                raise httptools.HttpParserError("the request does not end where its length says")
+        except httptools.HttpParserUpgrade:
+            self._waiting_to_hand_over = True
+            return 0
+        except httptools.HttpParserError as error:
+            problem = InvalidRequest(f"not an HTTP request: {error}")
+            self._refuse(self._lanes.error_response(problem, closes=True))
+            return 0
+        self._dispatch(data, start, head_end, end)
+        return end - start
+
+    def _await_body(self, needed: int) -> None:
+        # The head will be parsed again with its body, so the parser that saw it half-way is of no use any more.
+        self._needed = needed
+        self._parser = httptools.HttpRequestParser(self)
+
+    # Called by the parser
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        match name.lower():
+            case b"content-length":
+                self._length = int(value)
+            case b"authorization":
+                self._authorization = value
+            case b"connection":
+                self._closes = b"close" in value.lower()
+            case b"transfer-encoding" | b"expect" | b"upgrade":
+                self._unusual = True
+            case _:
+                pass
+
+    def on_message_complete(self) -> None:
+        self._complete = True
+
+    # Answering
+
+    def _dispatch(self, data: bytes, start: int, head_end: int, end: int) -> None:
+        front = self._front
+        if data.startswith(_COMMIT, start):
+            self._commit(data[head_end:end], end - head_end)
+        elif data.startswith(_LIVEZ, start):
+            own = front.own
+            body = encode(Liveness(own.leader_id, front.service is not None, own.address))
+            front.counters.answers["/livez", 200] += 1
+            self._answer_now(200, {}, body)
+        else:
+            self._version()
+        if self._closes:
+            # Nothing that follows is a request (RFC 9112, section 9.6).
+            self._pause_reading()
+        elif len(self._queue) >= UNANSWERED_MAX:
+            self._pause_reading()
+
+    def _commit(self, body: bytes, size: int) -> None:
+        front = self._front
+        problem: HoldfastError | None = None
+        if front.authenticator.required:
+            problem = front.authenticator.problem_with(self._authorization, Role.WRITE)
+        if problem is None:
+            problem = front.admission()
+        if problem is None:
+            try:
+                txn = decode_json(body)
+            except InvalidRequest as error:
+                problem = error
+            else:
+                limits = front.limits
+                problem = problem_with(
+                    txn, leader_id=front.own.leader_id, request_id_length_min=limits.request_id_length_min
+                )
+                if problem is None:
+                    due = _Unanswered(self, size, self._closes)
+                    self._queue.append(due)
+                    front.submit(CommitEntry(txn, self._lanes.reply, due, size), size)
+                    return
+        status, headers, answer = error_answer(problem, front.leader)
+        front.counters.answers["/v1/commit", status] += 1
+        self._answer_now(status, headers, answer)
+
+    def _version(self) -> None:
+        front = self._front
+        problem = front.authenticator.problem_with(self._authorization, Role.READ)
+        if problem is not None:
+            status, headers, body = error_answer(problem, front.leader)
+            front.counters.answers["/v1/version", status] += 1
+            self._answer_now(status, headers, body)
+            return
+        due = _Unanswered(self, 0, self._closes)
+        self._queue.append(due)
+
+        def told(version: int | HoldfastError) -> None:
+            if isinstance(version, HoldfastError):
+                status, headers, body = error_answer(version, front.leader)
+            else:
+                status, headers, body = 200, {}, encode(VersionAnswer(version, front.own.leader_id))
+            front.counters.answers["/v1/version", status] += 1
+            self.settle(due, self._lanes.response(status, headers, body, closes=due.closes))
+
+        front.ask_version(told)
+
+    def _answer_now(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        due = _Unanswered(self, 0, self._closes)
+        self._queue.append(due)
+        self.settle(due, self._lanes.response(status, headers, body, closes=self._closes))
+
+    def settle(self, due: _Unanswered, response: bytes) -> None:
+        """The answer to one request is known. It is written when all requests before it have theirs. Never raises."""
+        queue = self._queue
+        if not queue:
+            return  # the connection is gone, or belongs to the framework
+        if len(queue) == 1 and not due.closes and not self._waiting_to_hand_over and not self._reading_paused:
+            queue.popleft()
+            transport = self._transport
+            if transport is not None and not transport.is_closing():
+                transport.write(response)
+                if self._eof:
+                    transport.close()
+            return
+        due.answer = response
+        if queue[0] is due and not self._dirty:
+            self._dirty = True
+            self._lanes.flush_later(self)
+
+    def flush(self) -> None:
+        """Write the answers that are ready and in order, in one piece."""
+        self._dirty = False
+        queue = self._queue
+        ready: list[bytes] = []
+        closes = False
+        while queue and not closes and (answer := queue[0].answer) is not None:
+            ready.append(answer)
+            closes = queue.popleft().closes
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if ready:
+            transport.write(ready[0] if len(ready) == 1 else b"".join(ready))
+        if closes or (self._eof and not queue):
+            transport.close()
+        elif self._discard_left >= 0:
+            if not queue and transport.can_write_eof():
+                transport.write_eof()
+        elif self._waiting_to_hand_over:
+            self._hand_over_when_answered()
+        else:
+            self._resume_reading()
+
+    # Bounds
+
+    def _pause_reading(self) -> None:
+        if not self._reading_paused and self._transport is not None:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if not self._reading_paused or self._writing_paused or len(self._queue) > UNANSWERED_MAX // 2:
+            return
+        transport = self._transport
+        if transport is None or transport.is_closing() or self._closes:
+            return
+        self._reading_paused = False
+        transport.resume_reading()
+        if self._unread:
+            data = bytes(self._unread)
+            self._unread.clear()
+            self._read(data)
+
+    def _refuse_body(self) -> None:
+        error = LimitExceeded(
+            "the request is too large", bytes=self._length, bytes_max=self._front.limits.request_bytes_max
+        )
+        self._front.counters.answers["/v1/commit", 413] += 1
+        self._refuse(self._lanes.error_response(error, closes=True))
+
+    def _refuse(self, response: bytes) -> None:
+        """Answer in turn, end our direction, and read away what the peer still sends until it ends, within bounds.
+
+        Closing with unread input makes the kernel reset the connection, which can take the answer from the peer.
+        """
+        self._unread.clear()
+        self._discard_left = DISCARD_BYTES_MAX
+        due = _Unanswered(self, 0, closes=False)
+        due.answer = response
+        self._queue.append(due)
+        if self._queue[0] is due:
+            self.flush()
+        self._front.loop.call_later(DISCARD_SECONDS_MAX, self._close)
+
+    def _discard(self, size: int) -> None:
+        self._discard_left = max(0, self._discard_left - size)
+        if self._discard_left == 0:
+            self._close()
+
+    def _close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def close_if_stalled(self, now: int, partial_seconds_max: int, idle_seconds_max: int) -> None:
+        """Close this connection when it has waited too long for the rest of a request, or for any request."""
+        if self._queue or self._writing_paused:
+            return
+        if now - self._last_second > (partial_seconds_max if self._unread else idle_seconds_max):
+            self._close()
+
+    def close_when_answered(self) -> None:
+        """Take no more requests; close once every request taken is answered."""
+        self._closes = True
+        self._pause_reading()
+        if self._queue:
+            self._eof = True
+        else:
+            self._close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Handing over
+
+    def _hand_over_when_answered(self) -> None:
+        """Give the connection to the framework once every request before this one is answered."""
+        if self._queue:
+            self._pause_reading()
+            return
+        transport = self._transport
+        assert transport is not None, "only a live connection is handed over"
+        unread = bytes(self._unread)
+        lanes = self._lanes
+        lanes.open.discard(self)
+        lanes.front.counters.handed_over_connections += 1
+        self._unread.clear()
+        self._transport = None
+
+        def ended() -> None:
+            lanes.connections -= 1
+
+        framework = lanes.framework(transport, ended)
+        transport.set_protocol(framework)
+        framework.connection_made(transport)
+        if self._reading_paused:
+            transport.resume_reading()
+        if self._writing_paused:
+            framework.pause_writing()
+        framework.data_received(unread)
+        if self._eof:
+            framework.eof_received()

@@ -1,0 +1,171 @@
+"""Connections that the framework serves: uvicorn's HTTP/1.1 protocol with our bounds and our words.
+
+Owns: the bounds on a request's head, answers to what is not HTTP at all, the age of an unfinished head, and the view of
+a connection that a streaming route needs (its unsent bytes, its end). Does not own: routes (``app``).
+
+``uvicorn.protocols.http.httptools_impl.HttpToolsProtocol`` is not public API. What is used of it, checked by tests and
+pinned to a minor version in ``pyproject.toml``: the constructor, ``connection_made``, ``connection_lost``, the parser's
+callbacks ``on_message_begin``, ``on_url``, ``on_header`` and ``on_headers_complete``, ``send_400_response``, and that
+``app_state`` is copied into every scope as ``state``.
+
+Failure model: as the fast lane's: a peer may send anything. A head above its bound or in pieces for too long ends the
+connection; an exception inside the application ends its request (``app`` turns it into a coded answer).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
+
+__all__ = ["Connection", "FrameworkLane", "Framework"]
+
+HEAD_BYTES_MAX: Final = 65_536
+KEEP_ALIVE_SECONDS: Final = 75
+
+ErrorResponse = Callable[[HoldfastError], bytes]
+
+
+class Connection:
+    """What a streaming route may know about the connection under it."""
+
+    __slots__ = ("_transport", "on_end")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.on_end: Callable[[], object] | None = None
+        """Called once when the connection ends, if it does while a route waits for something else."""
+
+    def unsent_bytes(self) -> int:
+        """Bytes written that the peer has not taken yet, beyond what the kernel holds for it."""
+        return 0 if self._transport.is_closing() else self._transport.get_write_buffer_size()
+
+    def bound_unsent_bytes(self, high: int) -> None:
+        """Let a stream hold up to ``high`` unsent bytes before its writer is made to wait."""
+        self._transport.set_write_buffer_limits(high=high)
+
+    def close(self) -> None:
+        """End the connection after what is written has been sent."""
+        self._transport.close()
+
+    def close_within(self, seconds: float) -> None:
+        """End the connection after what is written has been sent, and in any case after ``seconds``."""
+        transport = self._transport
+        transport.close()
+        asyncio.get_running_loop().call_later(seconds, transport.abort)
+
+
+class Framework:
+    """Makes the protocols of one server and keeps track of their connections."""
+
+    def __init__(self, app: Callable[..., object], *, error_response: ErrorResponse) -> None:
+        self.error_response = error_response
+        self.state = ServerState()
+        self.open: set[FrameworkLane] = set()
+        self.seconds = 0
+        self.config = Config(
+            app=app,  # type: ignore[arg-type]  # an ASGI application; Starlette's type is narrower than uvicorn's
+            http=HttpToolsProtocol,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        )
+        self.config.load()
+
+    def protocol(self, transport: asyncio.Transport, ended: Callable[[], None]) -> FrameworkLane:
+        """The protocol for a connection that was accepted elsewhere. ``ended`` is called when it is over."""
+        return FrameworkLane(self, Connection(transport), ended)
+
+    def tell_date(self, date: bytes) -> None:
+        """Use this value of the ``Date`` header in the answers from now on."""
+        self.state.default_headers = [(b"date", date)]
+
+    def close_stalled(self, *, partial_seconds_max: int) -> None:
+        """Close connections whose request's head has been arriving for too long."""
+        for lane in list(self.open):
+            since = lane.head_since
+            if since is not None and self.seconds - since > partial_seconds_max:
+                lane.transport.close()
+
+    def shut_down(self) -> None:
+        """Let running requests end, and their connections with them; close the idle ones."""
+        for lane in list(self.open):
+            lane.shutdown()
+
+    def running(self) -> int:
+        """How many requests are being served, streams included."""
+        return len(self.state.tasks)
+
+
+class FrameworkLane(HttpToolsProtocol):
+    """One connection in the framework's hands."""
+
+    def __init__(self, framework: Framework, connection: Connection, ended: Callable[[], None]) -> None:
+        super().__init__(framework.config, framework.state, {"connection": connection})
+        self._framework = framework
+        self._connection = connection
+        self._ended = ended
+        self._head_bytes = 0
+        self.head_since: int | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._framework.open.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._framework.open.discard(self)
+        self._ended()
+        if self._connection.on_end is not None:
+            self._connection.on_end()
+
+    def data_received(self, data: bytes) -> None:
+        if self.parser is None or self.transport.is_closing():
+            return  # the rest of what a refused peer sent
+        super().data_received(data)
+
+    # The parser's callbacks
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_bytes = 0
+        self.head_since = self._framework.seconds
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self.head_since = None
+        super().on_headers_complete()
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > HEAD_BYTES_MAX:
+            raise LimitExceeded("the head of the request is too large", bytes_max=HEAD_BYTES_MAX)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what the parser refused, in the words of every other error."""
+        problem: HoldfastError = InvalidRequest("not an HTTP request", code=Code.MALFORMED)
+        if self._head_bytes > HEAD_BYTES_MAX:
+            problem = LimitExceeded("the head of the request is too large", bytes_max=HEAD_BYTES_MAX)
+        # An answer under way on this connection would be torn by ours.
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            self.transport.write(self._framework.error_response(problem))
+        self.transport.close()

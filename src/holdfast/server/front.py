@@ -1,0 +1,229 @@
+"""What all connections of one server share: the service behind them, the bounds in front of it, and the counters.
+
+Owns: admission (how much may be in flight), handing commits to the service in one list per turn of the loop, asking the
+version once for everybody who asked in the same turn, and who leads as far as this process knows.
+Does not own: bytes on connections (``fast_lane``, ``framework_lane``), what a request means (``requests``), deciding.
+
+Failure model: one event loop, no locks. A reply never raises into the service: whatever a connection has become in the
+meantime, the other commits of the batch are answered. While nothing leads here every request for the log gets
+``not_leader``; health, metrics and streams that are open do not pass through admission and so never wait behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from holdfast.commit.entry import CommitEntry
+from holdfast.commit.transaction import Transaction, Unanswered
+from holdfast.errors import Backpressure, Code, HoldfastError, Unavailable
+from holdfast.server.auth import Authenticator
+from holdfast.server.responses import CommitAnswers, LeaderHint, not_leading
+
+__all__ = ["Front", "FrontLimits", "LeadingService", "RequestCounters", "StatusVerdict"]
+
+VersionWaiter = Callable[[int | HoldfastError], None]
+
+OVERLOADED_RETRY_AFTER_MS: Final = 1000
+
+
+class StatusVerdict(Protocol):
+    """The final outcome of an attempt."""
+
+    @property
+    def status(self) -> str: ...
+    @property
+    def version(self) -> int | None: ...
+
+
+class LeadingService(Protocol):
+    """What the front asks of the service that leads (``commit.service.CommitService`` is one)."""
+
+    @property
+    def leader_id(self) -> str: ...
+    @property
+    def address(self) -> str: ...
+    def submit(self, entries: list[CommitEntry]) -> None: ...
+    def admission(self) -> HoldfastError | None: ...
+    async def version(self) -> int: ...
+    def local_version(self) -> int: ...
+    async def status(self, request_id: str, min_version: int) -> StatusVerdict: ...
+    async def noop(self) -> None: ...
+    async def step_down(self) -> None: ...
+    def standby_seen(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FrontLimits:
+    """The bounds in front of the service. Bytes are those of request bodies as they came."""
+
+    request_bytes_max: int = 1_048_576
+    request_id_length_min: int = 20
+    connections_max: int = 50_000
+    in_flight_commits_max: int = 65_536
+    in_flight_bytes_max: int = 256 * 1_048_576
+    subscriber_unsent_bytes_max: int = 10 * 1_048_576
+    keepalive_interval_seconds: float = 30.0
+
+
+@dataclass(slots=True)
+class RequestCounters:
+    """Plain numbers, read when metrics are scraped."""
+
+    answers: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """By route and status; the fast lane's are here too."""
+    refused_connections: int = 0
+    handed_over_connections: int = 0
+    request_bytes: int = 0
+    stream_items: int = 0
+
+
+class Front:
+    """The shared side of every connection."""
+
+    def __init__(
+        self,
+        *,
+        limits: FrontLimits,
+        authenticator: Authenticator,
+        leader_id: str = "",
+        address: str = "",
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.limits = limits
+        self.authenticator = authenticator
+        self.counters = RequestCounters()
+        self.loop = loop if loop is not None else asyncio.get_running_loop()
+        self.own = LeaderHint(leader_id, address)
+        self.leader = LeaderHint()
+        """Who leads as far as this process knows; itself while ``service`` is set."""
+        self.service: LeadingService | None = None
+        self.answers = CommitAnswers(self.own)
+        self.draining = False
+        self.in_flight_commits = 0
+        self.in_flight_bytes = 0
+        self._batch: list[CommitEntry] = []
+        self._version_waiters: list[VersionWaiter] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # Leadership
+
+    def lead(self, service: LeadingService) -> None:
+        """From now on this process answers for the log."""
+        self.own = self.leader = LeaderHint(service.leader_id, service.address)
+        self.answers = CommitAnswers(self.own)
+        self.service = service
+
+    def stop_leading(self, leader: LeaderHint) -> None:
+        """From now on every request for the log gets ``not_leader``, naming ``leader`` when it is known."""
+        self.service = None
+        self.leader = leader
+
+    def leading(self) -> LeadingService:
+        """The service. Raises: Fenced (not_leader)."""
+        if self.service is None:
+            raise not_leading(self.leader)
+        return self.service
+
+    # Admission
+
+    def admission(self) -> HoldfastError | None:
+        """None when one more commit is welcome, else the error to answer at once."""
+        service = self.service
+        if service is None:
+            return not_leading(self.leader)
+        if self.draining:
+            return Unavailable(
+                "the service is stopping", code=Code.OVERLOADED, retry_after_ms=OVERLOADED_RETRY_AFTER_MS
+            )
+        limits = self.limits
+        if self.in_flight_commits >= limits.in_flight_commits_max or self.in_flight_bytes >= limits.in_flight_bytes_max:
+            return Backpressure(
+                "the service is full",
+                retry_after_ms=OVERLOADED_RETRY_AFTER_MS,
+                commits_in_flight=self.in_flight_commits,
+            )
+        return service.admission()
+
+    # Commits
+
+    def submit(self, entry: CommitEntry, size: int) -> None:
+        """Hand one commit to the service at the end of this turn of the loop, with all others of the turn.
+
+        ``size`` counts against the bytes in flight until ``settled`` is called with it, which the reply must do.
+        """
+        self.in_flight_commits += 1
+        self.in_flight_bytes += size
+        batch = self._batch
+        if not batch:
+            self.loop.call_soon(self._flush)
+        batch.append(entry)
+
+    def submit_many(self, entries: list[CommitEntry], size: int) -> None:
+        """The same for a block of a stream."""
+        self.in_flight_commits += len(entries)
+        self.in_flight_bytes += size
+        batch = self._batch
+        if not batch:
+            self.loop.call_soon(self._flush)
+        batch += entries
+
+    def settled(self, commits: int, size: int) -> None:
+        """``commits`` with ``size`` bytes of requests have their outcome."""
+        self.in_flight_commits -= commits
+        self.in_flight_bytes -= size
+        assert self.in_flight_commits >= 0, "a commit is settled once"
+
+    def _flush(self) -> None:
+        batch, self._batch = self._batch, []
+        service = self.service
+        if service is not None:
+            service.submit(batch)
+            return
+        # The lead was lost between admission and now, within one turn of the loop.
+        for entry in batch:
+            entry.outcome = Unanswered()
+            entry.reply(entry)
+
+    async def commit(self, txn: Transaction, size: int) -> CommitEntry:
+        """Submit one commit and wait for its outcome. Giving up waiting does not take it back."""
+        outcome: asyncio.Future[CommitEntry] = self.loop.create_future()
+
+        def reply(entry: CommitEntry) -> None:
+            self.settled(1, size)
+            if not outcome.done():
+                outcome.set_result(entry)
+
+        self.submit(CommitEntry(txn, reply, None, size), size)
+        return await outcome
+
+    # Versions
+
+    def ask_version(self, waiter: VersionWaiter) -> None:
+        """Call ``waiter`` with a linearizable version, or with the error why there is none.
+
+        Everybody who asks in one turn of the loop is answered by one question to the service, which begins after all of
+        them asked: so the answer covers everything known committed when any of them arrived.
+        """
+        waiters = self._version_waiters
+        if not waiters:
+            self.loop.call_soon(self._ask)
+        waiters.append(waiter)
+
+    def _ask(self) -> None:
+        waiters, self._version_waiters = self._version_waiters, []
+        task = self.loop.create_task(self._answer_version(waiters))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer_version(self, waiters: list[VersionWaiter]) -> None:
+        answer: int | HoldfastError
+        try:
+            answer = await self.leading().version()
+        except HoldfastError as error:
+            answer = error
+        for waiter in waiters:
+            waiter(answer)

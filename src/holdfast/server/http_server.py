@@ -1,0 +1,172 @@
+"""Listening sockets and everything that hangs on them.
+
+Owns: binding, the one tick per second (the ``Date`` header, stalled connections), and the end of all connections. Does not
+own: what is served (``front``, ``app``), when to start and stop (``run``).
+
+Failure model: an address that cannot be bound is a mistake of the configuration and is named. A Unix socket left behind by
+a crash is removed when nobody answers on it; one that is answered is somebody else's and is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Sequence
+from email.utils import formatdate
+from typing import Final
+
+from holdfast.errors import Code, HoldfastError, InvalidRequest
+from holdfast.server.app import make_app
+from holdfast.server.fast_lane import Lanes
+from holdfast.server.framework_lane import Framework
+from holdfast.server.front import Front
+from holdfast.server.routes import Route
+
+__all__ = ["HttpServer"]
+
+BACKLOG: Final = 4096
+PARTIAL_SECONDS_MAX: Final = 30
+IDLE_SECONDS_MAX: Final = 600
+STALLED_EVERY_SECONDS: Final = 5
+UNIX: Final = "unix:"
+
+
+class HttpServer:
+    """The HTTP side of one process: several listeners, one front."""
+
+    def __init__(self, front: Front, routes: Sequence[Route], *, tls: ssl.SSLContext | None = None) -> None:
+        self.front = front
+        self.framework = Framework(make_app(front, routes), error_response=self._error_response)
+        self.lanes = Lanes(front, self.framework.protocol)
+        self.addresses: list[str] = []
+        self._tls = tls
+        self._listeners: list[asyncio.Server] = []
+        self._unix_paths: list[str] = []
+        self._ticking: asyncio.TimerHandle | None = None
+
+    def _error_response(self, error: HoldfastError) -> bytes:
+        status = 431 if error.code is Code.TOO_LARGE else None
+        return self.lanes.error_response(error, closes=True, status=status)
+
+    async def listen(self, addresses: Sequence[str]) -> list[str]:
+        """Bind every address and start to accept. Returns them with the ports that were really taken.
+
+        Raises: InvalidRequest (bad_configuration) naming the address that cannot be bound; none is bound then.
+        """
+        self._tick()
+        bound: list[tuple[str, socket.socket]] = []
+        try:
+            for address in addresses:
+                try:
+                    bound.append(await self._bind(address))
+                except OSError as error:
+                    raise InvalidRequest(
+                        f"cannot listen on {address}: {error.strerror or error}", code=Code.BAD_CONFIGURATION
+                    ) from error
+        except InvalidRequest:
+            for _, opened in bound:
+                opened.close()
+            raise
+        for address, opened in bound:
+            self._listeners.append(await self._accept_on(address, opened))
+            self.addresses.append(address)
+        return self.addresses
+
+    async def _accept_on(self, address: str, opened: socket.socket) -> asyncio.Server:
+        loop = self.front.loop
+        if address.startswith(UNIX):
+            self._unix_paths.append(address.removeprefix(UNIX))
+            return await loop.create_unix_server(self.lanes.protocol, sock=opened, backlog=BACKLOG)
+        return await loop.create_server(self.lanes.protocol, sock=opened, ssl=self._tls, backlog=BACKLOG)
+
+    async def _bind(self, address: str) -> tuple[str, socket.socket]:
+        if address.startswith(UNIX):
+            path = address.removeprefix(UNIX)
+            _remove_if_left_behind(path)
+            opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            return address, _bound(opened, path)
+        host, _, port = address.rpartition(":")
+        found = await self.front.loop.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, place = found[0]
+        opened = socket.socket(family, kind, protocol)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened = _bound(opened, place)
+        return f"{host}:{opened.getsockname()[1]}", opened
+
+    def _tick(self) -> None:
+        """Once a second. Everything that only needs a rough clock hangs on this, so that no request costs a timer."""
+        date = formatdate(usegmt=True).encode()
+        lanes, framework = self.lanes, self.framework
+        lanes.tell_date(date)
+        framework.tell_date(date)
+        lanes.seconds += 1
+        framework.seconds += 1
+        if lanes.seconds % STALLED_EVERY_SECONDS == 0:
+            lanes.close_stalled(partial_seconds_max=PARTIAL_SECONDS_MAX, idle_seconds_max=IDLE_SECONDS_MAX)
+            framework.close_stalled(partial_seconds_max=PARTIAL_SECONDS_MAX)
+        self._ticking = self.front.loop.call_later(1.0, self._tick)
+
+    def stop_accepting(self) -> None:
+        """Close the listeners. Connections that are open go on."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        for path in self._unix_paths:
+            _unlink(path)
+        self._unix_paths.clear()
+
+    async def finish(self, grace_seconds: float) -> None:
+        """Let every request under way be answered and close every connection; after ``grace_seconds`` close it anyway."""
+        self.stop_accepting()
+        lanes, framework = self.lanes, self.framework
+        for lane in list(lanes.open):
+            lane.close_when_answered()
+        framework.shut_down()
+        until = self.front.loop.time() + grace_seconds
+        while lanes.connections and self.front.loop.time() < until:
+            await asyncio.sleep(0.01)
+        for lane in list(lanes.open):
+            lane.abort()
+        for request in list(framework.state.tasks):
+            request.cancel()
+        if framework.state.tasks:
+            await asyncio.wait(list(framework.state.tasks), timeout=1.0)
+        for framework_lane in list(framework.open):
+            framework_lane.transport.abort()
+        if self._ticking is not None:
+            self._ticking.cancel()
+
+
+def _bound(opened: socket.socket, place: object) -> socket.socket:
+    try:
+        opened.bind(place)  # type: ignore[arg-type]  # whatever getaddrinfo gave for this family
+        opened.setblocking(False)
+    except OSError:
+        opened.close()
+        raise
+    return opened
+
+
+def _remove_if_left_behind(path: str) -> None:
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return  # not ours to remove; binding will name it
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        try:
+            asking.connect(path)
+        except ConnectionRefusedError:
+            _unlink(path)
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return

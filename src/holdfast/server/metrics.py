@@ -1,0 +1,203 @@
+"""The metrics of a serving process, read at scrape time from plain numbers.
+
+Owns: names, units and text of the exposition. Does not own: the numbers; whoever counts keeps integers, so counting costs
+the hot path an addition and a scrape costs nothing in between.
+
+Failure model: a scrape never asks the store, never waits, and works whether or not this process leads.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from holdfast.commit.metrics import LATENCY_BOUNDS_MS
+from holdfast.commit.service import CommitService
+from holdfast.objects.budget import LATENCY_BOUNDS_MS as STORE_BOUNDS_MS
+from holdfast.objects.budget import StoreMetrics
+from holdfast.server.front import Front
+from holdfast.server.http_server import HttpServer
+from holdfast.server.sse import Subscriptions
+
+__all__ = ["ServerMetrics"]
+
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class ServerMetrics(Collector):
+    """Collects from the parts of one serving process. ``service`` is None while it does not lead."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self.server: HttpServer | None = None
+        self.subscriptions: Subscriptions | None = None
+        self.service: CommitService | None = None
+        self.store: StoreMetrics | None = None
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        """The exposition in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, in a fixed order."""
+        yield from self._process()
+        yield from self._http()
+        yield from self._streams()
+        service = self.service
+        yield _gauge("holdfast_leading", "1 while this process leads the log", 0 if service is None else 1)
+        if service is not None:
+            yield from self._commits(service)
+            yield from self._stages(service)
+        if self.store is not None:
+            yield from self._store(self.store)
+
+    def _process(self) -> Iterator[Metric]:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        cpu = usage.ru_utime + usage.ru_stime
+        yield _counter("process_cpu_seconds", "CPU time of this process in seconds", cpu)
+        yield _gauge("process_resident_memory_bytes", "Resident memory of this process", _resident_bytes())
+
+    def _http(self) -> Iterator[Metric]:
+        front = self._front
+        counters = front.counters
+        answers = CounterMetricFamily(
+            "holdfast_http_answers", "Answers by route and status", labels=["route", "status"]
+        )
+        for (route, status), count in sorted(counters.answers.items()):
+            answers.add_metric([route, str(status)], count)
+        yield answers
+        yield _counter("holdfast_stream_items", "Items of commit streams taken in", counters.stream_items)
+        yield _counter("holdfast_connections_refused", "Connections above the limit", counters.refused_connections)
+        yield _counter(
+            "holdfast_connections_handed_over", "Connections moved to the framework", counters.handed_over_connections
+        )
+        if self.server is not None:
+            yield _gauge("holdfast_connections", "Open connections", self.server.lanes.connections)
+            yield _gauge(
+                "holdfast_framework_requests", "Requests the framework serves", self.server.framework.running()
+            )
+        yield _gauge("holdfast_commits_in_flight", "Commits taken in and not answered", front.in_flight_commits)
+        yield _gauge("holdfast_commit_bytes_in_flight", "Their request bodies in bytes", front.in_flight_bytes)
+
+    def _streams(self) -> Iterator[Metric]:
+        subscriptions = self.subscriptions
+        if subscriptions is None:
+            return
+        yield _gauge("holdfast_subscribers", "Open subscriptions", len(subscriptions.open))
+        yield _counter("holdfast_subscribers_lagged", "Subscriptions closed for lagging", subscriptions.lagged)
+        yield _counter("holdfast_subscription_bytes", "Bytes of events written", subscriptions.bytes_sent)
+        yield _gauge(
+            "holdfast_subscriber_unsent_bytes", "Unsent bytes of the slowest reader", subscriptions.unsent_bytes_max()
+        )
+
+    def _commits(self, service: CommitService) -> Iterator[Metric]:
+        metrics = service.metrics
+        commits = CounterMetricFamily("holdfast_commits", "Commits by outcome", labels=["outcome"])
+        commits.add_metric(["committed"], metrics.committed)
+        commits.add_metric(["conflict"], metrics.conflicts)
+        commits.add_metric(["rejected_otherwise"], metrics.rejected - metrics.conflicts)
+        commits.add_metric(["other"], metrics.other)
+        yield commits
+        yield _histogram(
+            "holdfast_commit_seconds",
+            "From arrival in the pipeline to the answer",
+            [bound / 1000 for bound in LATENCY_BOUNDS_MS],
+            metrics.latency_counts,
+            metrics.latency_sum_ms / 1000,
+        )
+        decided = metrics.committed + metrics.rejected
+        yield _gauge(
+            "holdfast_conflict_ratio", "Conflicts per decided commit", metrics.conflicts / decided if decided else 0.0
+        )
+
+    def _stages(self, service: CommitService) -> Iterator[Metric]:
+        pipeline = service.pipeline
+        resolve, persist, release = pipeline.resolve, pipeline.persist, pipeline.release
+        counters = persist.counters
+        through = CounterMetricFamily("holdfast_stage_commits", "Commits through a stage", labels=["stage"])
+        through.add_metric(["sequence"], pipeline.sequence.assigned - service.claim.last_version)
+        through.add_metric(["resolve"], resolve.accepted + resolve.rejected)
+        through.add_metric(["persist"], counters.transactions)
+        through.add_metric(["release"], release.released)
+        yield through
+        depth = GaugeMetricFamily("holdfast_stage_depth", "What waits in a stage", labels=["stage"])
+        depth.add_metric(["sequence"], pipeline.waiting)
+        depth.add_metric(["persist"], persist.waiting)
+        depth.add_metric(["store"], len(persist.in_flight))
+        yield depth
+        yield _counter("holdfast_batches", "Batches made", counters.batches)
+        yield _counter("holdfast_batch_bytes", "Bytes of batches made", counters.bytes)
+        puts = CounterMetricFamily("holdfast_puts", "PUTs of batches by reason", labels=["reason"])
+        puts.add_metric(["first"], counters.puts - counters.retries - counters.hedges)
+        puts.add_metric(["retry"], counters.retries)
+        puts.add_metric(["hedge"], counters.hedges)
+        yield puts
+        yield _counter(
+            "holdfast_own_refusals", "Refused PUTs that were this leader's own earlier ones", counters.own_successes
+        )
+        yield _gauge("holdfast_assigned_version", "The newest version handed out", pipeline.sequence.assigned)
+        yield _gauge("holdfast_durable_version", "The newest durable version", release.durable_version)
+        lag = persist.durable_slot - persist.head.slot
+        yield _gauge("holdfast_watermark_lag_slots", "Slots sent and not durable", max(0, lag))
+        yield _gauge("holdfast_window_bytes", "Memory of the conflict window", resolve.recent.bytes_used())
+        yield _gauge("holdfast_window_floor_version", "The oldest version that can be judged", resolve.floor)
+        yield _gauge("holdfast_epoch", "Leader changes of this log", service.claim.epoch)
+
+    def _store(self, store: StoreMetrics) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "holdfast_store_requests", "Requests to the object store", labels=["kind", "outcome"]
+        )
+        retries = CounterMetricFamily("holdfast_store_retries", "Reads and listings sent again", labels=["kind"])
+        moved = CounterMetricFamily("holdfast_store_bytes", "Bytes sent and received", labels=["kind"])
+        in_flight = GaugeMetricFamily("holdfast_store_in_flight", "Requests under way", labels=["kind"])
+        waiting = GaugeMetricFamily("holdfast_store_waiting", "Requests that wait for a connection", labels=["kind"])
+        seconds = HistogramMetricFamily("holdfast_store_seconds", "From sending to the answer", labels=["kind"])
+        bounds = [bound / 1000 for bound in STORE_BOUNDS_MS]
+        for kind, counts in store.kinds().items():
+            for outcome, count in sorted(counts.outcomes.items()):
+                requests.add_metric([kind, outcome], count)
+            retries.add_metric([kind], counts.retries)
+            moved.add_metric([kind], counts.bytes_moved)
+            in_flight.add_metric([kind], counts.in_flight)
+            waiting.add_metric([kind], counts.waiting)
+            seconds.add_metric([kind], _buckets(bounds, counts.latency_buckets), counts.latency_ms_sum / 1000)
+        yield from (requests, retries, moved, in_flight, waiting, seconds)
+        yield _gauge("holdfast_store_healthy", "1 unless the last few requests all failed", int(store.is_healthy))
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value=value)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _histogram(name: str, text: str, bounds: Sequence[float], counts: Sequence[int], total: float) -> Metric:
+    family = HistogramMetricFamily(name, text)
+    family.add_metric([], _buckets(bounds, counts), total)
+    return family
+
+
+def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Cumulative buckets from plain ones; ``counts`` has one more than ``bounds``, above the last."""
+    buckets: list[tuple[str, float]] = []
+    below = 0
+    for bound, count in zip(bounds, counts, strict=False):
+        below += count
+        buckets.append((repr(bound), below))
+    buckets.append(("+Inf", below + counts[-1]))
+    return buckets
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[1]) * _PAGE_BYTES

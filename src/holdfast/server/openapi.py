@@ -1,0 +1,139 @@
+"""The API described: an OpenAPI 3.1 document made from the route table and the types that decode and encode.
+
+Owns: turning rows of the route table into the document. Does not own: the rows, the types.
+
+Failure model: pure. What is served and what is described come from one table, so they cannot drift apart by neglect; the
+fuzzer that reads this document checks the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.errors import Code
+from holdfast.server.auth import Role
+from holdfast.server.responses import STATUS_OF, ErrorAnswer
+from holdfast.server.routes import ANY_ROUTE_CODES, Route
+
+__all__ = ["describe"]
+
+Json = dict[str, object]
+
+_REF: Final = "#/components/schemas/{name}"
+_STATUS_TEXT: Final[Mapping[int, str]] = {
+    400: "The request is wrong as it stands",
+    401: "A valid bearer token is needed",
+    403: "The token has not the role",
+    404: "There is no such thing",
+    405: "The route exists, with another method",
+    409: "It does not fit the state of the log or of its leader",
+    410: "That part of the log is gone",
+    413: "The request is larger than the bound",
+    429: "The client is over its own limit",
+    431: "The head of the request is larger than the bound",
+    500: "A bug of the service",
+    503: "Not now: wait for Retry-After, or go to the leader that is named",
+    504: "The outcome is unknown: ask the status",
+}
+
+
+def describe(routes: Iterable[Route], *, version: str, with_tokens: bool) -> bytes:
+    """The document as JSON bytes."""
+    rows = list(routes)
+    types: list[object] = [ErrorAnswer]
+    for row in rows:
+        types += [kind for kind in (*(row.body or {}).values(), *row.answers.values()) if kind is not None]
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    schema_of = {id(kind): schema for kind, schema in zip(types, schemas, strict=True)}
+    paths: dict[str, Json] = {}
+    for row in rows:
+        paths.setdefault(row.name, {})[row.method.lower()] = _operation(row, schema_of, with_tokens)
+    document: Json = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Holdfast commit log",
+            "version": version,
+            "summary": "Transactions in, one total order out, durable before they are answered",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+    if with_tokens:
+        document["components"] = {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        }
+    return msgspec.json.encode(document)
+
+
+def _operation(row: Route, schema_of: Mapping[int, Any], with_tokens: bool) -> Json:
+    operation: Json = {
+        "operationId": re.sub(r"[^a-z0-9]+", "_", f"{row.method.lower()}{row.name.lower()}").strip("_"),
+        "summary": row.summary,
+        "tags": [row.tag],
+        "responses": _responses(row, schema_of),
+    }
+    if row.parameters:
+        operation["parameters"] = [
+            {
+                "name": parameter.name,
+                "in": parameter.place,
+                "required": parameter.required,
+                "description": parameter.description,
+                "schema": dict(parameter.schema),
+            }
+            for parameter in row.parameters
+        ]
+    if row.body is not None:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {media_type: {"schema": schema_of[id(kind)]} for media_type, kind in row.body.items()},
+        }
+    if with_tokens and row.role is not Role.OPEN:
+        operation["security"] = [{"token": []}]
+        operation["description"] = f"Needs the role {row.role.name.lower()}."
+    return operation
+
+
+def _responses(row: Route, schema_of: Mapping[int, Any]) -> Json:
+    content: Json = {
+        media_type: {"schema": schema_of[id(kind)] if kind is not None else {}}
+        for media_type, kind in row.answers.items()
+    }
+    responses: Json = {"200": {"description": row.summary, "content": content}}
+    by_status: dict[int, list[Code]] = {}
+    for code in (*ANY_ROUTE_CODES, *row.codes):
+        codes = by_status.setdefault(STATUS_OF[code], [])
+        if code not in codes:
+            codes.append(code)
+    by_status[431] = [Code.TOO_LARGE]
+    for status, codes in sorted(by_status.items()):
+        responses[str(status)] = _error_response(status, codes, schema_of)
+    return responses
+
+
+def _error_response(status: int, codes: Sequence[Code], schema_of: Mapping[int, Any]) -> Json:
+    names = [str(code) for code in codes]
+    response: Json = {
+        "description": f"{_STATUS_TEXT[status]}: {', '.join(names)}",
+        "content": {
+            "application/json": {
+                "schema": {
+                    "allOf": [
+                        schema_of[id(ErrorAnswer)],
+                        {"properties": {"error": {"properties": {"code": {"enum": names}}}}},
+                    ]
+                }
+            }
+        },
+    }
+    if status == 503:
+        response["headers"] = {
+            "Retry-After": {"description": "Whole seconds to wait", "schema": {"type": "integer", "minimum": 1}}
+        }
+    return response

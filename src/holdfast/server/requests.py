@@ -1,0 +1,151 @@
+"""Commit requests as bytes, decoded and checked.
+
+Owns: which bytes are a commit request, and the code that each way of being wrong gets. Does not own: whether the
+transaction may commit (``commit``), how big a body may be (the lanes bound it before it comes here).
+
+Failure model: pure. Any bytes whatever end in a ``Transaction`` or in one ``InvalidRequest``/``Fenced`` with a code;
+nothing else can escape, whatever the nesting, the encoding or the size. A refused request changed nothing.
+
+Rules, in the order they are checked:
+
+    malformed              not JSON (or msgpack) of the documented shape; unknown fields count as wrong
+    bad_base64             a key, value or bound that is not standard base64 with padding
+    no_operations          an empty list of operations
+    bad_request_id         not between the configured minimum and 255 printable characters
+    read_version_required  a request id without a read version, or a precondition with neither version
+    bad_range              ``begin >= end``
+    leader_changed         the request names another leader than this one
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from holdfast.commit.transaction import PointRead, RangeDelete, RangeRead, Transaction
+from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest
+
+__all__ = [
+    "REQUEST_ID_LENGTH_MAX",
+    "WireFormat",
+    "decode_json",
+    "decode_json_lines",
+    "decode_msgpack",
+    "decode_msgpack_items",
+    "problem_with",
+    "problem_with_request_id",
+]
+
+WireFormat = Literal["json", "msgpack"]
+
+REQUEST_ID_LENGTH_MAX: Final = 255
+
+_JSON: Final = msgspec.json.Decoder(Transaction)
+_MSGPACK: Final = msgspec.msgpack.Decoder(Transaction)
+_MSGPACK_ITEMS: Final = msgspec.msgpack.Decoder(list[Transaction])
+
+# RecursionError: a value nested deeper than the interpreter's stack. UnicodeDecodeError: text that is not UTF-8, which
+# the decoder passes on as the interpreter raised it.
+_UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def decode_json(data: bytes | bytearray | memoryview) -> Transaction:
+    """The transaction that this JSON document holds.
+
+    Raises: InvalidRequest (malformed, bad_base64). Cost: about 0.6 microseconds for one read and one write.
+    """
+    try:
+        return _JSON.decode(data)
+    except _UNDECODABLE as error:
+        raise _undecodable(error) from error
+
+
+def decode_json_lines(block: bytes | bytearray | memoryview) -> list[Transaction]:
+    """The transactions of a block of complete lines, in order; blank lines hold nothing.
+
+    Raises: InvalidRequest when any of them is undecodable; the caller then goes line by line to find which.
+    """
+    try:
+        return _JSON.decode_lines(block)
+    except _UNDECODABLE as error:
+        raise _undecodable(error) from error
+
+
+def decode_msgpack(data: bytes | bytearray | memoryview) -> Transaction:
+    """The transaction that this msgpack map holds; keys and values are ``bin``.
+
+    Raises: InvalidRequest (malformed).
+    """
+    try:
+        return _MSGPACK.decode(data)
+    except _UNDECODABLE as error:
+        raise _undecodable(error) from error
+
+
+def decode_msgpack_items(count: int, block: bytes) -> list[Transaction]:
+    """The transactions of ``count`` whole maps that follow one another, in order.
+
+    Raises: InvalidRequest when any of them is undecodable; the caller then goes one by one to find which.
+    """
+    # Maps in a row are the inside of an array, so one decoder call does them all.
+    try:
+        return _MSGPACK_ITEMS.decode(b"\xdd" + count.to_bytes(4, "big") + block)
+    except _UNDECODABLE as error:
+        raise _undecodable(error) from error
+
+
+def problem_with(txn: Transaction, *, leader_id: str, request_id_length_min: int) -> HoldfastError | None:
+    """What is wrong with a decoded transaction, or None.
+
+    Shape: an ``InvalidRequest`` with the code of the first broken rule, or ``Fenced`` (leader_changed). It is returned
+    and not raised because one block of a stream holds many transactions and each is answered alone.
+    """
+    if not txn.operations:
+        return InvalidRequest("a commit needs at least one operation", code=Code.NO_OPERATIONS)
+    if txn.request_id is not None:
+        wrong = problem_with_request_id(txn.request_id, length_min=request_id_length_min)
+        if wrong is not None:
+            return wrong
+        if txn.read_version is None:
+            return InvalidRequest(
+                "a request id names an attempt only together with its read version", code=Code.READ_VERSION_REQUIRED
+            )
+    for index, read in enumerate(txn.preconditions):
+        if read.version is None and txn.read_version is None:
+            return InvalidRequest(
+                "a precondition needs its own version or the read version of the commit",
+                code=Code.READ_VERSION_REQUIRED,
+                precondition=index,
+            )
+        if type(read) is not PointRead and _is_empty_range(read):
+            return InvalidRequest("begin must be below end", code=Code.BAD_RANGE, precondition=index)
+    for index, operation in enumerate(txn.operations):
+        if type(operation) is RangeDelete and _is_empty_range(operation):
+            return InvalidRequest("begin must be below end", code=Code.BAD_RANGE, operation=index)
+    if txn.leader_id is not None and txn.leader_id != leader_id:
+        return Fenced("another leader was named", code=Code.LEADER_CHANGED)
+    return None
+
+
+def problem_with_request_id(request_id: str, *, length_min: int) -> InvalidRequest | None:
+    """What is wrong with a request id, or None. A short id is easily drawn twice, hence the minimum."""
+    if length_min <= len(request_id) <= REQUEST_ID_LENGTH_MAX and request_id.isprintable():
+        return None
+    return InvalidRequest(
+        f"a request id has {length_min} to {REQUEST_ID_LENGTH_MAX} printable characters",
+        code=Code.BAD_REQUEST_ID,
+        length=len(request_id),
+    )
+
+
+def _is_empty_range(item: RangeRead | RangeDelete | PointRead) -> bool:
+    assert type(item) is not PointRead, "a point has no bounds"
+    return item.end is not None and item.begin >= item.end
+
+
+def _undecodable(error: Exception) -> InvalidRequest:
+    # The decoder tells base64 faults from others only in its text; the tests pin the text for the locked version.
+    text = "text is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+    code = Code.BAD_BASE64 if text.startswith("Invalid base64") else Code.MALFORMED
+    return InvalidRequest(f"the request cannot be decoded: {text}", code=code)

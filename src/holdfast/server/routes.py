@@ -1,0 +1,269 @@
+"""The shape of a route, and what every route does alike: rights, errors, counting.
+
+Owns: the table row (path, method, role, how it is described), reading parameters strictly, and turning whatever a handler
+raises into a coded answer. Does not own: the handlers (``routes_log``, ``routes_view``, ``routes_health``,
+``commit_stream``, ``sse``), the description itself (``openapi``).
+
+Failure model: a ``HoldfastError`` becomes its answer. Any other exception is a bug of ours: it is logged with its trace
+and answered ``internal``, and the connection and the process go on. After a stream has begun its status cannot change,
+so an error there ends the connection, which its reader must take as "unknown from here".
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, cast
+
+import msgspec
+import structlog
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from holdfast.commit.transaction import VERSION_MAX
+from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded
+from holdfast.server.auth import Role
+from holdfast.server.framework_lane import Connection
+from holdfast.server.front import Front
+from holdfast.server.responses import encode, error_answer
+
+__all__ = [
+    "ANY_ROUTE_CODES",
+    "Answer",
+    "Call",
+    "Endpoint",
+    "Handler",
+    "Parameter",
+    "Route",
+    "StreamHandler",
+    "json_answer",
+    "key_from_text",
+]
+
+_log = structlog.get_logger("holdfast.server")
+
+ANY_ROUTE_CODES: Final = (Code.MALFORMED, Code.UNAUTHENTICATED, Code.PERMISSION_DENIED, Code.OVERLOADED, Code.INTERNAL)
+"""What every route may answer: ``overloaded`` when the connection is one too many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer."""
+
+    body: bytes
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    media_type: str = "application/json"
+
+
+def json_answer(body: msgspec.Struct, status: int = 200) -> Answer:
+    """An answer that is one JSON document."""
+    return Answer(encode(body), status)
+
+
+class Call:
+    """One request in a handler's hands."""
+
+    __slots__ = ("front", "receive", "request", "send", "started")
+
+    def __init__(self, front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+        self.front = front
+        self.request = Request(scope, receive)
+        self.receive = receive
+        self.send = send
+        self.started = False
+
+    @property
+    def connection(self) -> Connection:
+        """The connection that this request came on."""
+        return cast(Connection, self.request.scope["state"]["connection"])
+
+    def path_text(self, name: str) -> str:
+        """A part of the path, percent-decoded."""
+        return str(self.request.path_params[name])
+
+    def text(self, name: str) -> str | None:
+        """A query parameter, or None. Raises: InvalidRequest when it is given more than once."""
+        given = self.request.query_params.getlist(name)
+        if len(given) > 1:
+            raise InvalidRequest(f"{name} is given more than once")
+        return given[0] if given else None
+
+    def number(self, name: str, *, low: int = 0, high: int = VERSION_MAX) -> int | None:
+        """A query parameter that is a whole number from ``low`` to ``high``, or None. Raises: InvalidRequest."""
+        text = self.text(name)
+        return None if text is None else whole_number(name, text, low=low, high=high)
+
+    def required_number(self, name: str) -> int:
+        """The same, required."""
+        number = self.number(name)
+        if number is None:
+            raise InvalidRequest(f"{name} is required")
+        return number
+
+    def switch(self, name: str, *, default: bool) -> bool:
+        """A query parameter that is ``true`` or ``false``. Raises: InvalidRequest."""
+        match self.text(name):
+            case None:
+                return default
+            case "true":
+                return True
+            case "false":
+                return False
+            case _:
+                raise InvalidRequest(f"{name} is true or false")
+
+    def key(self, name: str) -> bytes | None:
+        """A query parameter that is a key in base64url, or None. Raises: InvalidRequest (bad_base64)."""
+        text = self.text(name)
+        return None if text is None else key_from_text(name, text)
+
+    async def body(self) -> bytes:
+        """The whole body. Raises: LimitExceeded as soon as it is known to be above the bound."""
+        bytes_max = self.front.limits.request_bytes_max
+        told = self.request.headers.get("content-length", "")
+        if told.isascii() and told.isdigit() and int(told) > bytes_max:
+            raise LimitExceeded("the request is too large", bytes=int(told), bytes_max=bytes_max)
+        whole = bytearray()
+        async for part in self.request.stream():
+            whole += part
+            if len(whole) > bytes_max:
+                raise LimitExceeded("the request is too large", bytes_max=bytes_max)
+        return bytes(whole)
+
+    async def start(self, status: int, headers: Mapping[str, str], media_type: str) -> None:
+        """Send the head of a streamed answer."""
+        self.started = True
+        raw = [(b"content-type", media_type.encode("latin-1"))]
+        raw += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await self.send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def write(self, data: bytes) -> None:
+        """Send a part of a streamed answer. Waits while the connection holds more unsent bytes than it may."""
+        await self.send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self) -> None:
+        """End a streamed answer."""
+        await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def answer(self, answer: Answer) -> None:
+        """Send a whole answer."""
+        headers = dict(answer.headers)
+        headers["Content-Length"] = str(len(answer.body))
+        await self.start(answer.status, headers, answer.media_type)
+        await self.send({"type": "http.response.body", "body": answer.body, "more_body": False})
+
+
+Handler = Callable[[Call], Awaitable[Answer]]
+StreamHandler = Callable[[Call], Awaitable[None]]
+"""Answers by itself, with ``start``, ``write`` and ``finish``; may still raise a HoldfastError before ``start``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter, as it is described."""
+
+    name: str
+    place: Literal["path", "query", "header"]
+    schema: Mapping[str, object]
+    description: str
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One row of the route table."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    role: Role
+    summary: str
+    handler: Handler | None = None
+    stream: StreamHandler | None = None
+    parameters: Sequence[Parameter] = ()
+    body: Mapping[str, object] | None = None
+    """Media type -> the type that decodes it."""
+    answers: Mapping[str, object]
+    """Media type -> the type of the 200 answer, or None for text that has no schema."""
+    codes: Sequence[Code] = ()
+    """Every code it may answer with, beside ``ANY_ROUTE_CODES``."""
+    tag: str = "log"
+
+    @property
+    def name(self) -> str:
+        """How metrics and the description call it: the path without the framework's converters."""
+        return self.path.replace(":path}", "}")
+
+
+class Endpoint:
+    """A route as an ASGI application."""
+
+    def __init__(self, front: Front, route: Route) -> None:
+        assert (route.handler is None) != (route.stream is None), "a route answers whole or streams"
+        self._front = front
+        self._route = route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        front, route = self._front, self._route
+        call = Call(front, scope, receive, send)
+        status = 200
+        try:
+            authorization = call.request.headers.get("authorization")
+            problem = front.authenticator.problem_with(
+                None if authorization is None else authorization.encode("latin-1"), route.role
+            )
+            if problem is not None:
+                raise problem
+            if route.stream is not None:
+                await route.stream(call)
+            else:
+                assert route.handler is not None, "a route that does not stream answers whole"
+                answer = await route.handler(call)
+                status = answer.status
+                await call.answer(answer)
+        except HoldfastError as error:
+            status = await self._refuse(call, error)
+        except Exception as error:
+            _log.exception("request failed", route=route.name, method=scope["method"])
+            status = await self._refuse(call, InternalError("a bug of ours; it is logged", cause=type(error).__name__))
+        finally:
+            front.counters.answers[route.name, status] += 1
+
+    async def _refuse(self, call: Call, error: HoldfastError) -> int:
+        if call.started:
+            # The head has promised a stream; only ending the connection says that it is not whole.
+            call.connection.close()
+            return STATUS_CUT_SHORT
+        status, headers, body = error_answer(error, self._front.leader)
+        if error.code is Code.TOO_LARGE:
+            headers["Connection"] = "close"  # the rest of the body is not wanted
+        await call.answer(Answer(body, status, headers))
+        return status
+
+
+STATUS_CUT_SHORT: Final = 499
+"""Counted for a stream that ended without its end; no answer ever carries it."""
+
+
+def whole_number(name: str, text: str, *, low: int, high: int) -> int:
+    """A whole number in plain decimal digits. Raises: InvalidRequest."""
+    if text.isascii() and text.isdigit() and len(text) <= 20 and low <= int(text) <= high:
+        return int(text)
+    raise InvalidRequest(f"{name} is a whole number from {low} to {high}")
+
+
+def key_from_text(name: str, text: str) -> bytes:
+    """The bytes of a key in a URL: base64url, padding optional. The standard alphabet, percent-encoded, is read too.
+
+    Raises: InvalidRequest (bad_base64).
+    """
+    plain = text.replace("+", "-").replace("/", "_").rstrip("=")
+    try:
+        if not plain.isascii():
+            raise binascii.Error("not ASCII")
+        # ``validate`` is only offered for the standard alphabet.
+        return base64.b64decode(plain + "=" * (-len(plain) % 4), altchars=b"-_", validate=True)
+    except binascii.Error as error:
+        raise InvalidRequest(f"{name} is base64url", code=Code.BAD_BASE64) from error

@@ -1,0 +1,143 @@
+"""The routes that tell how the process is, and what its API is.
+
+Owns: ``/livez``, ``/readyz``, ``/ok``, ``/metrics``, ``/openapi.json``, ``/docs``. Does not own: the numbers (``metrics``),
+the description (``openapi``).
+
+Failure model: none of these passes through admission, so they answer while the service is full or the store has stalled;
+only ``/ok`` travels the pipeline, which is its purpose, and it gives up after ``OK_SECONDS_MAX``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from holdfast.errors import Backpressure, Code
+from holdfast.server.auth import Role
+from holdfast.server.docs_page import DOCS_PAGE
+from holdfast.server.responses import Liveness, Readiness
+from holdfast.server.routes import Answer, Call, Parameter, Route, json_answer
+
+__all__ = ["health_routes"]
+
+OK_SECONDS_MAX: Final = 10.0
+
+
+class PipelineAnswer(msgspec.Struct, frozen=True):
+    """A no-op has been through all four stages."""
+
+    ok: bool
+    leader_id: str
+
+
+async def livez(call: Call) -> Answer:
+    """``GET /livez``. A standby that asks says so, and the leader then shows signs of life in the log."""
+    front = call.front
+    if call.switch("standby", default=False) and front.service is not None:
+        front.service.standby_seen()
+    return json_answer(Liveness(front.own.leader_id, front.service is not None, front.own.address))
+
+
+async def readyz(call: Call) -> Answer:
+    """``GET /readyz``."""
+    front = call.front
+    problem = front.admission()
+    if problem is not None:
+        raise problem
+    service = front.leading()
+    return json_answer(Readiness(True, service.leader_id, service.local_version()))
+
+
+async def pipeline_ok(call: Call) -> Answer:
+    """``GET /ok``."""
+    service = call.front.leading()
+    try:
+        async with asyncio.timeout(OK_SECONDS_MAX):
+            await service.noop()
+    except TimeoutError as error:
+        raise Backpressure("a no-op did not come through the pipeline in time", retry_after_ms=1000) from error
+    return json_answer(PipelineAnswer(True, service.leader_id))
+
+
+def health_routes(*, scrape: Callable[[], bytes], description: Callable[[], bytes]) -> tuple[Route, ...]:
+    """The rows of the route table. ``scrape`` gives the metrics as text, ``description`` the OpenAPI document."""
+
+    async def metrics(call: Call) -> Answer:
+        return Answer(scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def openapi(call: Call) -> Answer:
+        return Answer(description())
+
+    async def docs(call: Call) -> Answer:
+        return Answer(DOCS_PAGE, media_type="text/html; charset=utf-8")
+
+    not_ready = (Code.NOT_LEADER, Code.OVERLOADED, Code.LEADER_CHANGED)
+    return (
+        Route(
+            method="GET",
+            path="/livez",
+            role=Role.OPEN,
+            summary="This process is alive",
+            handler=livez,
+            parameters=(
+                Parameter(
+                    "standby",
+                    "query",
+                    {"type": "boolean", "default": False},
+                    "A standby asks: show signs of life in the log for a while",
+                ),
+            ),
+            answers={"application/json": Liveness},
+            tag="health",
+        ),
+        Route(
+            method="GET",
+            path="/readyz",
+            role=Role.OPEN,
+            summary="This process leads and accepts commits",
+            handler=readyz,
+            answers={"application/json": Readiness},
+            codes=not_ready,
+            tag="health",
+        ),
+        Route(
+            method="GET",
+            path="/ok",
+            role=Role.OPEN,
+            summary="A no-op went through all four stages",
+            handler=pipeline_ok,
+            answers={"application/json": PipelineAnswer},
+            codes=not_ready,
+            tag="health",
+        ),
+        Route(
+            method="GET",
+            path="/metrics",
+            role=Role.READ,
+            summary="Prometheus metrics",
+            handler=metrics,
+            answers={"text/plain": None},
+            tag="health",
+        ),
+        Route(
+            method="GET",
+            path="/openapi.json",
+            role=Role.OPEN,
+            summary="This description",
+            handler=openapi,
+            answers={"application/json": None},
+            tag="description",
+        ),
+        Route(
+            method="GET",
+            path="/docs",
+            role=Role.OPEN,
+            summary="This description, to be read by people",
+            handler=docs,
+            answers={"text/html": None},
+            tag="description",
+        ),
+    )

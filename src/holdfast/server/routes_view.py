@@ -1,0 +1,103 @@
+"""The routes that read the embedded view.
+
+Owns: ``/v1/keys`` and ``/v1/range``: which version they wait for and how much they return. Does not own: the view.
+
+Failure model: a read is never older than ``at``, and without ``at`` never older than the newest version this process
+knew to be durable when it was asked, so whoever committed here reads their own writes. A view that does not come that far
+in time answers ``view_behind``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.commit.transaction import VERSION_MAX
+from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.server.auth import Role
+from holdfast.server.embedded_view import EmbeddedView
+from holdfast.server.responses import ValueAnswer, ValueRange
+from holdfast.server.routes import Answer, Call, Parameter, Route, json_answer, key_from_text
+from holdfast.view import View
+
+__all__ = ["RANGE_LIMIT_MAX", "view_routes"]
+
+RANGE_LIMIT_DEFAULT: Final = 1000
+RANGE_LIMIT_MAX: Final = 10_000
+
+_KEY: Final = {"type": "string", "format": "base64url"}
+_AT: Final = Parameter(
+    "at",
+    "query",
+    {"type": "integer", "minimum": 0, "maximum": VERSION_MAX},
+    "Not older than this version; the newest durable one without it",
+)
+_CODES: Final = (
+    Code.BAD_BASE64,
+    Code.VIEW_DISABLED,
+    Code.VIEW_BEHIND,
+    Code.NOT_LEADER,
+    Code.STORE_UNAVAILABLE,
+)
+
+
+def view_routes(embedded: EmbeddedView) -> tuple[Route, ...]:
+    """The rows of the route table."""
+
+    async def view_at(call: Call) -> View:
+        at = call.number("at")
+        service = call.front.leading()
+        return await embedded.at(service.local_version() if at is None else at)
+
+    async def read_key(call: Call) -> Answer:
+        key = key_from_text("key", call.path_text("key"))
+        view = await view_at(call)
+        found = view.get(key)
+        if found is None:
+            raise NotFound("there is no such key")
+        value, version = found
+        return json_answer(ValueAnswer(key, value, version))
+
+    async def read_range(call: Call) -> Answer:
+        begin, end = call.key("begin") or b"", call.key("end")
+        if end is not None and begin >= end:
+            raise InvalidRequest("begin must be below end", code=Code.BAD_RANGE)
+        limit = call.number("limit", low=1, high=RANGE_LIMIT_MAX) or RANGE_LIMIT_DEFAULT
+        view = await view_at(call)
+        rows, version = view.read_range(begin, end, limit + 1)
+        items = tuple(ValueAnswer(key, value, written) for key, value, written in rows[:limit])
+        return json_answer(ValueRange(items, version, len(rows) > limit))
+
+    return (
+        Route(
+            method="GET",
+            path="/v1/keys/{key:path}",
+            role=Role.READ,
+            summary="A key's value, from the embedded view",
+            handler=read_key,
+            parameters=(Parameter("key", "path", _KEY, "The key in base64url, padding optional", True), _AT),
+            answers={"application/json": ValueAnswer},
+            codes=(*_CODES, Code.NOT_FOUND),
+            tag="view",
+        ),
+        Route(
+            method="GET",
+            path="/v1/range",
+            role=Role.READ,
+            summary="Consecutive keys and their values, from the embedded view",
+            handler=read_range,
+            parameters=(
+                Parameter("begin", "query", _KEY, "The first key; from the start without it"),
+                Parameter("end", "query", _KEY, "Up to and without this key; to the last key without it"),
+                Parameter(
+                    "limit",
+                    "query",
+                    {"type": "integer", "minimum": 1, "maximum": RANGE_LIMIT_MAX, "default": RANGE_LIMIT_DEFAULT},
+                    "At most so many keys",
+                ),
+                _AT,
+            ),
+            answers={"application/json": ValueRange},
+            codes=(*_CODES, Code.BAD_RANGE),
+            tag="view",
+        ),
+    )

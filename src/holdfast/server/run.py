@@ -1,0 +1,365 @@
+"""``holdfast serve``: one process from its start to its exit code.
+
+Owns: the order of starting and stopping, signals, leading or standing by, and exit codes. Does not own: settings (given),
+serving (``http_server``), leading (``commit.service``).
+
+    start    bind and listen (answering not_leader), open the store, recover and claim, print "ready"
+    stop     SIGTERM or SIGINT: accept nothing more, drain to durable, answer, resign, close, exit 0
+    again    a second signal exits at once; nothing that was answered is lost, the next leader recovers
+
+Exit codes: 0 drained or stepped down; 2 bad configuration; 3 another leader is alive (named); 4 deposed; 5 nothing to
+open (says how to initialise); 6 the store or the log is damaged or unfit, or the store stopped taking batches (named).
+
+Failure model: whatever ends the reign ends the process with a code that says why, unless it stands by: then it waits its
+turn again. Connections are answered before the process goes, within ``GRACE_SECONDS``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import resource
+import signal
+import ssl
+import sys
+from collections.abc import AsyncIterator
+from typing import Final
+
+import structlog
+import uvloop
+
+from holdfast.commit.feed import EventBatch
+from holdfast.commit.persist import PersistRules
+from holdfast.commit.pipeline import PipelineRules
+from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
+from holdfast.commit.subscription import subscribe
+from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest
+from holdfast.objects.budget import BudgetedStore
+from holdfast.objects.open import open_store
+from holdfast.server.ask_leader import ask_leader
+from holdfast.server.auth import Authenticator, Role
+from holdfast.server.commit_stream import ROUTES as STREAM_ROUTES
+from holdfast.server.embedded_view import EmbeddedView
+from holdfast.server.front import Front, FrontLimits
+from holdfast.server.http_server import HttpServer
+from holdfast.server.logs import configure_logs
+from holdfast.server.metrics import ServerMetrics
+from holdfast.server.openapi import describe
+from holdfast.server.responses import LeaderHint
+from holdfast.server.routes import Route
+from holdfast.server.routes_health import health_routes
+from holdfast.server.routes_log import ROUTES as LOG_ROUTES
+from holdfast.server.routes_view import view_routes
+from holdfast.server.sse import Subscriptions, subscribe_route
+from holdfast.settings import Settings
+
+__all__ = ["main"]
+
+GRACE_SECONDS: Final = 5.0
+STANDBY_SECONDS: Final = (0.5, 1.5)
+"""Between two looks of a standby at the leader, drawn evenly so that several standbys do not claim together."""
+AFTER_REIGN_SECONDS: Final = (1.0, 5.0)
+
+log = structlog.get_logger("holdfast.server")
+
+
+def main(settings: Settings, *, init: bool, take_over: bool, standby: bool) -> int:
+    """Serve until a signal or the end of the reign, and return the exit code.
+
+    ``init`` allows to begin a new log where there is none. Errors are logged, the last line says why it ended.
+    """
+    configure_logs(settings.logging.format, settings.logging.level)
+    _raise_file_limit()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_Process(settings, init=init, take_over=take_over, standby=standby).run())
+    except HoldfastError as error:
+        log.error("cannot_serve", code=str(error.code), error=str(error), hint=error.hint or None)
+        return exit_code_of(error)
+
+
+def exit_code_of(error: HoldfastError) -> int:
+    """What an error at start, or the end of a reign, means to whoever started the process."""
+    match error.code:
+        case Code.LEADER_ALIVE:
+            return 3
+        case Code.DEPOSED | Code.LEADER_CHANGED:
+            return 4
+        case Code.LOG_EMPTY | Code.NOT_FOUND:
+            return 5
+        case Code.STORE_UNFIT | Code.STORE_UNAVAILABLE:
+            return 6
+        case _:
+            if isinstance(error, CorruptData):
+                return 6
+            return 2 if isinstance(error, InvalidRequest) else 6
+
+
+class _Process:
+    """One serving process."""
+
+    def __init__(self, settings: Settings, *, init: bool, take_over: bool, standby: bool) -> None:
+        self._settings = settings
+        self._init = init
+        self._take_over = take_over
+        self._standby = standby
+        self._tls = _tls_context(settings)
+        self._service: CommitService | None = None
+        self._address = ""
+
+    async def run(self) -> int:
+        """From listening to the exit code."""
+        settings = self._settings
+        loop = asyncio.get_running_loop()
+        self._stop: asyncio.Future[None] = loop.create_future()
+        self._signals = 0
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        self._front = Front(
+            limits=_limits(settings),
+            authenticator=Authenticator({token.token: Role[token.role.upper()] for token in settings.server.tokens}),
+        )
+        self._metrics = ServerMetrics(self._front)
+        self._subscriptions = Subscriptions(self._front, self._subscribe)
+        self._view = EmbeddedView(settings.view.enabled, settings.log.url, self._subscribe)
+        server = self._server = HttpServer(self._front, self._routes(), tls=self._tls)
+        self._metrics.server = server
+        self._metrics.subscriptions = self._subscriptions
+        addresses = await server.listen(settings.server.listen)
+        self._address = _advertised(settings, addresses)
+        self._front.own = LeaderHint("", self._address)
+        try:
+            return await self._serve(addresses)
+        finally:
+            await self._subscriptions.close()
+            await server.finish(GRACE_SECONDS)
+            await self._view.close()
+
+    def _routes(self) -> list[Route]:
+        with_tokens = self._front.authenticator.required
+        rows: list[Route] = [
+            *LOG_ROUTES,
+            *STREAM_ROUTES,
+            subscribe_route(self._subscriptions),
+            *view_routes(self._view),
+        ]
+        described: list[bytes] = []
+
+        def description() -> bytes:
+            if not described:
+                described.append(describe(rows, version=_package_version(), with_tokens=with_tokens))
+            return described[0]
+
+        rows += health_routes(scrape=self._metrics.text, description=description)
+        return rows
+
+    # The reign
+
+    async def _serve(self, addresses: list[str]) -> int:
+        settings = self._settings
+        opened = open_store(
+            settings.log.url,
+            create_missing=self._init,
+            request_timeout_ms=int(settings.persist.request_timeout_ms),
+            connections_max=settings.persist.target_pool_size,
+        )
+        store = BudgetedStore(
+            opened,
+            connections_max=settings.persist.target_pool_size,
+            creates_max=max(1, min(settings.persist.max_in_flight_requests * 2, settings.persist.target_pool_size - 8)),
+        )
+        self._metrics.store = store.metrics
+        try:
+            while True:
+                service = await self._lead(store)
+                if service is None:
+                    return 0
+                try:
+                    end = await self._reign(service, addresses)
+                finally:
+                    await self._no_longer_leading()
+                    await service.close()
+                log.info("reign_over", kind=end.kind, detail=end.detail, leader_id=service.leader_id)
+                if not self._standby or self._stop.done():
+                    return {"resigned": 0, "deposed": 4}.get(end.kind, 6)
+                if await self._stopped_within(random.uniform(*AFTER_REIGN_SECONDS)):
+                    return 0
+        finally:
+            await store.close()
+
+    async def _lead(self, store: BudgetedStore) -> CommitService | None:
+        """Take the lead, waiting for it when standing by. None when told to stop meanwhile."""
+        probe = True
+        while True:
+            leading = asyncio.ensure_future(CommitService.lead(store, self._options(probe=probe)))
+            await asyncio.wait({leading, self._stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not leading.done():
+                leading.cancel()
+                await asyncio.wait({leading})
+                return None
+            try:
+                return leading.result()
+            except HoldfastError as error:
+                if not (self._standby and error.code is Code.LEADER_ALIVE):
+                    raise
+                probe = False
+                self._stand_by(error)
+            if await self._stopped_within(random.uniform(*STANDBY_SECONDS)):
+                return None
+
+    def _stand_by(self, error: HoldfastError) -> None:
+        hint = LeaderHint(str(error.fields.get("leader_id") or ""), str(error.fields.get("leader_address") or ""))
+        if hint != self._front.leader:
+            self._front.stop_leading(hint)
+            log.info("standing_by", leader_id=hint.leader_id, leader_address=hint.address)
+            _say(f"standby leader_id={hint.leader_id} leader_address={hint.address}")
+
+    async def _reign(self, service: CommitService, addresses: list[str]) -> ServiceEnd:
+        """Answer for the log until this leader's end, which a signal brings about in good order."""
+        self._service = self._metrics.service = service
+        self._front.lead(service)
+        self._view.follow(service)
+        takeover = service.takeover
+        log.info(
+            "leading",
+            leader_id=service.leader_id,
+            log_id=service.log_id,
+            epoch=service.claim.epoch,
+            version=service.local_version(),
+            store_waits=takeover.waits,
+            took_ms=round(takeover.took_ms, 1),
+            deposed_leader_id=takeover.deposed_leader_id,
+        )
+        # What exists now lives as long as the process; the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        _say(f"ready listen={','.join(addresses)} leader_id={service.leader_id}")
+        await asyncio.wait({service.ended, self._stop}, return_when=asyncio.FIRST_COMPLETED)
+        if not service.ended.done():
+            log.info("draining", commits_in_flight=self._front.in_flight_commits)
+            self._front.draining = True
+            self._server.stop_accepting()
+            await service.step_down()
+        return service.ended.result()
+
+    async def _no_longer_leading(self) -> None:
+        self._service = self._metrics.service = None
+        self._front.stop_leading(LeaderHint())
+        await self._view.stop()
+
+    def _options(self, *, probe: bool) -> ServiceOptions:
+        settings = self._settings
+        persist = settings.persist
+
+        async def ask(address: str) -> str | None:
+            return await ask_leader(address, tls=self._tls is not None, standby=self._standby)
+
+        return ServiceOptions(
+            address=self._address,
+            allow_new=self._init,
+            take_over=self._take_over,
+            ask_leader=ask,
+            probe=probe,
+            rules=PipelineRules(
+                persist=PersistRules(
+                    batch_timeout_ms=persist.batch_timeout_ms,
+                    batch_timeout_max_ms=persist.batch_timeout_max_ms,
+                    batch_bytes=persist.batch_size_threshold,
+                    window=persist.max_in_flight_requests,
+                    puts_per_second_max=persist.put_requests_per_second_max,
+                    retry_base_ms=persist.retry_base_delay_ms,
+                    retry_max_ms=persist.retry_max_delay_ms,
+                    retries_max=persist.max_retry_attempts,
+                    give_up_after_ms=persist.give_up_after_seconds * 1000.0,
+                    hedge_percentile=persist.hedge_after_percentile,
+                ),
+                window_ms=settings.commit.conflict_window_seconds * 1000.0,
+                window_bytes=settings.commit.conflict_window_bytes,
+            ),
+            request_timeout_ms=persist.request_timeout_ms,
+            silence_ms=settings.leader.silence_ms,
+            heartbeat_ms=settings.leader.heartbeat_ms,
+        )
+
+    def _subscribe(self, after: int, durable: bool) -> AsyncIterator[EventBatch]:
+        self._front.leading()
+        assert self._service is not None, "the front leads when the service does"
+        return subscribe(
+            self._service,
+            after=after,
+            durable=durable,
+            bytes_behind_max=self._settings.subscription.max_buffer_size_bytes,
+        )
+
+    # Signals
+
+    def _signalled(self, number: int) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            log.warning("exit_at_once", signal=signal.Signals(number).name)
+            sys.stderr.flush()
+            os._exit(128 + number)
+        log.info("stopping", signal=signal.Signals(number).name)
+        if not self._stop.done():
+            self._stop.set_result(None)
+
+    async def _stopped_within(self, seconds: float) -> bool:
+        await asyncio.wait({self._stop}, timeout=seconds)
+        return self._stop.done()
+
+
+def _limits(settings: Settings) -> FrontLimits:
+    return FrontLimits(
+        request_bytes_max=settings.server.max_request_size_bytes,
+        request_id_length_min=settings.commit.min_request_id_length,
+        connections_max=settings.server.max_connections,
+        subscriber_unsent_bytes_max=settings.subscription.max_buffer_size_bytes,
+        keepalive_interval_seconds=settings.subscription.keepalive_interval_seconds,
+    )
+
+
+def _advertised(settings: Settings, bound: list[str]) -> str:
+    """Where other processes find this one: as configured, with the port that was really taken."""
+    configured = settings.server.advertised_address
+    for asked, taken in zip(settings.server.listen, bound, strict=True):
+        if configured == asked:
+            return taken
+    return configured
+
+
+def _tls_context(settings: Settings) -> ssl.SSLContext | None:
+    certificate, key = settings.server.tls_certificate, settings.server.tls_key
+    if certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidRequest(
+            f"the TLS certificate cannot be used: {error}", code=Code.BAD_CONFIGURATION, certificate=certificate
+        ) from error
+    return context
+
+
+def _raise_file_limit() -> None:
+    """Every connection is an open file; take as many as the system allows without asking for more rights."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _package_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("holdfast")
+    except PackageNotFoundError:
+        return "0+source"
+
+
+def _say(line: str) -> None:
+    """One line on standard output, for whoever started the process and waits for it."""
+    print(line, flush=True)

@@ -1,0 +1,410 @@
+"""``GET /v1/subscribe``: the change stream as Server-Sent Events.
+
+Owns: the text of events, filters by key, keepalive comments, and closing readers that lag. Does not own: which events come
+and in what order, and the hand-over from history to live (``commit.subscription``).
+
+The text of a batch is made once and kept with the batch, so a thousand subscribers of a live log share one copy of it; only
+filtered streams are encoded by themselves.
+
+    event: transaction     id: VERSION            data: version, prev_version, request_id, leader_id, timestamp, operations
+                           id: VERSION~LEADER_ID  when it is not durable yet
+    event: checkpoint      id: VERSION            data: committed_version, leader_id; without id where durable=false
+    event: leader_change   id: VERSION~LEADER_ID  data: roll_back_to, leader_id
+    event: lagging         no id                  data: unsent_bytes; the stream ends after it
+
+Failure model: a reader may be slow, stop reading, or vanish. Until it has caught up with the live log it is made to wait
+for its own reading (history is there for ever, nothing is held for it). Once it has caught up it may fall
+``subscriber_unsent_bytes_max`` behind, measured on its connection; then it is told and closed, and resumes by
+``Last-Event-ID``. A subscription that fails in the middle ends its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from holdfast.commit.feed import Checkpoint, Event, EventBatch, LeaderChange, TransactionEvent
+from holdfast.commit.transaction import VERSION_MAX, Operation, RangeDelete
+from holdfast.errors import Code, InvalidRequest
+from holdfast.server.auth import Role
+from holdfast.server.front import Front
+from holdfast.server.routes import Call, Parameter, Route, whole_number
+
+__all__ = [
+    "CheckpointData",
+    "KeyFilter",
+    "LaggingData",
+    "LeaderChangeData",
+    "Subscriptions",
+    "TransactionData",
+    "encode_batch",
+    "resume_point",
+]
+
+MEDIA_TYPE: Final = "text/event-stream"
+KEEPALIVE: Final = b": keepalive\n\n"
+LINGER_SECONDS: Final = 30.0
+
+Subscribe = Callable[[int, bool], AsyncIterator[EventBatch]]
+
+
+class TransactionData(msgspec.Struct, frozen=True):
+    """The data of ``event: transaction``."""
+
+    version: int
+    prev_version: int
+    request_id: str | None
+    leader_id: str
+    timestamp: str
+    operations: Sequence[Operation]
+
+
+class CheckpointData(msgspec.Struct, frozen=True):
+    """The data of ``event: checkpoint``: everything at or below the version is durable."""
+
+    committed_version: int
+    leader_id: str
+
+
+class LeaderChangeData(msgspec.Struct, frozen=True):
+    """The data of ``event: leader_change``: forget what came after the version."""
+
+    roll_back_to: int
+    leader_id: str
+
+
+class LaggingData(msgspec.Struct, frozen=True):
+    """The data of ``event: lagging``: the reader had this many unsent bytes; the stream ends here."""
+
+    unsent_bytes: int
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+@lru_cache(maxsize=1024)
+def _timestamp(time_ms: int) -> str:
+    moment = datetime.fromtimestamp(time_ms / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFilter:
+    """Lets through what touches a key in ``[begin, end)``. An absent ``end`` means to the last key."""
+
+    begin: bytes
+    end: bytes | None
+
+    def operations(self, operations: Sequence[Operation]) -> list[Operation]:
+        """The operations that touch the range, in order."""
+        return [operation for operation in operations if self._touches(operation)]
+
+    def _touches(self, operation: Operation) -> bool:
+        begin, end = self.begin, self.end
+        if isinstance(operation, RangeDelete):
+            return (end is None or operation.begin < end) and (operation.end is None or begin < operation.end)
+        return begin <= operation.key and (end is None or operation.key < end)
+
+    @classmethod
+    def of_prefix(cls, prefix: bytes) -> KeyFilter:
+        """Every key that starts with ``prefix``.
+
+        >>> KeyFilter.of_prefix(b"a"), KeyFilter.of_prefix(bytes([255]))
+        (KeyFilter(begin=b'a', end=b'b'), KeyFilter(begin=b'\\xff', end=None))
+        """
+        kept = prefix.rstrip(b"\xff")
+        return cls(prefix, kept[:-1] + bytes([kept[-1] + 1]) if kept else None)
+
+
+def encode_event(event: Event, *, durable_stream: bool) -> bytes:
+    """The text of one event."""
+    match event:
+        case TransactionEvent():
+            data = _encode(
+                TransactionData(
+                    event.version,
+                    event.prev_version,
+                    event.request_id,
+                    event.leader_id,
+                    _timestamp(event.time_ms),
+                    event.operations,
+                )
+            )
+            if event.durable:
+                return b"id: %d\nevent: transaction\ndata: %b\n\n" % (event.version, data)
+            return b"id: %d~%b\nevent: transaction\ndata: %b\n\n" % (event.version, event.leader_id.encode(), data)
+        case Checkpoint(committed_version=version, leader_id=leader_id):
+            data = _encode(CheckpointData(version, leader_id))
+            # Where transactions run ahead of durability a checkpoint lies behind what was delivered: it is no place to
+            # resume from.
+            identity = b"id: %d\n" % version if durable_stream else b""
+            return b"%bevent: checkpoint\ndata: %b\n\n" % (identity, data)
+        case LeaderChange(roll_back_to=version, leader_id=leader_id):
+            data = _encode(LeaderChangeData(version, leader_id))
+            return b"id: %d~%b\nevent: leader_change\ndata: %b\n\n" % (version, leader_id.encode(), data)
+
+
+class _Encoded:
+    """The text of a batch for each kind of stream."""
+
+    __slots__ = ("durable", "resolved")
+
+    def __init__(self) -> None:
+        self.durable: bytes | None = None
+        self.resolved: bytes | None = None
+
+
+def encode_batch(batch: EventBatch, *, durable_stream: bool) -> bytes:
+    """The text of a batch, made when the first subscriber needs it and shared by all of the same kind."""
+    cache = batch.encoded
+    if not isinstance(cache, _Encoded):
+        cache = batch.encoded = _Encoded()
+    text = cache.durable if durable_stream else cache.resolved
+    if text is None:
+        text = b"".join([encode_event(event, durable_stream=durable_stream) for event in batch.events])
+        if durable_stream:
+            cache.durable = text
+        else:
+            cache.resolved = text
+    return text
+
+
+def encode_filtered(batch: EventBatch, key_filter: KeyFilter, *, durable_stream: bool) -> bytes:
+    """The text of what a filter lets through. Checkpoints always pass, so progress is visible."""
+    parts: list[bytes] = []
+    skipped: TransactionEvent | None = None
+    for event in batch.events:
+        if isinstance(event, TransactionEvent):
+            kept = key_filter.operations(event.operations)
+            if not kept:
+                skipped = event
+                continue
+            event = msgspec.structs.replace(event, operations=kept)
+        skipped = None
+        parts.append(encode_event(event, durable_stream=durable_stream))
+    if skipped is not None and skipped.durable:
+        parts.append(encode_event(Checkpoint(skipped.version, skipped.leader_id), durable_stream=durable_stream))
+    return b"".join(parts)
+
+
+def resume_point(text: str) -> int:
+    """The version that a ``Last-Event-ID`` names: ``VERSION`` or ``VERSION~LEADER_ID``. Raises: InvalidRequest."""
+    version, tilde, leader_id = text.partition("~")
+    if tilde and not (leader_id.isascii() and leader_id.isalnum()):
+        raise InvalidRequest("Last-Event-ID is VERSION or VERSION~LEADER_ID")
+    return whole_number("Last-Event-ID", version, low=0, high=VERSION_MAX)
+
+
+class _Subscriber:
+    """One open stream. ``sent`` counts ticks of the keepalive clock since something was written."""
+
+    __slots__ = ("behind", "call", "quiet_ticks", "writing")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.quiet_ticks = 0
+        self.writing = False
+        self.behind = 0
+
+
+class Subscriptions:
+    """All open streams of a server."""
+
+    def __init__(self, front: Front, subscribe: Subscribe) -> None:
+        """``subscribe(after, durable)`` gives the batches after a version, history first."""
+        self._front = front
+        self._subscribe = subscribe
+        self.open: set[_Subscriber] = set()
+        self.lagged = 0
+        self.bytes_sent = 0
+        self._keepalives: asyncio.Task[None] | None = None
+
+    def unsent_bytes_max(self) -> int:
+        """How far the slowest reader is behind on its connection, in bytes."""
+        return max((subscriber.call.connection.unsent_bytes() for subscriber in self.open), default=0)
+
+    async def stream(self, call: Call) -> None:
+        """Answer one subscription until it ends."""
+        after, durable, key_filter = self._parameters(call)
+        batches = self._subscribe(after, durable)
+        subscriber = _Subscriber(call)
+        task = asyncio.current_task()
+        assert task is not None, "a request runs in a task"
+        gone = False
+
+        def on_end() -> None:
+            nonlocal gone
+            gone = True
+            task.cancel()
+
+        call.connection.on_end = on_end
+        self._keep_alive()
+        try:
+            await self._run(call, subscriber, batches, durable, key_filter)
+        except asyncio.CancelledError:
+            if not gone:
+                raise
+        finally:
+            call.connection.on_end = None
+            self.open.discard(subscriber)
+            close = getattr(batches, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def _run(
+        self,
+        call: Call,
+        subscriber: _Subscriber,
+        batches: AsyncIterator[EventBatch],
+        durable: bool,
+        key_filter: KeyFilter | None,
+    ) -> None:
+        # What is wrong with the start point shows before the first batch, and must be told by the status.
+        first = asyncio.ensure_future(anext(batches, None))
+        try:
+            await asyncio.wait({first}, timeout=FIRST_BATCH_SECONDS)
+            if first.done():
+                first.result()
+            await call.start(200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}, MEDIA_TYPE)
+            if call.request.method == "HEAD":
+                await call.finish()
+                return
+            self.open.add(subscriber)
+            await call.write(b": connected\n\n")
+            batch = await first
+        finally:
+            first.cancel()
+        bytes_max = self._front.limits.subscriber_unsent_bytes_max
+        connection = call.connection
+        caught_up = False
+        while batch is not None:
+            text = (
+                encode_batch(batch, durable_stream=durable)
+                if key_filter is None
+                else encode_filtered(batch, key_filter, durable_stream=durable)
+            )
+            if text:
+                subscriber.quiet_ticks = 0
+                self.bytes_sent += len(text)
+                subscriber.writing = True
+                await call.write(text)
+                subscriber.writing = False
+            if caught_up:
+                unsent = connection.unsent_bytes()
+                if unsent > bytes_max:
+                    await self._end_lagging(call, unsent)
+                    return
+            elif self._is_live(batch):
+                caught_up = True
+                # From here on a slow reader is measured, not waited for.
+                connection.bound_unsent_bytes(2 * bytes_max)
+            batch = await anext(batches, None)
+        await call.finish()
+        connection.close()
+
+    def _is_live(self, batch: EventBatch) -> bool:
+        service = self._front.service
+        return service is not None and batch.last_version >= service.local_version()
+
+    async def _end_lagging(self, call: Call, unsent: int) -> None:
+        self.lagged += 1
+        connection = call.connection
+        await call.write(b"event: lagging\ndata: %b\n\n" % _encode(LaggingData(unsent)))
+        await call.finish()
+        connection.close_within(LINGER_SECONDS)
+
+    def _parameters(self, call: Call) -> tuple[int, bool, KeyFilter | None]:
+        after = call.number("after") or 0
+        last_event_id = call.request.headers.get("last-event-id")
+        if last_event_id:
+            after = resume_point(last_event_id)
+        durable = call.switch("durable", default=True)
+        begin, end, prefix = call.key("begin"), call.key("end"), call.key("prefix")
+        if prefix is not None:
+            if begin is not None or end is not None:
+                raise InvalidRequest("prefix stands alone, without begin and end")
+            return after, durable, KeyFilter.of_prefix(prefix)
+        if begin is None and end is None:
+            return after, durable, None
+        if end is not None and (begin or b"") >= end:
+            raise InvalidRequest("begin must be below end", code=Code.BAD_RANGE)
+        return after, durable, KeyFilter(begin or b"", end)
+
+    # Keepalive: one task for all streams, so that an event costs no timer.
+
+    def _keep_alive(self) -> None:
+        if self._keepalives is None or self._keepalives.done():
+            self._keepalives = self._front.loop.create_task(self._send_keepalives())
+
+    async def _send_keepalives(self) -> None:
+        tick = self._front.limits.keepalive_interval_seconds / KEEPALIVE_TICKS
+        while True:
+            await asyncio.sleep(tick)
+            for subscriber in list(self.open):
+                subscriber.quiet_ticks += 1
+                if subscriber.quiet_ticks >= KEEPALIVE_TICKS and not subscriber.writing:
+                    subscriber.quiet_ticks = 0
+                    if subscriber.call.connection.unsent_bytes() == 0:
+                        await subscriber.call.write(KEEPALIVE)
+
+    async def close(self) -> None:
+        """End all streams; their readers resume elsewhere by ``Last-Event-ID``."""
+        if self._keepalives is not None:
+            self._keepalives.cancel()
+        for subscriber in list(self.open):
+            subscriber.call.connection.close()
+
+
+KEEPALIVE_TICKS: Final = 8
+FIRST_BATCH_SECONDS: Final = 0.25
+
+
+_VERSION = {"type": "integer", "minimum": 0, "maximum": VERSION_MAX}
+_KEY = {"type": "string", "format": "base64url"}
+
+
+def subscribe_route(subscriptions: Subscriptions) -> Route:
+    """The row of the route table."""
+    return Route(
+        method="GET",
+        path="/v1/subscribe",
+        role=Role.READ,
+        summary="The change stream: history, then live events, without gap or repeat",
+        stream=subscriptions.stream,
+        parameters=(
+            Parameter("after", "query", _VERSION, "Send what came after this version; the whole log without it"),
+            Parameter(
+                "durable",
+                "query",
+                {"type": "boolean", "default": True},
+                "false: as soon as resolved, checkpoints follow",
+            ),
+            Parameter("begin", "query", _KEY, "Only keys at or above this one"),
+            Parameter("end", "query", _KEY, "Only keys below this one"),
+            Parameter("prefix", "query", _KEY, "Only keys that start so; not together with begin and end"),
+            Parameter(
+                "Last-Event-ID",
+                "header",
+                {"type": "string", "pattern": "^[0-9]{1,16}(~[0-9a-f]{32})?$"},
+                "Resume after this event; wins over after",
+            ),
+        ),
+        answers={MEDIA_TYPE: None},
+        codes=(
+            Code.BAD_BASE64,
+            Code.BAD_RANGE,
+            Code.FUTURE_VERSION,
+            Code.LOG_TRUNCATED,
+            Code.ROLLED_BACK,
+            Code.NOT_LEADER,
+            Code.LEADER_CHANGED,
+            Code.STORE_UNAVAILABLE,
+        ),
+        tag="stream",
+    )
