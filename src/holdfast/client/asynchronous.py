@@ -495,8 +495,11 @@ class Subscription:
         try:
             if self._effect is None:
                 self._effect = next(self._procedure)
-            answer = await self._carry_out(self._effect)
-            self._effect = self._procedure.send(answer)
+            else:
+                answer = await self._carry_out(self._effect)
+                self._effect = self._procedure.send(answer)
+            if isinstance(self._effect, Deliver):  # the procedure goes on when the caller has had these
+                self._delivery.offer(self._effect.events)
         except StopIteration:
             return False
         except asyncio.CancelledError:  # a caller's timeout around the next event: the stream stays open
@@ -522,8 +525,7 @@ class Subscription:
                 return await self._receive(timeout_ms)
             case Wait():
                 return await self._client.sleep(effect)
-            case Deliver(events=events):
-                self._delivery.offer(events)
+            case Deliver():
                 return Woken(now_ms())
             case Send() | Decide() | AwaitVersion():
                 raise AssertionError("a stream only opens, receives, delivers and waits")

@@ -496,8 +496,11 @@ class Subscription:
         try:
             if self._effect is None:
                 self._effect = next(self._procedure)
-            answer = self._carry_out(self._effect)
-            self._effect = self._procedure.send(answer)
+            else:
+                answer = self._carry_out(self._effect)
+                self._effect = self._procedure.send(answer)
+            if isinstance(self._effect, Deliver):  # the procedure goes on when the caller has had these
+                self._delivery.offer(self._effect.events)
         except StopIteration:
             return False
         except BaseException:
@@ -526,8 +529,7 @@ class Subscription:
                 return self._receive(timeout_ms)
             case Wait():
                 return self._client.sleep(effect)
-            case Deliver(events=events):
-                self._delivery.offer(events)
+            case Deliver():
                 return Woken(now_ms())
             case Send() | Decide() | AwaitVersion():
                 raise AssertionError("a stream only opens, receives, delivers and waits")

@@ -59,6 +59,8 @@ class SqliteStorage:
             _prepare(self._reader, path)
             self._position = _read_position(self._reader, path)
             self._writer = _connect(path)
+            _tune(self._reader)
+            _tune(self._writer)
         except BaseException:
             self._reader.close()
             raise
@@ -204,10 +206,12 @@ def _merge(layers: list[Layer], walks: list[Iterator[bytes]], cursor: sqlite3.Cu
 
 def _connect(path: Path) -> sqlite3.Connection:
     # Transactions are written out where they matter; several threads use a connection, one at a time.
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
+    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
+
+
+def _tune(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA cache_size = -16384")
-    return connection
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:

@@ -147,7 +147,9 @@ def test_a_transaction_behind_its_checkpoint_is_refused(connect):
 
 def test_a_lagging_reader_comes_back_where_it_was(connect):
     lagging = event("lagging", None, unsent_bytes=1)
-    with ScriptedServer(Stream((transaction(5, 0) + lagging,), hold=True), Stream((transaction(6, 5),), hold=True)) as s:
+    with ScriptedServer(
+        Stream((transaction(5, 0) + lagging,), hold=True), Stream((transaction(6, 5),), hold=True)
+    ) as s:
         assert [got.version for got in connect(s.url).take(2)] == [5, 6]
 
 
@@ -235,7 +237,12 @@ def test_a_filter_is_a_prefix_or_a_range():
 
 @given(st.data())
 def test_events_do_not_depend_on_how_their_bytes_were_cut(data):
-    text = b": hello\r\n\r\n" + b"".join(transaction(v, v - 1) for v in range(1, 6)) + b"data: a\ndata:b\n\n" + checkpoint(9)
+    text = (
+        b": hello\r\n\r\n"
+        + b"".join(transaction(v, v - 1) for v in range(1, 6))
+        + b"data: a\ndata:b\n\n"
+        + checkpoint(9)
+    )
     whole = ServerSentEvents(1 << 20).feed(text)
     decoder = ServerSentEvents(1 << 20)
     got = []

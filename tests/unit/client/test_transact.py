@@ -88,8 +88,8 @@ def test_an_unknown_outcome_that_was_none_is_decided_again_at_the_services_versi
 
 def test_conflicts_without_end_end_with_the_conflict(connect):
     options = dataclasses.replace(QUICK, attempts_max=3)
-    turn = (value(b"n", b"1", 40), not_committed(70))
-    with ScriptedServer(VERSION, *turn, *turn, *turn) as server:
+    turns = [step for number in (70, 71, 72) for step in (value(b"n", b"1", 40), not_committed(number))]
+    with ScriptedServer(VERSION, *turns) as server:
         with pytest.raises(Conflict):
             connect(server.url, options=options).transact(increment)
         assert len(commits_of(server)) == 3
