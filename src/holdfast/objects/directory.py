@@ -7,10 +7,10 @@ Writers take creates, readers take everything else, so that a long listing never
 request at a time; what finds none idle waits in order. Workers start at the first request that needs them: one that
 only reads never starts a writer and writes nothing.
 
-Failure model: a writer that reports a failed sync, or dies, poisons the store: every later create is ``Unknown`` with
-that reason and nothing is sent, because what the syncs before it achieved is no longer known. A restart mends it: names
-that are there are synced again before anybody is told of them. A reader that dies fails its request as ``Unavailable``
-and is replaced. Cancelling a request abandons its answer only; a create under way still lands.
+Failure model: a writer that reports a failed sync, or dies with a create in hand and so with the result of its sync,
+poisons the store: every later create is ``Unknown`` with that reason and nothing is sent, because what is durable is no
+longer known. A restart mends it: names that are there are synced again before anybody is told of them. A reader that
+dies fails its request as ``Unavailable``. Workers that die idle have answered all they were asked and are replaced. Cancelling a request abandons its answer only; a create under way still lands.
 
 Why processes: measured by ``benchmarks/directory_put.py``; its table stands there.
 """
@@ -100,6 +100,7 @@ class _Lane:
         self._size = size
         self._workers: builtins.list[_Worker] = []
         self._idle: builtins.list[_Worker] = []
+        self._unreaped: builtins.list[subprocess.Popen[bytes]] = []
         self._waiting: deque[tuple[builtins.list[bytes], asyncio.Future[Answer]]] = deque()
         self._starting = asyncio.Lock()
         self._closed = False
@@ -118,6 +119,7 @@ class _Lane:
 
     async def _start(self) -> None:
         async with self._starting:
+            self._unreaped = [process for process in self._unreaped if process.poll() is None]
             while len(self._workers) < self._size:
                 if self._closed:
                     raise _Died("the store is closed")
@@ -129,6 +131,7 @@ class _Lane:
                     raise
                 finally:
                     theirs.close()
+                self._unreaped.append(process)
                 ours.setblocking(False)
                 started = _Worker(process, self)
                 await asyncio.get_running_loop().create_connection(partial(_itself, started), sock=ours)
@@ -166,11 +169,10 @@ class _Lane:
     async def close(self) -> None:
         self._closed = True
         async with self._starting:
-            workers = list(self._workers)
-        for one in workers:
-            one.stop()
-        for one in workers:
-            await asyncio.to_thread(_reap, one.process)
+            for one in list(self._workers):
+                one.stop()
+        for process in self._unreaped:
+            await asyncio.to_thread(_reap, process)
 
 
 def _itself(one: _Worker) -> _Worker:
@@ -227,7 +229,7 @@ class DirectoryStore:
         try:
             status, payload = await self._writers.ask(worker.CREATE, key, data)
         except _Died:
-            return Unknown(self._poisoned("a process that writes to the directory died, so what is durable is unknown"))
+            return Unknown(self._poisoned("a writer process died with a create in hand, so what is durable is unknown"))
         except OSError as error:
             return Unknown(f"no process could be started to write to the directory: {error}")
         if (reason := self._reason_to_refuse()) is not None:

@@ -44,6 +44,7 @@ __all__ = [
     "encode_request_head",
     "main",
     "read_answer_head",
+    "serve",
     "worker_command",
 ]
 
@@ -129,10 +130,15 @@ def _reason(error: OSError) -> bytes:
 
 
 def main(descriptor: int, root: str, token: str) -> None:
-    """Serve one socket until it ends."""
+    """What a worker process does with the socket it inherits."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    with socket.socket(fileno=descriptor) as stream:
+    serve(socket.socket(fileno=descriptor), root, token)
+
+
+def serve(stream: socket.socket, root: str, token: str) -> None:
+    """Serve one socket until it ends, and close it."""
+    with stream:
         try:
             objects = DirectoryObjects(PosixFiles(), root, token)
         except OSError as error:
@@ -145,7 +151,7 @@ def main(descriptor: int, root: str, token: str) -> None:
                 stream.sendall(_ANSWER.pack(_ANSWER.size - _LENGTH_BYTES + len(data), status) + data)
                 if operation == CREATE:
                     objects.tidy()
-        except (ConnectionError, BrokenPipeError):
+        except ConnectionError:
             pass  # the leader is gone, like the end of the stream
         finally:
             objects.close()
