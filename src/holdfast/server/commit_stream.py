@@ -45,6 +45,7 @@ __all__ = ["NDJSON", "MSGPACK", "ROUTES", "ItemReader", "JsonLines", "MsgpackIte
 
 NDJSON: Final = "application/x-ndjson"
 MSGPACK: Final = "application/msgpack"
+MSGPACK_NAMES: Final = frozenset({MSGPACK, "application/x-msgpack", "application/vnd.msgpack"})
 WINDOW_ITEMS: Final = 8192
 WINDOW_BYTES: Final = 16 * 1_048_576
 RETRY_ADMISSION_SECONDS: Final = 0.02
@@ -192,7 +193,7 @@ async def _read_away(call: Call) -> None:
     left = DISCARD_BYTES_MAX
     try:
         async with asyncio.timeout(DISCARD_SECONDS_MAX):
-            async for part in call.request.stream():
+            async for part in call.parts():
                 left -= len(part)
                 if left < 0:
                     return
@@ -203,13 +204,10 @@ async def _read_away(call: Call) -> None:
 def _reader_for(call: Call) -> tuple[ItemReader, WireFormat]:
     media_type = call.request.headers.get("content-type", NDJSON).partition(";")[0].strip().lower()
     bytes_max = call.front.limits.request_bytes_max
-    match media_type:
-        case "application/x-ndjson" | "application/ndjson" | "application/jsonl" | "application/json":
-            return JsonLines(bytes_max), "json"
-        case "application/msgpack" | "application/x-msgpack" | "application/vnd.msgpack":
-            return MsgpackItems(bytes_max), "msgpack"
-        case _:
-            raise InvalidRequest(f"a stream of commits is {NDJSON} or {MSGPACK}")
+    if media_type in MSGPACK_NAMES:
+        return MsgpackItems(bytes_max), "msgpack"
+    # Whatever else a client calls it, it is JSON or it is malformed; many tools send their own default type.
+    return JsonLines(bytes_max), "json"
 
 
 class _CommitStream:
@@ -232,10 +230,11 @@ class _CommitStream:
     async def read_items(self) -> None:
         """Submit items as they arrive, until the stream ends or an item ends it."""
         try:
-            async for part in self._call.request.stream():
-                await self._submit(part, last=not part)
+            async for part in self._call.parts():
+                await self._submit(part, last=False)
                 if self._reader.problem is not None:
-                    break
+                    return
+            await self._submit(b"", last=True)
         finally:
             self._ended = True
             self._wake_writer()

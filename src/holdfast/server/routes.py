@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, cast
 
 import msgspec
 import structlog
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from holdfast.commit.transaction import VERSION_MAX
@@ -66,7 +66,7 @@ def json_answer(body: msgspec.Struct, status: int = 200) -> Answer:
 class Call:
     """One request in a handler's hands."""
 
-    __slots__ = ("front", "receive", "request", "send", "started")
+    __slots__ = ("_body_ended", "front", "receive", "request", "send", "started")
 
     def __init__(self, front: Front, scope: Scope, receive: Receive, send: Send) -> None:
         self.front = front
@@ -74,6 +74,7 @@ class Call:
         self.receive = receive
         self.send = send
         self.started = False
+        self._body_ended = False
 
     @property
     def connection(self) -> Connection:
@@ -120,6 +121,20 @@ class Call:
         text = self.text(name)
         return None if text is None else key_from_text(name, text)
 
+    async def parts(self) -> AsyncIterator[bytes]:
+        """The parts of the body as they arrive; can be taken up again after it was left.
+
+        Raises: ClientDisconnect.
+        """
+        while not self._body_ended:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            self._body_ended = not message.get("more_body", False)
+            part = cast(bytes, message.get("body", b""))
+            if part:
+                yield part
+
     async def body(self) -> bytes:
         """The whole body. Raises: LimitExceeded as soon as it is known to be above the bound."""
         bytes_max = self.front.limits.request_bytes_max
@@ -127,7 +142,7 @@ class Call:
         if told.isascii() and told.isdigit() and int(told) > bytes_max:
             raise LimitExceeded("the request is too large", bytes=int(told), bytes_max=bytes_max)
         whole = bytearray()
-        async for part in self.request.stream():
+        async for part in self.parts():
             whole += part
             if len(whole) > bytes_max:
                 raise LimitExceeded("the request is too large", bytes_max=bytes_max)
@@ -225,7 +240,9 @@ class Endpoint:
                 await call.answer(answer)
         except HoldfastError as error:
             status = await self._refuse(call, error)
-        except Exception as error:
+        except ClientDisconnect:
+            status = STATUS_CUT_SHORT
+        except Exception as error:  # noqa: BLE001  # the last resort: a bug must not take other requests with it
             _log.exception("request failed", route=route.name, method=scope["method"])
             status = await self._refuse(call, InternalError("a bug of ours; it is logged", cause=type(error).__name__))
         finally:
