@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +30,11 @@ from holdfast.objects.open import open_store
 from holdfast.testing.histories import History, Law, LogEntry, Violation, check_history
 from holdfast.testing.rgw import free_port
 
-LOAD_SECONDS = (0.4, 1.2)
+LOAD_ACKNOWLEDGED = (150, 1200)
+"""A round crashes after so many acknowledged commits, drawn anew each time; the lower figure must follow the crash."""
+LOAD_SECONDS_MAX = 60.0
+MOMENT_SECONDS_MAX = 0.2
+POLL_SECONDS = 0.01
 DEPOSED = 4
 
 
@@ -67,12 +71,16 @@ class Rounds:
         try:
             await self._start(self._address.port, "--init")
             await self._clients.start()
-            kinds = [self._restart, self._stumble, self._take_over, self._successor]
+            kinds: list[Callable[[], Awaitable[None]]] = [
+                self._restart,
+                self._take_over,
+                self._stumble,
+                self._successor,
+            ]
             if self._setting.crash_store is not None:
                 kinds.append(self._store_crash)
             for number in range(self._setting.rounds):
                 await self._round(number + 1, kinds[number % len(kinds)])
-            await asyncio.sleep(self._random.uniform(*LOAD_SECONDS))
             await self._clients.stop()
             await self._judge()
         except BaseException:
@@ -82,16 +90,28 @@ class Rounds:
             if self._server is not None and self._server.running:
                 self._server.kill()
 
-    async def _round(self, number: int, kind: Callable[[], object]) -> None:
+    async def _load(self, acknowledged: int) -> None:
+        """Wait until so many more commits are acknowledged."""
+        recording = self._clients.recording
+        began, seen = time.monotonic(), len(recording.commits)
+        while acknowledged > 0:
+            await asyncio.sleep(POLL_SECONDS)
+            self._clients.check()
+            calls = recording.commits[seen:]
+            seen += len(calls)
+            acknowledged -= sum(isinstance(call.outcome, Committed) for call in calls)
+            if time.monotonic() - began > LOAD_SECONDS_MAX:
+                raise TimeoutError(f"{acknowledged} commits were not acknowledged: {self._leader().tail()}")
+
+    async def _round(self, number: int, kind: Callable[[], Awaitable[None]]) -> None:
         recording = self._clients.recording
         commits, statuses, refused = len(recording.commits), len(recording.statuses), recording.refused
-        await asyncio.sleep(self._random.uniform(*LOAD_SECONDS))
+        await self._load(self._random.randint(*LOAD_ACKNOWLEDGED))
+        await asyncio.sleep(self._random.uniform(0.0, MOMENT_SECONDS_MAX))
         began = time.monotonic()
-        await kind()  # type: ignore[misc]
+        await kind()
         recovered = time.monotonic() - began
-        # Some load on the new leader, so that the round's unknown outcomes can be asked for.
-        await asyncio.sleep(LOAD_SECONDS[0])
-        self._clients.check()
+        await self._load(LOAD_ACKNOWLEDGED[0])
         calls = recording.commits[commits:]
         log = await read_log(self._setting.reading_url)
         found = check_history(History(log=log, commits=calls, complete=False))

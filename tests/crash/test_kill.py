@@ -22,15 +22,17 @@ S3_ROUNDS = 10 if PROVE else 2
 SEED = int(os.environ.get("HOLDFAST_CRASH_SEED", "20250101"))
 
 FAULTS = (
+    Rule(fault=Fault.ERROR_AFTER, method="PUT", probability=0.05),
+    Rule(fault=Fault.RESET_AFTER, method="PUT", probability=0.05),
+    Rule(fault=Fault.DUPLICATE, method="PUT", probability=0.05),
+    Rule(fault=Fault.CONFLICT, method="PUT", probability=0.03),
+    Rule(fault=Fault.HOLD, method="PUT", probability=0.03, delay_ms=700),
+    Rule(fault=Fault.BLACKHOLE_AFTER, method="PUT", probability=0.01),
+    Rule(fault=Fault.BLACKHOLE_BEFORE, method="PUT", probability=0.01),
     Rule(fault=Fault.SLOWDOWN, probability=0.02, delay_ms=100),
     Rule(fault=Fault.ERROR_BEFORE, probability=0.02),
-    Rule(fault=Fault.ERROR_AFTER, method="PUT", probability=0.03),
-    Rule(fault=Fault.CONFLICT, method="PUT", probability=0.02),
     Rule(fault=Fault.RESET_BEFORE, probability=0.01),
-    Rule(fault=Fault.RESET_AFTER, method="PUT", probability=0.03),
-    Rule(fault=Fault.BLACKHOLE_AFTER, method="PUT", probability=0.003),
-    Rule(fault=Fault.DUPLICATE, method="PUT", probability=0.03),
-    Rule(fault=Fault.HOLD, method="PUT", probability=0.01, delay_ms=700),
+    Rule(fault=Fault.TRUNCATE, probability=0.01),
     Rule(fault=Fault.DELAY, probability=0.05, delay_ms=60),
 )
 
