@@ -4,10 +4,33 @@ Owns: everything that imports pyspark. Does not own: the log's format and rules 
 
 ``spark.read.format("holdfast").option("url", "s3://bucket/log").load()`` needs nothing from here: Spark finds the
 source by the module ``pyspark_holdfast``.
+
+The names below are imported when they are first used: Spark starts a Python process for every plan, which imports this
+package for the source alone, and a session and SQL functions would double what that costs.
 """
 
-from holdfast.spark.latest import last_version, materialise_latest
-from holdfast.spark.session import find_java, session
-from holdfast.spark.source import HoldfastDataSource
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.spark.latest import last_version, materialise_latest
+    from holdfast.spark.source import HoldfastDataSource
+    from holdfast.spark.spark_session import find_java, session
 
 __all__ = ["HoldfastDataSource", "find_java", "last_version", "materialise_latest", "session"]
+
+_HOMES = {
+    "HoldfastDataSource": "source",
+    "find_java": "spark_session",
+    "last_version": "latest",
+    "materialise_latest": "latest",
+    "session": "spark_session",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

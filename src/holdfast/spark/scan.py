@@ -1,7 +1,7 @@
 """Reading one piece of the log inside a task: fetch ahead, check everything, yield few large record batches.
 
 Owns: the order of reading, the checks of headers, bodies and links, the size of what is yielded.
-Does not own: which slots (``plan``), what a row looks like (``shapes``), retries of requests (the store).
+Does not own: which slots (``plan``), what a row looks like (``shapes``), retries of requests (``objects.budget``).
 
 Failure model: an object that is missing, damaged, or does not continue the chain raises CorruptData naming the slot and
 the rule, also where it is the border to the piece before. A store that does not answer raises Unavailable, and Spark
@@ -38,6 +38,7 @@ from holdfast.commit.batch import (
 )
 from holdfast.commit.chain import ChainWalker, broken
 from holdfast.errors import NotFound
+from holdfast.objects.budget import BudgetedStore
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.options import ReadOptions
@@ -53,6 +54,7 @@ FETCH_BYTES: Final = 16 * 2**20
 """How many bytes one round of concurrent requests asks for; two rounds are under way at a time."""
 FETCH_OBJECTS_MAX: Final = 64
 ROUNDS_AHEAD: Final = 2
+CONNECTIONS_MAX: Final = 64
 BATCH_ROWS: Final = 32 * 1024
 BATCH_BYTES: Final = 8 * 2**20
 """A yielded record batch closes at either bound; only a single larger object passes them."""
@@ -88,7 +90,8 @@ class StoreThread:
             self._stop()
 
     async def _open(self) -> ObjectStore:
-        return open_store(self._url)
+        store = open_store(self._url, connections_max=CONNECTIONS_MAX)
+        return BudgetedStore(store, connections_max=CONNECTIONS_MAX, creates_max=1)
 
     async def _close(self) -> None:
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -53,7 +54,6 @@ class Shape(StrEnum):
 
 
 OPERATION_KINDS: Final = (ItemKind.WRITE, ItemKind.DELETE, ItemKind.RANGE_DELETE)
-_KIND_NAMES: Final = pa.array([kind.name.lower() for kind in ItemKind], pa.string())
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 _OPERATION: Final = pa.struct(
     [
@@ -110,6 +110,12 @@ _COLUMNS: Final[Mapping[Shape, Mapping[str, pa.DataType]]] = {
 
 _ON_REQUEST: Final = frozenset({"position", "leader_id"})
 """Columns of ``operations`` that only ``columns`` brings: ``position`` is the operation's place in its transaction."""
+
+
+@cache
+def _kind_names() -> pa.Array:
+    """The text of each item kind, by its number. Not made on import: the first array loads pandas, a whole second."""
+    return pa.array([kind.name.lower() for kind in ItemKind], pa.string())
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +200,7 @@ def operation_rows(bodies: Sequence[Body], columns: Sequence[str], wanted: RowFi
         return _filtered(_repeated([values(body.header) for body in bodies], counts, kind), selected)
 
     def kind_of_row() -> pa.Array:
-        return _KIND_NAMES.take(of_row("kind"))
+        return _kind_names().take(of_row("kind"))
 
     def position_of_row() -> pa.Array:
         return _filtered(_positions(table), selected)
@@ -266,7 +272,7 @@ def _operation_lists(table: pa.Table, firsts: npt.NDArray[np.int64]) -> pa.Array
     operations = table.filter(pa.array(is_operation))
     values = pa.StructArray.from_arrays(
         [
-            _KIND_NAMES.take(_one(operations["kind"])),
+            _kind_names().take(_one(operations["kind"])),
             _one(operations["key"]),
             _one(operations["end"]),
             _one(operations["value"]).cast(pa.binary()),
