@@ -396,7 +396,11 @@ class Client:
                 return await self.sleep(effect)
             case Decide(builder=builder):
                 assert decide is not None, "only a transaction decides"
-                await decide(builder)
+                try:
+                    await decide(builder)
+                except Exception:
+                    if builder.moved_to is None:  # otherwise it was led astray by what it read, and runs again
+                        raise
                 return Woken(now_ms())
             case AwaitVersion(version=version, timeout_ms=timeout_ms):
                 assert view is not None, "only a transaction on a view waits for it"

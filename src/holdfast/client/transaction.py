@@ -6,9 +6,13 @@ retries (``core``).
 
 What a read promises. The source may be newer than the transaction's read version, never older. A key that was found
 with version v is recorded as unchanged after max(v, read version); an absent one as unchanged after the read version;
-a range as unchanged after the newest version its answer vouches for. If every precondition holds at the commit, every
-value read is the current one there, so committed transactions are strictly serializable. Until then the function may
-see values of different versions: it must not act on them outside the transaction.
+a range as unchanged after the version its answer vouches for. If every precondition holds at the commit, every value
+read is the current one there, so committed transactions are strictly serializable.
+
+What the function sees before that. Every value it sees was current at one version: the first read may move the read
+version forward, and a later read that finds something newer ends the attempt (``SnapshotMoved``), which is made anew
+from there. One thing is not noticed until the commit refuses it: a key that was deleted after the read version reads
+as absent.
 
 Failure model: the function may run several times; it must have no effect but through the builder.
 """
@@ -16,7 +20,7 @@ Failure model: the function may run several times; it must have no effect but th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from holdfast.client import core
 from holdfast.client.effects import AwaitVersion, Decide, Failed, Procedure, Woken
@@ -31,9 +35,13 @@ from holdfast.commit.transaction import (
     Transaction,
     Write,
 )
-from holdfast.errors import InvalidRequest, Unavailable
+from holdfast.errors import Conflict, InvalidRequest, Unavailable
 
-__all__ = ["ReadableView", "ServiceSource", "Source", "TransactionBuilder", "ViewSource", "transact"]
+__all__ = ["ReadableView", "ServiceSource", "SnapshotMoved", "Source", "TransactionBuilder", "ViewSource", "transact"]
+
+
+RANGE_PAGE: Final = 1_000
+"""Keys asked for at once."""
 
 
 class Source(Protocol):
@@ -131,12 +139,17 @@ class ViewSource:
         return self._view.version
 
 
+class SnapshotMoved(Conflict):
+    """What is read now does not belong with what was read before. Let it pass: the transaction is made anew."""
+
+
 class TransactionBuilder:
     """One attempt in the making. Later operations win over earlier ones, and reads see them."""
 
     def __init__(self, source: Source, read_version: int) -> None:
         self._source = source
         self.read_version = read_version
+        self.moved_to: int | None = None
         self.operations: list[Operation] = []
         self._points: dict[bytes, int] = {}
         self._ranges: list[RangeRead] = []
@@ -180,7 +193,9 @@ class TransactionBuilder:
         if any(_inside(key, begin, end) for begin, end in self._cleared):
             return None
         found = yield from self._source.get(key, self.read_version, now_ms)
-        version = self.read_version if found is None else max(self.read_version, found[1])
+        if found is not None:
+            self._saw(found[1])
+        version = self.read_version
         # Two reads of one key at different versions: the older is the one that both have to agree with.
         self._points[key] = min(version, self._points.get(key, version))
         return None if found is None else found[0]
@@ -194,15 +209,25 @@ class TransactionBuilder:
         rows: list[tuple[bytes, bytes]] = []
         cursor = begin
         while True:
-            answer = yield from self._source.range(cursor, end, limit, self.read_version, now_ms)
+            page = min(limit, RANGE_PAGE)
+            answer = yield from self._source.range(cursor, end, page, self.read_version, now_ms)
             bound = answer.items[-1].key + b"\0" if answer.more and answer.items else end
-            version = max([self.read_version, answer.version, *(item.version for item in answer.items)])
-            self._ranges.append(RangeRead(cursor, bound, version))
+            self._saw(max((item.version for item in answer.items), default=0))
+            self._ranges.append(RangeRead(cursor, bound, max(self.read_version, answer.version)))
             rows.extend(self._with_own_writes(answer.items, cursor, bound))
             if len(rows) >= limit or not (answer.more and answer.items):
                 return rows[:limit]
             assert bound is not None, "a range that was cut ends at its last key"
             cursor = bound
+
+    def _saw(self, version: int) -> None:
+        """A read found something of this version. Raises: SnapshotMoved when earlier reads may be older than that."""
+        if version <= self.read_version:
+            return
+        if self._points or self._ranges:
+            self.moved_to = version
+            raise SnapshotMoved("a read is newer than those before it", read_version=self.read_version, version=version)
+        self.read_version = version
 
     def _with_own_writes(self, items: Sequence[Found], begin: bytes, end: bytes | None) -> list[tuple[bytes, bytes]]:
         merged: dict[bytes, bytes] = {
@@ -236,6 +261,12 @@ def transact(session: core.Session, source: Source, entropy: str, now_ms: float)
         builder = TransactionBuilder(source, (yield from source.begin_version(newer_than, now_ms)))
         decided = yield Decide(builder)
         assert isinstance(decided, Woken), "a Decide is answered by Woken"
+        if builder.moved_to is not None:
+            number += 1
+            now_ms, newer_than = decided.now_ms, builder.moved_to
+            if number >= session.options.attempts_max or patience.spent(now_ms):
+                raise Conflict("the data moves faster than it is read", version=newer_than)
+            continue
         if not builder.operations:
             return None
         txn = Transaction(

@@ -10,6 +10,7 @@ import socket
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Self
 
 __all__ = ["Answer", "Asked", "Drop", "ScriptedServer", "Silence", "Stream", "coded"]
 
@@ -96,7 +97,7 @@ class ScriptedServer:
     def add(self, *steps: Step) -> None:
         self._steps.extend(steps)
 
-    def __enter__(self) -> ScriptedServer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

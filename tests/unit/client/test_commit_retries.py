@@ -9,6 +9,8 @@ import time
 import urllib.parse
 
 import pytest
+from tests.unit.client.conftest import QUICK
+from tests.unit.client.scripted_server import Answer, Drop, ScriptedServer, Silence, coded
 
 from holdfast.client import CommitReceipt, NotCommitted
 from holdfast.commit.transaction import PointRead, RangeDelete, Transaction, Write
@@ -22,8 +24,6 @@ from holdfast.errors import (
     PermissionDenied,
     Unavailable,
 )
-from tests.unit.client.conftest import QUICK
-from tests.unit.client.scripted_server import Answer, Drop, ScriptedServer, Silence, coded
 
 LEADER = "ab" * 16
 WRITE = [Write(b"k", b"v")]
@@ -227,9 +227,8 @@ def test_a_token_is_not_taken_to_a_place_without_tls():
 
 
 def test_another_leader_than_the_named_one_is_an_error_once_nothing_was_committed(connect):
-    with ScriptedServer(coded(409, "leader_changed"), status("not_committed")) as server:
-        with pytest.raises(Fenced):
-            connect(server.url).call("commit", WRITE, read_version=3, leader_id="cd" * 16)
+    with ScriptedServer(coded(409, "leader_changed"), status("not_committed")) as server, pytest.raises(Fenced):
+        connect(server.url).call("commit", WRITE, read_version=3, leader_id="cd" * 16)
 
 
 def test_a_conflict_names_the_version_to_retry_from_and_the_preconditions_that_failed(connect):

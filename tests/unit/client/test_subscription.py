@@ -10,13 +10,13 @@ import urllib.parse
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.client.conftest import QUICK
+from tests.unit.client.scripted_server import Answer, Drop, ScriptedServer, Stream, coded
 
 from holdfast.client import Checkpoint, RolledBack
 from holdfast.client.stream import Continuity, ServerSentEvents
 from holdfast.commit.transaction import Delete, RangeDelete, Write
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, PermissionDenied, Unavailable
-from tests.unit.client.conftest import QUICK
-from tests.unit.client.scripted_server import Answer, Drop, ScriptedServer, Stream, coded
 
 LEADER = "ab" * 16
 NEXT_LEADER = "cd" * 16
@@ -107,9 +107,8 @@ def test_a_gap_stops_the_reader_and_names_the_versions(connect, reconnect):
 
 
 def test_a_gap_right_behind_the_start_point_is_found(connect):
-    with ScriptedServer(Stream((transaction(12, 9),), hold=True)) as server:
-        with pytest.raises(CorruptData):
-            connect(server.url).take(1, 8)
+    with ScriptedServer(Stream((transaction(12, 9),), hold=True)) as server, pytest.raises(CorruptData):
+        connect(server.url).take(1, 8)
 
 
 def test_what_came_before_a_gap_is_delivered_before_the_gap_is_told(connect):
@@ -173,9 +172,8 @@ def test_a_rollback_is_yielded_and_the_proof_goes_on_from_what_is_left(connect):
 
 def test_a_gap_behind_a_rollback_is_found(connect):
     parts = (transaction(5, 0), transaction(7, 5, durable=False), leader_change(5), transaction(100, 99))
-    with ScriptedServer(Stream(parts, hold=True)) as server:
-        with pytest.raises(CorruptData):
-            connect(server.url).take(4, durable=False)
+    with ScriptedServer(Stream(parts, hold=True)) as server, pytest.raises(CorruptData):
+        connect(server.url).take(4, durable=False)
 
 
 def test_durable_transactions_are_never_rolled_back_unnoticed(connect):
@@ -210,9 +208,8 @@ def test_refusals_that_pass_are_waited_out_and_leaders_followed(connect):
 
 def test_a_stream_that_never_opens_gives_up(connect):
     options = dataclasses.replace(QUICK, stream_give_up_after_ms=30)
-    with ScriptedServer(*[Drop()] * 200) as server:
-        with pytest.raises(Unavailable):
-            connect(server.url, options=options).take(1)
+    with ScriptedServer(*[Drop()] * 200) as server, pytest.raises(Unavailable):
+        connect(server.url, options=options).take(1)
 
 
 def test_batches_lose_nothing_when_the_caller_stops_between_two_events():

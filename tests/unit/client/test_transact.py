@@ -6,14 +6,14 @@ import base64
 import dataclasses
 
 import pytest
+from tests.unit.client.conftest import QUICK
+from tests.unit.client.scripted_server import Answer, Drop, ScriptedServer, coded
+from tests.unit.client.test_commit_retries import VERSION, commits_of, committed, not_committed, status
 
-from holdfast.client.transaction import TransactionBuilder, ViewSource
+from holdfast.client.transaction import SnapshotMoved, TransactionBuilder, ViewSource
 from holdfast.commit.transaction import PointRead, RangeRead, Write
 from holdfast.errors import Conflict
 from holdfast.view import View
-from tests.unit.client.conftest import QUICK
-from tests.unit.client.scripted_server import Answer, Drop, ScriptedServer, coded
-from tests.unit.client.test_commit_retries import VERSION, committed, commits_of, not_committed, status
 
 
 def value(key: bytes, text: bytes, version: int) -> Answer:
@@ -31,21 +31,21 @@ def increment(txn):
 
 def test_a_read_is_a_precondition_at_the_newer_of_its_version_and_the_read_version(connect):
     def body(txn):
-        yield txn.get(b"old")
         yield txn.get(b"new")
+        yield txn.get(b"old")
         yield txn.get(b"absent")
         txn.write(b"k", b"v")
 
-    script = (VERSION, value(b"old", b"1", 8), value(b"new", b"2", 55), coded(404, "not_found"), committed(60))
+    script = (VERSION, value(b"new", b"2", 55), value(b"old", b"1", 8), coded(404, "not_found"), committed(60))
     with ScriptedServer(*script) as server:
         assert connect(server.url).transact(body).version == 60
         (sent,) = commits_of(server)
         versions = {read["key"]: read["version"] for read in sent["preconditions"]}
-        assert versions == {"b2xk": 50, "bmV3": 55, "YWJzZW50": 50}
+        assert versions == {"b2xk": 55, "bmV3": 55, "YWJzZW50": 55}
         assert [asked.target for asked in server.asked[1:4]] == [
-            "/v1/keys/b2xk?at=50",
             "/v1/keys/bmV3?at=50",
-            "/v1/keys/YWJzZW50?at=50",
+            "/v1/keys/b2xk?at=55",
+            "/v1/keys/YWJzZW50?at=55",
         ]
 
 
@@ -165,19 +165,58 @@ def test_a_view_is_read_without_asking_the_service_and_waited_for_after_a_confli
         assert second["operations"] == [{"type": "write", "key": "bg==", "value": "Ng=="}]
 
 
-def test_two_reads_of_one_key_must_both_hold():
+def read(procedure):
+    with pytest.raises(StopIteration) as end:
+        next(procedure)
+    return end.value.value
+
+
+def view_at_50():
     view = View.memory()
-    view.apply_many([(50, [Write(b"n", b"1")])], prev_version=0)
-    builder = TransactionBuilder(ViewSource(None, view), 50)  # type: ignore[arg-type]
+    view.apply_many([(50, [Write(b"m", b"0"), Write(b"n", b"1")])], prev_version=0)
+    return view
 
-    def read(procedure):
-        with pytest.raises(StopIteration) as end:
-            next(procedure)
-        return end.value.value
 
+def test_the_first_read_may_move_the_read_version_and_a_later_one_may_not():
+    view = view_at_50()
+    builder = TransactionBuilder(ViewSource(None, view), 40)  # type: ignore[arg-type]
     assert read(builder.reading(b"n", 0)) == b"1"
+    assert builder.read_version == 50
     view.apply_many([(60, [Write(b"n", b"2")])], prev_version=50)
-    assert read(builder.reading(b"n", 0)) == b"2"
-    assert builder.preconditions == [PointRead(b"n", 50)]
-    assert read(builder.reading_range(b"a", b"z", 5, 0)) == [(b"n", b"2")]
-    assert builder.preconditions[1:] == [RangeRead(b"a", b"z", 60)]
+    assert read(builder.reading(b"m", 0)) == b"0"
+    for reading in (builder.reading(b"n", 0), builder.reading_range(b"a", b"z", 5, 0)):
+        with pytest.raises(SnapshotMoved):
+            next(reading)
+    assert builder.moved_to == 60
+    assert builder.preconditions == [PointRead(b"n", 50), PointRead(b"m", 50)]
+
+
+def test_a_range_is_unchanged_since_the_version_its_answer_vouches_for():
+    view = view_at_50()
+    view.apply_many([(60, [Write(b"z", b"")])], prev_version=50)
+    builder = TransactionBuilder(ViewSource(None, view), 50)  # type: ignore[arg-type]
+    assert read(builder.reading_range(b"a", b"o", 5, 0)) == [(b"m", b"0"), (b"n", b"1")]
+    assert builder.preconditions == [RangeRead(b"a", b"o", 60)]
+
+
+def test_a_function_led_astray_by_a_moving_state_runs_again_from_there(connect):
+    def body(txn):
+        one = yield txn.get(b"one")
+        try:
+            two = yield txn.get(b"two")
+        except Exception as error:
+            raise LookupError("the function's own idea of an error") from error
+        assert one == two
+        txn.write(b"k", one)
+
+    script = (
+        VERSION,
+        value(b"one", b"1", 8),
+        value(b"two", b"2", 55),
+        value(b"one", b"2", 55),
+        value(b"two", b"2", 55),
+    )
+    with ScriptedServer(*script, committed(60)) as server:
+        assert connect(server.url).transact(body).version == 60
+        (sent,) = commits_of(server)
+        assert sent["read_version"] == 55
