@@ -1,8 +1,8 @@
 """What a PUT to the directory store costs a busy leader: worker processes against threads of the leader itself.
 
 A closed loop of 64 clients. A second process stands for the network and the load generator: it hands back each answered
-client after 6 us of its own time. The leader spends 15 us of Python and one system call on each commit; with nothing in
-flight it writes at once, otherwise when clients / (in flight + 1) commits have queued. A commit is 450 bytes of a batch.
+client after 6 us of its own time. The leader spends 15 us of Python and one system call on each commit; with nothing
+in flight it writes at once, otherwise when clients / (in flight + 1) commits have queued. A commit adds 450 bytes.
 
     python benchmarks/directory_put.py [--seconds 2] [--rounds 3] [--path DIR] [--json]
 
@@ -112,7 +112,7 @@ class Leader:
     async def run(self, seconds: float) -> float:
         loop = asyncio.get_running_loop()
         self._ours, theirs = socket.socketpair()
-        generator = subprocess.Popen(
+        generator = subprocess.Popen(  # noqa: ASYNC220 - before anything runs on the loop
             [sys.executable, "-S", "-c", GENERATOR, str(theirs.fileno()), str(GENERATOR_SECONDS)],
             pass_fds=[theirs.fileno()],
         )
@@ -223,12 +223,16 @@ def main() -> None:
         print(json.dumps({"python": platform.python_version(), "system": platform.platform(), "medians": medians}))
         return
     print(f"Python {platform.python_version()}, {platform.platform()}, {os.cpu_count()} cores, {chosen.rounds} rounds")
-    print(f"{'writers':14}{'commits/s':>10}{'PUTs/s':>8}{'PUT p50/p99 ms':>17}{'commit p50/p99 ms':>19}"
-          f"{'leader us/PUT':>15}{'worker us/PUT':>15}")
+    print(
+        f"{'writers':14}{'commits/s':>10}{'PUTs/s':>8}{'PUT p50/p99 ms':>17}{'commit p50/p99 ms':>19}"
+        f"{'leader us/PUT':>15}{'worker us/PUT':>15}"
+    )
     for name, row in medians.items():
-        print(f"{name:14}{row['commits_per_second']:10,.0f}{row['puts_per_second']:8,.0f}"
-              f"{row['put_p50_ms']:9.2f} /{row['put_p99_ms']:6.2f}{row['commit_p50_ms']:11.2f} /{row['commit_p99_ms']:6.2f}"
-              f"{row['leader_cpu_us_per_put']:15.0f}{row['worker_cpu_us_per_put']:15.0f}")
+        print(
+            f"{name:14}{row['commits_per_second']:10,.0f}{row['puts_per_second']:8,.0f}"
+            f"{row['put_p50_ms']:9.2f} /{row['put_p99_ms']:6.2f}{row['commit_p50_ms']:11.2f}"
+            f" /{row['commit_p99_ms']:6.2f}{row['leader_cpu_us_per_put']:15.0f}{row['worker_cpu_us_per_put']:15.0f}"
+        )
 
 
 if __name__ == "__main__":

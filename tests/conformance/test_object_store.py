@@ -157,9 +157,7 @@ class ObjectStoreLaws(ABC):
 
         run(scenario)
 
-    def test_a_listing_is_as_long_as_asked_across_the_pages_of_the_store(
-        self, run: Callable[[Scenario], None]
-    ) -> None:
+    def test_a_listing_is_as_long_as_asked_across_the_pages_of_the_store(self, run: Callable[[Scenario], None]) -> None:
         async def scenario(store: ObjectStore) -> None:
             slots = range(2**64 - 1, 2**64 - 1 - 1_205, -1)
             budget = asyncio.Semaphore(16)
@@ -246,9 +244,7 @@ class TestBudgetedStore(ObjectStoreLaws):
     @pytest.fixture
     def make_store(self) -> MakeStore:
         objects = MemoryObjects()
-        return lambda: BudgetedStore(
-            FaultyStore(FaultyObjects(objects, Random(1))), connections_max=3, creates_max=2
-        )
+        return lambda: BudgetedStore(FaultyStore(FaultyObjects(objects, Random(1))), connections_max=3, creates_max=2)
 
 
 class TestDirectoryStore(ObjectStoreLaws):

@@ -74,7 +74,9 @@ def _detail(error: BaseException) -> str:
 class CloudStore:
     """The port on one bucket and prefix."""
 
-    def __init__(self, store: S3Store | GCSStore | AzureStore, url: str, scheme: str, request_timeout_ms: float) -> None:
+    def __init__(
+        self, store: S3Store | GCSStore | AzureStore, url: str, scheme: str, request_timeout_ms: float
+    ) -> None:
         self._store = store
         self._url = url
         self._scheme = scheme

@@ -10,7 +10,8 @@ only reads never starts a writer and writes nothing.
 Failure model: a writer that reports a failed sync, or dies with a create in hand and so with the result of its sync,
 poisons the store: every later create is ``Unknown`` with that reason and nothing is sent, because what is durable is no
 longer known. A restart mends it: names that are there are synced again before anybody is told of them. A reader that
-dies fails its request as ``Unavailable``. Workers that die idle have answered all they were asked and are replaced. Cancelling a request abandons its answer only; a create under way still lands.
+dies fails its request as ``Unavailable``. Workers that die idle have answered all they were asked and are replaced.
+Cancelling a request abandons its answer only; a create under way still lands.
 
 Why processes: measured by ``benchmarks/directory_put.py``; its table stands there.
 """
@@ -167,6 +168,7 @@ class _Lane:
                     answer.set_exception(_Died("the worker process ended"))
 
     async def close(self) -> None:
+        """As the port says, once the requests in hand are done and the workers have ended."""
         self._closed = True
         async with self._starting:
             for one in list(self._workers):
@@ -219,6 +221,7 @@ class DirectoryStore:
 
     @property
     def url(self) -> str:
+        """Where this is."""
         return self._root.as_uri()
 
     async def create(self, key: str, data: bytes) -> CreateAnswer:
@@ -243,7 +246,8 @@ class DirectoryStore:
                 raise InvalidRequest(payload.decode(), code=Code.STORE_UNFIT, url=self.url)
             case worker.POISONED:
                 return Unknown(self._poisoned(payload.decode()))
-        return Unknown(payload.decode())
+            case _:
+                return Unknown(payload.decode())
 
     def _reason_to_refuse(self) -> str | None:
         return self._poison
@@ -255,17 +259,20 @@ class DirectoryStore:
         return self._poison
 
     async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+        """As the port says."""
         status, payload = await self._ask_reader(worker.READ, require_key(key), worker.encode_read(start, length))
         if status == worker.ABSENT:
             raise NotFound("there is no such object", key=key)
         return payload
 
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
+        """As the port says."""
         _, payload = await self._ask_reader(worker.LIST, prefix, worker.encode_list(after, limit))
         rows = (line.rpartition(" ") for line in payload.decode().splitlines())
         return [Listed(key, int(size)) for key, _, size in rows]
 
     async def delete(self, key: str) -> None:
+        """As the port says; durable when it returns."""
         await self._ask_reader(worker.DELETE, require_key(key), b"")
 
     async def _ask_reader(self, operation: int, key: str, argument: bytes) -> Answer:
@@ -278,6 +285,7 @@ class DirectoryStore:
         return status, payload
 
     async def close(self) -> None:
+        """As the port says, once the requests in hand are done and the workers have ended."""
         self._poisoned("the store is closed")
         await self._writers.close()
         await self._readers.close()

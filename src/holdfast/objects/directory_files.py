@@ -23,15 +23,21 @@ RENAME_NOREPLACE = 1
 class Files(Protocol):
     """File operations. Directories and files are small integers, names are relative to an open directory."""
 
-    def make_directory(self, path: str) -> None: ...
+    def make_directory(self, path: str) -> None:
+        """FileExistsError when it is there."""
+        ...
 
-    def open_directory(self, path: str) -> int: ...
+    def open_directory(self, path: str) -> int:
+        """FileNotFoundError when it is absent."""
+        ...
 
     def create(self, directory: int, name: str) -> int:
         """A new empty file, open for writing; FileExistsError when the name is taken."""
         ...
 
-    def open(self, directory: int, name: str) -> int: ...
+    def open(self, directory: int, name: str) -> int:
+        """An existing file, for reading."""
+        ...
 
     def open_note(self, directory: int, name: str) -> int:
         """A small file for reading and writing, made when absent."""
@@ -41,11 +47,17 @@ class Files(Protocol):
         """Write all of ``data`` at the start of the file."""
         ...
 
-    def read(self, file: int, start: int, length: int | None) -> bytes: ...
+    def read(self, file: int, start: int, length: int | None) -> bytes:
+        """The bytes from ``start``, at most ``length`` of them, fewer where the file ends."""
+        ...
 
-    def sync_data(self, file: int) -> None: ...
+    def sync_data(self, file: int) -> None:
+        """The bytes and size of a file are durable on return."""
+        ...
 
-    def sync_directory(self, directory: int) -> None: ...
+    def sync_directory(self, directory: int) -> None:
+        """The names in a directory are durable on return."""
+        ...
 
     def link(self, source: int, source_name: str, target: int, target_name: str) -> None:
         """Give a file a further name; FileExistsError when that is taken."""
@@ -55,9 +67,13 @@ class Files(Protocol):
         """Move a file to another name; FileExistsError when that is taken."""
         ...
 
-    def unlink(self, directory: int, name: str) -> None: ...
+    def unlink(self, directory: int, name: str) -> None:
+        """Remove a name of a file."""
+        ...
 
-    def remove_directory(self, directory: int, name: str) -> None: ...
+    def remove_directory(self, directory: int, name: str) -> None:
+        """Remove an empty directory."""
+        ...
 
     def size(self, directory: int, name: str) -> int | None:
         """The bytes of a file, None when there is no such file."""
@@ -71,38 +87,51 @@ class Files(Protocol):
         """Take the advisory lock of a directory for as long as it is open; False when another holds it."""
         ...
 
-    def is_read_only(self, directory: int) -> bool: ...
+    def is_read_only(self, directory: int) -> bool:
+        """Whether the file system is mounted so."""
+        ...
 
-    def is_removed(self, directory: int) -> bool: ...
+    def is_removed(self, directory: int) -> bool:
+        """Whether an open directory has no name any more."""
+        ...
 
-    def close(self, handle: int) -> None: ...
+    def close(self, handle: int) -> None:
+        """Give a directory or file back."""
+        ...
 
 
 class PosixFiles:
     """The operations of the operating system."""
 
     def make_directory(self, path: str) -> None:
+        """As the port says."""
         os.mkdir(path, 0o777)
 
     def open_directory(self, path: str) -> int:
+        """As the port says."""
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def create(self, directory: int, name: str) -> int:
+        """As the port says."""
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=directory)
 
     def open(self, directory: int, name: str) -> int:
+        """As the port says."""
         return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
 
     def open_note(self, directory: int, name: str) -> int:
+        """As the port says."""
         return os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666, dir_fd=directory)
 
     def write(self, file: int, data: bytes | memoryview) -> None:
+        """As the port says."""
         rest = memoryview(data)
         at = 0
         while at < len(rest):
             at += os.pwrite(file, rest[at:], at)
 
     def read(self, file: int, start: int, length: int | None) -> bytes:
+        """As the port says."""
         wanted = max(0, os.fstat(file).st_size - start)
         if length is not None:
             wanted = min(wanted, length)
@@ -114,15 +143,19 @@ class PosixFiles:
         return b"".join(parts)
 
     def sync_data(self, file: int) -> None:
+        """As the port says."""
         os.fdatasync(file)
 
     def sync_directory(self, directory: int) -> None:
+        """As the port says."""
         os.fsync(directory)
 
     def link(self, source: int, source_name: str, target: int, target_name: str) -> None:
+        """As the port says."""
         os.link(source_name, target_name, src_dir_fd=source, dst_dir_fd=target)
 
     def rename(self, source: int, source_name: str, target: int, target_name: str) -> None:
+        """As the port says."""
         # Python has no renameat2; os.rename would replace what is there.
         import ctypes
 
@@ -134,23 +167,28 @@ class PosixFiles:
             raise OSError(number, os.strerror(number), target_name)
 
     def unlink(self, directory: int, name: str) -> None:
+        """As the port says."""
         os.unlink(name, dir_fd=directory)
 
     def remove_directory(self, directory: int, name: str) -> None:
+        """As the port says."""
         os.rmdir(name, dir_fd=directory)
 
     def size(self, directory: int, name: str) -> int | None:
+        """As the port says."""
         try:
             return os.stat(name, dir_fd=directory).st_size
         except FileNotFoundError:
             return None
 
     def names(self, directory: int) -> Iterator[tuple[str, bool]]:
+        """As the port says."""
         with os.scandir(directory) as entries:
             for entry in entries:
                 yield entry.name, entry.is_dir(follow_symlinks=False)
 
     def lock(self, directory: int) -> bool:
+        """As the port says."""
         try:
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -158,10 +196,13 @@ class PosixFiles:
         return True
 
     def is_read_only(self, directory: int) -> bool:
+        """As the port says."""
         return bool(os.fstatvfs(directory).f_flag & os.ST_RDONLY)
 
     def is_removed(self, directory: int) -> bool:
+        """As the port says."""
         return os.fstat(directory).st_nlink == 0
 
     def close(self, handle: int) -> None:
+        """As the port says."""
         os.close(handle)

@@ -84,19 +84,24 @@ class MemoryStore:
 
     @property
     def url(self) -> str:
+        """Where this is."""
         return self._url
 
     async def create(self, key: str, data: bytes) -> CreateAnswer:
+        """As the port says."""
         return CREATED if self.objects.create(key, data) else Refused()
 
     async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+        """As the port says."""
         return self.objects.read(key, start=start, length=length)
 
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
+        """As the port says."""
         return self.objects.list(prefix, after=after, limit=limit)
 
     async def delete(self, key: str) -> None:
+        """As the port says."""
         self.objects.delete(key)
 
     async def close(self) -> None:
-        return None
+        """As the port says."""

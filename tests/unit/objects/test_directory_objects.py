@@ -7,11 +7,11 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.unit.objects.forgetful_files import Crash, ForgetfulFiles
+from tests.unit.objects.recording_files import RecordingFiles, failure
 
 from holdfast.objects.directory_files import PosixFiles
 from holdfast.objects.directory_objects import DirectoryObjects, Poisoned, Unfit
-from tests.unit.objects.forgetful_files import Crash, ForgetfulFiles
-from tests.unit.objects.recording_files import RecordingFiles, failure
 
 KEY = "batches/18446744073709551615"
 NEXT = "batches/18446744073709551614"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
@@ -11,13 +12,13 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import pytest
+from tests.unit.objects.recording_files import RecordingFiles, failure
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.objects import directory_worker as worker
 from holdfast.objects.directory import DirectoryStore
 from holdfast.objects.directory_objects import DirectoryObjects
 from holdfast.objects.port import Created, Refused, Unknown
-from tests.unit.objects.recording_files import RecordingFiles, failure
 
 Scenario = Callable[[DirectoryStore], Coroutine[None, None, None]]
 
@@ -79,7 +80,7 @@ def test_a_writer_that_dies_idle_has_answered_all_and_is_replaced(tmp_path: Path
         before = processes_of(store, "writers")
         for process in before:
             process.kill()
-        while processes_of(store, "writers"):
+        while processes_of(store, "writers"):  # noqa: ASYNC110 - the loop itself has to notice
             await asyncio.sleep(0)
         assert await store.create("batches/2", b"b") == Created()
         assert set(processes_of(store, "writers")).isdisjoint(before)
@@ -271,7 +272,7 @@ def test_a_worker_reads_requests_however_they_are_cut(tmp_path: Path) -> None:
     data = bytes(range(256)) * 5_000
     request = worker.encode_request_head(worker.CREATE, "batches/1", len(data)) + data
     cuts = [0, 1, 6, 8, 20, 300_000, len(request)]
-    for begin, end in zip(cuts, cuts[1:], strict=False):
+    for begin, end in itertools.pairwise(cuts):
         ours.sendall(request[begin:end])
     assert ours.recv(100) == b"\x01\x00\x00\x00" + bytes([worker.DONE])
     ours.sendall(request[:50])  # cut off by the end of the stream: never asked

@@ -33,7 +33,12 @@ def test_directories_open_absolute_and_relative_and_with_escapes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a log").mkdir()
-    for url in ("file:a%20log", f"file://{tmp_path}/a%20log", f"file:{tmp_path}/a log", f"file://localhost{tmp_path}/a log"):
+    for url in (
+        "file:a%20log",
+        f"file://{tmp_path}/a%20log",
+        f"file:{tmp_path}/a log",
+        f"file://localhost{tmp_path}/a log",
+    ):
         store = open_store(url)
         assert isinstance(store, DirectoryStore)
         assert store.url == f"file://{tmp_path}/a%20log"
