@@ -322,15 +322,16 @@ def lines(found: Any, indent: int = 2) -> Iterator[str]:
             yield " " * indent + name
             yield from lines(value, indent + 2)
         elif isinstance(value, dict):
-            yield f"{' ' * indent}{name:64s} " + "  ".join(f"{key} {inner}" for key, inner in value.items())
+            yield f"{' ' * indent}{name:56s} " + "  ".join(f"{key} {inner}" for key, inner in value.items())
         else:
-            yield f"{' ' * indent}{name:64s} {value}"
+            yield f"{' ' * indent}{name:56s} {value}"
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments.add_argument("--json", action="store_true", help="print one JSON object, at the end")
     arguments.add_argument("--quick", action="store_true", help="a hundredth of the size, to see that it runs")
+    arguments.add_argument("--only", choices=MEASUREMENTS, help="one measurement")
     arguments.add_argument("--measure", help=argparse.SUPPRESS)
     chosen = arguments.parse_args()
     if chosen.measure:
@@ -339,16 +340,24 @@ def main() -> None:
         return
     sizes = [10_000, 100_000] if chosen.quick else [10_000, 1_000_000, 10_000_000]
     largest = sizes[-1]
-    report = {
-        "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()},
-        "memory, 2 writes a transaction": in_a_fresh_process("memory", largest, 2),
-        "memory, 1 write a transaction": in_a_fresh_process("memory", largest, 1),
-        "transactions a second": in_a_fresh_process("throughput", sizes, 5, 12_800 if chosen.quick else 102_400),
-        f"pauses of a batch, {largest:,} keys": in_a_fresh_process("pauses", largest, 3, largest * 3 // 20),
-        f"readers, {largest:,} keys": in_a_fresh_process("readers", largest),
-        "defaults": in_a_fresh_process("defaults"),
+    plan: list[tuple[str, str, list[object]]] = [
+        ("memory, 2 writes a transaction", "memory", [largest, 2]),
+        ("memory, 1 write a transaction", "memory", [largest, 1]),
+        ("transactions a second", "throughput", [sizes, 5, 12_800 if chosen.quick else 102_400]),
+        (f"pauses of a batch, {largest:,} keys", "pauses", [largest, 2, largest * 3 // 20]),
+        (f"readers, {largest:,} keys", "readers", [largest]),
+        ("defaults", "defaults", []),
+    ]
+    report: dict[str, Any] = {
+        "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}
     }
-    print(json.dumps(report) if chosen.json else "\n".join(lines(report, 0)))
+    for title, measurement, given in plan:
+        if chosen.only in (None, measurement):
+            report[title] = in_a_fresh_process(measurement, *given)
+            if not chosen.json:
+                print("\n".join(lines({title: report[title]}, 0)), flush=True)
+    if chosen.json:
+        print(json.dumps(report))
 
 
 if __name__ == "__main__":

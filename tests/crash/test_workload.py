@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-
-from holdfast.commit.transaction import Operation, RangeDelete, Write
 from tests.crash.workload import (
     BALANCE,
     ROOM_SEATS,
@@ -18,6 +16,8 @@ from tests.crash.workload import (
     opening,
     room,
 )
+
+from holdfast.commit.transaction import Operation, RangeDelete, Write
 
 OPENING: tuple[int, list[Operation]] = (1, opening(0).operations)
 SEATS: list[Operation] = [Write(room(0)[0] + b"%d" % seat, b"taken") for seat in range(ROOM_SEATS)]

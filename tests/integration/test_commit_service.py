@@ -139,6 +139,19 @@ async def test_a_stream_misses_nothing_wherever_it_starts_and_however_small_the_
 
 
 @law
+async def test_a_stream_of_a_log_without_transactions_waits_at_its_base(store: Gate) -> None:
+    service = await lead(store)
+    stream = subscribe(service, after=0)
+    assert list((await anext(stream)).events) == [Checkpoint(service.claim.last_version, service.leader_id)]
+    waiting = asyncio.ensure_future(anext(stream))
+    version = await put(service, b"a")
+    events = (await waiting).events
+    while not transactions(list(events)):
+        events = (await anext(stream)).events
+    assert transactions(list(events))[0].version == version
+
+
+@law
 async def test_a_stream_that_does_not_wait_sees_a_transaction_before_it_is_durable(store: Gate) -> None:
     service = await lead(store)
     first = await put(service, b"a")

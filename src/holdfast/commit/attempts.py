@@ -79,7 +79,9 @@ class Attempts:
             self._generations.insert(0, {})
             self._ends.insert(0, 0)
         self._generations[0][request_id] = known
-        self._ends[0] = max(self._ends[0], known.version)
+        # A ban speaks of attempts with its own version as read version, which are looked up only below the floor.
+        end = known.version + 1 if isinstance(known, Ban) else known.version
+        self._ends[0] = max(self._ends[0], end)
 
     def drop(self, request_id: str) -> None:
         """Forget an attempt that was rejected: repeating it is judged again, with the same verdict."""

@@ -330,7 +330,7 @@ class Pipeline:
         self.resolve.decide(onward)
         effects.append(Resolved(onward))
         added = sum([entry.size for entry in onward if entry.accepted])
-        self._collect([*onward], added, any([entry.accepted for entry in onward]), now.boot_ms, effects)
+        self._collect([*onward], added, any(entry.accepted for entry in onward), now.boot_ms, effects)
 
     def _take_waiting(self) -> list[CommitEntry]:
         room = self.sequence.room(self.release.durable_version)
@@ -416,7 +416,11 @@ class Pipeline:
 
     def _ask_for_ownership(self, now: Instant, effects: list[Effect]) -> None:
         needed = self.release.holding or (self._asked and not self.persist.collecting)
-        if not needed or self._checking is not None:
+        if not needed:
+            # Who asked rides on a batch by now. A deadline left standing would be asked for again and again.
+            self._check_again_ms = None
+            return
+        if self._checking is not None:
             return
         if self._check_again_ms is not None and now.boot_ms < self._check_again_ms:
             return
@@ -434,8 +438,12 @@ class Pipeline:
         if somebody_is_past(newest, oldest_free=self.persist.next_slot):
             self._end("deposed", f"a later leader has written slot {newest:020d}", effects, asked)
             return
-        self._let_go(self.release.owned(self._check_asked_ms), effects)
-        if asked:
+        self._let_go(self.release.owned(self._check_asked_ms, now.boot_ms), effects)
+        if asked and self.persist.in_flight:
+            # The newest key may be a later leader's claim in a slot that this one has sent and not heard of. Once all
+            # of those are proved its own, no claim stood there when the list was made.
+            self._riding.append((self.persist.head.slot, asked))
+        elif asked:
             effects.append(VersionIs(asked, self.release.durable_version))
 
     # -- the end ------------------------------------------------------------------------------------------------------
@@ -457,10 +465,13 @@ class Pipeline:
             self._end("gave_up", f"the store did not take a batch in time: {self.persist.last_trouble}", effects)
 
     def _finish(self, now: Instant, effects: list[Effect]) -> None:
-        if self.persist.in_flight or self.persist.collecting or self.release.holding or self._waiting:
+        if self.persist.in_flight or self.release.holding:
             return
         if self.persist.resigned:
+            # What came in after the resign record was sent is never sent: it ends here as unknown.
             self._end("resigned", "drained and resigned", effects)
+            return
+        if self.persist.collecting or self._waiting:
             return
         effects += self.persist.form_empty(now, self.sequence.assigned, self.resolve.floor, Kind.RESIGN)
         self._ride()

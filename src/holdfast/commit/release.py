@@ -46,9 +46,14 @@ class Release:
         self._proof_ms = now_ms
         return batches
 
-    def owned(self, asked_ms: float) -> list[Batch]:
-        """Take note that an ownership check asked at ``asked_ms`` passed; return the batches it lets go."""
+    def owned(self, asked_ms: float, now_ms: float) -> list[Batch]:
+        """Take note that an ownership check asked at ``asked_ms`` passed; return the batches it lets go.
+
+        An answer that took too long to arrive is as old a proof as none: the batches stay for the next check.
+        """
         self._proof_ms = max(self._proof_ms, asked_ms)
+        if now_ms - self._proof_ms > PROOF_MS_MAX:
+            return []
         held, self._held = self._held, []
         return held
 

@@ -68,9 +68,15 @@ class Sequence:
                     self.assigned += 1
                     entry.version = self.assigned
                     if txn.request_id is not None:
-                        self.attempts.put(txn.request_id, Known(self.assigned, fingerprint(txn), entry))
+                        self._remember(entry, txn, txn.request_id)
             onward.append(entry)
         return onward, look_up
+
+    def _remember(self, entry: CommitEntry, txn: Transaction, request_id: str) -> None:
+        """The attempt is in flight. A ban of earlier attempts under its id stays in force if this one is rejected."""
+        known = self.attempts.find(request_id)
+        banned_through = known.version if isinstance(known, Ban) else 0
+        self.attempts.put(request_id, Known(entry.version, fingerprint(txn), entry, banned_through))
 
     def _future(self, version: int) -> InvalidRequest:
         return InvalidRequest(

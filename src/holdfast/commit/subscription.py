@@ -174,6 +174,10 @@ async def _read(
         _prove(batch.events, last_prev, after)
         last_prev = after = max(after, batch.last_version)
         yield batch, after
+    if after < until.last_version:
+        # Nothing but settled versions up to here: a claim, or rejected commits. Say so, and the stream moves on.
+        checkpoint = Checkpoint(until.last_version, until.leader_id.hex())
+        yield EventBatch(until.last_version, 64, (checkpoint,)), until.last_version
 
 
 def _prove(events: Sequence[Event], last_prev: int, after: int) -> None:

@@ -99,6 +99,7 @@ class Lanes:
         self.tell_date(b"")
         self.reply = self._reply
         self._dirty: list[FastLane] = []
+        self._all_closed: asyncio.Future[None] | None = None
 
     def tell_date(self, date: bytes) -> None:
         """Use this value of the ``Date`` header in the answers from now on."""
@@ -143,6 +144,18 @@ class Lanes:
         )
         front.counters.answers["/v1/commit", status] += 1
         due.lane.settle(due, self.response(status, headers, body, closes=due.closes))
+
+    def connection_ended(self) -> None:
+        """One connection fewer, whichever lane it ended on."""
+        self.connections -= 1
+        if self.connections == 0 and self._all_closed is not None and not self._all_closed.done():
+            self._all_closed.set_result(None)
+
+    async def all_closed(self) -> None:
+        """Return when no connection is open."""
+        if self.connections:
+            self._all_closed = self.front.loop.create_future()
+            await self._all_closed
 
     def flush_later(self, lane: FastLane) -> None:
         """Write what is ready on ``lane`` once at the end of this turn of the loop."""
@@ -228,7 +241,7 @@ class FastLane(asyncio.Protocol):
         self._forget()
 
     def _forget(self) -> None:
-        self._lanes.connections -= 1
+        self._lanes.connection_ended()
         self._lanes.open.discard(self)
         self._unread.clear()
         self._queue.clear()
@@ -546,11 +559,7 @@ class FastLane(asyncio.Protocol):
         lanes.front.counters.handed_over_connections += 1
         self._unread.clear()
         self._transport = None
-
-        def ended() -> None:
-            lanes.connections -= 1
-
-        framework = lanes.framework(transport, ended)
+        framework = lanes.framework(transport, lanes.connection_ended)
         transport.set_protocol(framework)
         framework.connection_made(transport)
         if self._reading_paused:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
@@ -70,7 +70,7 @@ class Framework:
         self.open: set[FrameworkLane] = set()
         self.seconds = 0
         self.config = Config(
-            app=app,  # type: ignore[arg-type]  # an ASGI application; Starlette's type is narrower than uvicorn's
+            app=app,
             http=HttpToolsProtocol,
             ws="none",
             lifespan="off",
@@ -132,7 +132,7 @@ class FrameworkLane(HttpToolsProtocol):
             self._connection.on_end()
 
     def data_received(self, data: bytes) -> None:
-        if self.parser is None or self.transport.is_closing():
+        if self.transport.is_closing():
             return  # the rest of what a refused peer sent
         super().data_received(data)
 
@@ -166,6 +166,7 @@ class FrameworkLane(HttpToolsProtocol):
         if self._head_bytes > HEAD_BYTES_MAX:
             problem = LimitExceeded("the head of the request is too large", bytes_max=HEAD_BYTES_MAX)
         # An answer under way on this connection would be torn by ours.
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
             self.transport.write(self._framework.error_response(problem))
         self.transport.close()

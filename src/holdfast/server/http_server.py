@@ -10,6 +10,7 @@ a crash is removed when nobody answers on it; one that is answered is somebody e
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import ssl
@@ -127,9 +128,9 @@ class HttpServer:
         for lane in list(lanes.open):
             lane.close_when_answered()
         framework.shut_down()
-        until = self.front.loop.time() + grace_seconds
-        while lanes.connections and self.front.loop.time() < until:
-            await asyncio.sleep(0.01)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_seconds):
+                await lanes.all_closed()
         for lane in list(lanes.open):
             lane.abort()
         for request in list(framework.state.tasks):

@@ -23,7 +23,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from holdfast.commit.transaction import PointRead, RangeDelete, RangeRead, Transaction
+from holdfast.commit.transaction import RangeDelete, RangeRead, Transaction
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest
 
 __all__ = [
@@ -118,10 +118,10 @@ def problem_with(txn: Transaction, *, leader_id: str, request_id_length_min: int
                 code=Code.READ_VERSION_REQUIRED,
                 precondition=index,
             )
-        if type(read) is not PointRead and _is_empty_range(read):
+        if isinstance(read, RangeRead) and _is_empty_range(read.begin, read.end):
             return InvalidRequest("begin must be below end", code=Code.BAD_RANGE, precondition=index)
     for index, operation in enumerate(txn.operations):
-        if type(operation) is RangeDelete and _is_empty_range(operation):
+        if isinstance(operation, RangeDelete) and _is_empty_range(operation.begin, operation.end):
             return InvalidRequest("begin must be below end", code=Code.BAD_RANGE, operation=index)
     if txn.leader_id is not None and txn.leader_id != leader_id:
         return Fenced("another leader was named", code=Code.LEADER_CHANGED)
@@ -139,9 +139,8 @@ def problem_with_request_id(request_id: str, *, length_min: int) -> InvalidReque
     )
 
 
-def _is_empty_range(item: RangeRead | RangeDelete | PointRead) -> bool:
-    assert type(item) is not PointRead, "a point has no bounds"
-    return item.end is not None and item.begin >= item.end
+def _is_empty_range(begin: bytes, end: bytes | None) -> bool:
+    return end is not None and begin >= end
 
 
 def _undecodable(error: Exception) -> InvalidRequest:

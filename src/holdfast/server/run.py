@@ -25,7 +25,7 @@ import signal
 import ssl
 import sys
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import uvloop
@@ -40,19 +40,15 @@ from holdfast.objects.budget import BudgetedStore
 from holdfast.objects.open import open_store
 from holdfast.server.ask_leader import ask_leader
 from holdfast.server.auth import Authenticator, Role
-from holdfast.server.commit_stream import ROUTES as STREAM_ROUTES
 from holdfast.server.embedded_view import EmbeddedView
 from holdfast.server.front import Front, FrontLimits
 from holdfast.server.http_server import HttpServer
 from holdfast.server.logs import configure_logs
 from holdfast.server.metrics import ServerMetrics
-from holdfast.server.openapi import describe
 from holdfast.server.responses import LeaderHint
+from holdfast.server.route_table import route_table
 from holdfast.server.routes import Route
-from holdfast.server.routes_health import health_routes
-from holdfast.server.routes_log import ROUTES as LOG_ROUTES
-from holdfast.server.routes_view import view_routes
-from holdfast.server.sse import Subscriptions, subscribe_route
+from holdfast.server.sse import Subscriptions
 from holdfast.settings import Settings
 
 __all__ = ["main"]
@@ -138,22 +134,13 @@ class _Process:
             await self._view.close()
 
     def _routes(self) -> list[Route]:
-        with_tokens = self._front.authenticator.required
-        rows: list[Route] = [
-            *LOG_ROUTES,
-            *STREAM_ROUTES,
-            subscribe_route(self._subscriptions),
-            *view_routes(self._view),
-        ]
-        described: list[bytes] = []
-
-        def description() -> bytes:
-            if not described:
-                described.append(describe(rows, version=_package_version(), with_tokens=with_tokens))
-            return described[0]
-
-        rows += health_routes(scrape=self._metrics.text, description=description)
-        return rows
+        return route_table(
+            self._front,
+            metrics=self._metrics,
+            subscriptions=self._subscriptions,
+            view=self._view,
+            version=_package_version(),
+        )
 
     # The reign
 
@@ -194,7 +181,7 @@ class _Process:
         probe = True
         while True:
             leading = asyncio.ensure_future(CommitService.lead(store, self._options(probe=probe)))
-            await asyncio.wait({leading, self._stop}, return_when=asyncio.FIRST_COMPLETED)
+            await _first_of(leading, self._stop)
             if not leading.done():
                 leading.cancel()
                 await asyncio.wait({leading})
@@ -236,7 +223,7 @@ class _Process:
         gc.collect()
         gc.freeze()
         _say(f"ready listen={','.join(addresses)} leader_id={service.leader_id}")
-        await asyncio.wait({service.ended, self._stop}, return_when=asyncio.FIRST_COMPLETED)
+        await _first_of(service.ended, self._stop)
         if not service.ended.done():
             log.info("draining", commits_in_flight=self._front.in_flight_commits)
             self._front.draining = True
@@ -310,6 +297,10 @@ class _Process:
         return self._stop.done()
 
 
+async def _first_of(*awaited: asyncio.Future[Any]) -> None:
+    await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+
+
 def _limits(settings: Settings) -> FrontLimits:
     return FrontLimits(
         request_bytes_max=settings.server.max_request_size_bytes,
@@ -362,4 +353,5 @@ def _package_version() -> str:
 
 def _say(line: str) -> None:
     """One line on standard output, for whoever started the process and waits for it."""
-    print(line, flush=True)
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
