@@ -1,10 +1,11 @@
 """Rounds of killing the leader under load, on one log, and what must be true afterwards.
 
-One round is some load, one crash and one recovery. The kinds of round follow one another:
+One round is some load, one crash and one recovery. The kinds of round, in the order a setting gives:
 
     restart       kill -9, start again on the same address
     stumble       kill -9, start again, kill -9 at a random moment of its recovery, start again
     take over     a second server deposes the living leader, which must then end with exit code 4
+    zombie        the leader is stopped (SIGSTOP), deposed while it sleeps, and woken: it must end with exit code 4
     successor     kill -9, and a server on another address takes over by itself
     store crash   the object store is killed and restarted under the living leader (only where that can be done)
 """
@@ -49,6 +50,7 @@ class Setting:
     log_url: str
     reading_url: str
     rounds: int
+    kinds: Sequence[str]
     seed: int
     flags: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -71,16 +73,8 @@ class Rounds:
         try:
             await self._start(self._address.port, "--init")
             await self._clients.start()
-            kinds: list[Callable[[], Awaitable[None]]] = [
-                self._restart,
-                self._take_over,
-                self._stumble,
-                self._successor,
-            ]
-            if self._setting.crash_store is not None:
-                kinds.append(self._store_crash)
             for number in range(self._setting.rounds):
-                await self._round(number + 1, kinds[number % len(kinds)])
+                await self._round(number + 1, self._setting.kinds[number % len(self._setting.kinds)])
             await self._clients.stop()
             await self._judge()
         except BaseException:
@@ -103,20 +97,20 @@ class Rounds:
             if time.monotonic() - began > LOAD_SECONDS_MAX:
                 raise TimeoutError(f"{acknowledged} commits were not acknowledged: {self._leader().tail()}")
 
-    async def _round(self, number: int, kind: Callable[[], Awaitable[None]]) -> None:
+    async def _round(self, number: int, kind: str) -> None:
         recording = self._clients.recording
         commits, statuses, refused = len(recording.commits), len(recording.statuses), recording.refused
         await self._load(self._random.randint(*LOAD_ACKNOWLEDGED))
         await asyncio.sleep(self._random.uniform(0.0, MOMENT_SECONDS_MAX))
         began = time.monotonic()
-        await kind()
+        await self._crash(kind)
         recovered = time.monotonic() - began
         await self._load(LOAD_ACKNOWLEDGED[0])
         calls = recording.commits[commits:]
         log = await read_log(self._setting.reading_url)
         found = check_history(History(log=log, commits=calls, complete=False))
         self._setting.say(
-            f"round {number} {kind.__name__.strip('_').replace('_', ' ')}: "
+            f"round {number} {kind}: "
             f"{sum(isinstance(call.outcome, Committed) for call in calls)} acknowledged, "
             f"{sum(isinstance(call.outcome, Rejected) for call in calls)} rejected, "
             f"{sum(call.outcome is None for call in calls)} unknown, "
@@ -126,6 +120,17 @@ class Rounds:
         assert not found, describe(found)
 
     # --- the kinds of round -----------------------------------------------------------------------------------------
+
+    async def _crash(self, kind: str) -> None:
+        kinds: dict[str, Callable[[], Awaitable[None]]] = {
+            "restart": self._restart,
+            "stumble": self._stumble,
+            "take over": self._take_over,
+            "zombie": self._zombie,
+            "successor": self._successor,
+            "store crash": self._store_crash,
+        }
+        await kinds[kind]()
 
     async def _start(self, port: int, *flags: str) -> None:
         setting = self._setting
@@ -166,6 +171,19 @@ class Rounds:
             if deposed.running:
                 deposed.kill()
         assert code == DEPOSED, f"a deposed leader ended with {code}: {deposed.tail()}"
+
+    async def _zombie(self) -> None:
+        asleep = self._leader()
+        asleep.pause()
+        try:
+            await self._start(free_port(), "--take-over")
+            await self._load(LOAD_ACKNOWLEDGED[0])
+            asleep.resume()
+            code = await asyncio.to_thread(asleep.wait)
+        finally:
+            if asleep.running:
+                asleep.kill()
+        assert code == DEPOSED, f"a leader deposed in its sleep ended with {code}: {asleep.tail()}"
 
     async def _successor(self) -> None:
         self._leader().kill()

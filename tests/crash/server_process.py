@@ -87,6 +87,14 @@ class ServerProcess:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
+    def pause(self) -> None:
+        """SIGSTOP: it holds everything it has and does nothing."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
+
     def stop(self) -> int:
         """SIGTERM, and the exit code. It is killed when it does not end."""
         self._process.send_signal(signal.SIGTERM)

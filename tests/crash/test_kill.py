@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,6 +20,8 @@ from holdfast.testing.rgw import Gateway
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
 DIRECTORY_ROUNDS = 20 if PROVE else 3
 S3_ROUNDS = 10 if PROVE else 2
+DIRECTORY_KINDS = ("restart", "zombie", "take over", "stumble", "successor")
+S3_KINDS = ("restart", "take over", "zombie", "stumble", "successor", *(["store crash"] if PROVE else []))
 SEED = int(os.environ.get("HOLDFAST_CRASH_SEED", "20250101"))
 
 FAULTS = (
@@ -37,6 +40,9 @@ FAULTS = (
 )
 
 
+pytestmark = pytest.mark.timeout(3600 if PROVE else 300)
+
+
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
     """Prints past pytest's capture: the rounds tell how they went."""
@@ -49,21 +55,34 @@ def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
 
 
 def test_a_kill_on_the_directory_store_loses_moves_and_invents_nothing(
-    tmp_path: Path, say: Callable[[str], None]
+    tmp_path: Path, say: Callable[[str], None], record_property: Callable[[str, object], None]
 ) -> None:
+    record_property("directory_kill_rounds", DIRECTORY_ROUNDS)
     url = f"file://{tmp_path}/log"
     asyncio.run(
         Rounds(
-            Setting(directory=tmp_path, log_url=url, reading_url=url, rounds=DIRECTORY_ROUNDS, seed=SEED, say=say)
+            Setting(
+                directory=tmp_path,
+                log_url=url,
+                reading_url=url,
+                rounds=DIRECTORY_ROUNDS,
+                kinds=DIRECTORY_KINDS,
+                seed=SEED,
+                say=say,
+            )
         ).run()
     )
 
 
 def test_a_kill_on_s3_behind_a_faulty_network_loses_moves_and_invents_nothing(
-    tmp_path: Path, say: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    say: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
 ) -> None:
     require_gateway()
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["src", "."]))
+    record_property("s3_kill_rounds", S3_ROUNDS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     with Gateway(tmp_path / "gateway", backing="bluestore" if PROVE else "memstore") as gateway:
         for name, value in gateway.environment().items():
             monkeypatch.setenv(name, value)
@@ -83,6 +102,7 @@ def test_a_kill_on_s3_behind_a_faulty_network_loses_moves_and_invents_nothing(
                         log_url=gateway.url("kill", prefix="log", endpoint=proxy.endpoint),
                         reading_url=gateway.url("kill", prefix="log"),
                         rounds=S3_ROUNDS,
+                        kinds=S3_KINDS,
                         seed=SEED,
                         flags=("--set", "persist.request_timeout_ms=1000"),
                         environment=gateway.environment(),
