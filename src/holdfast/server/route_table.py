@@ -1,0 +1,40 @@
+"""Every route of the service, in one place.
+
+Owns: the complete list. Does not own: the rows, which stand with their handlers.
+"""
+
+from __future__ import annotations
+
+from holdfast.server.commit_stream import ROUTES as STREAM_ROUTES
+from holdfast.server.embedded_view import EmbeddedView
+from holdfast.server.front import Front
+from holdfast.server.metrics import ServerMetrics
+from holdfast.server.openapi import describe
+from holdfast.server.routes import Route
+from holdfast.server.routes_health import health_routes
+from holdfast.server.routes_log import ROUTES as LOG_ROUTES
+from holdfast.server.routes_view import view_routes
+from holdfast.server.sse import Subscriptions, subscribe_route
+
+__all__ = ["route_table"]
+
+
+def route_table(
+    front: Front, *, metrics: ServerMetrics, subscriptions: Subscriptions, view: EmbeddedView, version: str
+) -> list[Route]:
+    """The rows. ``version`` is what the description says of this package."""
+    described: list[bytes] = []
+
+    def description() -> bytes:
+        if not described:
+            described.append(describe(rows, version=version, with_tokens=front.authenticator.required))
+        return described[0]
+
+    rows: list[Route] = [
+        *LOG_ROUTES,
+        *STREAM_ROUTES,
+        subscribe_route(subscriptions),
+        *view_routes(view),
+        *health_routes(scrape=metrics.text, description=description),
+    ]
+    return rows

@@ -1,0 +1,192 @@
+"""A whole HTTP server in the test's own event loop: the real front, the real commit service, a store in memory.
+
+Owns: starting it, a store that can be stalled, and a client that speaks bytes, because most laws are about bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvloop
+
+from holdfast.commit.feed import EventBatch
+from holdfast.commit.service import CommitService, ServiceOptions
+from holdfast.commit.subscription import subscribe
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.port import CreateAnswer
+from holdfast.server.auth import Authenticator, Role
+from holdfast.server.embedded_view import EmbeddedView
+from holdfast.server.front import Front, FrontLimits
+from holdfast.server.http_server import HttpServer
+from holdfast.server.metrics import ServerMetrics
+from holdfast.server.route_table import route_table
+from holdfast.server.sse import Subscriptions
+
+SECONDS_MAX = 20.0
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    """Run one scenario on uvloop, as the product does, and give up after a bound."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(SECONDS_MAX):
+            await scenario()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(bounded())
+
+
+class GatedStore(MemoryStore):
+    """A store in memory whose creates wait while the gate is shut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def create(self, key: str, data: bytes) -> CreateAnswer:
+        await self.gate.wait()
+        return await super().create(key, data)
+
+
+@dataclass
+class Answered:
+    """One response as it came."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        return str(self.json["error"]["code"])
+
+
+@dataclass
+class Client:
+    """One connection, byte by byte."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def answer(self, *, head_only: bool = False) -> Answered:
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        lines = head.decode("latin-1").split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:] if line)}
+        status = int(lines[0].split()[1])
+        if head_only:
+            return Answered(status, headers, b"")
+        if headers.get("transfer-encoding") == "chunked":
+            return Answered(status, headers, b"".join([part async for part in self.chunks()]))
+        return Answered(status, headers, await self.reader.readexactly(int(headers["content-length"])))
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        while True:
+            size = int(await self.reader.readline(), 16)
+            part = await self.reader.readexactly(size)
+            await self.reader.readline()
+            if not size:
+                return
+            yield part
+
+    async def ask(self, method: str, target: str, body: bytes | None = None, **headers: str) -> Answered:
+        self.send(request(method, target, body, **headers))
+        return await self.answer()
+
+    async def is_closed_by_peer(self) -> bool:
+        return await self.reader.read() == b""
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def request(method: str, target: str, body: bytes | None = None, **headers: str) -> bytes:
+    lines = [f"{method} {target} HTTP/1.1", "Host: test"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    if body is not None:
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + (body or b"")
+
+
+def write(key: str = "a2V5", **more: object) -> bytes:
+    """The body of a commit that writes one key."""
+    return json.dumps({"operations": [{"type": "write", "key": key, "value": "dmFs"}], **more}).encode()
+
+
+def commit(key: str = "a2V5", **more: object) -> bytes:
+    """A whole commit request."""
+    return request("POST", "/v1/commit", write(key, **more))
+
+
+@dataclass
+class Serving:
+    """A running server and what is behind it."""
+
+    server: HttpServer
+    front: Front
+    service: CommitService
+    store: GatedStore
+    subscriptions: Subscriptions
+    view: EmbeddedView
+    metrics: ServerMetrics
+    host: str
+    port: int
+    clients: list[Client] = field(default_factory=list)
+
+    async def connect(self) -> Client:
+        client = Client(*await asyncio.open_connection(self.host, self.port))
+        self.clients.append(client)
+        return client
+
+
+@asynccontextmanager
+async def serving(
+    *,
+    limits: FrontLimits | None = None,
+    tokens: Mapping[str, Role] | None = None,
+    view: bool = True,
+    options: ServiceOptions | None = None,
+    store: GatedStore | None = None,
+) -> AsyncGenerator[Serving]:
+    """A server that leads a log; everything ends with the block."""
+    store = store or GatedStore()
+    front = Front(limits=limits or FrontLimits(), authenticator=Authenticator(tokens or {}))
+    service = await CommitService.lead(store, options or ServiceOptions(address="test", allow_new=True, probe=False))
+
+    def subscribed(after: int, durable: bool) -> AsyncIterator[EventBatch]:
+        front.leading()
+        return subscribe(service, after=after, durable=durable)
+
+    metrics = ServerMetrics(front)
+    subscriptions = Subscriptions(front, subscribed)
+    embedded = EmbeddedView(view, "memory:", subscribed)
+    rows = route_table(front, metrics=metrics, subscriptions=subscriptions, view=embedded, version="test")
+    server = HttpServer(front, rows)
+    metrics.server, metrics.subscriptions, metrics.service = server, subscriptions, service
+    (address,) = await server.listen(["127.0.0.1:0"])
+    host, _, port = address.rpartition(":")
+    front.lead(service)
+    embedded.follow(service)
+    found = Serving(server, front, service, store, subscriptions, embedded, metrics, host, int(port))
+    try:
+        yield found
+    finally:
+        store.gate.set()
+        for client in found.clients:
+            client.close()
+        await subscriptions.close()
+        await server.finish(1.0)
+        await embedded.close()
+        await service.close()

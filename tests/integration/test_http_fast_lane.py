@@ -1,0 +1,394 @@
+"""Laws of one connection: framing, order, bounds, the way to the framework, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+
+import pytest
+
+from holdfast.server.fast_lane import HEAD_BYTES_MAX, UNANSWERED_MAX
+from holdfast.server.front import FrontLimits
+from tests.integration.http_harness import Client, commit, request, run, serving, write
+
+LIVEZ = request("GET", "/livez")
+VERSION = request("GET", "/v1/version")
+
+
+def test_a_request_may_come_in_pieces_of_any_size() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            whole = commit() + LIVEZ + VERSION
+            for size in (1, 7, 64):
+                for start in range(0, len(whole), size):
+                    client.send(whole[start : start + size])
+                    await asyncio.sleep(0)
+                answers = [await client.answer() for _ in range(3)]
+                assert [answer.status for answer in answers] == [200, 200, 200]
+                assert answers[0].json["status"] == "committed"
+                assert answers[1].json["leading"] is True
+                assert answers[2].json["version"] >= answers[0].json["version"]
+            assert here.front.counters.handed_over_connections == 0
+
+    run(scenario)
+
+
+def test_pipelined_requests_are_answered_in_their_order() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            kinds = [commit(f"{'a' * 4}"), LIVEZ, b"", VERSION, commit("bad"), LIVEZ]
+            whole = b"".join(kinds) * 20
+            client.send(whole)
+            seen: list[str] = []
+            for _ in range(5 * 20):
+                answer = (await client.answer()).json
+                seen.append("error" if "error" in answer else "|".join(sorted(answer)))
+            one_round = seen[:5]
+            assert one_round == [
+                "leader_id|request_id|status|version",
+                "address|leader_id|leading",
+                "leader_id|version",
+                "error",
+                "address|leader_id|leading",
+            ]
+            assert seen == one_round * 20
+
+    run(scenario)
+
+
+def test_versions_of_pipelined_commits_rise() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            client.send(commit() * 500)
+            versions = [(await client.answer()).json["version"] for _ in range(500)]
+            assert versions == sorted(set(versions))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("before", [b"", commit(), commit() + VERSION + LIVEZ])
+def test_a_connection_is_handed_over_with_its_unread_bytes_after_earlier_answers(before: bytes) -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            client.send(before + request("GET", "/readyz") + commit() + LIVEZ)
+            for _ in range(before.count(b"HTTP/1.1\r\n")):
+                assert (await client.answer()).status == 200
+            assert (await client.answer()).json["ready"] is True
+            assert (await client.answer()).json["status"] == "committed"
+            assert (await client.answer()).json["leading"] is True
+            assert here.front.counters.handed_over_connections == 1
+
+    run(scenario)
+
+
+def test_a_chunked_commit_means_the_same() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            body = write()
+            head = b"POST /v1/commit HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+            chunks = b"".join(b"%x\r\n%b\r\n" % (1, body[at : at + 1]) for at in range(len(body))) + b"0\r\n\r\n"
+            client.send(head + chunks)
+            assert (await client.answer()).json["status"] == "committed"
+
+    run(scenario)
+
+
+def test_expect_is_answered_before_the_body_is_sent() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            body = write()
+            client.send(request("POST", "/v1/commit", body, Expect="100-continue")[: -len(body)])
+            assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+            client.send(body)
+            assert (await client.answer()).json["status"] == "committed"
+
+    run(scenario)
+
+
+def test_http_1_0_is_answered_and_closed() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            client.send(b"GET /livez HTTP/1.0\r\n\r\n")
+            assert (await client.answer()).json["leading"] is True
+            assert await client.is_closed_by_peer()
+
+    run(scenario)
+
+
+def test_connection_close_is_honoured_after_the_answer() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            client.send(request("POST", "/v1/commit", write(), Connection="close") + LIVEZ)
+            answer = await client.answer()
+            assert answer.json["status"] == "committed" and answer.headers["connection"] == "close"
+            assert await client.is_closed_by_peer()
+
+    run(scenario)
+
+
+def test_a_bad_request_leaves_the_connection_usable() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            for body in (b"", b"{", b"[]", b"\xff", b"[" * 50_000, b'{"operations":[{"k":' + b"[" * 50_000):
+                answer = await client.ask("POST", "/v1/commit", body)
+                assert (answer.status, answer.code) == (400, "malformed")
+            assert (await client.ask("POST", "/v1/commit", write())).status == 200
+
+    run(scenario)
+
+
+BAD_HEADS = [
+    b"POST /v1/commit HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+    b"POST /v1/commit HTTP/1.1\r\nContent-Length: abc\r\n\r\n",
+    b"POST /v1/commit HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+    b"POST /v1/commit HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+    b"POST /v1/commit HTTP/1.1\r\nbad header\r\n\r\n",
+    b"GET /livez HTTP/1.1\r\nHost : x\r\n\r\n",
+    b"NONSENSE\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+]
+
+
+@pytest.mark.parametrize("head", BAD_HEADS)
+def test_what_is_not_http_gets_a_coded_400_and_the_end(head: bytes) -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            client.send(head)
+            client.writer.write_eof()
+            answer = await client.answer()
+            assert (answer.status, answer.code) == (400, "malformed")
+            assert await client.is_closed_by_peer()
+
+    run(scenario)
+
+
+def test_a_body_framed_twice_is_never_taken_by_the_fast_lane() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            smuggled = b"0\r\n\r\n" + LIVEZ
+            client.send(
+                b"POST /v1/commit HTTP/1.1\r\nContent-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n" % len(smuggled)
+                + smuggled
+            )
+            assert (await client.answer()).status == 400
+            assert await client.is_closed_by_peer()
+
+    run(scenario)
+
+
+def test_too_large_a_body_is_refused_and_its_sender_sees_why() -> None:
+    async def scenario() -> None:
+        async with serving(limits=FrontLimits(request_bytes_max=1000)) as here:
+            for body in (b"x" * 1001, b"x" * 5_000_000):
+                client = await here.connect()
+                answer = await client.ask("POST", "/v1/commit", body)
+                assert (answer.status, answer.code, answer.headers["connection"]) == (413, "too_large", "close")
+                client.writer.write_eof()
+                assert await client.is_closed_by_peer()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("target", ["/v1/commit", "/readyz"])
+def test_too_large_a_head_is_refused(target: str) -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            method = "POST" if target == "/v1/commit" else "GET"
+            client.send(f"{method} {target} HTTP/1.1\r\nX: ".encode() + b"y" * (HEAD_BYTES_MAX + 10))
+            if method == "GET":
+                client.send(b"\r\n\r\n")
+            answer = await client.answer()
+            assert (answer.status, answer.code) == (431, "too_large")
+
+    run(scenario)
+
+
+def test_a_peer_that_vanished_does_not_cost_the_others_of_the_batch_their_answers() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            here.store.gate.clear()
+            first = await here.connect()
+            first.send(commit("Zmlyc3Q="))
+            others = [await here.connect() for _ in range(20)]
+            for other in others:
+                other.send(commit() * 3)
+            while here.front.in_flight_commits < 61:
+                await asyncio.sleep(0.001)
+            for other in others[::2]:
+                _reset(other)
+            await asyncio.sleep(0.02)
+            here.store.gate.set()
+            for other in others[1::2]:
+                for _ in range(3):
+                    assert (await other.answer()).json["status"] == "committed"
+            assert (await first.answer()).json["status"] == "committed"
+            assert here.front.in_flight_commits == 0
+
+    run(scenario)
+
+
+def _reset(client: Client) -> None:
+    """Close so that the peer's next write fails."""
+    raw: socket.socket = client.writer.get_extra_info("socket")
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.writer.transport.abort()
+
+
+def test_unanswered_requests_of_one_connection_are_bounded_and_none_is_lost() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            here.store.gate.clear()
+            client = await here.connect()
+            client.send(commit() * 2000)
+            while here.front.in_flight_commits < UNANSWERED_MAX:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.05)
+            assert here.front.in_flight_commits == UNANSWERED_MAX
+            here.store.gate.set()
+            for _ in range(2000):
+                assert (await client.answer()).json["status"] == "committed"
+
+    run(scenario)
+
+
+def test_a_reader_that_stops_reading_stops_being_read() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.reader._limit = 1  # the client's own reader stops at once  # noqa: SLF001
+            flood = LIVEZ * 50_000
+            client.send(flood)
+            before = -1
+            while before != (answered := here.front.counters.answers["/livez", 200]):
+                before = answered
+                await asyncio.sleep(0.05)
+            (lane,) = here.server.lanes.open
+            transport = lane._transport  # noqa: SLF001
+            assert transport is not None
+            assert answered < 50_000
+            assert transport.get_write_buffer_size() < 1 << 20
+
+    run(scenario)
+
+
+def test_a_half_closed_peer_still_gets_its_answers() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            here.store.gate.clear()
+            client = await here.connect()
+            client.send(commit() + LIVEZ)
+            while here.front.in_flight_commits < 1:
+                await asyncio.sleep(0.001)
+            client.writer.write_eof()
+            await asyncio.sleep(0.02)
+            here.store.gate.set()
+            assert (await client.answer()).json["status"] == "committed"
+            assert (await client.answer()).json["leading"] is True
+            assert await client.is_closed_by_peer()
+
+    run(scenario)
+
+
+def test_one_connection_too_many_is_told_so() -> None:
+    async def scenario() -> None:
+        async with serving(limits=FrontLimits(connections_max=2)) as here:
+            kept = [await here.connect() for _ in range(2)]
+            for client in kept:
+                assert (await client.ask("GET", "/livez")).status == 200
+            refused = await here.connect()
+            answer = await refused.ask("GET", "/livez")
+            assert (answer.status, answer.code, answer.headers["retry-after"]) == (503, "overloaded", "1")
+            refused.writer.write_eof()
+            assert await refused.is_closed_by_peer()
+            kept[0].close()
+            while here.server.lanes.connections > 1:
+                await asyncio.sleep(0.001)
+            assert (await (await here.connect()).ask("GET", "/livez")).status == 200
+
+    run(scenario)
+
+
+def test_connections_are_counted_through_a_hand_over() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            for target in ("/livez", "/readyz", "/v1/version?consistency=local"):
+                client = await here.connect()
+                assert (await client.ask("GET", target)).status == 200
+                client.close()
+            while here.server.lanes.connections:
+                await asyncio.sleep(0.001)
+            assert not here.server.lanes.open and not here.server.framework.open
+
+    run(scenario)
+
+
+def test_stalled_connections_are_closed_and_busy_ones_are_not() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            half = await here.connect()
+            half.send(commit()[:40])
+            idle, waiting = await here.connect(), await here.connect()
+            await idle.ask("GET", "/livez")
+            here.store.gate.clear()
+            waiting.send(commit())
+            while not here.front.in_flight_commits:
+                await asyncio.sleep(0.001)
+            here.server.lanes.seconds += 100
+            here.server.lanes.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
+            assert await half.is_closed_by_peer()
+            assert (await idle.ask("GET", "/livez")).status == 200
+            here.server.lanes.seconds += 1000
+            here.server.lanes.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
+            assert await idle.is_closed_by_peer()
+            here.store.gate.set()
+            assert (await waiting.answer()).status == 200
+
+    run(scenario)
+
+
+BAD_COMMITS = {
+    "malformed": {"operations": [{"type": "nothing"}]},
+    "no_operations": {"operations": []},
+    "bad_base64": {"operations": [{"type": "delete", "key": "a2V"}]},
+    "bad_range": {"operations": [{"type": "range_delete", "begin": "Yg==", "end": "YQ=="}]},
+    "bad_request_id": {"operations": [{"type": "delete", "key": "YQ=="}], "request_id": "short", "read_version": 1},
+    "read_version_required": {"operations": [{"type": "delete", "key": "YQ=="}], "request_id": "x" * 20},
+    "future_version": {
+        "operations": [{"type": "delete", "key": "YQ=="}],
+        "preconditions": [{"type": "point_read", "key": "YQ==", "version": 2**53 - 1}],
+    },
+    "leader_changed": {"operations": [{"type": "delete", "key": "YQ=="}], "leader_id": "0" * 32},
+}
+
+
+@pytest.mark.parametrize("code", BAD_COMMITS)
+def test_both_lanes_refuse_with_the_same_words(code: str) -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            fast, framework = await here.connect(), await here.connect()
+            await framework.ask("GET", "/readyz")
+            body = json.dumps(BAD_COMMITS[code]).encode()
+            one = await fast.ask("POST", "/v1/commit", body)
+            other = await framework.ask("POST", "/v1/commit", body)
+            assert (one.status, one.body) == (other.status, other.body)
+            assert one.code == code
+            assert one.status == (409 if code == "leader_changed" else 400)
+            assert here.front.counters.handed_over_connections == 1
+
+    run(scenario)
