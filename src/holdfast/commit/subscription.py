@@ -54,8 +54,6 @@ async def subscribe(
             async for batch, reached in _history(service, after, durable):
                 yield batch
                 after = reached
-            # The claim itself settles its base: an idle reign has told everything up to there.
-            after = max(after, service.claim.last_version)
         elif after > service.pipeline.sequence.assigned:
             raise InvalidRequest("version was never handed out", code=Code.FUTURE_VERSION, version=after)
         if after >= service.local_version():
