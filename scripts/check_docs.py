@@ -19,6 +19,7 @@ from pathlib import Path
 
 from holdfast.cli.exits import Exit
 from holdfast.errors import Code
+from holdfast.server.responses import STATUS_OF
 from holdfast.settings import KEYS, load_configuration
 
 ROOT = Path(__file__).parent.parent
@@ -158,9 +159,11 @@ def check_codes() -> list[str]:
         )
     api = (ROOT / "docs" / "reference" / "http-api.md").read_text(encoding="utf-8")
     table = api.partition("## Errors")[2]
-    named = set(re.findall(r"^\| `([a-z_0-9]+)` \|", table, re.MULTILINE))
-    known = {code.value for code in Code}
-    found += [f"docs/reference/http-api.md: {name} is no error code" for name in sorted(named - known)]
+    for name, status in re.findall(r"^\| `([a-z_0-9]+)` \| (\d+) \|", table, re.MULTILINE):
+        if name not in set(Code):
+            found.append(f"docs/reference/http-api.md: {name} is no error code")
+        elif STATUS_OF[Code(name)] != int(status):
+            found.append(f"docs/reference/http-api.md: {name} is answered with {STATUS_OF[Code(name)]}, not {status}")
     return found
 
 
