@@ -373,7 +373,7 @@ class Persist:
                 if batch.retry_at_ms <= now_ms:
                     self.counters.retries += 1
                     puts.append(self._send(batch, now_ms))
-            elif hedge_ms is not None and not batch.hedged and now_ms - batch.sent_ms >= hedge_ms:
+            elif hedge_ms is not None and not batch.hedged and now_ms >= batch.sent_ms + hedge_ms:
                 batch.hedged = True
                 self.counters.hedges += 1
                 sent_ms = batch.sent_ms
@@ -383,7 +383,7 @@ class Persist:
 
     def too_long(self, now_ms: float) -> bool:
         """Whether the oldest batch has waited so long that the leader must give up."""
-        return bool(self.in_flight) and now_ms - self.in_flight[0].formed_ms >= self._rules.give_up_after_ms
+        return bool(self.in_flight) and now_ms >= self.in_flight[0].formed_ms + self._rules.give_up_after_ms
 
     def next_deadline_ms(self) -> float | None:
         """When this stage wants to be stepped again without an event, None for never."""

@@ -1,0 +1,68 @@
+"""The virtual time of one simulated world: what happens next, and in which order.
+
+Owns: the queue of future happenings, the count of those that happened, the digest that makes two runs comparable. Does
+not own: what happens (``node``, ``network``, ``clients``).
+
+Failure model: pure and deterministic. Ties in time are broken by the order in which happenings were planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from heapq import heappop, heappush
+from typing import Any, Protocol
+
+__all__ = ["Agenda", "Owner"]
+
+
+class Owner(Protocol):
+    """Somebody whose happenings wait while they are paused and vanish when they crash."""
+
+    incarnation: int
+    paused_until: float
+
+
+class Agenda:
+    """Happenings in time order. ``now`` is in milliseconds and never falls."""
+
+    __slots__ = ("_digest", "_heap", "_planned", "happened", "now")
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.happened = 0
+        self._planned = 0
+        self._heap: list[tuple[float, int, Owner | None, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._digest = blake2b(digest_size=16)
+
+    def after(self, delay_ms: float, owner: Owner | None, action: Callable[..., None], *arguments: object) -> None:
+        """Plan ``action(*arguments)``. With an owner it is dropped once that owner has crashed."""
+        self._planned += 1
+        incarnation = owner.incarnation if owner is not None else 0
+        heappush(self._heap, (self.now + delay_ms, self._planned, owner, incarnation, action, arguments))
+
+    def step(self) -> bool:
+        """Let the next thing happen; False when nothing is planned."""
+        while self._heap:
+            at, _, owner, incarnation, action, arguments = heappop(self._heap)
+            self.now = max(self.now, at)
+            if owner is not None:
+                if owner.incarnation != incarnation:
+                    continue
+                if owner.paused_until > self.now:
+                    self._planned += 1
+                    heappush(self._heap, (owner.paused_until, self._planned, owner, incarnation, action, arguments))
+                    continue
+            self.happened += 1
+            self._digest.update(b"%d %s;" % (int(self.now * 1000), action.__name__.encode()))
+            action(*arguments)
+            return True
+        return False
+
+    def note(self, fact: bytes) -> None:
+        """Put a fact into the digest."""
+        self._digest.update(fact)
+
+    def digest(self) -> str:
+        """A digest of everything that happened so far."""
+        return self._digest.hexdigest()

@@ -1,0 +1,94 @@
+"""Subscribers of a simulated world: what they saw must be the log, whoever led.
+
+Owns: a model of the change stream's hand-over (history, then live, over leader changes) proved by ``prev_version`` alone.
+Does not own: the rings and requests of the real stream (``commit/feed``, ``commit/subscription``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.commit.persist import Batch
+from holdfast.testing.simulation.promises import PromiseBroken
+
+if TYPE_CHECKING:
+    from holdfast.testing.simulation.node import Node
+    from holdfast.testing.simulation.world import World
+
+__all__ = ["Follower"]
+
+
+class Follower:
+    """One subscriber. A durable one keeps what it saw; the other also sees early, and rolls back at a leader's end."""
+
+    __slots__ = ("_durable", "_early_upto", "_node", "_world", "seen")
+
+    def __init__(self, world: World, *, durable: bool) -> None:
+        self._world = world
+        self._durable = durable
+        self._node: Node | None = None
+        self._early_upto = 0
+        self.seen: list[int] = []
+
+    def heard(self, node: Node, batches: list[Batch]) -> None:
+        """A leader shows durable batches."""
+        if self._node is None:
+            self._attach(node, batches)
+        if node is not self._node:
+            return
+        for batch in batches:
+            previous = batch.header.prev_version
+            for txn in batch.transactions:
+                self._take(txn.version, previous)
+                previous = txn.version
+        if not self._durable:
+            self._peek(node)
+
+    def _attach(self, node: Node, batches: list[Batch]) -> None:
+        """History from the store up to where the live stream goes on."""
+        self._node = node
+        after = self.seen[-1] if self.seen else 0
+        for version in self._world.promises.versions:
+            if after < version <= batches[0].header.prev_version:
+                self.seen.append(version)
+        self._early_upto = self.seen[-1] if self.seen else 0
+
+    def _take(self, version: int, previous: int) -> None:
+        last = self.seen[-1] if self.seen else 0
+        if version <= self._early_upto and not self._durable:
+            if version not in self.seen[-200:]:
+                raise PromiseBroken("what is shown early becomes durable in order", f"{version} was not shown")
+            return
+        if previous != last:
+            raise PromiseBroken("a subscriber misses nothing", f"{version} follows {previous}, seen up to {last}")
+        self.seen.append(version)
+
+    def _peek(self, node: Node) -> None:
+        """Everything accepted and not durable yet is shown early as well."""
+        assert node.pipeline is not None, "a leader shows"
+        batches = [*node.pipeline.persist.in_flight]
+        for batch in batches:
+            for txn in batch.transactions:
+                if not self.seen or txn.version > self.seen[-1]:
+                    self.seen.append(txn.version)
+        self._early_upto = max(self._early_upto, self.seen[-1] if self.seen else 0)
+
+    def lost(self, node: Node) -> None:
+        """The leader's stream ended: roll back to what the log kept of its reign, as the next leader will say."""
+        if node is not self._node:
+            return
+        self._node = None
+        kept = self._world.promises.transactions
+        while self.seen and self.seen[-1] not in kept:
+            self.seen.pop()
+        self._early_upto = self.seen[-1] if self.seen else 0
+
+    def lost_at_the_end(self) -> None:
+        """The world is over."""
+        if self._node is not None:
+            self.lost(self._node)
+
+    def check(self) -> None:
+        """What was seen is a beginning of the log, without a gap."""
+        if self.seen != self._world.promises.versions[: len(self.seen)]:
+            raise PromiseBroken("a subscriber misses nothing", f"{len(self.seen)} seen")

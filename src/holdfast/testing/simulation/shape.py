@@ -1,0 +1,116 @@
+"""What kind of world a seed makes: sizes, bounds and how often which fault strikes.
+
+Owns: drawing a ``WorldShape`` from a seed, and the narrow protocol that makes its corners reachable. Does not own: time and
+events (``world``).
+
+Swarm testing: every world draws which kinds of faults it has at all, so that some run with one kind only and reach depths
+that a mixture would never reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final
+
+from holdfast.commit import batch, leadership, persist
+from holdfast.commit.persist import PersistRules
+from holdfast.commit.pipeline import PipelineRules
+
+__all__ = ["FAULTS", "WorldShape", "draw_shape", "protocol_width"]
+
+FAULTS: Final = (
+    "put_request_lost",
+    "put_answer_lost",
+    "put_late",
+    "put_sent_twice_by_the_store_client",
+    "put_copied",
+    "put_busy_409",
+    "put_throttled_503",
+    "put_500_after_commit",
+    "read_failed",
+    "list_failed",
+    "list_torn",
+    "crash",
+    "pause",
+    "long_pause",
+    "clock_jump",
+    "partition",
+    "rude_takeover",
+    "step_down",
+    "client_request_lost",
+    "client_answer_lost",
+    "client_copy",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorldShape:
+    """One world's sizes. ``rates`` holds the chance of each fault, 0 for those this world does not know."""
+
+    span: int
+    nodes: int
+    clients: int
+    rules: PipelineRules
+    rates: dict[str, float]
+    latency_ms: float
+    think_ms: float
+    retention: bool
+    hot_keys: int
+
+
+def draw_shape(random: Random) -> WorldShape:
+    """The shape of the world of one seed; ``random`` is that world's own."""
+    span = random.choice((2, 4, 8, 8, 1000))
+    window = min(span, random.choice((1, 2, 3, 4, 8, 8, 30)))
+    calm = random.random() < 0.05
+    rates = {
+        fault: 0.0 if calm or random.random() < 0.4 else random.choice((0.3, 1.0, 1.0, 3.0)) for fault in FAULTS
+    }
+    persist_rules = PersistRules(
+        batch_timeout_ms=random.choice((0.5, 2.0, 10.0)),
+        batch_timeout_max_ms=20.0,
+        batch_bytes=random.choice((80, 400, 1 << 20)),
+        window=window,
+        puts_per_second_max=random.choice((None, None, None, 100.0)),
+        retry_base_ms=random.choice((10.0, 50.0)),
+        retry_max_ms=400.0,
+        retries_max=random.choice((None, None, 4)),
+        give_up_after_ms=random.choice((4_000.0, 60_000.0)),
+        hedge_percentile=random.choice((None, 60.0, 90.0)),
+    )
+    rules = PipelineRules(
+        persist=persist_rules,
+        window_ms=random.choice((100.0, 1_000.0, 60_000.0)),
+        window_bytes=random.choice((20_000, 200_000, 64 << 20)),
+    )
+    return WorldShape(
+        span=span,
+        nodes=random.choice((2, 3, 3)),
+        clients=random.choice((4, 8, 16)),
+        rules=rules,
+        rates=rates,
+        latency_ms=random.choice((2.0, 8.0, 20.0)),
+        think_ms=random.choice((2.0, 10.0, 40.0)),
+        retention=span <= 8 and random.random() < 0.3,
+        hot_keys=random.choice((3, 6)),
+    )
+
+
+@contextmanager
+def protocol_width(span: int) -> Generator[None]:
+    """Run the real protocol with another W: the span, the page and the jump stay one number, as they must.
+
+    Worlds with a small W reach in hundreds of events what takes W = 1000 a million.
+    """
+    modules: tuple[Any, ...] = (batch, leadership, persist)
+    before = [module.SPAN_MAX for module in modules]
+    for module in modules:
+        module.SPAN_MAX = span
+    try:
+        yield
+    finally:
+        for module, value in zip(modules, before, strict=True):
+            module.SPAN_MAX = value

@@ -1,0 +1,226 @@
+"""A whole world from one seed: nodes, a store, a network, clients, faults, and the promises that must hold throughout.
+
+Owns: the order of a world's life (chaos, healing, the settling of accounts) and the faults that strike nodes. Does not
+own: what is right (``promises``).
+
+Failure model: pure and deterministic; a broken promise raises ``PromiseBroken``. No clock, no asyncio, one
+``random.Random(seed)``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from holdfast.commit import pipeline as p
+from holdfast.commit.batch import Kind
+from holdfast.commit.persist import Batch
+from holdfast.testing.simulation.agenda import Agenda
+from holdfast.testing.simulation.clients import Client
+from holdfast.testing.simulation.followers import Follower
+from holdfast.testing.simulation.network import Network, StrictStore
+from holdfast.testing.simulation.node import Node
+from holdfast.testing.simulation.promises import Attempt, PromiseBroken, Promises
+from holdfast.testing.simulation.settle import settle_accounts
+from holdfast.testing.simulation.shape import WorldShape, draw_shape, protocol_width
+
+__all__ = ["EVENTS_MIN", "World", "WorldReport", "run_world"]
+
+EVENTS_MIN: Final = 2_000
+HEAL_MS: Final = 120_000.0
+"""Once faults have stopped, everything must be settled within this virtual time."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorldReport:
+    """What one world showed."""
+
+    seed: int
+    events: int
+    digest: str
+    coverage: dict[str, int]
+
+
+class World:
+    """One seed's world. ``check_every``: how many steps of a pipeline pass between two checks of all its invariants."""
+
+    def __init__(
+        self, seed: int, *, check_every: int = 1, events: int = EVENTS_MIN, node_type: type[Node] = Node
+    ) -> None:
+        self.seed = seed
+        self.random = Random(seed)
+        self.shape: WorldShape = draw_shape(self.random)
+        self.coverage: Counter[str] = Counter()
+        self.agenda = Agenda()
+        self.store = StrictStore(self._landed)
+        self.promises = Promises(self.store, self.shape.hot_keys, self.coverage)
+        self.network = Network(
+            self.agenda, self.random, self.store, self.shape.rates, self.shape.latency_ms, self.coverage
+        )
+        self.nodes = [node_type(self, number) for number in range(self.shape.nodes)]
+        self.clients = [Client(self, f"c{number}") for number in range(self.shape.clients)]
+        self._by_name = {client.name: client for client in self.clients}
+        self.followers = [Follower(self, durable=True), Follower(self, durable=False)]
+        self.closing = False
+        self._events = events
+        self._check_every = check_every
+        self._steps = 0
+        self._latest: Node | None = None
+        self._mischief_ms = self.random.choice((50.0, 200.0, 600.0))
+
+    # -- what nodes and clients ask of their world --------------------------------------------------------------------
+
+    def strikes(self, fault: str, chance: float) -> bool:
+        """Whether a fault strikes now, and count it."""
+        rate = self.shape.rates[fault]
+        if not rate or self.network.healed or self.random.random() >= rate * chance:
+            return False
+        self.coverage[fault] += 1
+        return True
+
+    def believed_leader(self) -> Node | None:
+        """Whom a client sends to: mostly the latest leader it heard of, sometimes one that was deposed long ago."""
+        if self._latest is not None and self._latest.leading and self.random.random() < 0.85:
+            return self._latest
+        believers = [node for node in self.nodes if node.leading]
+        return self.random.choice(believers) if believers else None
+
+    def somebody_answers(self) -> bool:
+        """Whether a standby finds a leader that answers."""
+        now = self.agenda.now
+        return any(node.paused_until <= now and (node.leading or node.recovering) for node in self.nodes)
+
+    def owner_of(self, attempt: Attempt) -> Client:
+        """The client that made an attempt."""
+        name = attempt.identity[0].removeprefix("m/").partition("-")[0]
+        return self._by_name[name]
+
+    def tell(self, hear: Callable[..., None], *facts: object) -> None:
+        """An answer travels to a client, and may be lost."""
+        if not self.strikes("client_answer_lost", 0.03):
+            self.agenda.after(self.network.delay_ms(), None, hear, *facts)
+
+    def began_to_lead(self, node: Node) -> None:
+        """A node's claim stands and was checked."""
+        self._latest = node
+
+    def ended(self, node: Node) -> None:
+        """A node leads no more, or crashed."""
+        for follower in self.followers:
+            follower.lost(node)
+
+    def shown(self, node: Node, batches: list[Batch]) -> None:
+        """A node shows durable batches."""
+        for follower in self.followers:
+            follower.heard(node, batches)
+
+    def stepped(self, pipeline: p.Pipeline) -> None:
+        """A pipeline made a step."""
+        self._steps += 1
+        if self._steps % self._check_every == 0:
+            pipeline.check()
+
+    def _landed(self, slot: int) -> None:
+        self.agenda.note(b"%d" % (slot & 0xFFFFFF))
+        self.promises.landed(slot)
+
+    # -- faults -------------------------------------------------------------------------------------------------------
+
+    def _mischief(self) -> None:
+        """Once in a while something happens to a node."""
+        random = self.random
+        node = random.choice(self.nodes)
+        if self.strikes("crash", 0.12):
+            self.coverage["crash_in_recovery"] += node.recovering
+            self.coverage["crash_of_a_leader"] += node.leading
+            node.crash()
+            self.agenda.after(20.0 + 800.0 * random.random(), node, node.start)
+        elif self.strikes("pause", 0.1):
+            node.paused_until = max(node.paused_until, self.agenda.now + 20.0 + 600.0 * random.random())
+        elif self.strikes("long_pause", 0.03):
+            node.paused_until = max(node.paused_until, self.agenda.now + random.choice((3_000.0, 12_000.0, 40_000.0)))
+        elif self.strikes("clock_jump", 0.1):
+            jump = random.choice((-86_400_000.0, -5_000.0, -50.0, 50.0, 5_000.0, 86_400_000.0))
+            node.wall_skew_ms += jump
+            self.coverage["clock_back" if jump < 0 else "clock_forward"] += 1
+        elif self.strikes("partition", 0.08):
+            self.network.partitioned.add(id(node))
+            self.agenda.after(random.choice((200.0, 1_500.0, 8_000.0)), None, self._reunite, node)
+        elif self.strikes("step_down", 0.03):
+            self.agenda.after(0.0, node, node.asked_to_step_down)
+        if not self.network.healed:
+            self.agenda.after(self._mischief_ms * (0.1 + random.random()), None, self._mischief)
+
+    def _reunite(self, node: Node) -> None:
+        self.network.partitioned.discard(id(node))
+
+    def _questions(self) -> None:
+        """Version questions and no-ops, to whoever believes to lead."""
+        node = self.random.choice(self.nodes)
+        if node.leading:
+            ask = node.asked_version if self.random.random() < 0.8 else node.asked_noop
+            self.agenda.after(0.0, node, ask)
+        if not self.closing:
+            self.agenda.after(self.shape.think_ms * 2 * self.random.random() + 1.0, None, self._questions)
+
+    def _retain(self) -> None:
+        """Old data are removed as retention will: at least W above the true leader's watermark, claims never."""
+        claim = self.promises.walker.claim
+        for node in self.nodes:
+            if claim is not None and node.leading and node.claim == claim and node.pipeline is not None:
+                watermark = node.pipeline.persist.durable_slot
+                for slot in [slot for slot in self.store.slots if slot >= watermark + self.shape.span]:
+                    header = self.promises.headers.get(slot)
+                    if header is not None and header.kind is not Kind.CLAIM:
+                        self.coverage["retention_removed"] += 1
+                        self.store.delete(slot)
+        self.agenda.after(1_000.0, None, self._retain)
+
+    # -- a world's life -----------------------------------------------------------------------------------------------
+
+    def run(self) -> WorldReport:
+        """Chaos, healing, settlement. Raises: PromiseBroken."""
+        with protocol_width(self.shape.span):
+            self._begin()
+            while self.agenda.happened < self._events:
+                self.agenda.step()
+            self._heal()
+            settle_accounts(self)
+        self.coverage["narrow_world" if self.shape.span < 1000 else "wide_world"] += 1
+        return WorldReport(self.seed, self.agenda.happened, self.agenda.digest(), dict(sorted(self.coverage.items())))
+
+    def _begin(self) -> None:
+        for node in self.nodes:
+            self.agenda.after(self.random.random() * 40.0, node, node.start)
+        for client in self.clients:
+            self.agenda.after(self.random.random() * 80.0, None, client.begin)
+        self.agenda.after(10.0, None, self._mischief)
+        self.agenda.after(10.0, None, self._questions)
+        if self.shape.retention:
+            self.agenda.after(1_000.0, None, self._retain)
+
+    def _heal(self) -> None:
+        """No more faults: a leader must lead, and every outcome must be found."""
+        self.network.healed = True
+        self.network.partitioned.clear()
+        for node in self.nodes:
+            node.paused_until = min(node.paused_until, self.agenda.now)
+        until = self.agenda.now + HEAL_MS
+        commits = self.coverage["answered_committed"]
+        while self.coverage["answered_committed"] < commits + 3:
+            self._live(until, "a leader commits once faults have stopped")
+        self.closing = True
+        while any(client.attempt is not None for client in self.clients):
+            self._live(until, "every outcome is found once faults have stopped")
+
+    def _live(self, until: float, promise: str) -> None:
+        if not self.agenda.step() or self.agenda.now > until:
+            raise PromiseBroken(promise, f"not by {self.agenda.now:.0f} ms")
+
+
+def run_world(seed: int, *, check_every: int = 1, node_type: type[Node] = Node) -> WorldReport:
+    """Run the world of one seed. Raises: PromiseBroken (or AssertionError, when a machine's own invariant breaks)."""
+    return World(seed, check_every=check_every, node_type=node_type).run()
