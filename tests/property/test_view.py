@@ -320,8 +320,9 @@ version = view.version
 while True:
     version += 1
     number = version % 97
-    view.apply_many([(version, [RangeDelete(b"x"), Write(b"x%d" % number, b"%d" % version), Write(b"n", b"%d" % version)])],
-                    prev_version=version - 1)
+    value = b"%d" % version
+    operations = [RangeDelete(b"x"), Write(b"x%d" % number, value), Write(b"n", value)]
+    view.apply_many([(version, operations)], prev_version=version - 1)
     if version % 500 == 0:
         view.flush()
         print(version, flush=True)

@@ -1,25 +1,20 @@
 """The blocking client: procedures driven with sockets and sleep.
 
-Owns: connections, the clock, randomness. Does not own: any decision about repeating, asking or proving (``core``,
-``transaction``, ``stream``). Threads may share a client; each request uses one connection, taken from a bounded pool.
+Owns: carrying effects out. Does not own: connections (``sockets``), any decision about repeating, asking or proving
+(``core``, ``transaction``, ``stream``). Threads may share a client; each request uses one connection, taken from a
+bounded pool.
 
 Failure model: a request whose last byte was not handed to the kernel was not accepted; any later failure is unknown.
 """
 
 from __future__ import annotations
 
-import contextlib
-import random
 import secrets
-import select
-import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from holdfast.client import core
 from holdfast.client.effects import (
@@ -35,16 +30,16 @@ from holdfast.client.effects import (
     Procedure,
     Receive,
     Reply,
-    Request,
     Send,
     Wait,
     Woken,
 )
-from holdfast.client.endpoint import Endpoint, Route, parse_endpoint
 from holdfast.client.events import Event
-from holdfast.client.http1 import AnswerReader, BadAnswer, encode_request
+from holdfast.client.http1 import AnswerReader, BadAnswer
 from holdfast.client.messages import CommitReceipt, Found, FoundRange, NotCommitted, StatusAnswer, VersionAnswer
 from holdfast.client.options import ClientOptions
+from holdfast.client.shell import Transacted, draw_wait_ms, now_ms, routes_of
+from holdfast.client.sockets import Connection, Pool, left_s
 from holdfast.client.stream import Continuity, Delivery, Filter, follow
 from holdfast.client.transaction import ServiceSource, Source, TransactionBuilder, ViewSource, transact
 from holdfast.commit.transaction import Operation, Precondition, Transaction
@@ -56,169 +51,6 @@ if TYPE_CHECKING:
 __all__ = ["BlockingTransaction", "Client", "Subscription", "Transacted"]
 
 Result = TypeVar("Result")
-RECEIVE_BYTES = 1 << 18
-
-
-def now_ms() -> float:
-    """Milliseconds of a clock that never steps back."""
-    return time.monotonic() * 1000
-
-
-def draw_wait_ms(wait: Wait) -> float:
-    """A time between the two bounds; spreading a crowd needs no secrecy."""
-    return random.uniform(wait.at_least_ms, wait.at_most_ms)
-
-
-def routes_of(url: str | Sequence[str]) -> Route:
-    """The places a client was configured with."""
-    texts = [url] if isinstance(url, str) else list(url)
-    return Route(tuple(parse_endpoint(text) for text in texts))
-
-
-@dataclass(frozen=True, slots=True)
-class Transacted(Generic[Result]):
-    """What the function returned, and where its transaction committed (None when it wrote nothing)."""
-
-    value: Result
-    version: int | None
-
-
-class _Connection:
-    """One socket and the answer it is in the middle of."""
-
-    def __init__(self, endpoint: Endpoint, tls: ssl.SSLContext | None, timeout_s: float) -> None:
-        if endpoint.unix_path is not None:
-            plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                plain.settimeout(timeout_s)
-                plain.connect(endpoint.unix_path)
-            except BaseException:
-                plain.close()
-                raise
-        else:
-            plain = socket.create_connection((endpoint.host, endpoint.port), timeout_s)
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if endpoint.secure:
-            context = tls if tls is not None else ssl.create_default_context()
-            try:
-                plain = context.wrap_socket(plain, server_hostname=endpoint.host)
-            except BaseException:
-                plain.close()
-                raise
-        self.socket = plain
-        self.idle_since_ms = 0.0
-
-    def send(self, data: bytes, timeout_s: float) -> None:
-        self.socket.settimeout(timeout_s)
-        self.socket.sendall(data)
-
-    def receive(self, reader: AnswerReader, timeout_s: float) -> None:
-        """Wait for some bytes. Raises: OSError, BadAnswer."""
-        self.socket.settimeout(max(timeout_s, 0.001))
-        data = self.socket.recv(RECEIVE_BYTES)
-        if data:
-            reader.feed(data)
-        else:
-            reader.end_of_input()
-
-    def is_alive(self) -> bool:
-        """An idle connection that is readable was closed by the peer, or speaks out of turn."""
-        poll = select.poll()
-        poll.register(self.socket, select.POLLIN)
-        return not poll.poll(0)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.socket.close()
-
-
-class _Pool:
-    """At most ``connections_max`` connections; the one used last is used first."""
-
-    def __init__(self, options: ClientOptions, token: str | None, tls: ssl.SSLContext | None) -> None:
-        self._options = options
-        self._token = token
-        self._tls = tls
-        self._slots = threading.BoundedSemaphore(int(options.connections_max))
-        self._lock = threading.Lock()
-        self._idle: dict[Endpoint, list[_Connection]] = {}
-        self.closed = False
-
-    def exchange(self, effect: Send) -> Reply | Failed:
-        """Send one request and collect its answer."""
-        end_ms = now_ms() + effect.timeout_ms
-        if not self._slots.acquire(timeout=effect.timeout_ms / 1000):
-            return Failed(now_ms(), False, "every connection of this client is busy")
-        connection: _Connection | None = None
-        reader = AnswerReader(self._options.response_bytes_max)
-        sent = False
-        try:
-            connection = self._take(effect.endpoint) or _Connection(effect.endpoint, self._tls, _left_s(end_ms))
-            connection.send(encode_request(effect.request, effect.endpoint.authority, self._token), _left_s(end_ms))
-            sent = True
-            while not reader.complete:
-                connection.receive(reader, _left_s(end_ms))
-            if reader.reusable:
-                self._give_back(effect.endpoint, connection)
-                connection = None
-            return Reply(now_ms(), reader.status, reader.headers, reader.take())
-        except (OSError, BadAnswer) as error:
-            partial = reader.take() if reader.status == 200 else b""
-            return Failed(now_ms(), sent, f"{type(error).__name__}: {error}", partial, reader.headers)
-        finally:
-            if connection is not None:
-                connection.close()
-            self._slots.release()
-
-    def open(self, endpoint: Endpoint, request: Request, timeout_ms: float) -> tuple[_Connection, AnswerReader]:
-        """A connection of its own for a stream, its head read. Raises: OSError, BadAnswer."""
-        end_ms = now_ms() + timeout_ms
-        connection = _Connection(endpoint, self._tls, _left_s(end_ms))
-        try:
-            connection.send(encode_request(request, endpoint.authority, self._token), _left_s(end_ms))
-            reader = AnswerReader(self._options.event_bytes_max)
-            while not reader.status or (reader.status != 200 and not reader.complete):
-                connection.receive(reader, _left_s(end_ms))
-        except BaseException:
-            connection.close()
-            raise
-        return connection, reader
-
-    def _take(self, endpoint: Endpoint) -> _Connection | None:
-        while True:
-            with self._lock:
-                if self.closed:
-                    raise Closed("this client is closed")
-                idle = self._idle.get(endpoint)
-                connection = idle.pop() if idle else None
-            if connection is None:
-                return None
-            if now_ms() - connection.idle_since_ms < self._options.idle_connection_ms and connection.is_alive():
-                return connection
-            connection.close()
-
-    def _give_back(self, endpoint: Endpoint, connection: _Connection) -> None:
-        connection.idle_since_ms = now_ms()
-        with self._lock:
-            if not self.closed:
-                self._idle.setdefault(endpoint, []).append(connection)
-                return
-        connection.close()
-
-    def close(self) -> None:
-        with self._lock:
-            self.closed = True
-            idle = [connection for connections in self._idle.values() for connection in connections]
-            self._idle.clear()
-        for connection in idle:
-            connection.close()
-
-
-def _left_s(end_ms: float) -> float:
-    left_ms = end_ms - now_ms()
-    if left_ms <= 0:
-        raise TimeoutError("the request took too long")
-    return left_ms / 1000
 
 
 class BlockingTransaction:
@@ -262,7 +94,7 @@ class Client:
         options: ClientOptions | None = None,
     ) -> None:
         self._session = core.Session(routes_of(url), options if options is not None else ClientOptions())
-        self._pool = _Pool(self._session.options, token, tls)
+        self._pool = Pool(self._session.options, token, tls)
         self._closing = threading.Event()
 
     def __enter__(self) -> Self:
@@ -274,7 +106,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close every connection. Waits that are under way end with ``Closed``."""
+        """Close every idle connection. Waits and streams that are under way end with ``Closed``."""
         self._closing.set()
         self._pool.close()
 
@@ -429,7 +261,7 @@ class Client:
         return self._session
 
     @property
-    def pool(self) -> _Pool:
+    def pool(self) -> Pool:
         """Its connections."""
         return self._pool
 
@@ -448,7 +280,7 @@ class Subscription:
         self._checkpoints = checkpoints
         self._continuity = Continuity(after, durable=durable, filtered=not keys.everything)
         self._procedure = follow(client.session, self._continuity, keys, durable=durable, now_ms=now_ms())
-        self._stream: tuple[_Connection, AnswerReader] | None = None
+        self._stream: tuple[Connection, AnswerReader] | None = None
         self._effect: Effect | None = None
         self._delivery = Delivery(self._continuity)
 
@@ -522,12 +354,12 @@ class Subscription:
             case Open(endpoint=endpoint, request=request, timeout_ms=timeout_ms):
                 self._hang_up()
                 try:
-                    self._stream = connection, reader = self._client.pool.open(endpoint, request, timeout_ms)
+                    self._stream = _, reader = self._client.pool.open(endpoint, request, timeout_ms)
                 except (OSError, BadAnswer) as error:
                     return Failed(now_ms(), False, f"{type(error).__name__}: {error}")
                 if reader.status == 200:
                     return Opened(now_ms())
-                connection.close()
+                self._hang_up()
                 return Reply(now_ms(), reader.status, reader.headers, reader.take())
             case Receive(timeout_ms=timeout_ms):
                 return self._receive(timeout_ms)
@@ -546,12 +378,12 @@ class Subscription:
             while not reader.buffered:
                 if reader.complete:
                     return Failed(now_ms(), False, "the service ended the stream")
-                connection.receive(reader, _left_s(end_ms))
+                connection.receive(reader, left_s(end_ms))
         except (OSError, BadAnswer) as error:
             return Failed(now_ms(), False, f"{type(error).__name__}: {error}")
         return Chunk(now_ms(), reader.take())
 
     def _hang_up(self) -> None:
         if self._stream is not None:
-            self._stream[0].close()
+            self._client.pool.hang_up(self._stream[0])
             self._stream = None

@@ -190,19 +190,23 @@ def test_losing_the_right_to_ask_does_not_hide_that_the_outcome_is_unknown(conne
 
 
 def test_a_named_leader_is_followed_at_once_with_the_same_attempt(connect):
-    with ScriptedServer(committed(30), committed(31)) as leader:
-        with ScriptedServer(coded(503, "not_leader", leader_address=leader.address, retry_after_ms=60_000)) as other:
-            client = connect(other.url)
-            assert client.call("commit", WRITE, read_version=3).version == 30
-            assert client.call("commit", WRITE, read_version=3).version == 31
-            assert other.asked[0].body == leader.asked[0].body
+    with (
+        ScriptedServer(committed(30), committed(31)) as leader,
+        ScriptedServer(coded(503, "not_leader", leader_address=leader.address, retry_after_ms=60_000)) as other,
+    ):
+        client = connect(other.url)
+        assert client.call("commit", WRITE, read_version=3).version == 30
+        assert client.call("commit", WRITE, read_version=3).version == 31
+        assert other.asked[0].body == leader.asked[0].body
 
 
 def test_a_deposed_leaders_word_sends_the_question_not_the_commit_to_the_next(connect):
-    with ScriptedServer(status("committed", 30)) as leader:
-        with ScriptedServer(coded(409, "leader_changed", leader_address=leader.address)) as other:
-            assert connect(other.url).call("commit", WRITE, read_version=3).version == 30
-            assert [asked.target.split("?")[0][:11] for asked in leader.asked] == ["/v1/status/"]
+    with (
+        ScriptedServer(status("committed", 30)) as leader,
+        ScriptedServer(coded(409, "leader_changed", leader_address=leader.address)) as other,
+    ):
+        assert connect(other.url).call("commit", WRITE, read_version=3).version == 30
+        assert [asked.target.split("?")[0][:11] for asked in leader.asked] == ["/v1/status/"]
 
 
 def test_two_servers_that_name_each_other_are_not_followed_for_ever(connect):

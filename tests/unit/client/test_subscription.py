@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import threading
 import urllib.parse
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -139,9 +141,11 @@ def test_checkpoints_are_progress_and_are_yielded_when_asked_for(connect):
 
 
 def test_a_transaction_behind_its_checkpoint_is_refused(connect):
-    with ScriptedServer(Stream((checkpoint(20), transaction(15, 0)), hold=True)) as server:
-        with pytest.raises(CorruptData):
-            connect(server.url).take(1)
+    with (
+        ScriptedServer(Stream((checkpoint(20), transaction(15, 0)), hold=True)) as server,
+        pytest.raises(CorruptData),
+    ):
+        connect(server.url).take(1)
 
 
 def test_a_lagging_reader_comes_back_where_it_was(connect):
@@ -177,9 +181,11 @@ def test_a_gap_behind_a_rollback_is_found(connect):
 
 
 def test_durable_transactions_are_never_rolled_back_unnoticed(connect):
-    with ScriptedServer(Stream((transaction(5, 0), leader_change(4)), hold=True)) as server:
-        with pytest.raises(CorruptData):
-            connect(server.url).take(2)
+    with (
+        ScriptedServer(Stream((transaction(5, 0), leader_change(4)), hold=True)) as server,
+        pytest.raises(CorruptData),
+    ):
+        connect(server.url).take(2)
 
 
 @pytest.mark.parametrize(
@@ -215,14 +221,17 @@ def test_a_stream_that_never_opens_gives_up(connect):
 def test_batches_lose_nothing_when_the_caller_stops_between_two_events():
     from holdfast.client import Client
 
-    with ScriptedServer(Stream((transaction(5, 0) + transaction(9, 5) + checkpoint(9),), hold=True)) as server:
-        with Client(server.url, options=QUICK) as client, client.subscribe() as events:
-            assert next(events).version == 5
-            assert events.position == 5
-            rest = next(iter(events.batches()))
-            assert [type(item).__name__ for item in rest] == ["TransactionEvent", "Checkpoint"]
-            assert events.position == 9
-            assert events.committed_version == 9
+    with (
+        ScriptedServer(Stream((transaction(5, 0) + transaction(9, 5) + checkpoint(9),), hold=True)) as server,
+        Client(server.url, options=QUICK) as client,
+        client.subscribe() as events,
+    ):
+        assert next(events).version == 5
+        assert events.position == 5
+        rest = next(iter(events.batches()))
+        assert [type(item).__name__ for item in rest] == ["TransactionEvent", "Checkpoint"]
+        assert events.position == 9
+        assert events.committed_version == 9
 
 
 def test_a_filter_is_a_prefix_or_a_range():
@@ -255,9 +264,10 @@ def test_events_do_not_depend_on_how_their_bytes_were_cut(data):
 
 def test_an_event_beyond_the_bound_is_refused():
     decoder = ServerSentEvents(100)
+    for _ in range(2):
+        assert decoder.feed(b"data: " + b"x" * 30) == []
     with pytest.raises(CorruptData):
-        for _ in range(10):
-            decoder.feed(b"data: " + b"x" * 30)
+        decoder.feed(b"x" * 40)
 
 
 @given(st.binary(max_size=60))
@@ -276,7 +286,34 @@ def test_leaving_out_any_event_is_always_noticed(steps, data):
     texts = [transaction(v, p) for p, v in zip([0, *versions], versions, strict=False)]
     missing = data.draw(st.integers(0, len(texts) - 2))
     continuity = Continuity(0, durable=True, filtered=False)
+    decoded = ServerSentEvents(1 << 20).feed(b"".join(texts))
+    for item in decoded[:missing]:
+        assert continuity.accept(*item) is not None
     with pytest.raises(CorruptData):
-        for text in texts[:missing] + texts[missing + 1 :]:
-            for item in ServerSentEvents(1 << 20).feed(text):
-                continuity.accept(*item)
+        continuity.accept(*decoded[missing + 1])
+
+
+def test_closing_the_client_ends_its_streams():
+    from holdfast.client import Client
+    from holdfast.errors import Closed
+
+    opened = threading.Event()
+    ended: list[BaseException] = []
+
+    def read(events: Any) -> None:
+        try:
+            next(events)
+            opened.set()
+            next(events)
+        except Closed as error:
+            ended.append(error)
+
+    options = dataclasses.replace(QUICK, stream_silence_ms=60_000)
+    with ScriptedServer(Stream((transaction(5, 0),), hold=True)) as server:
+        client = Client(server.url, options=options)
+        reader = threading.Thread(target=read, args=(client.subscribe(),))
+        reader.start()
+        assert opened.wait(30)
+        client.close()
+        reader.join(30)
+        assert [type(error) for error in ended] == [Closed]

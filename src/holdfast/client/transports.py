@@ -1,0 +1,191 @@
+"""Connections of the asyncio client: transports, their pool, one exchange on one of them.
+
+Owns: transports and their bounds. Does not own: what is sent or what a failure means (``core``).
+
+Failure model: once a request was given to the transport it may have been accepted; only a connection that could not be
+made was certainly not. A cancelled exchange drops its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+from holdfast.client.effects import Failed, Open, Reply, Send
+from holdfast.client.endpoint import Endpoint
+from holdfast.client.http1 import AnswerReader, BadAnswer, encode_request
+from holdfast.client.options import ClientOptions
+from holdfast.client.shell import now_ms
+from holdfast.errors import Closed
+
+__all__ = ["Connection", "Pool"]
+
+PAUSE_READING_BYTES = 1 << 20
+
+
+class Connection(asyncio.Protocol):
+    """One transport and the answer it is in the middle of."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._reader: AnswerReader | None = None
+        self._changed: asyncio.Future[None] | None = None
+        self._failure: BaseException | None = None
+        self._paused = False
+        self.lost = False
+        self.idle_since_ms = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The transport is ready."""
+        assert isinstance(transport, asyncio.Transport), "a stream protocol gets a stream transport"
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """More of the answer."""
+        reader = self._reader
+        if reader is None:  # an idle connection that speaks out of turn is of no further use
+            self.close()
+            return
+        try:
+            reader.feed(data)
+        except BadAnswer as error:
+            self._failure = error
+            self.close()
+        if reader.buffered > PAUSE_READING_BYTES and reader.status == 200 and not self._paused and self._transport:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing more will come."""
+        self.lost = True
+        if self._reader is not None and self._failure is None:
+            try:
+                if exc is not None:
+                    raise BadAnswer(f"the connection broke: {exc}") from exc
+                self._reader.end_of_input()
+            except BadAnswer as error:
+                self._failure = error
+        self._wake()
+
+    def start(self, data: bytes, reader: AnswerReader) -> None:
+        """Send a request; its answer goes to ``reader``."""
+        assert self._transport is not None, "a connection is made before it is used"
+        self._reader = reader
+        self._transport.write(data)
+
+    async def changed(self) -> None:
+        """Until more has arrived. Raises: BadAnswer when nothing more will."""
+        if self._failure is not None:
+            raise self._failure
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        self._changed = asyncio.get_running_loop().create_future()
+        try:
+            await self._changed
+        finally:
+            self._changed = None
+
+    def finish(self) -> None:
+        """The answer is complete; the connection is idle."""
+        self._reader = None
+        self.idle_since_ms = now_ms()
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Drop the connection, whatever it is in the middle of."""
+        self.lost = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _wake(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+
+class Pool:
+    """At most ``connections_max`` connections; the one used last is used first."""
+
+    def __init__(self, options: ClientOptions, token: str | None, tls: ssl.SSLContext | None) -> None:
+        self._options = options
+        self._token = token
+        self._tls = tls
+        self._slots = asyncio.Semaphore(int(options.connections_max))
+        self._idle: dict[Endpoint, list[Connection]] = {}
+        self._everything: set[Connection] = set()
+        self.closed = False
+
+    async def exchange(self, effect: Send) -> Reply | Failed:
+        """Send one request and collect its answer."""
+        connection: Connection | None = None
+        reader = AnswerReader(self._options.response_bytes_max)
+        sent = False
+        try:
+            async with asyncio.timeout(effect.timeout_ms / 1000), self._slots:
+                connection = self._take(effect.endpoint) or await self._connect(effect.endpoint)
+                data = encode_request(effect.request, effect.endpoint.authority, self._token)
+                sent = True
+                connection.start(data, reader)
+                while not reader.complete:
+                    await connection.changed()
+            connection.finish()
+            if reader.reusable and not connection.lost and not self.closed:
+                self._idle.setdefault(effect.endpoint, []).append(connection)
+                connection = None
+            return Reply(now_ms(), reader.status, reader.headers, reader.take())
+        except (OSError, BadAnswer) as error:  # a timeout is an OSError too
+            partial = reader.take() if reader.status == 200 else b""
+            return Failed(now_ms(), sent, f"{type(error).__name__}: {error}", partial, reader.headers)
+        finally:
+            if connection is not None:
+                self.drop(connection)
+
+    async def open(self, effect: Open) -> tuple[Connection, AnswerReader]:
+        """A connection of its own for a stream, its head read. Raises: OSError, BadAnswer."""
+        async with asyncio.timeout(effect.timeout_ms / 1000):
+            connection = await self._connect(effect.endpoint)
+            try:
+                reader = AnswerReader(self._options.event_bytes_max)
+                connection.start(encode_request(effect.request, effect.endpoint.authority, self._token), reader)
+                while not reader.status or (reader.status != 200 and not reader.complete):
+                    await connection.changed()
+            except BaseException:
+                self.drop(connection)
+                raise
+            return connection, reader
+
+    async def _connect(self, endpoint: Endpoint) -> Connection:
+        if self.closed:
+            raise Closed("this client is closed")
+        loop = asyncio.get_running_loop()
+        context = (self._tls if self._tls is not None else ssl.create_default_context()) if endpoint.secure else None
+        if endpoint.unix_path is not None:
+            _, connection = await loop.create_unix_connection(Connection, endpoint.unix_path)
+        else:
+            _, connection = await loop.create_connection(Connection, endpoint.host, endpoint.port, ssl=context)
+        self._everything.add(connection)
+        return connection
+
+    def _take(self, endpoint: Endpoint) -> Connection | None:
+        idle = self._idle.get(endpoint)
+        while idle:
+            connection = idle.pop()
+            if not connection.lost and now_ms() - connection.idle_since_ms < self._options.idle_connection_ms:
+                return connection
+            self.drop(connection)
+        return None
+
+    def drop(self, connection: Connection) -> None:
+        """Close a connection for good."""
+        connection.close()
+        self._everything.discard(connection)
+
+    def close(self) -> None:
+        """Drop every connection."""
+        self.closed = True
+        self._idle.clear()
+        for connection in list(self._everything):
+            self.drop(connection)
