@@ -114,7 +114,7 @@ def test_transactions_of_many_tasks_lose_no_update(server):
             await asyncio.gather(*[worker() for _ in range(6)])
             count = await client.get(b"count")
             assert count is not None
-            return count.value, b"%d" % len((await client.range(b"row/")).items)
+            return count.value, b"%d" % len((await client.range(b"row/", b"row0")).items)
 
     assert asyncio.run(main()) == (b"30", b"30")
 
