@@ -23,6 +23,7 @@ from holdfast.commit.leadership import Frontier, Identity, claim_header, encode_
 from holdfast.commit.reader import Reign, find_frontier, follow, read_header, reigns_back, start_after
 from holdfast.errors import Code, CorruptData, NotFound, Unavailable
 from holdfast.objects.port import Created, Listed, ObjectStore, Refused, Unknown
+from holdfast.objects.probe import probe
 from holdfast.values import LeaderId, LogId, Slot, slot_text
 
 __all__ = ["Survey", "Verified", "create_genesis", "survey", "verify_log", "walker_after"]
@@ -39,8 +40,6 @@ async def create_genesis(store: ObjectStore) -> LogId | None:
     """
     if await store.list(PREFIX, limit=1):
         return None
-    from holdfast.objects.probe import probe
-
     await probe(store)
     log_id = LogId(secrets.token_bytes(16))
     identity = Identity(LeaderId(secrets.token_bytes(16)), secrets.token_bytes(16), address="")

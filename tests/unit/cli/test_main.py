@@ -1,0 +1,155 @@
+"""The command line without a service: exit codes, errors as text and JSON, what starts and what refuses to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.exits import Exit, exit_of
+from holdfast.cli.main import main
+from holdfast.commit.batch import object_name
+from holdfast.errors import (
+    Backpressure,
+    Closed,
+    Code,
+    Conflict,
+    CorruptData,
+    Fenced,
+    HoldfastError,
+    InternalError,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    OutcomeUnknown,
+    PermissionDenied,
+    Unavailable,
+)
+
+EXITS: list[tuple[HoldfastError, int]] = [
+    (Conflict("c"), 1),
+    (NotFound("n"), 1),
+    (InvalidRequest("i"), 2),
+    (LimitExceeded("l"), 2),
+    (PermissionDenied("p"), 2),
+    (Fenced("f", code=Code.LEADER_ALIVE), 3),
+    (Fenced("f"), 4),
+    (Closed("c"), 4),
+    (NotFound("n", code=Code.LOG_EMPTY), 5),
+    (CorruptData("c"), 6),
+    (InvalidRequest("i", code=Code.STORE_UNFIT), 6),
+    (Unavailable("u"), 7),
+    (Backpressure("b"), 7),
+    (OutcomeUnknown("o"), 8),
+    (InternalError("i"), 70),
+]
+
+
+@pytest.mark.parametrize(("error", "code"), EXITS)
+def test_each_kind_of_error_has_its_exit_code(error: HoldfastError, code: int) -> None:
+    assert exit_of(error) == code
+
+
+def test_an_unknown_command_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["frobnicate"]) == Exit.BAD_REQUEST
+    assert "frobnicate" in capsys.readouterr().err
+
+
+def test_an_error_is_one_line_and_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-config", "--set", "log.uri=memory:"]) == Exit.BAD_REQUEST
+    first, hint = capsys.readouterr().err.splitlines()
+    assert first.startswith("holdfast: ")
+    assert "did you mean log.url?" in first
+    assert hint.startswith("  hint: ")
+
+
+def test_with_json_an_error_is_the_error_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-config", "--json", "--set", "leader.silence_ms=1"]) == Exit.BAD_REQUEST
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert json.loads(captured.err)["error"]["code"] == "bad_configuration"
+
+
+def test_check_config_names_the_source_of_every_key(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_VIEW__ENABLED", "off")
+    assert main(["check-config", "--json", "--set", "leader.silence_ms=3000"]) == Exit.DONE
+    rows = {row["key"]: row for row in json.loads(capsys.readouterr().out)["settings"]}
+    assert rows["leader.silence_ms"]["source"] == "flag"
+    assert rows["view.enabled"]["source"] == "env"
+    assert rows["commit.min_request_id_length"]["source"] == "default"
+
+
+def test_init_begins_a_log_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    url = (tmp_path / "log").as_uri()
+    assert main(["log", "init", url, "--json"]) == Exit.DONE
+    assert json.loads(capsys.readouterr().out)["created"] is True
+    before = (tmp_path / "log" / object_name(2**64 - 1)).read_bytes()
+    assert main(["log", "init", url, "--json"]) == Exit.DONE
+    assert json.loads(capsys.readouterr().out)["created"] is False
+    assert (tmp_path / "log" / object_name(2**64 - 1)).read_bytes() == before
+
+
+def test_a_new_log_is_whole_and_has_one_live_claim(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    url = (tmp_path / "log").as_uri()
+    main(["log", "init", url])
+    capsys.readouterr()
+    assert main(["log", "verify", url, "--json"]) == Exit.DONE
+    verified = json.loads(capsys.readouterr().out)
+    assert (verified["objects"], verified["leaders"], verified["transactions"]) == (1, 1, 0)
+    assert main(["log", "ls", url, "--long", "--json"]) == Exit.DONE
+    row = json.loads(capsys.readouterr().out)
+    assert (row["slot"], row["live"], row["kind"], row["epoch"]) == ("18446744073709551615", True, "claim", 1)
+
+
+def test_damage_ends_with_6_and_names_the_slot(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    url = (tmp_path / "log").as_uri()
+    main(["log", "init", url])
+    genesis = tmp_path / "log" / object_name(2**64 - 1)
+    data = bytearray(genesis.read_bytes())
+    data[200] ^= 1
+    genesis.chmod(0o644)
+    genesis.write_bytes(bytes(data))
+    capsys.readouterr()
+    assert main(["log", "verify", url]) == Exit.DAMAGED
+    assert "18446744073709551615" in capsys.readouterr().err
+
+
+def test_a_log_that_is_not_there_ends_with_5(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["log", "stat", (tmp_path / "absent").as_uri()]) == Exit.LOG_EMPTY
+    assert "absent" in capsys.readouterr().err
+
+
+def test_programs_do_not_start_under_python_optimised() -> None:
+    done = subprocess.run(
+        [sys.executable, "-O", "-m", "holdfast.cli.main", "check-config"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == Exit.BAD_REQUEST
+    assert "python -O" in done.stderr
+
+
+def test_the_library_may_be_imported_under_python_optimised() -> None:
+    subprocess.run([sys.executable, "-O", "-c", "import holdfast; holdfast.Conflict"], check=True)
+
+
+def test_importing_the_package_loads_no_third_party_package() -> None:
+    script = (
+        "import sys, holdfast, holdfast.cli.main, holdfast.settings\n"
+        "homes = {m.partition('.')[0]: getattr(v, '__file__', '') or '' for m, v in sys.modules.items()}\n"
+        "print([m for m, home in homes.items() if 'site-packages' in home])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_exists() -> None:
+    import holdfast
+
+    missing = [name for name in holdfast.__all__ if getattr(holdfast, name, None) is None]
+    assert missing == []
+    assert dir(holdfast) == sorted(holdfast.__all__)
