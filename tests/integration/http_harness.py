@@ -84,7 +84,9 @@ class Client:
     async def answer(self, *, head_only: bool = False) -> Answered:
         head = await self.reader.readuntil(b"\r\n\r\n")
         lines = head.decode("latin-1").split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:] if line)}
+        headers = {
+            name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:] if line)
+        }
         status = int(lines[0].split()[1])
         if head_only:
             return Answered(status, headers, b"")

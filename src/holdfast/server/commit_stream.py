@@ -79,7 +79,7 @@ class JsonLines(ItemReader):
     def take(self, part: bytes, *, last: bool = False) -> list[Transaction]:
         kept = self._kept
         end = len(part) if last else part.rfind(b"\n") + 1
-        if end == 0:
+        if end == 0 and not (last and kept):
             kept += part
             if len(kept) > self.item_bytes_max:
                 self.problem = self._too_large()
@@ -358,8 +358,8 @@ ROUTES = (
         stream=commits,
         body={NDJSON: Transaction, MSGPACK: Transaction},
         answers={
-            NDJSON: CommittedAnswer | NotCommittedAnswer | StreamErrorAnswer,
-            MSGPACK: CommittedAnswer | NotCommittedAnswer | StreamErrorAnswer,
+            NDJSON: (CommittedAnswer | NotCommittedAnswer, StreamErrorAnswer),
+            MSGPACK: (CommittedAnswer | NotCommittedAnswer, StreamErrorAnswer),
         },
         codes=COMMIT_CODES,
     ),

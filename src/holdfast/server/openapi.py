@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -46,7 +46,8 @@ def describe(routes: Iterable[Route], *, version: str, with_tokens: bool) -> byt
     rows = list(routes)
     types: list[object] = [ErrorAnswer]
     for row in rows:
-        types += [kind for kind in (*(row.body or {}).values(), *row.answers.values()) if kind is not None]
+        for kind in (*(row.body or {}).values(), *row.answers.values()):
+            types += _alternatives(kind)
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     schema_of = {id(kind): schema for kind, schema in zip(types, schemas, strict=True)}
     paths: dict[str, Json] = {}
@@ -71,6 +72,20 @@ def describe(routes: Iterable[Route], *, version: str, with_tokens: bool) -> byt
     return msgspec.json.encode(document)
 
 
+def _alternatives(kind: object) -> list[object]:
+    """The types of a body: none for free text, several where an item is one of them."""
+    if kind is None:
+        return []
+    return list(cast(tuple[object, ...], kind)) if isinstance(kind, tuple) else [kind]
+
+
+def _schema(kind: object, schema_of: Mapping[int, Any]) -> Json:
+    schemas = [schema_of[id(alternative)] for alternative in _alternatives(kind)]
+    if not schemas:
+        return {}
+    return {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
+
+
 def _operation(row: Route, schema_of: Mapping[int, Any], with_tokens: bool) -> Json:
     operation: Json = {
         "operationId": re.sub(r"[^a-z0-9]+", "_", f"{row.method.lower()}{row.name.lower()}").strip("_"),
@@ -92,7 +107,7 @@ def _operation(row: Route, schema_of: Mapping[int, Any], with_tokens: bool) -> J
     if row.body is not None:
         operation["requestBody"] = {
             "required": True,
-            "content": {media_type: {"schema": schema_of[id(kind)]} for media_type, kind in row.body.items()},
+            "content": {media_type: _schema(kind, schema_of) for media_type, kind in row.body.items()},
         }
     if with_tokens and row.role is not Role.OPEN:
         operation["security"] = [{"token": []}]
@@ -101,10 +116,7 @@ def _operation(row: Route, schema_of: Mapping[int, Any], with_tokens: bool) -> J
 
 
 def _responses(row: Route, schema_of: Mapping[int, Any]) -> Json:
-    content: Json = {
-        media_type: {"schema": schema_of[id(kind)] if kind is not None else {}}
-        for media_type, kind in row.answers.items()
-    }
+    content: Json = {media_type: _schema(kind, schema_of) for media_type, kind in row.answers.items()}
     responses: Json = {"200": {"description": row.summary, "content": content}}
     by_status: dict[int, list[Code]] = {}
     for code in (*ANY_ROUTE_CODES, *row.codes):

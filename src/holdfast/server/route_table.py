@@ -23,18 +23,12 @@ def route_table(
     front: Front, *, metrics: ServerMetrics, subscriptions: Subscriptions, view: EmbeddedView, version: str
 ) -> list[Route]:
     """The rows. ``version`` is what the description says of this package."""
-    described: list[bytes] = []
-
-    def description() -> bytes:
-        if not described:
-            described.append(describe(rows, version=version, with_tokens=front.authenticator.required))
-        return described[0]
-
     rows: list[Route] = [
         *LOG_ROUTES,
         *STREAM_ROUTES,
         subscribe_route(subscriptions),
         *view_routes(view),
-        *health_routes(scrape=metrics.text, description=description),
+        *health_routes(scrape=metrics.text, description=lambda: described),
     ]
+    described = describe(rows, version=version, with_tokens=front.authenticator.required)
     return rows

@@ -201,7 +201,7 @@ class Route:
     body: Mapping[str, object] | None = None
     """Media type -> the type that decodes it."""
     answers: Mapping[str, object]
-    """Media type -> the type of the 200 answer, or None for text that has no schema."""
+    """Media type -> the type of the 200 answer; a tuple where an item is one of several; None for free text."""
     codes: Sequence[Code] = ()
     """Every code it may answer with, beside ``ANY_ROUTE_CODES``."""
     tag: str = "log"

@@ -1,0 +1,346 @@
+"""Laws of the routes that answer whole: commit, version, status, view, health, description, rights."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from holdfast.commit.service import ServiceOptions
+from holdfast.commit.transaction import Transaction
+from holdfast.errors import Code
+from holdfast.server.auth import Role
+from holdfast.server.front import FrontLimits
+from holdfast.server.responses import STATUS_OF, LeaderHint
+from tests.integration.http_harness import commit, request, run, serving, write
+
+REQUEST_ID = "an-id-of-more-than-twenty-characters"
+
+
+def test_a_conflict_names_the_precondition_and_a_durable_version() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            first = (await client.ask("POST", "/v1/commit", write())).json
+            stale = {"type": "point_read", "key": "a2V5", "version": first["version"] - 1}
+            answer = await client.ask("POST", "/v1/commit", write(preconditions=[stale]))
+            assert answer.status == 200
+            assert answer.json == {
+                "status": "not_committed",
+                "reason": "conflict",
+                "conflicts": [{"precondition": 0, "version": first["version"]}],
+                "version": answer.json["version"],
+                "leader_id": here.service.leader_id,
+                "request_id": None,
+            }
+            assert answer.json["version"] >= first["version"]
+            assert here.service.local_version() >= answer.json["version"]
+
+    run(scenario)
+
+
+def test_an_attempt_is_answered_alike_when_repeated_and_its_id_belongs_to_it() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            version = (await client.ask("GET", "/v1/version")).json["version"]
+            body = write(request_id=REQUEST_ID, read_version=version)
+            first = (await client.ask("POST", "/v1/commit", body)).json
+            assert first["request_id"] == REQUEST_ID
+            assert (await client.ask("POST", "/v1/commit", body)).json == first
+            other = write("b3RoZXI=", request_id=REQUEST_ID, read_version=version)
+            reused = await client.ask("POST", "/v1/commit", other)
+            assert (reused.status, reused.code) == (409, "request_id_reused")
+            told = await client.ask("GET", f"/v1/status/{REQUEST_ID}?min_version={version}")
+            assert told.json == {"status": "committed", "version": first["version"]}
+
+    run(scenario)
+
+
+def test_asking_the_status_bans_the_attempt() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            version = (await client.ask("GET", "/v1/version")).json["version"]
+            told = await client.ask("GET", f"/v1/status/{REQUEST_ID}?min_version={version}")
+            assert told.json == {"status": "not_committed"}
+            late = await client.ask("POST", "/v1/commit", write(request_id=REQUEST_ID, read_version=version))
+            assert (late.json["status"], late.json["reason"]) == ("not_committed", "banned")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "code"),
+    [
+        (f"/v1/status/{REQUEST_ID}", 400, "malformed"),
+        (f"/v1/status/{REQUEST_ID}?min_version=-1", 400, "malformed"),
+        (f"/v1/status/{REQUEST_ID}?min_version=1&min_version=2", 400, "malformed"),
+        ("/v1/status/short?min_version=1", 400, "bad_request_id"),
+        ("/v1/version?consistency=strange", 400, "malformed"),
+        ("/v1/keys/a", 400, "bad_base64"),
+        ("/v1/keys/%FF", 400, "bad_base64"),
+        ("/v1/keys/bm9uZQ", 404, "not_found"),
+        ("/v1/range?begin=Yg&end=YQ", 400, "bad_range"),
+        ("/v1/range?limit=0", 400, "malformed"),
+        ("/v1/subscribe?after=x", 400, "malformed"),
+        ("/v1/subscribe?durable=maybe", 400, "malformed"),
+        ("/v1/subscribe?prefix=YQ&begin=YQ", 400, "malformed"),
+        ("/v1/subscribe?begin=Yg&end=YQ", 400, "bad_range"),
+        (f"/v1/subscribe?after={2**53 - 1}", 400, "future_version"),
+        ("/", 404, "not_found"),
+        ("/v1/commit/", 404, "not_found"),
+        ("/v1/%2e%2e/livez", 404, "not_found"),
+        ("/v1/commit", 405, "method_not_allowed"),
+    ],
+)
+def test_every_refusal_is_coded(target: str, status: int, code: str) -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            answer = await (await here.connect()).ask("GET", target)
+            assert (answer.status, answer.code) == (status, code)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "DELETE", "PATCH", "TRACE", "QUERY"])
+def test_other_methods_are_405_and_name_the_right_ones(method: str) -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            client.send(request(method, "/v1/commit"))
+            answer = await client.answer(head_only=method == "HEAD")
+            assert (answer.status, answer.headers["allow"]) == (405, "POST")
+
+    run(scenario)
+
+
+def test_head_of_a_get_route_has_no_body() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            for target in ("/livez", "/metrics", "/openapi.json", "/v1/version"):
+                client.send(request("HEAD", target))
+                assert (await client.answer(head_only=True)).status == 200
+            assert (await client.ask("GET", "/livez")).json["leading"] is True
+
+    run(scenario)
+
+
+def test_while_the_store_stalls_commits_are_refused_and_health_answers() -> None:
+    async def scenario() -> None:
+        options = ServiceOptions(address="test", allow_new=True, probe=False, queue_entries_max=100)
+        async with serving(options=options) as here:
+            here.store.gate.clear()
+            stuck = [await here.connect() for _ in range(4)]
+            for client in stuck:
+                client.send(commit() * 40)
+            while here.front.in_flight_commits < 100:
+                await asyncio.sleep(0.001)
+            client = await here.connect()
+            refused = await client.ask("POST", "/v1/commit", write())
+            assert (refused.status, refused.code) == (503, "overloaded")
+            assert int(refused.headers["retry-after"]) >= 1 and refused.json["error"]["retry_after_ms"] > 0
+            assert (await client.ask("GET", "/livez")).status == 200
+            assert (await client.ask("GET", "/readyz")).code == "overloaded"
+            assert (await client.ask("GET", "/metrics")).status == 200
+            here.store.gate.set()
+            for other in stuck:
+                codes = [(await other.answer()).status for _ in range(40)]
+                assert set(codes) <= {200, 503} and codes[0] == 200
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "limits", [FrontLimits(in_flight_commits_max=8), FrontLimits(in_flight_bytes_max=8 * len(write()))]
+)
+def test_commits_and_bytes_in_flight_are_bounded(limits: FrontLimits) -> None:
+    async def scenario() -> None:
+        async with serving(limits=limits) as here:
+            here.store.gate.clear()
+            client = await here.connect()
+            client.send(commit() * 20)
+            while here.front.counters.answers["/v1/commit", 503] < 12:
+                await asyncio.sleep(0.001)
+            assert here.front.in_flight_commits == 8
+            here.store.gate.set()
+            assert [(await client.answer()).status for _ in range(20)] == [200] * 8 + [503] * 12
+            assert (here.front.in_flight_commits, here.front.in_flight_bytes) == (0, 0)
+
+    run(scenario)
+
+
+def test_who_does_not_lead_names_who_does() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            here.front.stop_leading(LeaderHint("f" * 32, "elsewhere:1"))
+            client = await here.connect()
+            for method, target, body in (
+                ("POST", "/v1/commit", write()),
+                ("GET", "/v1/version", None),
+                ("GET", f"/v1/status/{REQUEST_ID}?min_version=1", None),
+                ("POST", "/v1/commits", write()),
+                ("GET", "/v1/subscribe", None),
+                ("GET", "/v1/keys/YQ", None),
+                ("GET", "/readyz", None),
+                ("GET", "/ok", None),
+                ("POST", "/v1/admin/step-down", b""),
+            ):
+                answer = await client.ask(method, target, body)
+                assert (answer.status, answer.code) == (503, "not_leader"), target
+                assert answer.json["error"]["leader_address"] == "elsewhere:1"
+                assert answer.json["error"]["leader_id"] == "f" * 32
+            assert (await client.ask("GET", "/livez")).json["leading"] is False
+
+    run(scenario)
+
+
+def test_stepping_down_answers_everything_and_then_nothing() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            busy, client = await here.connect(), await here.connect()
+            busy.send(commit() * 50)
+            while not here.front.in_flight_commits:
+                await asyncio.sleep(0)
+            told = await client.ask("POST", "/v1/admin/step-down", b"")
+            assert told.json == {"stepped_down": True, "leader_id": here.service.leader_id}
+            assert {(await busy.answer()).status for _ in range(50)} <= {200, 503}
+            assert (await client.ask("POST", "/v1/commit", write())).code == "not_leader"
+            assert here.service.ended.result().kind == "resigned"
+
+    run(scenario)
+
+
+def test_reads_of_the_view_see_ones_own_writes_and_wait_for_at() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            for number in range(30):
+                value = json.dumps(
+                    {"operations": [{"type": "write", "key": "a2V5", "value": f"{number:04d}"}]}
+                ).encode()
+                version = (await client.ask("POST", "/v1/commit", value)).json["version"]
+                found = (await client.ask("GET", "/v1/keys/a2V5")).json
+                assert found == {"key": "a2V5", "value": f"{number:04d}", "version": version}
+                at = await client.ask("GET", f"/v1/keys/a2V5?at={version}")
+                assert at.json == found
+            await client.ask("POST", "/v1/commit", write("/+++"))
+            assert (await client.ask("GET", "/v1/keys/_---")).json["key"] == "/+++"
+            page = (await client.ask("GET", "/v1/range?limit=1")).json
+            assert [item["key"] for item in page["items"]] == ["a2V5"] and page["more"] is True
+            rest = (await client.ask("GET", "/v1/range?begin=a2V5AA")).json
+            assert [item["key"] for item in rest["items"]] == ["/+++"] and rest["more"] is False
+
+    run(scenario)
+
+
+def test_without_a_view_reads_say_so() -> None:
+    async def scenario() -> None:
+        async with serving(view=False) as here:
+            client = await here.connect()
+            for target in ("/v1/keys/YQ", "/v1/range"):
+                answer = await client.ask("GET", target)
+                assert (answer.status, answer.code) == (409, "view_disabled")
+
+    run(scenario)
+
+
+TOKENS = {"r" * 16: Role.READ, "w" * 16: Role.WRITE, "a" * 16: Role.ADMIN}
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "needed"),
+    [
+        ("GET", "/livez", Role.OPEN),
+        ("GET", "/readyz", Role.OPEN),
+        ("GET", "/openapi.json", Role.OPEN),
+        ("GET", "/v1/version", Role.READ),
+        ("GET", "/v1/version?consistency=local", Role.READ),
+        ("GET", "/v1/range", Role.READ),
+        ("GET", "/metrics", Role.READ),
+        ("POST", "/v1/commit", Role.WRITE),
+        ("POST", "/v1/commits", Role.WRITE),
+        ("POST", "/v1/admin/step-down", Role.ADMIN),
+    ],
+)
+def test_a_role_opens_its_routes_and_those_below(method: str, target: str, needed: Role) -> None:
+    async def scenario() -> None:
+        async with serving(tokens=TOKENS) as here:
+            for token, role in [(None, Role.OPEN), ("x" * 16, Role.OPEN), *TOKENS.items()]:
+                client = await here.connect()
+                headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+                answer = await client.ask(method, target, write() if method == "POST" else None, **headers)
+                if role >= needed:
+                    assert answer.status == 200
+                elif role is Role.OPEN:
+                    assert (answer.status, answer.code) == (401, "unauthenticated")
+                    assert answer.headers["www-authenticate"] == "Bearer"
+                else:
+                    assert (answer.status, answer.code) == (403, "permission_denied")
+
+    run(scenario)
+
+
+def test_every_code_has_a_status() -> None:
+    assert set(STATUS_OF) == set(Code)
+
+
+def test_the_description_lists_every_route_and_every_error_has_its_shape() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            api = (await client.ask("GET", "/openapi.json")).json
+            served = {
+                (row.path, method) for row in here.server.framework.config.loaded_app.routes for method in row.methods
+            }  # type: ignore[attr-defined]
+            described = {(path, method.upper()) for path, methods in api["paths"].items() for method in methods}
+            assert {(path.replace(":path}", "}"), method) for path, method in served if method != "HEAD"} == described
+            for path, methods in api["paths"].items():
+                for operation in methods.values():
+                    for status, answer in operation["responses"].items():
+                        if status != "200":
+                            assert "application/json" in answer["content"], path
+            text = json.dumps(api)
+            for name in api["components"]["schemas"]:
+                assert f"#/components/schemas/{name}" in text
+            assert "msgspec" not in text and set(Transaction.__struct_fields__) == set(
+                api["components"]["schemas"]["Transaction"]["properties"]
+            )
+
+    run(scenario)
+
+
+def test_the_page_of_the_api_loads_nothing_from_elsewhere() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            page = await (await here.connect()).ask("GET", "/docs")
+            assert page.headers["content-type"].startswith("text/html")
+            assert b"http://" not in page.body and b"https://" not in page.body and b"src=" not in page.body
+
+    run(scenario)
+
+
+def test_metrics_are_well_formed_and_count() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            for _ in range(3):
+                await client.ask("POST", "/v1/commit", write())
+            text = (await client.ask("GET", "/metrics")).body.decode()
+            samples = {
+                (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+                for family in text_string_to_metric_families(text)
+                for sample in family.samples
+            }
+            assert samples["holdfast_commits_total", (("outcome", "committed"),)] == 3
+            assert samples["holdfast_http_answers_total", (("route", "/v1/commit"), ("status", "200"))] == 3
+            assert samples["holdfast_commit_seconds_count", ()] == 3
+            for stage in ("sequence", "resolve", "persist", "release"):
+                assert samples["holdfast_stage_commits_total", (("stage", stage),)] == 3
+            assert samples["holdfast_leading", ()] == 1
+            assert samples["process_resident_memory_bytes", ()] > 1 << 20
+
+    run(scenario)
