@@ -15,6 +15,7 @@ from pathlib import Path
 
 from holdfast.commit.batch import (
     FIRST_SLOT,
+    FLAG_LZ4,
     HEADER_BYTES,
     Header,
     Kind,
@@ -105,8 +106,10 @@ class Leader:
         """Send one batch of these transactions; without any, an empty one that settles versions ``empty_through``."""
         last = Version(max(self.head.last_version, empty_through))
         versions = (logged[0].version, logged[-1].version) if logged else (last, last)
-        body = encode_body(logged, compress=self.builder.random.random() < 0.2)
-        self._send(self._header(Kind.DATA, versions, body, len(logged)), body, list(logged), lands=lands)
+        compress = self.builder.random.random() < 0.2
+        body = encode_body(logged, compress=compress)
+        header = self._header(Kind.DATA, versions, body, len(logged))
+        self._send(replace(header, flags=FLAG_LZ4 if compress else 0), body, list(logged), lands=lands)
 
     def resign(self) -> None:
         """Write the resign record and send nothing more."""
