@@ -14,7 +14,7 @@ import msgspec
 from holdfast.commit.transaction import Operation
 from holdfast.testing.http_message import BrokenMessage, HttpMessage, read_message
 
-ANSWER_SECONDS_MAX = 30.0
+ANSWER_SECONDS_MAX = 5.0
 
 
 class NotSent(Exception):

@@ -381,3 +381,23 @@ async def test_a_clean_stop_leaves_nothing_to_wait_for(store: Gate) -> None:
     assert await logged_versions(store) == versions
     with pytest.raises(Fenced):
         await service.noop()
+
+
+@law
+async def test_a_commit_that_is_being_looked_up_when_the_service_closes_is_answered_unknown(gate: Gate) -> None:
+    """Every entry gets its one reply: a look-up that was cut short proved nothing."""
+    old = await put(await lead(gate), b"k")
+    service = await lead(gate)
+    asked = asyncio.Event()
+
+    async def never(key: str, *, start: int = 0, length: int | None = None) -> bytes:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    gate.read = never  # type: ignore[method-assign]
+    below_window = Transaction([Write(b"k", b"w")], request_id=ID, read_version=old)
+    answer = asyncio.ensure_future(commit(service, below_window))
+    await asked.wait()
+    await service.close()
+    assert (await answer).outcome == Unanswered()

@@ -110,6 +110,7 @@ class CommitService:
         self._standby_until_ms = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._look_ups = asyncio.Semaphore(LOOK_UPS_MAX)
+        self._looked_up: dict[CommitEntry, None] = {}
         self._last_accepted = claim.prev_version
         self._draining = False
 
@@ -227,11 +228,16 @@ class CommitService:
                     entry.outcome = Committed(found.version)
                 else:
                     entry.outcome = Unanswered() if found.truncated else Rejected("too_old")
-            entry.durable_version = self.local_version()
-            self._queued -= 1
-            entry.reply(entry)
+            self._reply_to_old(entry)
 
+        self._looked_up[entry] = None
         return answer()
+
+    def _reply_to_old(self, entry: CommitEntry) -> None:
+        del self._looked_up[entry]
+        entry.durable_version = self.local_version()
+        self._queued -= 1
+        entry.reply(entry)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -280,6 +286,10 @@ class CommitService:
         for task in [*self._tasks]:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        # A look-up that was cut short proved nothing, and its commit still waits for its one reply.
+        for entry in [*self._looked_up]:
+            entry.outcome = Unanswered()
+            self._reply_to_old(entry)
 
     # -- effects ------------------------------------------------------------------------------------------------------
 
