@@ -6,13 +6,13 @@ in flight it writes at once, otherwise when clients / (in flight + 1) commits ha
 
     python benchmarks/directory_put.py [--seconds 2] [--rounds 3] [--path DIR] [--json]
 
-Measured on 2 virtual cores (AMD EPYC), ext4 without a journal, Python 3.11, uvloop; medians. Bare file operations in the
-same order, machine otherwise idle, 2 rounds:
+Measured on 2 virtual cores (AMD EPYC), ext4 without a journal, Python 3.11, uvloop. Bare file operations in the same
+order, machine otherwise idle, medians of 4 rounds (threads) and 2 (processes):
 
     writers        commits/s   PUTs/s   PUT p50 / p99 ms   commit p50 / p99 ms
-    threads 1         22,200      690     1.27 /  2.6         2.0 /  4.8
-    threads 2         25,200      890     1.61 /  3.1         1.9 /  3.7
-    threads 4         25,700    1,220     1.67 /  3.7         1.9 /  3.9
+    threads 1         22,500      700     1.20 /  2.5         2.0 /  4.6
+    threads 2         26,500    1,000     1.46 /  3.2         1.8 /  3.9
+    threads 4         24,900    1,220     1.75 /  3.8         1.9 /  3.9
     processes 1       35,500    1,110     0.81 /  2.4         1.3 /  4.2
     processes 2       38,100    1,260     0.85 /  2.2         1.1 /  2.6
     processes 4       36,800    1,340     0.96 /  2.1         1.2 /  2.2

@@ -14,7 +14,7 @@ dies fails its request as ``Unavailable``. Workers that die idle have answered a
 Cancelling a request abandons its answer only; a create under way still lands.
 
 Why processes: a thread takes the leader's interpreter back after each of its system calls. Under a busy loop, threads
-gave 22,000-26,000 commits/s where processes gave 35,000-38,000, and cost the leader 3 to 4 times the CPU a PUT
+gave 22,000-27,000 commits/s where processes gave 35,000-38,000, and cost the leader 3 to 4 times the CPU a PUT
 (``benchmarks/directory_put.py`` has the table and measures it again).
 """
 
