@@ -22,6 +22,7 @@ from holdfast.errors import Closed, CorruptData, InvalidRequest, Unavailable
 from holdfast.view import View
 from holdfast.view.layer import Layer
 from holdfast.view.ordered_keys import OrderedKeys
+from holdfast.view.sqlite import SqliteStorage
 
 KEYS = st.binary(max_size=2).map(lambda key: bytes(byte % 4 * 85 for byte in key))
 ENDS = st.none() | KEYS
@@ -373,3 +374,42 @@ def test_a_file_that_can_no_longer_be_written_stops_the_view_loudly(tmp_path):
         view.apply([event(7, 6, [Write(b"a", b"3")])])
     with pytest.raises(Unavailable):
         view.close()
+
+
+def test_a_crash_before_any_statement_of_a_flush_leaves_one_of_the_two_whole_states(tmp_path):
+    storage = SqliteStorage(tmp_path / "view")
+    view = View(storage)
+    view.apply([event(5, 0, [Write(b"a", b"1"), Write(b"b", b"1"), Write(b"c", b"1")])])
+    view.flush()
+    view.apply([event(9, 5, [RangeDelete(b"a", b"b"), Delete(b"b"), Write(b"d", b"2")])])
+    copies: list[Path] = []
+
+    def crash(_: str) -> None:
+        path = tmp_path / f"copy-{len(copies)}"
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{tmp_path / 'view'}{suffix}", f"{path}{suffix}")
+        copies.append(path)
+
+    storage._writer.set_trace_callback(crash)
+    view.flush()
+    crash("after the last")
+    storage._writer.set_trace_callback(None)
+    view.close()
+    states = []
+    for path in copies:
+        with View.sqlite(path) as left:
+            states.append((left.version, [key for key, _, _ in left.range()]))
+    assert set(map(str, states)) == {str((5, [b"a", b"b", b"c"])), str((9, [b"c", b"d"]))}
+    assert states == sorted(states)
+    assert len(states) >= 6
+
+
+@pytest.mark.parametrize(
+    "ranges", [[(b"a", b"b"), (b"b", b"c")], [(b"b", b"c"), (b"a", b"b")], [(b"a", None), (b"b", b"c")]]
+)
+def test_cleared_ranges_that_touch_become_one(ranges):
+    layer = Layer(is_ground=False)
+    for begin, end in ranges:
+        layer.apply(1, [RangeDelete(begin, end)])
+    layer.check()
+    assert len(layer.cleared) == 1

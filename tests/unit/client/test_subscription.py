@@ -317,3 +317,11 @@ def test_closing_the_client_ends_its_streams():
         client.close()
         reader.join(30)
         assert [type(error) for error in ended] == [Closed]
+
+
+def test_after_a_rollback_the_next_transaction_follows_the_newest_that_is_left(connect):
+    before = (transaction(5, 0), transaction(7, 5, durable=False), transaction(8, 7, durable=False), leader_change(7))
+    with ScriptedServer(Stream((*before, transaction(100, 5)), hold=True)) as server:
+        with pytest.raises(CorruptData) as caught:
+            connect(server.url).take(5, durable=False)
+        assert caught.value.fields["last_delivered"] == 7

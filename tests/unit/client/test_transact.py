@@ -220,3 +220,10 @@ def test_a_function_led_astray_by_a_moving_state_runs_again_from_there(connect):
         assert connect(server.url).transact(body).version == 60
         (sent,) = commits_of(server)
         assert sent["read_version"] == 55
+
+
+def test_what_was_demanded_of_a_key_is_not_softened_by_reading_it():
+    builder = TransactionBuilder(ViewSource(None, view_at_50()), 50)  # type: ignore[arg-type]
+    builder.require_unchanged(b"n", 45)
+    assert read(builder.reading(b"n", 0)) == b"1"
+    assert builder.preconditions == [PointRead(b"n", 45)]
