@@ -134,7 +134,7 @@ def scan(options: ReadOptions, wanted: RowFilter, piece: Piece) -> Iterator[pa.R
 
 
 def _decoded_bytes(body: Body) -> int:
-    """About what the rows take in memory. Asking Arrow costs as much as decoding a tiny body, so only if they differ."""
+    """The rows in memory, roughly. Asking Arrow costs as much as decoding a tiny body: only if they differ."""
     return body.rows.nbytes if body.header.flags & FLAG_LZ4 else body.header.body_length
 
 
