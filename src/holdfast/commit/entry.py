@@ -1,4 +1,4 @@
-"""What travels through the four stages: one commit request and, in time, its outcome.
+"""What travels through the four stages: commit requests, in time with their outcomes, and the batches they ride in.
 
 Owns: the fields that the stages hand on. Does not own: any decision.
 """
@@ -6,11 +6,13 @@ Owns: the fields that the stages hand on. Does not own: any decision.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from holdfast.commit.batch import Header, LoggedTransaction
 from holdfast.commit.transaction import Outcome, Transaction, Write
 from holdfast.errors import InvalidRequest
 
-__all__ = ["CommitEntry", "Position", "request_bytes"]
+__all__ = ["Batch", "CommitEntry", "Position", "request_bytes"]
 
 ITEM_BYTES = 32
 """What an item costs besides its value, for the size bound of a batch."""
@@ -59,6 +61,24 @@ class Position:
 
     def __init__(self, ticket: object) -> None:
         self.ticket = ticket
+
+
+@dataclass(slots=True)
+class Batch:
+    """One slot in flight. ``payload`` never changes once it is set."""
+
+    header: Header
+    payload: bytes
+    entries: list[CommitEntry | Position]
+    transactions: list[LoggedTransaction]
+    formed_ms: float
+    sent_ms: float = 0.0
+    requests: int = 0
+    attempts: int = 0
+    retry_at_ms: float | None = None
+    hedged: bool = False
+    reading: bool = False
+    done: bool = False
 
 
 def request_bytes(txn: Transaction) -> int:

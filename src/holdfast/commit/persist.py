@@ -21,11 +21,12 @@ from typing import Final
 from zlib import crc32
 
 from holdfast.commit.batch import SPAN_MAX, Header, Kind, LoggedTransaction, encode_body, encode_object, jump
-from holdfast.commit.entry import CommitEntry, Position
+from holdfast.commit.entry import Batch, CommitEntry, Position
+from holdfast.commit.events import Put, ReadBack
 from holdfast.objects.port import CreateAnswer, Created, Refused, Unknown
 from holdfast.values import Instant, Slot, Version
 
-__all__ = ["Batch", "Persist", "PersistRules", "Put", "ReadBack", "Verdict"]
+__all__ = ["Persist", "PersistRules", "Put", "ReadBack", "Verdict"]
 
 HEARTBEAT_VERSIONS: Final = 10_000_000
 """An empty batch is due when this many versions were assigned since the last batch."""
@@ -53,47 +54,12 @@ class PersistRules:
         assert 1 <= self.window <= SPAN_MAX, "the span is at most one LIST page"
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
-    """Effect: send these bytes to this slot, conditionally. Doing it twice is harmless."""
-
-    slot: Slot
-    data: bytes
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReadBack:
-    """Effect: read the header in this slot, to learn whose object refused the PUT."""
-
-    slot: Slot
-    certain: bool
-
-
 class Verdict(Enum):
     """What an answer from the store means for this leader."""
 
     GOES_ON = auto()
     DEPOSED = auto()
     GAVE_UP = auto()
-
-
-@dataclass(slots=True)
-class Batch:
-    """One slot in flight. ``payload`` never changes once it is set."""
-
-    header: Header
-    payload: bytes
-    entries: list[CommitEntry | Position]
-    transactions: list[LoggedTransaction]
-    formed_ms: float
-    sent_ms: float = 0.0
-    requests: int = 0
-    attempts: int = 0
-    retry_at_ms: float | None = None
-    hedged: bool = False
-    reading: bool = False
-    done: bool = False
 
 
 @dataclass(slots=True)

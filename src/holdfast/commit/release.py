@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from holdfast.commit.entry import CommitEntry, Position
-from holdfast.commit.persist import Batch
+from holdfast.commit.entry import Batch, CommitEntry, Position
 from holdfast.commit.transaction import Committed, Unanswered
 
 __all__ = ["PROOF_MS_MAX", "Release"]

@@ -21,13 +21,14 @@ from typing import Any, Final
 import structlog
 from msgspec import Struct
 
-from holdfast.commit import pipeline as p
+from holdfast.commit import events
 from holdfast.commit.batch import HEADER_BYTES, Header, decode_header, object_name
 from holdfast.commit.entry import CommitEntry
+from holdfast.commit.events import Put, ReadBack
 from holdfast.commit.feed import Feed, TransactionEvent
 from holdfast.commit.leadership import Identity
 from holdfast.commit.metrics import ServiceMetrics
-from holdfast.commit.persist import Put, ReadBack
+from holdfast.commit.pipeline import Pipeline, PipelineRules
 from holdfast.commit.status import look_up
 from holdfast.commit.takeover import AskLeader, Takeover, TakeoverOptions, newest_slot, now, take_the_lead
 from holdfast.commit.transaction import Committed, Rejected, Unanswered
@@ -60,7 +61,7 @@ class ServiceOptions:
     take_over: bool = False
     ask_leader: AskLeader | None = None
     probe: bool = True
-    rules: p.PipelineRules = field(default_factory=p.PipelineRules)
+    rules: PipelineRules = field(default_factory=PipelineRules)
     request_timeout_ms: float = 10_000.0
     silence_ms: float = 2_000.0
     heartbeat_ms: float = 500.0
@@ -95,7 +96,7 @@ class CommitService:
         self.log_id = claim.log_id.hex()
         self.address = claim.address
         self.options = options
-        self.pipeline = p.Pipeline(claim, identity.nonce_seed, options.rules, now())
+        self.pipeline = Pipeline(claim, identity.nonce_seed, options.rules, now())
         self.feed = Feed(claim, bytes_max=options.feed_bytes_max)
         self.metrics = ServiceMetrics()
         self._loop = asyncio.get_running_loop()
@@ -163,7 +164,7 @@ class CommitService:
         if not entries:
             return
         self._queued += len(entries)
-        self._step(p.Arrived(now(), entries))
+        self._step(events.Arrived(now(), entries))
 
     def durable_header(self) -> Header:
         """The header of the newest durable object of this reign, the claim when there is none yet."""
@@ -181,13 +182,13 @@ class CommitService:
         Raises: Fenced when another leader exists. Cost: rides on the next PUT, or one LIST shared by all who wait.
         """
         waiter: asyncio.Future[int] = self._loop.create_future()
-        self._step(p.VersionAsked(now(), waiter))
+        self._step(events.VersionAsked(now(), waiter))
         return await waiter
 
     async def noop(self) -> None:
         """Return when a no-op went through all four stages. Raises: Fenced."""
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self._step(p.NoopAsked(now(), waiter))
+        self._step(events.NoopAsked(now(), waiter))
         await waiter
 
     async def status(self, request_id: str, min_version: int) -> StatusAnswer:
@@ -196,9 +197,9 @@ class CommitService:
         ``min_version`` is the attempt's read version; it bounds how much of the log is read.
         Raises: Fenced (``leader_changed``, never a verdict), Unavailable, CorruptData.
         """
-        waiter: asyncio.Future[p.StatusReady] = self._loop.create_future()
-        question = p.StatusQuestion(request_id, min_version, waiter)
-        self._step(p.StatusAsked(now(), question))
+        waiter: asyncio.Future[events.StatusReady] = self._loop.create_future()
+        question = events.StatusQuestion(request_id, min_version, waiter)
+        self._step(events.StatusAsked(now(), question))
         ready = await waiter
         if ready.version is not None:
             return StatusAnswer("committed", ready.version)
@@ -245,7 +246,7 @@ class CommitService:
         """Accept nothing more, finish what is under way, resign; return when it is over."""
         self._draining = True
         self._pump()
-        self._step(p.Drain(now()))
+        self._step(events.Drain(now()))
         await asyncio.shield(self.ended)
 
     def standby_seen(self) -> None:
@@ -261,12 +262,12 @@ class CommitService:
             self._heart = None
         if self.ended.done() or now().boot_ms >= self._standby_until_ms:
             return
-        self._step(p.Tick(now(), heartbeat=True))
+        self._step(events.Tick(now(), heartbeat=True))
         self._heart = self._loop.call_later(self.options.heartbeat_ms / 1000.0, self._beat)
 
-    def _end(self, effect: p.Ended) -> None:
+    def _end(self, effect: events.Ended) -> None:
         for ticket in effect.tickets:
-            waiter = ticket.ticket if isinstance(ticket, p.StatusQuestion) else ticket
+            waiter = ticket.ticket if isinstance(ticket, events.StatusQuestion) else ticket
             assert isinstance(waiter, asyncio.Future), "tickets are futures"
             if not waiter.done():
                 waiter.set_exception(Fenced(effect.detail, code=Code.LEADER_CHANGED))
@@ -293,38 +294,38 @@ class CommitService:
 
     # -- effects ------------------------------------------------------------------------------------------------------
 
-    def _step(self, event: p.Event) -> None:
+    def _step(self, event: events.Event) -> None:
         for effect in self.pipeline.step(event):
             self._carry_out(effect)
         self._arm()
 
-    def _carry_out(self, effect: p.Effect) -> None:
+    def _carry_out(self, effect: events.Effect) -> None:
         match effect:
-            case p.Answer(entries=entries):
+            case events.Answer(entries=entries):
                 self._answer(entries)
             case Put():
                 self._spawn(self._put(effect))
-            case p.Durable(batches=batches):
+            case events.Durable(batches=batches):
                 for batch in batches:
                     self.feed.publish_durable(batch.header, batch.transactions, len(batch.payload))
-            case p.Resolved(entries=entries):
+            case events.Resolved(entries=entries):
                 self._resolved(entries)
             case ReadBack():
                 self._spawn(self._read_back(effect))
-            case p.CheckOwnership():
+            case events.CheckOwnership():
                 self._spawn(self._check_ownership())
-            case p.VersionIs(tickets=tickets, version=version):
+            case events.VersionIs(tickets=tickets, version=version):
                 for ticket in tickets:
                     _settle(ticket, version)
-            case p.Reached(tickets=tickets):
+            case events.Reached(tickets=tickets):
                 for ticket in tickets:
                     _settle(ticket, None)
-            case p.StatusReady(question=question):
+            case events.StatusReady(question=question):
                 _settle(question.ticket, effect)
-            case p.LookUp(entries=entries):
+            case events.LookUp(entries=entries):
                 for entry in entries:
                     self._spawn(self._look_up_old(entry))
-            case p.Ended():
+            case events.Ended():
                 self._end(effect)
 
     def _answer(self, entries: list[CommitEntry]) -> None:
@@ -342,13 +343,13 @@ class CommitService:
                     self.feed.skip_resolved(entry.version)
                     break
             return
-        events: list[TransactionEvent] = []
+        shown: list[TransactionEvent] = []
         size = 0
         time_ms = now().wall_ms
         for entry in entries:
             if entry.accepted:
                 txn = entry.txn
-                events.append(
+                shown.append(
                     TransactionEvent(
                         entry.version,
                         self._last_accepted,
@@ -361,8 +362,8 @@ class CommitService:
                 )
                 self._last_accepted = entry.version  # type: ignore[assignment]
                 size += entry.size
-        if events:
-            self.feed.publish_resolved(events, size)
+        if shown:
+            self.feed.publish_resolved(shown, size)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -376,7 +377,7 @@ class CommitService:
                 answer = await self.store.create(object_name(put.slot), put.data)
         except TimeoutError:
             answer = Unknown("no answer in time")
-        self._step(p.PutAnswered(now(), put.slot, answer))
+        self._step(events.PutAnswered(now(), put.slot, answer))
 
     async def _read_back(self, effect: ReadBack) -> None:
         try:
@@ -389,9 +390,9 @@ class CommitService:
             found = Unknown(f"read back: {error}")  # type: ignore[assignment]
         except CorruptData:
             # Whatever stands there is not this leader's object.
-            self._step(p.HeaderFound(now(), effect.slot, None, True))
+            self._step(events.HeaderFound(now(), effect.slot, None, True))
             return
-        self._step(p.HeaderFound(now(), effect.slot, found, effect.certain))
+        self._step(events.HeaderFound(now(), effect.slot, found, effect.certain))
 
     async def _check_ownership(self) -> None:
         newest: Slot | Unknown | None
@@ -400,7 +401,7 @@ class CommitService:
                 newest = await newest_slot(self.store)
         except (HoldfastError, TimeoutError) as error:
             newest = Unknown(str(error))
-        self._step(p.OwnershipSeen(now(), newest))
+        self._step(events.OwnershipSeen(now(), newest))
 
     def _arm(self) -> None:
         """Make sure that the pipeline is stepped again no later than it asks for."""
@@ -417,7 +418,7 @@ class CommitService:
 
     def _tick(self) -> None:
         self._timer = None
-        self._step(p.Tick(now()))
+        self._step(events.Tick(now()))
 
 
 def _settle(ticket: object, value: object) -> None:

@@ -140,7 +140,8 @@ async def take_the_lead(store: ObjectStore, identity: Identity, log_id: LogId, o
 
 
 async def init_log(store: ObjectStore, identity: Identity, log_id: LogId, *, patience_s: float = 60.0) -> bool:
-    """Write the genesis claim if the whole prefix lists empty. True when this call created the log, False when it exists.
+    """Write the genesis claim if the whole prefix lists empty. True when this call created the log, False when it
+    exists.
 
     Raises: Unavailable, InvalidRequest ``store_unfit``.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.commit.persist import Batch
+from holdfast.commit.entry import Batch
 from holdfast.testing.simulation.promises import PromiseBroken
 
 if TYPE_CHECKING:

@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.commit import batch as batch_format
+from holdfast.commit import events as p
 from holdfast.commit import leadership
-from holdfast.commit import pipeline as p
 from holdfast.commit.batch import Header
 from holdfast.commit.entry import CommitEntry
-from holdfast.commit.persist import Put, ReadBack
+from holdfast.commit.events import Put, ReadBack
+from holdfast.commit.pipeline import Pipeline
 from holdfast.commit.transaction import Committed, Rejected, Transaction, Unanswered
 from holdfast.errors import HoldfastError, InvalidRequest
-from holdfast.objects.port import Created, CreateAnswer, Unknown
+from holdfast.objects.port import CreateAnswer, Created, Unknown
 from holdfast.testing.simulation.network import Rows
 from holdfast.testing.simulation.promises import Attempt, PromiseBroken
 from holdfast.values import Instant, LeaderId, LogId, Slot
@@ -60,7 +61,7 @@ class Node:
         self.incarnation = 0
         self.paused_until = 0.0
         self.wall_skew_ms = 0.0
-        self.pipeline: p.Pipeline | None = None
+        self.pipeline: Pipeline | None = None
         self.identity: leadership.Identity | None = None
         self.claim: Header | None = None
         self.recovering = False
@@ -93,6 +94,7 @@ class Node:
 
     def crash(self) -> None:
         """Everything in memory is gone; requests on their way are not."""
+        self.count_persist()
         self.incarnation += 1
         self.pipeline = None
         self.recovering = False
@@ -181,7 +183,9 @@ class Node:
         self.claim = leadership.claim_header(
             plan, self.identity, nonce=nonce, log_id=log_id, wall_ms=self.now().wall_ms
         )
-        wait = self.world.random.choice((0.0, 0.0, 30.0)) if not self.world.network.healed else 0.0
+        wait = 0.0
+        if self.world.strikes("claim_dawdles", 0.2):
+            wait = self.world.random.choice((30.0, 500.0, 3_000.0)) * self.world.random.random()
         self.world.agenda.after(wait, self, self.send_claim)
 
     def send_claim(self) -> None:
@@ -233,7 +237,7 @@ class Node:
         """The reign begins."""
         assert self.claim is not None and self.identity is not None, "a leader has claimed"
         self.recovering = False
-        self.pipeline = p.Pipeline(self.claim, self.identity.nonce_seed, self.world.shape.rules, self.now())
+        self.pipeline = Pipeline(self.claim, self.identity.nonce_seed, self.world.shape.rules, self.now())
         self._shown = self.claim
         self._resolved = []
         self._resolved_shown = 0
@@ -315,9 +319,14 @@ class Node:
             case ReadBack(slot=slot, certain=certain):
                 network.read(self, slot, self._header_found(slot, certain))
             case p.CheckOwnership():
+                assert self.pipeline is not None, "a leader checks"
+                self.world.coverage["held_for_a_proof"] += self.pipeline.release.holding
                 network.list(self, 1, self.ownership_seen)
             case p.Resolved(entries=entries):
-                self._resolved += [entry.version for entry in entries if entry.accepted]
+                accepted = [entry.version for entry in entries if entry.accepted]
+                self._resolved += accepted
+                assert self.claim is not None, "a leader has claimed"
+                promises.handed_out(accepted, self.claim.slot)
             case p.Durable(batches=batches):
                 assert self._shown is not None, "a leader has claimed"
                 self._shown = promises.shown_durable(self._shown, batches)
@@ -457,6 +466,14 @@ class Node:
         entry.durable_version = self.readable_version()
         self._reply(entry)
 
+    def count_persist(self) -> None:
+        """Add what this reign's third stage counted to the world's coverage."""
+        if self.pipeline is not None:
+            counters = self.pipeline.persist.counters
+            self.world.coverage["retries"] += counters.retries
+            self.world.coverage["hedges"] += counters.hedges
+            self.world.coverage["own_successes"] += counters.own_successes
+
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def _reign_ended(self, end: p.Ended) -> None:
@@ -470,6 +487,10 @@ class Node:
         if end is not pipeline.ended:
             return
         self.world.coverage[end.kind] += 1
+        assert self.claim is not None, "a leader has claimed"
+        if end.kind == "deposed":
+            self.world.promises.deposed(self.claim, end.detail)
+        self.count_persist()
         self.world.ended(self)
         self.world.agenda.after(50.0 + 500.0 * self.world.random.random(), self, self.start)
 

@@ -15,8 +15,7 @@ from typing import Final, NoReturn
 from holdfast.commit import batch as batch_format
 from holdfast.commit import chain
 from holdfast.commit.batch import Header, Kind, LoggedTransaction
-from holdfast.commit.entry import CommitEntry
-from holdfast.commit.persist import Batch
+from holdfast.commit.entry import Batch, CommitEntry
 from holdfast.commit.transaction import Delete, PointRead, RangeDelete, Rejected, Write
 from holdfast.errors import HoldfastError
 from holdfast.testing.simulation.network import StrictStore
@@ -77,6 +76,7 @@ class Promises:
         self._range_deletes: list[tuple[int, bytes, bytes | None]] = []
         self._denied: set[tuple[str, int]] = set()
         self._committed: dict[tuple[str, int], int] = {}
+        self._handed_out: dict[int, int] = {}
         self.frontier = 0
         self.increments = 0
 
@@ -245,6 +245,17 @@ class Promises:
                 self._break("a durable stream has no gap", f"slot {header.slot} after {last.slot}")
             last = header
         return last
+
+    def handed_out(self, versions: list[int], claim: int) -> None:
+        """A leader shows accepted transactions early: their versions belong to it alone, for ever."""
+        for version in versions:
+            if self._handed_out.setdefault(version, claim) != claim:
+                self._break("a version is handed out once", f"{version} by {claim} and {self._handed_out[version]}")
+
+    def deposed(self, claim: Header, detail: str) -> None:
+        """A leader says that it was deposed: somebody must have claimed after it."""
+        if self.walker.claim is None or self.walker.claim.slot >= claim.slot:
+            self._break("only a later leader deposes", f"claim {claim.slot}: {detail}")
 
     def find(self, request_id: str, after: int, until: int) -> int | None:
         """Look a request id up in the true log, between two versions."""

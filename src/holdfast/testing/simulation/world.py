@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from holdfast.commit import pipeline as p
 from holdfast.commit.batch import Kind
-from holdfast.commit.persist import Batch
+from holdfast.commit.entry import Batch
+from holdfast.commit.pipeline import Pipeline
 from holdfast.testing.simulation.agenda import Agenda
 from holdfast.testing.simulation.clients import Client
 from holdfast.testing.simulation.followers import Follower
@@ -117,7 +117,7 @@ class World:
         for follower in self.followers:
             follower.heard(node, batches)
 
-    def stepped(self, pipeline: p.Pipeline) -> None:
+    def stepped(self, pipeline: Pipeline) -> None:
         """A pipeline made a step."""
         self._steps += 1
         if self._steps % self._check_every == 0:
@@ -164,7 +164,7 @@ class World:
             ask = node.asked_version if self.random.random() < 0.8 else node.asked_noop
             self.agenda.after(0.0, node, ask)
         if not self.closing:
-            self.agenda.after(self.shape.think_ms * 2 * self.random.random() + 1.0, None, self._questions)
+            self.agenda.after(10.0 + 50.0 * self.random.random(), None, self._questions)
 
     def _retain(self) -> None:
         """Old data are removed as retention will: at least W above the true leader's watermark, claims never."""
@@ -177,7 +177,7 @@ class World:
                     if header is not None and header.kind is not Kind.CLAIM:
                         self.coverage["retention_removed"] += 1
                         self.store.delete(slot)
-        self.agenda.after(1_000.0, None, self._retain)
+        self.agenda.after(200.0, None, self._retain)
 
     # -- a world's life -----------------------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class World:
         self.agenda.after(10.0, None, self._mischief)
         self.agenda.after(10.0, None, self._questions)
         if self.shape.retention:
-            self.agenda.after(1_000.0, None, self._retain)
+            self.agenda.after(200.0, None, self._retain)
 
     def _heal(self) -> None:
         """No more faults: a leader must lead, and every outcome must be found."""
