@@ -107,12 +107,13 @@ class Rounds:
         recovered = time.monotonic() - began
         await self._load(LOAD_ACKNOWLEDGED[0])
         calls = recording.commits[commits:]
+        rejected = [call.outcome for call in calls if isinstance(call.outcome, Rejected)]
         log = await read_log(self._setting.reading_url)
         found = check_history(History(log=log, commits=calls, complete=False))
         self._setting.say(
             f"round {number} {kind}: "
             f"{sum(isinstance(call.outcome, Committed) for call in calls)} acknowledged, "
-            f"{sum(isinstance(call.outcome, Rejected) for call in calls)} rejected, "
+            f"{len(rejected)} rejected ({sum(outcome.reason == 'too_old' for outcome in rejected)} too old), "
             f"{sum(call.outcome is None for call in calls)} unknown, "
             f"{len(recording.statuses) - statuses} asked, {recording.refused - refused} refused, "
             f"leading again after {recovered:.2f} s: {counted(found)}"

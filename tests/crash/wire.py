@@ -6,7 +6,8 @@ Written against the documented API only, so that it does not share a mistake wit
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -15,6 +16,7 @@ from holdfast.commit.transaction import Operation
 from holdfast.testing.http_message import BrokenMessage, HttpMessage, read_message
 
 ANSWER_SECONDS_MAX = 5.0
+SILENT_SECONDS = 0.25
 
 
 class NotSent(Exception):
@@ -91,24 +93,28 @@ class StreamedCheckpoint(msgspec.Struct, frozen=True):
 
 
 async def events(address: Address, after: int) -> AsyncIterator[StreamedTransaction | StreamedCheckpoint]:
-    """The durable stream after a version, until the connection ends. Raises: NotSent when there is none."""
+    """The durable stream after a version, until the connection ends or the leader is known to be elsewhere.
+
+    Raises: NotSent when there is none.
+    """
+    port = address.port
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", address.port, limit=1 << 24)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
     except OSError as error:
         raise NotSent from error
     try:
         writer.write(f"GET /v1/subscribe?after={after} HTTP/1.1\r\nHost: holdfast\r\n\r\n".encode())
-        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        head = (await _unless_moved(address, port, lambda: reader.readuntil(b"\r\n\r\n"))).lower()
         if not head.startswith(b"http/1.1 200 "):
             raise NotSent(head.decode("latin-1"))
         chunked = b"transfer-encoding: chunked" in head
         text = b""
         while True:
             if chunked:
-                size = int((await reader.readuntil(b"\r\n")).split(b";")[0], 16)
-                more = (await reader.readexactly(size + 2))[:-2]
+                size_line = await _unless_moved(address, port, lambda: reader.readuntil(b"\r\n"))
+                more = (await reader.readexactly(int(size_line.split(b";")[0], 16) + 2))[:-2]
             else:
-                more = await reader.read(1 << 16)
+                more = await _unless_moved(address, port, lambda: reader.read(1 << 16))
             if not more:
                 return
             *complete, text = (text + more).split(b"\n\n")
@@ -120,6 +126,20 @@ async def events(address: Address, after: int) -> AsyncIterator[StreamedTransact
         return
     finally:
         writer.close()
+
+
+async def _unless_moved(address: Address, port: int, read: Callable[[], Awaitable[bytes]]) -> bytes:
+    """What ``read`` gives. A leader that is asleep keeps its streams open and silent: then moving ends the wait.
+
+    Raises: ConnectionError when the leader has moved.
+    """
+    while True:
+        # A cancelled read of a stream loses nothing: what had arrived stays in its buffer.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SILENT_SECONDS):
+                return await read()
+        if address.port != port:
+            raise ConnectionError("the leader has moved")
 
 
 def decode_event(text: bytes) -> StreamedTransaction | StreamedCheckpoint | None:
