@@ -25,11 +25,11 @@ How it is built. Changes arrive in version order and leave in version order, so 
 - Closed runs are tuples of bytes, and dictionaries of bytes and integers, so the garbage collector stops tracking them:
   a full collection costs the same with ten million keys in the window as with none.
 
-Measured by ``benchmarks/conflict_window.py`` (2 virtual cores, Python 3.11, other work on both): transactions of 2 point
-reads and 2 writes of 16-byte keys per second of processor time, then with a range read of 10 keys added: 353,000 and
-183,000 with 10,000 keys in the window, 383,000 and 215,000 with 10 million (one dictionary and one SortedList with 1
-million: 272,000 and 57,000). A key costs 119 bytes of resident memory, 135 if every transaction writes only one. A batch
-of 64 transactions, at 10 million keys and expiring as much as it records: 2.7 ms at p99.99, 10.7 ms at most.
+Measured by ``benchmarks/conflict_window.py`` (2 virtual cores, Python 3.11, other work on both). Transactions of 2
+point reads and 2 writes of 16-byte keys per second of processor time, then with a range read of 10 keys added:
+353,000 and 183,000 with 10,000 keys in the window, 383,000 and 215,000 with 10 million; one dictionary and one
+SortedList with 1 million: 272,000 and 57,000. A key costs 119 bytes of resident memory, 135 if each transaction
+writes one. A batch of 64, with 10 million keys and expiring as much as it records: 2.7 ms at p99.99, 10.7 ms at most.
 """
 
 from __future__ import annotations
