@@ -56,7 +56,7 @@ async def subscribe(
                 after = reached
         elif after > service.pipeline.sequence.assigned:
             raise InvalidRequest("version was never handed out", code=Code.FUTURE_VERSION, version=after)
-        if after >= service.local_version():
+        elif after >= service.local_version():
             # Nothing to tell yet: say so, instead of leaving a new subscriber in doubt until the next commit.
             yield EventBatch(after, 64, (Checkpoint(service.local_version(), service.leader_id),))
         channel = feed.durable if durable else feed.resolved
