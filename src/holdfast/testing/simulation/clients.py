@@ -57,10 +57,14 @@ class Client:
             world.agenda.after(50.0, None, self.begin)
             return
         read_version = self._read_version(node)
+        reuses = self.reuse is not None
         request_id = self._request_id(read_version)
         self.number += 1
         marker = f"m/{self.name}-{self.number}"
         operations, preconditions = draw_work(world.random, world.promises, world.shape.hot_keys, read_version)
+        if reuses and world.random.random() < 0.7 and len(world.promises.versions) > 30:
+            # A second attempt under the same id that is bound to fail: what was said of the first must stay true.
+            preconditions.append(RangeRead(b"", None, world.promises.versions[-30]))
         if request_id is None:
             operations.append(Write(marker.encode(), b""))
         txn = Transaction(operations, preconditions, request_id, None, read_version)
@@ -90,9 +94,14 @@ class Client:
         return None if self._world.random.random() < 0.2 else f"{self.name}-{self.number}"
 
     def _send(self, node: Node, attempt: Attempt, txn: Transaction) -> None:
-        if self._world.strikes("client_request_lost", 0.03):
+        world = self._world
+        if world.strikes("client_request_lost", 0.03):
             return
-        self._world.agenda.after(self._world.network.delay_ms(), node, node.receive, attempt, txn)
+        delay = world.network.delay_ms()
+        if world.strikes("client_request_late", 0.05):
+            # It arrives when its client has long asked for its status.
+            delay = ANSWER_TIMEOUT_MS + world.random.choice((100.0, 300.0, 2_000.0)) * world.random.random()
+        world.agenda.after(delay, node, node.receive, attempt, txn)
 
     # -- answers ------------------------------------------------------------------------------------------------------
 

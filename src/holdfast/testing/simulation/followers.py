@@ -1,6 +1,6 @@
 """Subscribers of a simulated world: what they saw must be the log, whoever led.
 
-Owns: a model of the change stream's hand-over (history, then live, over leader changes) proved by ``prev_version`` alone.
+Owns: a model of the change stream's hand-over (history, then live, over leader changes), proved by ``prev_version``.
 Does not own: the rings and requests of the real stream (``commit/feed``, ``commit/subscription``).
 """
 
@@ -37,7 +37,7 @@ class Follower:
         if node is not self._node:
             return
         for batch in batches:
-            previous = batch.header.prev_version
+            previous: int = batch.header.prev_version
             for txn in batch.transactions:
                 self._take(txn.version, previous)
                 previous = txn.version

@@ -2,8 +2,8 @@
 
 Owns: the objects, and the fate of every request. Does not own: what nodes make of the answers (``node``).
 
-Failure model, all drawn from the world's seed: a PUT's request or answer is lost; it lands long after its sender stopped
-waiting; the store's client sends it twice and reports the second answer; the network copies it; the store is busy (409),
+Failure model, all drawn from the world's seed: a PUT's request or answer is lost; it lands long after its sender gave
+up; the store's client sends it twice and reports the second answer; the network copies it; the store is busy (409),
 throttles (503), or fails after it committed (500); a GET fails; a LIST fails or its pages are of different moments.
 Strictness: a slot is created once and its bytes never change; every answer is as late as real ones.
 """
@@ -57,7 +57,7 @@ class StrictStore:
 
 
 class Network:
-    """Carries requests between nodes and the store. Every request gets exactly one answer, unless its sender crashes."""
+    """Carries requests between nodes and the store. Every request gets one answer, unless its sender crashes."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Network:
     def _cut_off(self, owner: Owner) -> bool:
         return id(owner) in self.partitioned and not self.healed
 
-    # -- PUT ----------------------------------------------------------------------------------------------------------
+    # -- PUT --------------------------------------------------------------------------------------------------------
 
     def create(self, owner: Owner, slot: int, data: bytes, done: Callable[[CreateAnswer], None]) -> None:
         """Send one conditional PUT; ``done`` gets its answer."""
@@ -156,9 +156,7 @@ class Network:
         else:
             self._agenda.after(self.delay_ms(), None, self._reads, owner, owner.incarnation, slot, done)
 
-    def _reads(
-        self, owner: Owner, incarnation: int, slot: int, done: Callable[[bytes | Unknown | None], None]
-    ) -> None:
+    def _reads(self, owner: Owner, incarnation: int, slot: int, done: Callable[[bytes | Unknown | None], None]) -> None:
         if owner.incarnation == incarnation:
             data = self._store.objects.get(slot)
             self._agenda.after(self.delay_ms(), owner, done, data[:HEADER_BYTES] if data is not None else None)

@@ -3,8 +3,8 @@
 Owns: a driver of the real recovery decisions (it mirrors ``commit/takeover``) and a driver of the real ``Pipeline`` (it
 mirrors ``commit/service``). Does not own: any decision about the log, the network, what clients make of answers.
 
-Failure model: a node crashes at any moment (its requests stay on their way), pauses while both its clocks run on, has its
-wall clock set, is cut off from the store, and does not know that it was deposed until its own requests tell it.
+Failure model: a node crashes at any moment (its requests stay on their way), pauses while its clocks run on, has its wall
+clock set, is cut off from the store, and does not know that it was deposed until its own requests tell it.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Node:
             return
         world.agenda.after(100.0 + 400.0 * world.random.random(), self, self.watch)
 
-    # -- taking over: the steps of commit/takeover, the decisions of commit/leadership ----------------------------------
+    # -- taking over: the steps of commit/takeover, the decisions of commit/leadership --------------------------------
 
     def recover(self) -> None:
         """Step 1: list the newest page."""
@@ -231,7 +231,7 @@ class Node:
         else:
             self.lead()
 
-    # -- leading: the duties of a driver of the pipeline ----------------------------------------------------------------
+    # -- leading: the duties of a driver of the pipeline --------------------------------------------------------------
 
     def lead(self) -> None:
         """The reign begins."""

@@ -194,7 +194,7 @@ class Promises:
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def answered_committed(self, attempt: Attempt, version: int, *, by_id: bool = False) -> None:
-        """A leader tells somebody that an attempt committed at ``version``. ``by_id``: it was asked for the id alone."""
+        """A leader tells somebody that an attempt committed. ``by_id``: it was asked for the id alone."""
         txn = self.transactions.get(version)
         if txn is None:
             self._break("nothing acknowledged is lost", f"{attempt.identity} at {version} is not in the log")

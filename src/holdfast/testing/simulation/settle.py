@@ -1,7 +1,7 @@
 """The settling of accounts at the end of a simulated world.
 
-Owns: the comparison of everything that was answered with a fresh walk of the log and with what recovery decides. Does not
-own: the promises themselves (``promises``).
+Owns: the comparison of everything that was answered with a fresh walk of the log and with what recovery decides. Does
+not own: the promises themselves (``promises``).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What kind of world a seed makes: sizes, bounds and how often which fault strikes.
 
-Owns: drawing a ``WorldShape`` from a seed, and the narrow protocol that makes its corners reachable. Does not own: time and
-events (``world``).
+Owns: drawing a ``WorldShape`` from a seed, and the narrow protocol that makes its corners reachable. Does not own: time
+and events (``world``).
 
-Swarm testing: every world draws which kinds of faults it has at all, so that some run with one kind only and reach depths
-that a mixture would never reach.
+Swarm testing: every world draws which kinds of faults it has at all, so that some run with one kind only and reach
+depths that a mixture would never reach.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ FAULTS: Final = (
     "clock_jump",
     "partition",
     "rude_takeover",
+    "claim_dawdles",
     "step_down",
     "client_request_lost",
+    "client_request_late",
     "client_answer_lost",
     "client_copy",
 )
@@ -66,9 +68,7 @@ def draw_shape(random: Random) -> WorldShape:
     span = random.choice((2, 4, 8, 8, 1000))
     window = min(span, random.choice((1, 2, 3, 4, 8, 8, 30)))
     calm = random.random() < 0.05
-    rates = {
-        fault: 0.0 if calm or random.random() < 0.4 else random.choice((0.3, 1.0, 1.0, 3.0)) for fault in FAULTS
-    }
+    rates = {fault: 0.0 if calm or random.random() < 0.4 else random.choice((0.3, 1.0, 1.0, 3.0)) for fault in FAULTS}
     persist_rules = PersistRules(
         batch_timeout_ms=random.choice((0.5, 2.0, 10.0)),
         batch_timeout_max_ms=20.0,

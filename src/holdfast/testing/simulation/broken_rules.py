@@ -1,0 +1,395 @@
+"""Broken rules: the real code with one rule taken out.
+
+Owns: the functions and drivers that ``mutants`` puts in place of the real ones. Does not own: which one replaces what
+(``mutants``), the rules themselves (``commit``). Every docstring says in one line what its maker forgot.
+
+These reach into private state by design: a mutant is the real machine with one line changed, not a model of it.
+"""
+# pyright: reportPrivateUsage=false
+# ruff: noqa: ARG001, ARG002 - a replacement keeps the signature of what it replaces
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+from zlib import crc32
+
+from holdfast.commit import attempts, batch, events, leadership, persist, pipeline, release, resolve, sequence
+from holdfast.commit.batch import encode_body, encode_object
+from holdfast.commit.entry import Batch, CommitEntry, Position
+from holdfast.commit.recent_writes import RecentWrites
+from holdfast.commit.transaction import Committed, FailedPrecondition, PointRead, Rejected, Transaction
+from holdfast.objects.port import CreateAnswer, Refused, Unknown
+from holdfast.testing.simulation.node import Node
+from holdfast.values import Version
+
+__all__ = [
+    "ClaimNotAlone",
+    "NoOwnershipCheck",
+    "RefusedClaimStands",
+    "ShortPage",
+    "UnknownClaimStands",
+    "answer_position_at_once",
+    "any_claim",
+    "anything_found_is_own",
+    "check_blind_to_the_span",
+    "count_instead_of_span",
+    "duplicate_is_committed",
+    "durable_in_any_order",
+    "durable_when_sent",
+    "forget_the_ban",
+    "ignore_the_floor",
+    "jump_nowhere",
+    "newest_gap",
+    "no_ban",
+    "no_duplicates",
+    "old_is_denied_unread",
+    "own_is_taken_for_foreign",
+    "record_nothing",
+    "refusal_deposes_unread",
+    "refusal_is_success",
+    "reject_at_once",
+    "retry_with_more",
+    "same_epoch",
+    "settle_nothing",
+    "status_reads_no_log",
+    "unknown_is_success",
+    "unknown_means_not_committed",
+    "version_without_proof",
+    "window_of_the_predecessor",
+]
+
+# -- making durable ---------------------------------------------------------------------------------------------------
+
+
+def durable_when_sent(self: persist.Persist) -> list[Batch]:
+    """A batch is durable as soon as it is sent."""
+    durable: list[Batch] = []
+    while self.in_flight:
+        durable.append(self.in_flight.popleft())
+        self.durable_header = durable[-1].header
+    return durable
+
+
+def durable_in_any_order(self: persist.Persist) -> list[Batch]:
+    """A batch is durable when it is created, whatever stands before it."""
+    durable = [item for item in self.in_flight if item.done and item.formed_ms >= 0]
+    for item in durable:
+        item.formed_ms = -1.0
+        self.durable_header = item.header
+    while self.in_flight and self.in_flight[0].done:
+        self.in_flight.popleft()
+    return durable
+
+
+def count_instead_of_span(self: persist.Persist) -> bool:
+    """Open requests are counted, settled ones behind an open one are not."""
+    return sum(not item.done for item in self.in_flight) < self._rules.window and not self.resigned
+
+
+_answered = persist.Persist.answered
+
+
+def refusal_is_success(
+    self: persist.Persist, slot: int, answer: CreateAnswer, now_ms: float
+) -> tuple[persist.Verdict, list[events.ReadBack]]:
+    """A refusal is taken for an own earlier success, unread."""
+    item = self._find(slot)
+    if isinstance(answer, Refused) and item is not None:
+        item.done = True
+        return persist.Verdict.GOES_ON, []
+    return _answered(self, slot, answer, now_ms)
+
+
+def refusal_deposes_unread(
+    self: persist.Persist, slot: int, answer: CreateAnswer, now_ms: float
+) -> tuple[persist.Verdict, list[events.ReadBack]]:
+    """A refusal is taken for another leader, unread."""
+    item = self._find(slot)
+    if isinstance(answer, Refused) and item is not None and not item.done:
+        return persist.Verdict.DEPOSED, []
+    return _answered(self, slot, answer, now_ms)
+
+
+def unknown_is_success(
+    self: persist.Persist, slot: int, answer: CreateAnswer, now_ms: float
+) -> tuple[persist.Verdict, list[events.ReadBack]]:
+    """No answer is taken for created."""
+    item = self._find(slot)
+    if isinstance(answer, Unknown) and item is not None:
+        item.done = True
+        return persist.Verdict.GOES_ON, []
+    return _answered(self, slot, answer, now_ms)
+
+
+def anything_found_is_own(
+    self: persist.Persist, slot: int, found: object, certain: bool, now_ms: float
+) -> persist.Verdict:
+    """Whatever refused the PUT is taken for one's own."""
+    item = self._find(slot)
+    if item is not None:
+        item.reading = False
+        item.done = True
+    return persist.Verdict.GOES_ON
+
+
+def own_is_taken_for_foreign(
+    self: persist.Persist, slot: int, found: object, certain: bool, now_ms: float
+) -> persist.Verdict:
+    """Whatever refused the PUT is taken for another leader's."""
+    return persist.Verdict.DEPOSED if self._find(slot) is not None else persist.Verdict.GOES_ON
+
+
+send = persist.Persist._send
+
+
+def retry_with_more(self: persist.Persist, item: Batch, now_ms: float) -> events.Put:
+    """A retry takes along whatever has queued meanwhile."""
+    if item.attempts and item is self.in_flight[-1] and self.collecting:
+        entries, transactions = self._take()
+        if transactions:
+            item.entries += entries
+            item.transactions += transactions
+            body = encode_body(item.transactions)
+            first, last = item.transactions[0].version, item.transactions[-1].version
+            item.header = replace(
+                item.header,
+                first_version=Version(first),
+                last_version=Version(last),
+                transactions=len(item.transactions),
+                body_length=len(body),
+                body_crc=crc32(body),
+            )
+            item.payload = encode_object(item.header, body)
+            self.head = item.header
+        else:
+            item.entries += entries
+    return send(self, item, now_ms)
+
+
+# -- answering --------------------------------------------------------------------------------------------------------
+
+
+def unknown_means_not_committed(
+    self: release.Release, entries: Iterable[CommitEntry | Position]
+) -> tuple[list[CommitEntry], list[Position]]:
+    """What cannot be proved is answered as a conflict."""
+    answers, positions = _abandon(self, entries)
+    for entry in answers:
+        entry.outcome = Rejected("conflict")
+    return answers, positions
+
+
+_abandon = release.Release.abandon
+collect = pipeline.Pipeline._collect
+
+
+def reject_at_once(
+    self: pipeline.Pipeline,
+    entries: list[CommitEntry | Position],
+    added: int,
+    writes: bool,
+    now_ms: float,
+    effects: list[events.Effect],
+) -> None:
+    """A rejection does not wait for the batches that it speaks of."""
+    rejected: list[CommitEntry | Position] = [e for e in entries if isinstance(e, CommitEntry) and not e.accepted]
+    if rejected:
+        self._answer(rejected, effects)
+    rest = [entry for entry in entries if entry not in rejected]
+    if rest:
+        collect(self, rest, added, writes, now_ms, effects)
+
+
+def answer_position_at_once(self: pipeline.Pipeline, position: Position, effects: list[events.Effect]) -> None:
+    """A position is reached before what stands before it."""
+    self._answer([position], effects)
+
+
+def version_without_proof(self: pipeline.Pipeline, now: object, effects: list[events.Effect]) -> None:
+    """A version is answered from memory."""
+    asked, self._asked = self._asked, []
+    if asked:
+        effects.append(events.VersionIs(asked, self.release.durable_version))
+
+
+def check_blind_to_the_span(self: pipeline.Pipeline, now: Any, newest: Any, effects: list[events.Effect]) -> None:
+    """The ownership check as it first was: a claim in a slot that was sent looks like one's own object."""
+    asked, self._checking = self._checking or [], None
+    if isinstance(newest, Unknown):
+        self._asked = asked + self._asked
+        self._check_again_ms = now.boot_ms + 100.0
+    elif leadership.somebody_is_past(newest, oldest_free=self.persist.next_slot):
+        self._end("deposed", "a later leader wrote", effects, asked)
+    else:
+        self._let_go(self.release.owned(self._check_asked_ms, now.boot_ms), effects)
+        if asked:
+            effects.append(events.VersionIs(asked, self.release.durable_version))
+
+
+def status_reads_no_log(self: pipeline.Pipeline, question: events.StatusQuestion) -> events.StatusReady:
+    """The window is taken to reach back to genesis."""
+    known = self.sequence.attempts.find(question.request_id)
+    settled = known.version if isinstance(known, attempts.Known) and known.entry is None else None
+    return events.StatusReady(question, settled, 0)
+
+
+# -- ordering and deciding --------------------------------------------------------------------------------------------
+
+
+def no_duplicates(self: sequence.Sequence, *_: object) -> bool:
+    """No attempt was ever seen before."""
+    return True
+
+
+def settle_nothing(self: sequence.Sequence, entry: CommitEntry) -> None:
+    """Nothing is known of any attempt."""
+
+
+def no_ban(self: sequence.Sequence, request_id: str) -> None:
+    """The ban is forgotten."""
+
+
+_admit = sequence.Sequence._admit_attempt
+
+
+def duplicate_is_committed(
+    self: sequence.Sequence,
+    entry: CommitEntry,
+    txn: Transaction,
+    request_id: str,
+    floor: int,
+    look_up: list[CommitEntry],
+) -> bool:
+    """A duplicate is answered committed while its original is in flight."""
+    known = self.attempts.find(request_id)
+    if isinstance(known, attempts.Known) and known.fingerprint == attempts.fingerprint(txn):
+        entry.outcome = Committed(known.version)
+        return True
+    return _admit(self, entry, txn, request_id, floor, look_up)
+
+
+def old_is_denied_unread(
+    self: sequence.Sequence,
+    entry: CommitEntry,
+    txn: Transaction,
+    request_id: str,
+    floor: int,
+    look_up: list[CommitEntry],
+) -> bool:
+    """What lies below the window is denied without a look at the log."""
+    found: list[CommitEntry] = []
+    goes_on = _admit(self, entry, txn, request_id, floor, found)
+    if found:
+        entry.outcome = Rejected("too_old")
+        return True
+    return goes_on
+
+
+def forget_the_ban(self: sequence.Sequence, entry: CommitEntry, txn: Transaction, request_id: str) -> None:
+    """A later attempt under a banned id takes the ban's place."""
+    known = attempts.Known(entry.version, attempts.fingerprint(txn), entry)
+    self.attempts.put(request_id, known)
+
+
+def record_nothing(self: RecentWrites, version: int, operations: object) -> None:
+    """What is accepted is not remembered."""
+
+
+_resolve_init = resolve.Resolve.__init__
+
+
+def window_of_the_predecessor(self: resolve.Resolve, base: int, *arguments: Any, **bounds: Any) -> None:
+    """The window claims to know the writes of the leader before."""
+    _resolve_init(self, max(0, base - 2 * batch.VERSION_JUMP), *arguments, **bounds)
+
+
+def ignore_the_floor(self: resolve.Resolve, txn: Transaction) -> Rejected | None:
+    """A read below the floor is judged by what is left of the window."""
+    recent, failed = self.recent, list[FailedPrecondition]()
+    for index, read in enumerate(txn.preconditions):
+        version = max(recent.floor, (txn.read_version if read.version is None else read.version) or 0)
+        if isinstance(read, PointRead):
+            changed = recent.changed_after(read.key, version)
+        else:
+            changed = recent.range_changed_after(read.begin, read.end, version)
+        if changed:
+            failed.append(FailedPrecondition(index, changed))
+    return Rejected("conflict", tuple(failed)) if failed else None
+
+
+# -- taking over ------------------------------------------------------------------------------------------------------
+
+
+def jump_nowhere(claim: int) -> Any:
+    """The next leader goes on right below its claim."""
+    return claim - 1
+
+
+def newest_gap(slots: Any, claim: Any) -> tuple[Any, Any]:
+    """Recovery appends after the newest object."""
+    start = batch.jump(claim)
+    return (start, claim) if slots[0] > start else (slots[0] - 1, slots[0])
+
+
+def any_claim(head: object, claim: object, following: object) -> None:
+    """Readers take every claim's base for good."""
+
+
+class ShortPage(Node):
+    """Recovery lists one key less than W."""
+
+    def recover(self) -> None:
+        """List a page that is one key short."""
+        self.recovering = True
+        self.pipeline = None
+        self._objects = {}
+        self.world.network.list(self, max(1, batch.SPAN_MAX - 1), self.page_listed)
+
+
+class ClaimNotAlone(Node):
+    """Data are sent beside the claim, not after it."""
+
+    def send_claim(self) -> None:
+        """Send the claim and lead at once."""
+        super().send_claim()
+        self.lead()
+
+    def claim_answered(self, answer: CreateAnswer) -> None:
+        """Too late to matter."""
+
+
+class UnknownClaimStands(Node):
+    """A claim without an answer is taken for created."""
+
+    def claim_answered(self, answer: CreateAnswer) -> None:
+        """Lead unless refused."""
+        if isinstance(answer, Unknown):
+            self.check_claim()
+        else:
+            super().claim_answered(answer)
+
+
+class RefusedClaimStands(Node):
+    """A claim that was refused is taken for one's own."""
+
+    def claim_found(self, data: bytes | Unknown | None) -> None:
+        """Do not look whose it is."""
+        self.check_claim()
+
+
+class NoOwnershipCheck(Node):
+    """Nobody looks whether somebody is past the claim."""
+
+    def check_claim(self) -> None:
+        """Lead at once."""
+        self.lead()
+
+
+def same_epoch(frontier: Any, identity: Any, **facts: Any) -> Any:
+    """A claim keeps its predecessor's epoch."""
+    return replace(_claim_header(frontier, identity, **facts), epoch=max(1, frontier.epoch - 1))
+
+
+_claim_header = leadership.claim_header

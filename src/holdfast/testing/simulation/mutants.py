@@ -1,0 +1,218 @@
+"""Broken rules, one at a time: the proof that the simulation would notice.
+
+Owns: a registry of mutants, each the real code with one rule taken out, and the search for a seed that catches it. Does
+not own: the rules.
+
+A mutant is caught when a world under it breaks a promise, within ``SEEDS_MAX`` seeds and without the machines' own
+``check()``: what catches it must be visible from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.commit import batch, chain, leadership, persist, pipeline, release, resolve, sequence
+from holdfast.commit.recent_writes import RecentWrites
+from holdfast.testing.simulation import broken_rules as broken
+from holdfast.testing.simulation.node import Node
+from holdfast.testing.simulation.world import run_world
+
+__all__ = ["MUTANTS", "SEEDS_MAX", "WAITING", "Caught", "Mutant", "catch"]
+
+SEEDS_MAX: Final = 200
+NEVER: Final = 1 << 60
+
+Patch = tuple[object, str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One rule taken out. ``patches`` replace attributes of the real code; ``node`` replaces the takeover's driver."""
+
+    name: str
+    rule: str
+    patches: tuple[Patch, ...] = ()
+    node: type[Node] = Node
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """How a mutant was noticed: in which seed, by which promise; ``seed`` is None when it was not."""
+
+    mutant: str
+    seed: int | None
+    promise: str
+    seeds_tried: int
+
+
+@contextmanager
+def _applied(patches: tuple[Patch, ...]) -> Generator[None]:
+    with ExitStack() as stack:
+        for owner, name, value in patches:
+            before = vars(owner)[name] if name in vars(owner) else getattr(owner, name)
+            stack.callback(setattr, owner, name, before)
+            setattr(owner, name, value)
+        yield
+
+
+def catch(mutant: Mutant, *, first_seed: int = 0, seeds: int = SEEDS_MAX) -> Caught:
+    """Run worlds under a mutant until one breaks a promise."""
+    for tried in range(seeds):
+        seed = first_seed + tried
+        with _applied(mutant.patches):
+            try:
+                run_world(seed, check_every=NEVER, node_type=mutant.node)
+            except AssertionError as error:
+                return Caught(mutant.name, seed, str(error).partition(":")[0], tried + 1)
+    return Caught(mutant.name, None, "", seeds)
+
+
+_EVERY_JUMP: Final = tuple((module, "jump", broken.jump_nowhere) for module in (batch, leadership, persist, chain))
+
+
+def _registry() -> list[Mutant]:
+    return [
+        Mutant(
+            "acknowledge_before_durable",
+            "answers stand behind durable batches",
+            ((persist.Persist, "take_durable", broken.durable_when_sent),),
+        ),
+        Mutant(
+            "acknowledge_out_of_order",
+            "R5: acknowledge in slot order",
+            ((persist.Persist, "take_durable", broken.durable_in_any_order),),
+        ),
+        Mutant(
+            "count_instead_of_span",
+            "R1: the span of slots is bounded, not their number",
+            ((persist.Persist, "_may_send", broken.count_instead_of_span),),
+        ),
+        Mutant(
+            "refusal_is_success",
+            "R6: a refusal proves nothing",
+            ((persist.Persist, "answered", broken.refusal_is_success),),
+        ),
+        Mutant(
+            "refusal_not_read_back",
+            "R6: a refusal is read back",
+            ((persist.Persist, "answered", broken.refusal_deposes_unread),),
+        ),
+        Mutant(
+            "anything_found_is_own",
+            "R6: nonce and CRC tell one's own",
+            ((persist.Persist, "read_back", broken.anything_found_is_own),),
+        ),
+        Mutant(
+            "own_is_taken_for_foreign",
+            "R6: an own earlier PUT is a success",
+            ((persist.Persist, "read_back", broken.own_is_taken_for_foreign),),
+        ),
+        Mutant(
+            "unknown_is_success",
+            "unknown is retried, never a success",
+            ((persist.Persist, "answered", broken.unknown_is_success),),
+        ),
+        Mutant(
+            "unknown_means_not_committed",
+            "unknown is never not_committed",
+            ((release.Release, "abandon", broken.unknown_means_not_committed),),
+        ),
+        Mutant(
+            "retry_with_more",
+            "bytes are frozen at first send",
+            ((persist.Persist, "_send", broken.retry_with_more),),
+        ),
+        Mutant(
+            "rejection_at_once",
+            "a rejection waits for the versions it lists",
+            ((pipeline.Pipeline, "_collect", broken.reject_at_once),),
+        ),
+        Mutant(
+            "status_before_its_position",
+            "status waits for everything sequenced before it",
+            ((pipeline.Pipeline, "_travel", broken.answer_position_at_once),),
+        ),
+        Mutant(
+            "status_reads_no_log",
+            "below the window only the log can tell",
+            ((pipeline.Pipeline, "_status_ready", broken.status_reads_no_log),),
+        ),
+        Mutant(
+            "version_without_proof",
+            "a version is answered behind a proof of ownership",
+            ((pipeline.Pipeline, "_ask_for_ownership", broken.version_without_proof),),
+        ),
+        Mutant(
+            "check_blind_to_the_span",
+            "a check cannot see a claim in a slot that was sent",
+            ((pipeline.Pipeline, "_ownership_seen", broken.check_blind_to_the_span),),
+        ),
+        Mutant(
+            "duplicates_not_detected",
+            "an attempt commits at most once",
+            (
+                (sequence.Sequence, "_admit_attempt", broken.no_duplicates),
+                (sequence.Sequence, "settle", broken.settle_nothing),
+            ),
+        ),
+        Mutant(
+            "duplicate_answered_early",
+            "a duplicate waits for its original",
+            ((sequence.Sequence, "_admit_attempt", broken.duplicate_is_committed),),
+        ),
+        Mutant(
+            "old_attempt_denied_unread",
+            "an attempt below the window is looked up",
+            ((sequence.Sequence, "_admit_attempt", broken.old_is_denied_unread),),
+        ),
+        Mutant("ban_not_applied", "status bans", ((sequence.Sequence, "ban", broken.no_ban),)),
+        Mutant(
+            "ban_lost_with_a_later_attempt",
+            "a ban outlives a later attempt that is rejected",
+            ((sequence.Sequence, "_remember", broken.forget_the_ban),),
+        ),
+        Mutant(
+            "writes_not_recorded",
+            "what is accepted joins the window at once",
+            ((RecentWrites, "record", broken.record_nothing),),
+        ),
+        Mutant(
+            "floor_ignored",
+            "below the floor nothing is judged",
+            ((resolve.Resolve, "_judge", broken.ignore_the_floor),),
+        ),
+        Mutant(
+            "window_of_the_predecessor",
+            "the window starts empty at the claim's base",
+            ((resolve.Resolve, "__init__", broken.window_of_the_predecessor),),
+        ),
+        Mutant("no_jump", "R3: data start at the jump", _EVERY_JUMP),
+        Mutant(
+            "newest_gap_instead_of_oldest",
+            "recovery claims the oldest hole",
+            ((leadership, "_frontier", broken.newest_gap),),
+        ),
+        Mutant(
+            "base_without_jump",
+            "a version is handed out once",
+            ((leadership, "VERSION_JUMP", 1), (chain, "_check_claim", broken.any_claim)),
+        ),
+        Mutant("epoch_not_raised", "every claim raises the epoch", ((leadership, "claim_header", broken.same_epoch),)),
+        Mutant("page_one_key_short", "recovery lists W keys", (), broken.ShortPage),
+        Mutant("claim_not_alone", "R2: the claim is sent alone", (), broken.ClaimNotAlone),
+        Mutant("unknown_claim_stands", "R2: a claim without an answer is sent again", (), broken.UnknownClaimStands),
+        Mutant("refused_claim_stands", "R2: a refused claim is read", (), broken.RefusedClaimStands),
+        Mutant("no_ownership_check", "recovery looks whether somebody is past", (), broken.NoOwnershipCheck),
+    ]
+
+
+MUTANTS: Final[Mapping[str, Mutant]] = {mutant.name: mutant for mutant in _registry()}
+
+WAITING: Final[Mapping[str, str]] = {
+    "held_batches_let_go_unproved": "release's 10 s proof guards against claims being removed, which no rule of this "
+    "version does; the retention issue brings the world in which it bites",
+}
+"""Rules that no world of today can prove: named here so that nobody takes them for proved."""
