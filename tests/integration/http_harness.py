@@ -41,6 +41,12 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
         runner.run(bounded())
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop run until something is so. The scenario's own bound ends it when that never comes."""
+    while not condition():  # noqa: ASYNC110  # conditions of many kinds; nothing sets an event for them
+        await asyncio.sleep(0)
+
+
 class GatedStore(MemoryStore):
     """A store in memory whose creates wait while the gate is shut."""
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgpack
 import pytest
+from tests.integration.http_harness import Client, run, serving, until
 
 from holdfast.server.commit_stream import MSGPACK, NDJSON, WINDOW_ITEMS
 from holdfast.server.front import FrontLimits
-from tests.integration.http_harness import Client, run, serving
 
 OPEN = b"POST /v1/commits HTTP/1.1\r\nHost: x\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -191,11 +191,9 @@ def test_a_broken_stream_keeps_what_was_submitted() -> None:
         async with serving() as here:
             client = await here.connect()
             client.send(OPEN % NDJSON.encode() + chunk(b"".join(line(n) for n in range(100))))
-            while here.service.metrics.committed < 100:
-                await asyncio.sleep(0.001)
+            await until(lambda: here.service.metrics.committed >= 100)
             client.writer.transport.abort()
-            while here.server.framework.running():
-                await asyncio.sleep(0.001)
+            await until(lambda: not (here.server.framework.running()))
             other = await here.connect()
             assert (await other.ask("GET", "/v1/range?limit=1000")).json["items"][99]["key"] == f"{99:08d}"
             assert here.front.in_flight_commits == 0

@@ -8,10 +8,10 @@ import socket
 import struct
 
 import pytest
+from tests.integration.http_harness import Client, commit, request, run, serving, until, write
 
 from holdfast.server.fast_lane import HEAD_BYTES_MAX, UNANSWERED_MAX
 from holdfast.server.front import FrontLimits
-from tests.integration.http_harness import Client, commit, request, run, serving, write
 
 LIVEZ = request("GET", "/livez")
 VERSION = request("GET", "/v1/version")
@@ -227,8 +227,7 @@ def test_a_peer_that_vanished_does_not_cost_the_others_of_the_batch_their_answer
             others = [await here.connect() for _ in range(20)]
             for other in others:
                 other.send(commit() * 3)
-            while here.front.in_flight_commits < 61:
-                await asyncio.sleep(0.001)
+            await until(lambda: here.front.in_flight_commits >= 61)
             for other in others[::2]:
                 _reset(other)
             await asyncio.sleep(0.02)
@@ -255,8 +254,7 @@ def test_unanswered_requests_of_one_connection_are_bounded_and_none_is_lost() ->
             here.store.gate.clear()
             client = await here.connect()
             client.send(commit() * 2000)
-            while here.front.in_flight_commits < UNANSWERED_MAX:
-                await asyncio.sleep(0.001)
+            await until(lambda: here.front.in_flight_commits >= UNANSWERED_MAX)
             await asyncio.sleep(0.05)
             assert here.front.in_flight_commits == UNANSWERED_MAX
             here.store.gate.set()
@@ -271,7 +269,7 @@ def test_a_reader_that_stops_reading_stops_being_read() -> None:
         async with serving() as here:
             client = await here.connect()
             client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.reader._limit = 1  # the client's own reader stops at once  # noqa: SLF001
+            client.reader._limit = 1  # the client's own reader stops at once
             flood = LIVEZ * 50_000
             client.send(flood)
             before = -1
@@ -279,7 +277,7 @@ def test_a_reader_that_stops_reading_stops_being_read() -> None:
                 before = answered
                 await asyncio.sleep(0.05)
             (lane,) = here.server.lanes.open
-            transport = lane._transport  # noqa: SLF001
+            transport = lane._transport
             assert transport is not None
             assert answered < 50_000
             assert transport.get_write_buffer_size() < 1 << 20
@@ -293,8 +291,7 @@ def test_a_half_closed_peer_still_gets_its_answers() -> None:
             here.store.gate.clear()
             client = await here.connect()
             client.send(commit() + LIVEZ)
-            while here.front.in_flight_commits < 1:
-                await asyncio.sleep(0.001)
+            await until(lambda: here.front.in_flight_commits >= 1)
             client.writer.write_eof()
             await asyncio.sleep(0.02)
             here.store.gate.set()
@@ -317,8 +314,7 @@ def test_one_connection_too_many_is_told_so() -> None:
             refused.writer.write_eof()
             assert await refused.is_closed_by_peer()
             kept[0].close()
-            while here.server.lanes.connections > 1:
-                await asyncio.sleep(0.001)
+            await until(lambda: here.server.lanes.connections <= 1)
             assert (await (await here.connect()).ask("GET", "/livez")).status == 200
 
     run(scenario)
@@ -331,8 +327,7 @@ def test_connections_are_counted_through_a_hand_over() -> None:
                 client = await here.connect()
                 assert (await client.ask("GET", target)).status == 200
                 client.close()
-            while here.server.lanes.connections:
-                await asyncio.sleep(0.001)
+            await until(lambda: not (here.server.lanes.connections))
             assert not here.server.lanes.open and not here.server.framework.open
 
     run(scenario)
@@ -347,8 +342,7 @@ def test_stalled_connections_are_closed_and_busy_ones_are_not() -> None:
             await idle.ask("GET", "/livez")
             here.store.gate.clear()
             waiting.send(commit())
-            while not here.front.in_flight_commits:
-                await asyncio.sleep(0.001)
+            await until(lambda: here.front.in_flight_commits)
             here.server.lanes.seconds += 100
             here.server.lanes.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
             assert await half.is_closed_by_peer()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.integration.http_harness import commit, request, run, serving, until, write
 
 from holdfast.commit.service import ServiceOptions
 from holdfast.commit.transaction import Transaction
@@ -14,7 +14,6 @@ from holdfast.errors import Code
 from holdfast.server.auth import Role
 from holdfast.server.front import FrontLimits
 from holdfast.server.responses import STATUS_OF, LeaderHint
-from tests.integration.http_harness import commit, request, run, serving, write
 
 REQUEST_ID = "an-id-of-more-than-twenty-characters"
 
@@ -137,8 +136,7 @@ def test_while_the_store_stalls_commits_are_refused_and_health_answers() -> None
             stuck = [await here.connect() for _ in range(4)]
             for client in stuck:
                 client.send(commit() * 40)
-            while here.front.in_flight_commits < 100:
-                await asyncio.sleep(0.001)
+            await until(lambda: here.front.in_flight_commits >= 100)
             client = await here.connect()
             refused = await client.ask("POST", "/v1/commit", write())
             assert (refused.status, refused.code) == (503, "overloaded")
@@ -163,8 +161,7 @@ def test_commits_and_bytes_in_flight_are_bounded(limits: FrontLimits) -> None:
             here.store.gate.clear()
             client = await here.connect()
             client.send(commit() * 20)
-            while here.front.counters.answers["/v1/commit", 503] < 12:
-                await asyncio.sleep(0.001)
+            await until(lambda: here.front.counters.answers["/v1/commit", 503] >= 12)
             assert here.front.in_flight_commits == 8
             here.store.gate.set()
             assert [(await client.answer()).status for _ in range(20)] == [200] * 8 + [503] * 12
@@ -203,8 +200,7 @@ def test_stepping_down_answers_everything_and_then_nothing() -> None:
         async with serving() as here:
             busy, client = await here.connect(), await here.connect()
             busy.send(commit() * 50)
-            while not here.front.in_flight_commits:
-                await asyncio.sleep(0)
+            await until(lambda: here.front.in_flight_commits)
             told = await client.ask("POST", "/v1/admin/step-down", b"")
             assert told.json == {"stepped_down": True, "leader_id": here.service.leader_id}
             assert {(await busy.answer()).status for _ in range(50)} <= {200, 503}

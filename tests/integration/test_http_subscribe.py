@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from tests.integration.http_harness import Client, Serving, request, run, serving, until, write
 
 from holdfast.server import sse
 from holdfast.server.front import FrontLimits
 from holdfast.server.sse import KeyFilter
-from tests.integration.http_harness import Client, Serving, request, run, serving, write
 
 
 @dataclass(frozen=True)
@@ -236,8 +236,7 @@ def test_a_reader_that_lags_is_told_and_closed_and_others_go_on() -> None:
             loop = asyncio.get_running_loop()
             await loop.sock_connect(slow_socket, (here.host, here.port))
             await loop.sock_sendall(slow_socket, request("GET", "/v1/subscribe"))
-            while len(here.subscriptions.open) < 1:
-                await asyncio.sleep(0.001)
+            await until(lambda: len(here.subscriptions.open) >= 1)
             quick = await Stream.open(here)
             await quick.next("checkpoint")
             writer = await here.connect()
@@ -270,9 +269,8 @@ def test_a_reader_that_left_is_forgotten() -> None:
             assert here.service.feed.subscribers == 5 + 1  # the embedded view is one
             for stream in streams:
                 stream.client.writer.transport.abort()
-            while here.subscriptions.open or here.service.feed.subscribers > 1:
-                await asyncio.sleep(0.001)
-            assert not here.server.framework.running()
+            await until(lambda: not (here.subscriptions.open or here.service.feed.subscribers > 1))
+            await until(lambda: not here.server.framework.running())
 
     run(scenario)
 

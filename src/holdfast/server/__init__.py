@@ -1,7 +1,8 @@
 """The HTTP front of the commit log: a fast lane for the hot routes, a framework for the rest, on one port.
 
-Owns: bytes on connections, routes and their description, streams, metrics, rights, starting and stopping a process. Does not
-own: any decision about a commit (``holdfast.commit``), storage (``holdfast.objects``), the view (``holdfast.view``).
+Owns: bytes on connections, routes and their description, streams, metrics, rights, starting and stopping a process.
+Does not own: any decision about a commit (``holdfast.commit``), storage (``holdfast.objects``), the view
+(``holdfast.view``).
 
     run             one process: start, lead or stand by, drain, exit code
     http_server     listeners and the end of connections

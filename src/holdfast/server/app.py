@@ -2,7 +2,8 @@
 
 Owns: joining the rows of all route modules, and the answers to what matches none of them. Does not own: any route.
 
-Failure model: every answer, 404 and 405 included, has the error body of the API; there is no other kind of error answer.
+Failure model: every answer, 404 and 405 included, has the error body of the API; there is no other kind of error
+answer.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def make_app(front: Front, routes: Sequence[Route]) -> Starlette:
         front.counters.answers["unknown", status] += 1
         return Response(body, status, headers, "application/json")
 
-    async def no_such_route(request: Request, exception: Exception) -> Response:
+    async def no_such_route(_: Request, exception: Exception) -> Response:
         assert isinstance(exception, HTTPException), "registered for this exception alone"
         if exception.status_code == 405:
             allow = (exception.headers or {}).get("Allow", "")
@@ -44,7 +45,7 @@ def make_app(front: Front, routes: Sequence[Route]) -> Starlette:
             )
         return refuse(NotFound("there is no such route", hint="GET /openapi.json lists them"))
 
-    async def bug(request: Request, exception: Exception) -> Response:
+    async def bug(_: Request, exception: Exception) -> Response:
         return refuse(InternalError("a bug of ours; it is logged", cause=type(exception).__name__))
 
     app = Starlette(

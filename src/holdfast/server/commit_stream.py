@@ -1,18 +1,18 @@
 """``POST /v1/commits``: a stream of commits in, a stream of results out.
 
-Owns: cutting the stream into items, the window of unanswered items, and the order of the results. Does not own: what one
-commit means (``requests``), its outcome (``commit``), its text (``responses``).
+Owns: cutting the stream into items, the window of unanswered items, and the order of the results. Does not own: what
+one commit means (``requests``), its outcome (``commit``), its text (``responses``).
 
 Formats: NDJSON (one commit a line, results as lines) or msgpack (maps one after another, keys and values as ``bin``,
-results as maps). The results come in the format of the request. Items are decided one by one, in order, each seeing those
-before it; nothing ties them together.
+results as maps). The results come in the format of the request. Items are decided one by one, in order, each seeing
+those before it; nothing ties them together.
 
-An item that is a commit but breaks a rule (no_operations, bad_range, ...) gets an error result and the stream goes on. An
-item that cannot be decoded, or exceeds the size limit, gets an error result and ends the stream, for nothing behind it can
-be found with certainty. The status is 200 throughout, unless the stream is refused before its first item.
+An item that is a commit but breaks a rule (no_operations, bad_range, ...) gets an error result and the stream goes on.
+An item that cannot be decoded, or exceeds the size limit, gets an error result and ends the stream, for nothing behind
+it can be found with certainty. The status is 200 throughout, unless the stream is refused before its first item.
 
-Failure model: the peer may stop anywhere. What was submitted stands; items without a result are unknown to it, and it asks
-status. Back-pressure: at most ``WINDOW_ITEMS`` and ``WINDOW_BYTES`` are unanswered, then nothing more is read.
+Failure model: the peer may stop anywhere. What was submitted stands; items without a result are unknown to it, and it
+asks status. Back-pressure: at most ``WINDOW_ITEMS`` and ``WINDOW_BYTES`` are unanswered, then nothing more is read.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class JsonLines(ItemReader):
     """One commit a line; blank lines are skipped; the last line may lack its end."""
 
     def take(self, part: bytes, *, last: bool = False) -> list[Transaction]:
+        """See ``ItemReader``."""
         kept = self._kept
         end = len(part) if last else part.rfind(b"\n") + 1
         if end == 0 and not (last and kept):
@@ -118,6 +119,7 @@ class MsgpackItems(ItemReader):
     """Maps one after another."""
 
     def take(self, part: bytes, *, last: bool = False) -> list[Transaction]:
+        """See ``ItemReader``."""
         block = bytes(self._kept) + part if self._kept else part
         ends = list(self._ends(block))
         end = ends[-1] if ends else 0
@@ -217,7 +219,7 @@ class _CommitStream:
         self._call = call
         self._front = call.front
         self._reader = reader
-        self._wire_format = wire_format
+        self._wire_format: WireFormat = wire_format
         self._due: deque[CommitEntry] = deque()
         self._due_bytes = 0
         self._ended = False
@@ -325,7 +327,7 @@ class _CommitStream:
     def _ready_results(self) -> bytes:
         due = self._due
         answers = self._front.answers
-        wire_format = self._wire_format
+        wire_format: WireFormat = self._wire_format
         index = self._index
         parts: list[bytes] = []
         while due:

@@ -1,7 +1,7 @@
 """The view that a leader keeps of its own log, for ``/v1/keys`` and ``/v1/range``.
 
-Owns: where the view is kept, feeding it from this process's change stream, and starting over when it does not fit the log.
-Does not own: the view (``holdfast.view``), the routes (``routes_view``).
+Owns: where the view is kept, feeding it from this process's change stream, and starting over when it does not fit the
+log. Does not own: the view (``holdfast.view``), the routes (``routes_view``).
 
 Where: a ``file:`` log keeps it in its own directory (``view/LOG_ID.sqlite``), so a restart goes on where it was; a
 ``memory:`` log in memory; other logs in a temporary directory, rebuilt by every leader.

@@ -87,7 +87,7 @@ class Lanes:
     def __init__(
         self, front: Front, framework: Callable[[asyncio.Transport, Callable[[], None]], asyncio.Protocol]
     ) -> None:
-        """``framework`` makes the protocol that a connection is handed to; it calls its second argument when it ends."""
+        """``framework`` makes the protocol a connection is handed to, which calls its second argument at its end."""
         self.front = front
         self.framework = framework
         self.connections = 0
@@ -226,6 +226,7 @@ class FastLane(asyncio.Protocol):
     # The transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A connection was accepted."""
         self._transport = cast(asyncio.Transport, transport)
         lanes = self._lanes
         lanes.connections += 1
@@ -237,6 +238,8 @@ class FastLane(asyncio.Protocol):
             self._refuse(lanes.error_response(error, closes=True))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone; answers that are still due are dropped, their commits stand."""
+        del exc
         self._transport = None
         self._forget()
 
@@ -247,20 +250,24 @@ class FastLane(asyncio.Protocol):
         self._queue.clear()
 
     def eof_received(self) -> bool:
+        """The peer sends no more. True keeps our direction open."""
         # A peer that has sent its last request may still be waiting for answers.
         self._eof = True
         transport = self._transport
         return bool(self._queue) and transport is not None and transport.get_extra_info("sslcontext") is None
 
     def pause_writing(self) -> None:
+        """Too much is unsent: take no more requests."""
         self._writing_paused = True
         self._pause_reading()
 
     def resume_writing(self) -> None:
+        """The peer has read enough: go on."""
         self._writing_paused = False
         self._resume_reading()
 
     def data_received(self, data: bytes) -> None:
+        """Bytes of requests, or of what is only read away."""
         if self._discard_left >= 0:
             self._discard(len(data))
             return
@@ -345,6 +352,7 @@ class FastLane(asyncio.Protocol):
     # Called by the parser
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """One header; only those that bear on framing, rights and the connection's end matter here."""
         match name.lower():
             case b"content-length":
                 self._length = int(value)
@@ -358,6 +366,7 @@ class FastLane(asyncio.Protocol):
                 pass
 
     def on_message_complete(self) -> None:
+        """The parser has seen the end of the request."""
         self._complete = True
 
     # Answering

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -121,10 +121,12 @@ class FrameworkLane(HttpToolsProtocol):
         self.head_since: int | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """The connection is this lane's from now on."""
         super().connection_made(transport)
         self._framework.open.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone; whoever streams on it is told."""
         super().connection_lost(exc)
         self._framework.open.discard(self)
         self._ended()
@@ -132,6 +134,7 @@ class FrameworkLane(HttpToolsProtocol):
             self._connection.on_end()
 
     def data_received(self, data: bytes) -> None:
+        """Bytes for the parser."""
         if self.transport.is_closing():
             return  # the rest of what a refused peer sent
         super().data_received(data)
@@ -139,19 +142,23 @@ class FrameworkLane(HttpToolsProtocol):
     # The parser's callbacks
 
     def on_message_begin(self) -> None:
+        """A head begins to arrive."""
         super().on_message_begin()
         self._head_bytes = 0
         self.head_since = self._framework.seconds
 
     def on_url(self, url: bytes) -> None:
+        """A part of the target."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
         self._count(len(name) + len(value) + 4)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        """The head has arrived."""
         self.head_since = None
         super().on_headers_complete()
 
@@ -162,11 +169,12 @@ class FrameworkLane(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what the parser refused, in the words of every other error."""
+        del msg
         problem: HoldfastError = InvalidRequest("not an HTTP request", code=Code.MALFORMED)
         if self._head_bytes > HEAD_BYTES_MAX:
             problem = LimitExceeded("the head of the request is too large", bytes_max=HEAD_BYTES_MAX)
         # An answer under way on this connection would be torn by ours.
-        cycle: RequestResponseCycle | None = self.cycle
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request, whatever is declared
         if cycle is None or cycle.response_complete or not cycle.response_started:
             self.transport.write(self._framework.error_response(problem))
         self.transport.close()

@@ -1,10 +1,10 @@
 """Listening sockets and everything that hangs on them.
 
-Owns: binding, the one tick per second (the ``Date`` header, stalled connections), and the end of all connections. Does not
-own: what is served (``front``, ``app``), when to start and stop (``run``).
+Owns: binding, the one tick per second (the ``Date`` header, stalled connections), and the end of all connections. Does
+not own: what is served (``front``, ``app``), when to start and stop (``run``).
 
-Failure model: an address that cannot be bound is a mistake of the configuration and is named. A Unix socket left behind by
-a crash is removed when nobody answers on it; one that is answered is somebody else's and is left alone.
+Failure model: an address that cannot be bound is a mistake of the configuration and is named. A Unix socket left behind
+by a crash is removed when nobody answers on it; one that is answered is somebody else's and is left alone.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class HttpServer:
         self._unix_paths.clear()
 
     async def finish(self, grace_seconds: float) -> None:
-        """Let every request under way be answered and close every connection; after ``grace_seconds`` close it anyway."""
+        """Let every request under way be answered, then close; after ``grace_seconds`` close everything anyway."""
         self.stop_accepting()
         lanes, framework = self.lanes, self.framework
         for lane in list(lanes.open):

@@ -1,7 +1,7 @@
 """The metrics of a serving process, read at scrape time from plain numbers.
 
-Owns: names, units and text of the exposition. Does not own: the numbers; whoever counts keeps integers, so counting costs
-the hot path an addition and a scrape costs nothing in between.
+Owns: names, units and text of the exposition. Does not own: the numbers; whoever counts keeps integers, so counting
+costs the hot path an addition and a scrape costs nothing in between.
 
 Failure model: a scrape never asks the store, never waits, and works whether or not this process leads.
 """

@@ -2,8 +2,8 @@
 
 Owns: turning rows of the route table into the document. Does not own: the rows, the types.
 
-Failure model: pure. What is served and what is described come from one table, so they cannot drift apart by neglect; the
-fuzzer that reads this document checks the rest.
+Failure model: pure. What is served and what is described come from one table, so they cannot drift apart by neglect;
+the fuzzer that reads this document checks the rest.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Owns: the shapes of the answers (the API description is generated from them) and the table from codes to statuses. Does
 not own: when an answer may be given (``commit``), nor writing it to a connection (the lanes).
 
-Failure model: pure. Every ``HoldfastError`` has a status here; the table is complete over ``Code``, which a test checks.
+Failure model: pure. Every ``HoldfastError`` has a status here; the table is complete over ``Code``, which a test
+checks.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ class CommittedAnswer(msgspec.Struct, frozen=True, tag_field="status", tag="comm
 
 
 class NotCommittedAnswer(msgspec.Struct, frozen=True, tag_field="status", tag="not_committed"):
-    """The transaction was not committed and this attempt never will be. ``version`` is durable and worth retrying from."""
+    """The transaction was not committed, and this attempt never will be.
+
+    ``version`` is durable and worth retrying from.
+    """
 
     reason: RejectedBecause
     conflicts: tuple[FailedPrecondition, ...]
@@ -89,7 +93,7 @@ class ValueAnswer(msgspec.Struct, frozen=True):
 
 
 class ValueRange(msgspec.Struct, frozen=True):
-    """Consecutive keys of the embedded view in the order of their bytes, as of ``version``. ``more``: the limit cut it."""
+    """Consecutive keys of the embedded view in byte order, as of ``version``; ``more`` when the limit cut it."""
 
     items: tuple[ValueAnswer, ...]
     version: int

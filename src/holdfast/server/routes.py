@@ -1,7 +1,7 @@
 """The shape of a route, and what every route does alike: rights, errors, counting.
 
-Owns: the table row (path, method, role, how it is described), reading parameters strictly, and turning whatever a handler
-raises into a coded answer. Does not own: the handlers (``routes_log``, ``routes_view``, ``routes_health``,
+Owns: the table row (path, method, role, how it is described), reading parameters strictly, and turning whatever a
+handler raises into a coded answer. Does not own: the handlers (``routes_log``, ``routes_view``, ``routes_health``,
 ``commit_stream``, ``sse``), the description itself (``openapi``).
 
 Failure model: a ``HoldfastError`` becomes its answer. Any other exception is a bug of ours: it is logged with its trace
@@ -221,6 +221,7 @@ class Endpoint:
         self._route = route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
         front, route = self._front, self._route
         call = Call(front, scope, receive, send)
         status = 200

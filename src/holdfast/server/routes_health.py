@@ -1,10 +1,10 @@
 """The routes that tell how the process is, and what its API is.
 
-Owns: ``/livez``, ``/readyz``, ``/ok``, ``/metrics``, ``/openapi.json``, ``/docs``. Does not own: the numbers (``metrics``),
-the description (``openapi``).
+Owns: ``/livez``, ``/readyz``, ``/ok``, ``/metrics``, ``/openapi.json``, ``/docs``. Does not own: the numbers
+(``metrics``), the description (``openapi``).
 
-Failure model: none of these passes through admission, so they answer while the service is full or the store has stalled;
-only ``/ok`` travels the pipeline, which is its purpose, and it gives up after ``OK_SECONDS_MAX``.
+Failure model: none of these passes through admission, so they answer while the service is full or the store has
+stalled; only ``/ok`` travels the pipeline, which is its purpose, and it gives up after ``OK_SECONDS_MAX``.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ async def pipeline_ok(call: Call) -> Answer:
 def health_routes(*, scrape: Callable[[], bytes], description: Callable[[], bytes]) -> tuple[Route, ...]:
     """The rows of the route table. ``scrape`` gives the metrics as text, ``description`` the OpenAPI document."""
 
-    async def metrics(call: Call) -> Answer:
+    async def metrics(_: Call) -> Answer:
         return Answer(scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def openapi(call: Call) -> Answer:
+    async def openapi(_: Call) -> Answer:
         return Answer(description())
 
-    async def docs(call: Call) -> Answer:
+    async def docs(_: Call) -> Answer:
         return Answer(DOCS_PAGE, media_type="text/html; charset=utf-8")
 
     not_ready = (Code.NOT_LEADER, Code.OVERLOADED, Code.LEADER_CHANGED)

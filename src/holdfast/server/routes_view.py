@@ -3,8 +3,8 @@
 Owns: ``/v1/keys`` and ``/v1/range``: which version they wait for and how much they return. Does not own: the view.
 
 Failure model: a read is never older than ``at``, and without ``at`` never older than the newest version this process
-knew to be durable when it was asked, so whoever committed here reads their own writes. A view that does not come that far
-in time answers ``view_behind``.
+knew to be durable when it was asked, so whoever committed here reads their own writes. A view that does not come that
+far in time answers ``view_behind``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``holdfast serve``: one process from its start to its exit code.
 
-Owns: the order of starting and stopping, signals, leading or standing by, and exit codes. Does not own: settings (given),
-serving (``http_server``), leading (``commit.service``).
+Owns: the order of starting and stopping, signals, leading or standing by, and exit codes. Does not own: settings
+(given), serving (``http_server``), leading (``commit.service``).
 
     start    bind and listen (answering not_leader), open the store, recover and claim, print "ready"
     stop     SIGTERM or SIGINT: accept nothing more, drain to durable, answer, resign, close, exit 0
@@ -10,8 +10,8 @@ serving (``http_server``), leading (``commit.service``).
 Exit codes: 0 drained or stepped down; 2 bad configuration; 3 another leader is alive (named); 4 deposed; 5 nothing to
 open (says how to initialise); 6 the store or the log is damaged or unfit, or the store stopped taking batches (named).
 
-Failure model: whatever ends the reign ends the process with a code that says why, unless it stands by: then it waits its
-turn again. Connections are answered before the process goes, within ``GRACE_SECONDS``.
+Failure model: whatever ends the reign ends the process with a code that says why, unless it stands by: then it waits
+its turn again. Connections are answered before the process goes, within ``GRACE_SECONDS``.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
 """``GET /v1/subscribe``: the change stream as Server-Sent Events.
 
-Owns: the text of events, filters by key, keepalive comments, and closing readers that lag. Does not own: which events come
-and in what order, and the hand-over from history to live (``commit.subscription``).
+Owns: the text of events, filters by key, keepalive comments, and closing readers that lag. Does not own: which events
+come and in what order, and the hand-over from history to live (``commit.subscription``).
 
-The text of a batch is made once and kept with the batch, so a thousand subscribers of a live log share one copy of it; only
-filtered streams are encoded by themselves.
+The text of a batch is made once and kept with the batch, so a thousand subscribers of a live log share one copy of it;
+only filtered streams are encoded by themselves.
 
-    event: transaction     id: VERSION            data: version, prev_version, request_id, leader_id, timestamp, operations
+    event: transaction     id: VERSION            data: version, prev_version, request_id, leader_id, timestamp,
+                                                  operations
                            id: VERSION~LEADER_ID  when it is not durable yet
     event: checkpoint      id: VERSION            data: committed_version, leader_id; without id where durable=false
     event: leader_change   id: VERSION~LEADER_ID  data: roll_back_to, leader_id
     event: lagging         no id                  data: unsent_bytes; the stream ends after it
 
-Failure model: a reader may be slow, stop reading, or vanish. Until it has caught up with the live log it is made to wait
-for its own reading (history is there for ever, nothing is held for it). Once it has caught up it may fall
+Failure model: a reader may be slow, stop reading, or vanish. Until it has caught up with the live log it is made to
+wait for its own reading (history is there for ever, nothing is held for it). Once it has caught up it may fall
 ``subscriber_unsent_bytes_max`` behind, measured on its connection; then it is told and closed, and resumes by
 ``Last-Event-ID``. A subscription that fails in the middle ends its connection.
 """

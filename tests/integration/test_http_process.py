@@ -1,0 +1,205 @@
+"""Laws of the serving process: how it starts, who leads, how it ends, and the code it ends with."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SECONDS_MAX = 30
+
+
+class Process:
+    """``holdfast serve`` as a process of its own."""
+
+    def __init__(self, log: Path, *arguments: str, listen: str = "127.0.0.1:0") -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.cli.main", "serve", "--log", log.as_uri(), "--listen", listen, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": "src",
+                "HOLDFAST_LEADER__SILENCE_MS": "400",
+                "HOLDFAST_LEADER__HEARTBEAT_MS": "100",
+            },
+        )
+        self.leader_id = ""
+        self.address = ""
+
+    def line(self) -> str:
+        """The next line on standard output."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def ready(self) -> Process:
+        line = self.line()
+        found = re.match(r"ready listen=(\S+) leader_id=([0-9a-f]{32})$", line)
+        assert found, line or self.end()
+        self.address, self.leader_id = found[1].split(",")[0], found[2]
+        return self
+
+    def end(self) -> tuple[int, str]:
+        """The exit code and standard error."""
+        _, errors = self.process.communicate(timeout=SECONDS_MAX)
+        return self.process.returncode, errors
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def ask(self, method: str, target: str, body: object = None) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection(self.address, timeout=SECONDS_MAX)
+        try:
+            connection.request(method, target, None if body is None else json.dumps(body))
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def commit(self) -> int:
+        status, answer = self.ask("POST", "/v1/commit", WRITE)
+        assert (status, answer["status"]) == (200, "committed"), answer
+        return int(answer["version"])
+
+
+WRITE = {"operations": [{"type": "write", "key": "a2V5", "value": "dmFs"}]}
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    started: list[Process] = []
+
+    def start_one(*arguments: str, log: Path | None = None, listen: str = "127.0.0.1:0") -> Process:
+        started.append(Process(log or tmp_path / "log", *arguments, listen=listen))
+        return started[-1]
+
+    yield start_one
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            one.process.communicate(timeout=SECONDS_MAX)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_resigns_and_exits_0_and_the_next_start_leads_at_once(start: Any, number: int) -> None:
+    first = start("--init").ready()
+    version = first.commit()
+    first.signal(number)
+    code, errors = first.end()
+    assert code == 0, errors
+    second = start().ready()
+    assert second.ask("GET", "/v1/keys/a2V5")[1]["version"] == version
+    assert second.commit() > version
+
+
+def test_commits_under_way_at_a_signal_are_answered(start: Any) -> None:
+    server = start("--init").ready()
+    body = json.dumps(WRITE).encode()
+    request = b"POST /v1/commit HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=SECONDS_MAX) as connection:
+        connection.sendall(request * 200)
+        first = connection.recv(1 << 16)
+        server.signal(signal.SIGTERM)
+        whole = first
+        while part := connection.recv(1 << 16):
+            whole += part
+    assert server.end()[0] == 0
+    # Every request that was taken has its answer: none is torn, and the connection ended in good order.
+    heads = [int(length) for length in re.findall(rb"Content-Length: (\d+)\r\n", whole)]
+    assert len(heads) == whole.count(b"HTTP/1.1 ")
+    assert whole.count(b'"status":"committed"') >= 1 and whole.endswith(b"}")
+
+
+def test_of_two_servers_one_leads_and_the_other_names_it_and_exits_3(start: Any) -> None:
+    first = start("--init").ready()
+    code, errors = start().end()
+    assert code == 3
+    assert first.leader_id in errors and first.address in errors
+    assert first.commit() > 0
+
+
+def test_take_over_deposes_and_the_deposed_exits_4(start: Any) -> None:
+    first = start("--init").ready()
+    version = first.commit()
+    second = start("--take-over").ready()
+    status, answer = first.ask("POST", "/v1/commit", WRITE)
+    assert (status, answer["error"]["code"]) in [(504, "outcome_unknown"), (409, "leader_changed"), (503, "not_leader")]
+    assert first.end()[0] == 4
+    assert second.commit() > version
+
+
+def test_a_standby_says_who_leads_and_leads_after_it(start: Any) -> None:
+    first = start("--init").ready()
+    version = first.commit()
+    standby = start("--standby")
+    line = standby.line()
+    assert line == f"standby leader_id={first.leader_id} leader_address={first.address}\n"
+    first.process.kill()
+    first.process.wait(timeout=SECONDS_MAX)
+    standby.ready()
+    assert standby.ask("GET", "/v1/keys/a2V5")[1]["version"] == version
+
+
+def test_stepping_down_on_request_exits_0(start: Any) -> None:
+    server = start("--init").ready()
+    status, answer = server.ask("POST", "/v1/admin/step-down", {})
+    assert (status, answer["stepped_down"]) == (200, True)
+    assert server.end()[0] == 0
+
+
+def test_nothing_to_open_exits_5_and_says_how_to_begin(start: Any, tmp_path: Path) -> None:
+    code, errors = start().end()
+    assert code == 5 and "init" in errors
+    (tmp_path / "empty").mkdir()
+    code, errors = start(log=tmp_path / "empty").end()
+    assert code == 5 and "init" in errors
+
+
+def test_an_address_in_use_exits_2_and_is_named(start: Any) -> None:
+    first = start("--init").ready()
+    code, errors = start("--take-over", listen=first.address).end()
+    assert code == 2 and first.address in errors
+    assert first.commit() > 0
+
+
+def test_a_damaged_log_exits_6_and_is_named(start: Any, tmp_path: Path) -> None:
+    first = start("--init").ready()
+    first.commit()
+    first.signal(signal.SIGTERM)
+    assert first.end()[0] == 0
+    newest = min((tmp_path / "log" / "batches").iterdir())
+    damaged = bytearray(newest.read_bytes())
+    damaged[100] ^= 1
+    newest.chmod(0o644)
+    newest.write_bytes(damaged)
+    code, errors = start().end()
+    assert code == 6 and newest.name in errors
+
+
+def test_a_unix_socket_is_served_and_one_left_behind_is_taken_over(start: Any, tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    for round_number in range(2):
+        server = start("--init", listen=f"unix:{path}")
+        assert f"unix:{path}" in server.line()
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        if round_number == 0:
+            server.process.kill()
+            server.process.wait(timeout=SECONDS_MAX)
+            assert path.exists()
