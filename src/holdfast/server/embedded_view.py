@@ -52,6 +52,7 @@ class EmbeddedView:
         self._log_url = log_url
         self._subscribe = subscribe
         self._view: View | None = None
+        self._opened = asyncio.Event()
         self._storage: SqliteStorage | None = None
         self._task: asyncio.Task[None] | None = None
         self._lock: int | None = None
@@ -71,18 +72,21 @@ class EmbeddedView:
                 hint="set view.enabled, or subscribe and keep one",
             )
         view = self._view
-        if view is not None:
-            if view.version >= version:
-                return view
-            with contextlib.suppress(TimeoutError, Closed):
-                async with asyncio.timeout(CATCH_UP_SECONDS_MAX):
-                    await view.reached(version)
+        if view is not None and view.version >= version:
+            return view
+        with contextlib.suppress(TimeoutError, Closed):
+            async with asyncio.timeout(CATCH_UP_SECONDS_MAX):
+                # Just after the start the view may still be opening.
+                await self._opened.wait()
+                view = self._view
+                assert view is not None, "opened means that there is a view"
+                await view.reached(version)
                 return view
         raise Unavailable(
             "the view has not come this far yet",
             code=Code.VIEW_BEHIND,
             retry_after_ms=1000,
-            view_version=None if view is None else view.version,
+            view_version=self.version,
             asked=version,
         )
 
@@ -111,6 +115,7 @@ class EmbeddedView:
             try:
                 if self._view is None:
                     await asyncio.to_thread(self._open, service.log_id)
+                    self._opened.set()
                 await self._apply_stream()
             except (CorruptData, InvalidRequest, NotFound) as error:
                 log.warning("view_starts_over", error=str(error))
@@ -182,6 +187,7 @@ class EmbeddedView:
                     (directory / f"{log_id}.sqlite{suffix}").unlink(missing_ok=True)
 
     async def _close_view(self) -> None:
+        self._opened.clear()
         view, self._view, self._storage = self._view, None, None
         if view is not None:
             try:
