@@ -226,6 +226,9 @@ class _Process:
         # What exists now lives as long as the process; the collector need not look at it again.
         gc.collect()
         gc.freeze()
+        # Commits in flight are many small objects that die young without cycles: at the usual thresholds the collector
+        # walks the growing conflict window again and again for them (a third of the rate of commit streams).
+        gc.set_threshold(100_000, 20, 100)
         _say(f"ready listen={','.join(addresses)} leader_id={service.leader_id}")
         await _first_of(service.ended, self._stop)
         if not service.ended.done():
