@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 from tests.crash.wire import (
+    STATUS_SECONDS_MAX,
     Address,
     Connection,
     NoAnswer,
@@ -19,7 +20,7 @@ from tests.crash.wire import (
 )
 from tests.crash.workload import Chooser, Model, opening
 
-from holdfast.commit.transaction import Committed, FailedPrecondition, Rejected, RejectedBecause, Transaction
+from holdfast.commit.transaction import Committed, FailedPrecondition, Rejected, RejectedBecause, Transaction, Write
 from holdfast.testing.histories import CommitCall, StatusCall, VersionCall
 
 PAUSE_SECONDS = 0.02
@@ -122,6 +123,31 @@ class Clients:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._end_stream()
 
+    async def provoke(self, port: int) -> None:
+        """Ask a server that may be deposed for the version and for a commit, and record what it says like any answer.
+
+        A leader with nothing to write does not notice that it was deposed; either question makes it find out.
+        """
+        await asyncio.gather(self._ask_version(Connection(Address(port))), self._provoke_commit(port))
+
+    async def _provoke_commit(self, port: int) -> None:
+        connection = Connection(Address(port))
+        value = f"to the server at {port}, {time.monotonic_ns()}".encode()
+        txn = Transaction(operations=[Write(b"note/provoked", value)])
+        begin = time.monotonic_ns()
+        outcome: Committed | None = None
+        try:
+            answer = await connection.ask("POST", "/v1/commit", msgspec.json.encode(txn))
+        except NotSent:
+            return
+        except NoAnswer:
+            pass
+        else:
+            if answer.status == 200:
+                outcome = Committed(msgspec.json.decode(answer.body, type=CommitAnswer).version)
+        self._record(begin, txn, outcome, 0)
+        connection.close()
+
     def check(self) -> None:
         """Raise what a client raised so far."""
         for task in [*self._tasks, *([self._subscriber] if self._subscriber else [])]:
@@ -200,7 +226,7 @@ class Clients:
         while True:
             begin = time.monotonic_ns()
             try:
-                answer = await connection.ask("GET", target)
+                answer = await connection.ask("GET", target, seconds_max=STATUS_SECONDS_MAX)
             except (NotSent, NoAnswer):
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
@@ -247,11 +273,14 @@ class Clients:
     async def _ask_versions(self) -> None:
         connection = Connection(self._address)
         while not self._stopping.is_set():
-            begin = time.monotonic_ns()
-            with contextlib.suppress(NotSent, NoAnswer):
-                answer = await connection.ask("GET", "/v1/version")
-                if answer.status == 200:
-                    version = msgspec.json.decode(answer.body, type=VersionAnswer).version
-                    self.recording.versions.append(VersionCall(begin=begin, end=time.monotonic_ns(), version=version))
+            await self._ask_version(connection)
             await asyncio.sleep(PAUSE_SECONDS)
         connection.close()
+
+    async def _ask_version(self, connection: Connection) -> None:
+        begin = time.monotonic_ns()
+        with contextlib.suppress(NotSent, NoAnswer):
+            answer = await connection.ask("GET", "/v1/version")
+            if answer.status == 200:
+                version = msgspec.json.decode(answer.body, type=VersionAnswer).version
+                self.recording.versions.append(VersionCall(begin=begin, end=time.monotonic_ns(), version=version))

@@ -180,6 +180,7 @@ class Rounds:
             await self._start(free_port(), "--take-over")
             await self._load(LOAD_ACKNOWLEDGED[0])
             asleep.resume()
+            await self._clients.provoke(asleep.port)
             code = await asyncio.to_thread(asleep.wait)
         finally:
             if asleep.running:

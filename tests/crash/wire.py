@@ -16,6 +16,8 @@ from holdfast.commit.transaction import Operation
 from holdfast.testing.http_message import BrokenMessage, HttpMessage, read_message
 
 ANSWER_SECONDS_MAX = 5.0
+STATUS_SECONDS_MAX = 60.0
+"""A status about an earlier reign reads the log; giving up early and asking again would only add to the reading."""
 SILENT_SECONDS = 0.25
 
 
@@ -42,7 +44,9 @@ class Connection:
         self._port = 0
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self, method: str, target: str, body: bytes = b"") -> HttpMessage:
+    async def ask(
+        self, method: str, target: str, body: bytes = b"", *, seconds_max: float = ANSWER_SECONDS_MAX
+    ) -> HttpMessage:
         """One request and its answer. Raises: NotSent, NoAnswer."""
         if self._port != self._address.port:
             self.close()
@@ -56,7 +60,7 @@ class Connection:
         head = f"{method} {target} HTTP/1.1\r\nHost: holdfast\r\nContent-Type: application/json\r\n"
         try:
             writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            async with asyncio.timeout(ANSWER_SECONDS_MAX):
+            async with asyncio.timeout(seconds_max):
                 answer = await read_message(reader, request=False)
         except (OSError, BrokenMessage, TimeoutError) as error:
             self.close()
