@@ -3,8 +3,8 @@
 Owns: a driver of the real recovery decisions (it mirrors ``commit/takeover``) and a driver of the real ``Pipeline`` (it
 mirrors ``commit/service``). Does not own: any decision about the log, the network, what clients make of answers.
 
-Failure model: a node crashes at any moment (its requests stay on their way), pauses while its clocks run on, has its wall
-clock set, is cut off from the store, and does not know that it was deposed until its own requests tell it.
+Failure model: a node crashes at any moment (its requests stay on their way), pauses while its clocks run on, has its
+wall clock set, is cut off from the store, and does not know that it was deposed until its own requests tell it.
 """
 
 from __future__ import annotations
