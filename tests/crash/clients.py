@@ -128,10 +128,14 @@ class Clients:
 
         A leader with nothing to write does not notice that it was deposed; either question makes it find out.
         """
-        await asyncio.gather(self._ask_version(Connection(Address(port))), self._provoke_commit(port))
+        asking, committing = Connection(Address(port)), Connection(Address(port))
+        try:
+            await asyncio.gather(self._ask_version(asking), self._provoke_commit(committing, port))
+        finally:
+            asking.close()
+            committing.close()
 
-    async def _provoke_commit(self, port: int) -> None:
-        connection = Connection(Address(port))
+    async def _provoke_commit(self, connection: Connection, port: int) -> None:
         value = f"to the server at {port}, {time.monotonic_ns()}".encode()
         txn = Transaction(operations=[Write(b"note/provoked", value)])
         begin = time.monotonic_ns()
@@ -146,7 +150,6 @@ class Clients:
             if answer.status == 200:
                 outcome = Committed(msgspec.json.decode(answer.body, type=CommitAnswer).version)
         self._record(begin, txn, outcome, 0)
-        connection.close()
 
     def check(self) -> None:
         """Raise what a client raised so far."""

@@ -24,8 +24,8 @@ from holdfast.testing.rgw import free_port
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
 FUZZ_SECONDS = 600 if PROVE else 45
 EXAMPLES = 1000 if PROVE else 60
+# Not the fuzzer's own "no 5xx": 503 and 504 are answers that the API describes; errors_are_coded forbids the others.
 CHECKS = (
-    "not_a_server_error",
     "status_code_conformance",
     "content_type_conformance",
     "response_schema_conformance",
