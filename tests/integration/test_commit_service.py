@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.commit.batch import object_name
 from holdfast.commit.chain import ChainWalker
-from holdfast.commit.feed import Checkpoint, LeaderChange, TransactionEvent
+from holdfast.commit.feed import Channel, Checkpoint, LeaderChange, TransactionEvent
 from holdfast.commit.leadership import Identity
 from holdfast.commit.persist import PersistRules
 from holdfast.commit.pipeline import PipelineRules
@@ -107,6 +108,14 @@ def assert_chained(events: list[Any], after: int) -> None:
     for event in transactions(events):
         assert event.prev_version <= last < event.version
         last = event.version
+
+
+async def sequenced(service: CommitService, version: int) -> None:
+    for _ in range(100):
+        if service.pipeline.sequence.assigned >= version:
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("what was submitted is sequenced within a few turns of the loop")
 
 
 async def logged_versions(store: Gate) -> list[int]:
@@ -401,3 +410,123 @@ async def test_a_commit_that_is_being_looked_up_when_the_service_closes_is_answe
     await asked.wait()
     await service.close()
     assert (await answer).outcome == Unanswered()
+
+
+@law
+async def test_a_stream_that_does_not_wait_ends_although_what_it_missed_never_became_durable(store: Gate) -> None:
+    """What was accepted while nobody listened would have come by the durable ring, which is closed."""
+    service = await lead(store)
+    first = await put(service, b"a")
+    store.open.clear()
+    lost = asyncio.ensure_future(commit(service, Transaction([Write(b"b", b"1")])))
+    await sequenced(service, first + 1)
+    stream = subscribe(service, after=first, durable=False)
+    assert (await anext(stream)).events[0] == Checkpoint(first, service.leader_id)
+    await lead(Gate(store.inner))
+    store.open.set()
+    assert (await lost).outcome == Unanswered()
+    turns = 0
+    wait = Channel.wait
+
+    async def counted(channel: Channel, position: int) -> None:
+        nonlocal turns
+        turns += 1
+        assert turns < 100, "a stream at the end of a reign spins"
+        await wait(channel, position)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Channel, "wait", counted)
+        rest = [event async for batch in stream for event in batch.events]
+    assert rest == [LeaderChange(first, service.leader_id)]
+
+
+@law
+async def test_a_resolved_stream_misses_nothing_when_it_resumes_inside_a_batch_behind_a_checkpoint(store: Gate) -> None:
+    """A checkpoint in the ring speaks of older versions than the transactions before it."""
+    slow = PipelineRules(persist=PersistRules(batch_timeout_ms=60_000, batch_timeout_max_ms=60_000))
+    service = await lead(store, rules=slow)
+    base = service.local_version()
+    other = subscribe(service, after=base, durable=False)
+    await anext(other)
+    proceed = asyncio.Semaphore(0)
+
+    async def create(key: str, data: bytes) -> CreateAnswer:
+        await proceed.acquire()
+        return await store.inner.create(key, data)
+
+    store.create = create  # type: ignore[method-assign]
+    writers = [asyncio.ensure_future(put(service, b"first"))]
+    await sequenced(service, base + 1)
+    # Three more, resolved together, before the first of all is durable.
+    writers += [asyncio.ensure_future(put(service, b"%d" % i)) for i in range(3)]
+    await sequenced(service, base + 4)
+    proceed.release()
+    await writers[0]
+    stream = subscribe(service, after=base + 2, durable=False)
+    events: list[Any] = []
+    while not transactions(events):
+        async with asyncio.timeout(2):
+            events += (await anext(stream)).events
+    assert [event.version for event in transactions(events)] == [base + 3, base + 4]
+    proceed.release()
+    await asyncio.gather(*writers)
+
+
+@law
+async def test_a_start_far_behind_inside_the_ring_catches_up(store: Gate) -> None:
+    """Only a subscriber that falls behind is lagging. One that resumes must come through, or it never would."""
+    service = await lead(store)
+    first = await put(service, b"a")
+    versions = [await put(service, b"k%d" % i, b"x" * 1000) for i in range(40)]
+    events = await collect(
+        service,
+        after=first,
+        bytes_behind_max=10_000,
+        enough=lambda seen: isinstance(seen[-1], Checkpoint) and seen[-1].committed_version >= versions[-1],
+    )
+    assert [event.version for event in transactions(events)] == versions
+
+
+@law
+async def test_a_look_up_in_a_log_with_a_hole_is_no_verdict(store: Gate) -> None:
+    old = await lead(store)
+    read_version = await old.version()
+    attempt = Transaction([Write(b"a", b"1")], request_id=ID, read_version=read_version)
+    # The third of eight: finding the start of the walk does not come across it.
+    await put(old, b"0")
+    await put(old, b"1")
+    assert isinstance((await commit(old, attempt)).outcome, Committed)
+    hole = old.durable_header().slot
+    for i in range(5):
+        await put(old, b"%d" % i)
+    new = await lead(store)
+    await store.delete(object_name(hole))
+    assert (await new.status(ID, read_version)).status == "log_truncated"
+    assert (await commit(new, attempt)).outcome == Unanswered()
+    with pytest.raises(NotFound):
+        await collect(new, after=read_version, enough=lambda seen: len(transactions(seen)) == 8)
+
+
+@law
+async def test_an_old_attempt_is_not_answered_with_the_commit_of_another_one_under_its_id(store: Gate) -> None:
+    old = await lead(store)
+    early = await old.version()
+    late = await put(old, b"x")
+    committed = Transaction([Write(b"a", b"1")], request_id=ID, read_version=late)
+    entry = await commit(old, committed)
+    assert isinstance(entry.outcome, Committed)
+    other = Transaction([Write(b"a", b"2")], request_id=ID, read_version=early)
+    assert (await commit(old, other)).outcome == Reused()
+    new = await lead(store)
+    assert (await commit(new, committed)).outcome == entry.outcome
+    assert (await commit(new, other)).outcome == Reused()
+
+
+@law
+async def test_status_of_a_version_that_was_never_handed_out_is_refused(store: Gate) -> None:
+    """A verdict about it could not be kept: the ban ends at the versions handed out by now."""
+    service = await lead(store)
+    ahead = await service.version() + 1
+    with pytest.raises(InvalidRequest) as caught:
+        await service.status(ID, ahead)
+    assert caught.value.code is Code.FUTURE_VERSION

@@ -15,6 +15,7 @@ from hashlib import blake2b
 
 import msgspec
 
+from holdfast.commit.batch import LoggedTransaction
 from holdfast.commit.entry import CommitEntry
 from holdfast.commit.transaction import Transaction
 
@@ -27,7 +28,7 @@ ATTEMPT_BYTES = 320
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def fingerprint(txn: Transaction) -> bytes:
+def fingerprint(txn: Transaction | LoggedTransaction) -> bytes:
     """16 bytes that tell whether two attempts under one id are the same attempt."""
     return blake2b(_encode((txn.read_version, txn.preconditions, txn.operations)), digest_size=16).digest()
 

@@ -51,7 +51,7 @@ Event = TransactionEvent | Checkpoint | LeaderChange
 
 
 class EventBatch:
-    """Events that became visible together, in order.
+    """Events that became visible together, in order. Who has seen them has seen all there is up to ``last_version``.
 
     They are made from the log's own objects when somebody first looks, so an unwatched stream costs nothing.
     ``encoded`` is the front's own cache, shared by all its subscribers.
@@ -129,12 +129,13 @@ class Channel:
         self._bytes = 0
         self._published = 0
         self._bytes_max = bytes_max
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: dict[asyncio.Future[None], None] = {}
         self.start_version = start_version
         self.closed = False
 
     def publish(self, batch: EventBatch) -> None:
         """Add a batch at the end, drop what exceeds the bound, wake the waiting."""
+        assert batch.last_version >= self.last_version, "versions never fall along a channel"
         self._batches.append(batch)
         self._offsets.append(self._published)
         self._published += batch.size
@@ -153,10 +154,15 @@ class Channel:
         self._wake()
 
     def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
+        waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
+
+    @property
+    def last_version(self) -> int:
+        """Everything up to here is in the ring, or was before."""
+        return max(self.start_version, self._batches[-1].last_version if self._batches else 0)
 
     @property
     def end(self) -> int:
@@ -190,8 +196,11 @@ class Channel:
         """Return when there is something at ``position``, or nothing will come any more."""
         while position >= self.end and not self.closed:
             waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            await waiter
+            self._waiters[waiter] = None
+            try:
+                await waiter
+            finally:
+                self._waiters.pop(waiter, None)
 
 
 class Feed:
@@ -203,13 +212,16 @@ class Feed:
         self.resolved = Channel(claim.last_version, bytes_max=bytes_max)
         self.subscribers = 0
         self.resolved_subscribers = 0
-        self.durable.publish(self._checkpoint(claim.last_version))
+        self.durable.publish(EventBatch(claim.last_version, 64, (Checkpoint(claim.last_version, self.leader_id),)))
 
     def publish_durable(self, header: Header, transactions: Sequence[LoggedTransaction], size: int) -> None:
         """A batch became durable."""
         self.durable.publish(EventBatch.of(header, transactions, size))
         if self.resolved_subscribers:
-            self.resolved.publish(self._checkpoint(header.last_version))
+            # A checkpoint is about versions older than the transactions before it, but stands behind all of them.
+            checkpoint = Checkpoint(header.last_version, self.leader_id)
+            last_version = max(header.last_version, self.resolved.last_version)
+            self.resolved.publish(EventBatch(last_version, 64, (checkpoint,)))
 
     def publish_resolved(self, events: Sequence[TransactionEvent], size: int) -> None:
         """Transactions were accepted; they are not durable yet."""
@@ -218,9 +230,6 @@ class Feed:
     def skip_resolved(self, version: int) -> None:
         """Transactions up to ``version`` were accepted while nobody listened to the resolved channel."""
         self.resolved.start_version = version
-
-    def _checkpoint(self, version: int) -> EventBatch:
-        return EventBatch(version, 64, (Checkpoint(version, self.leader_id),))
 
     def close(self) -> None:
         """The reign is over."""

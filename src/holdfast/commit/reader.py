@@ -29,9 +29,9 @@ from holdfast.commit.batch import (
 )
 from holdfast.commit.chain import ChainWalker, broken
 from holdfast.commit.leadership import NeedHeaders, first_headers, plan_recovery, read_page
-from holdfast.errors import NotFound
+from holdfast.errors import Code, NotFound
 from holdfast.objects.port import ObjectStore
-from holdfast.values import Slot
+from holdfast.values import Slot, slot_text
 
 __all__ = ["LoggedBatch", "Reign", "find_frontier", "follow", "read_header", "reigns_back", "start_after"]
 
@@ -80,6 +80,10 @@ async def read_header(store: ObjectStore, slot: int) -> Header | None:
     return decode_header(data, slot=slot)
 
 
+def _removed(slot: int) -> NotFound:
+    return NotFound("the log was removed here", code=Code.LOG_TRUNCATED, slot=slot_text(slot))
+
+
 async def _read_whole(store: ObjectStore, slot: int) -> bytes | None:
     try:
         return await store.read(object_name(slot))
@@ -94,7 +98,7 @@ async def follow(
 
     ``walker`` is kept at the last header yielded, so that a caller may go on later.
     Cost: one GET per object, up to ``prefetch`` of them in flight, read ahead of the chain on a guess.
-    Raises: Unavailable, CorruptData.
+    Raises: Unavailable, CorruptData, NotFound when the log ends before ``until``: something was removed.
     """
     ahead: deque[tuple[int, asyncio.Task[bytes | None]]] = deque()
     try:
@@ -110,6 +114,8 @@ async def follow(
                 following -= 1
             data = await ahead.popleft()[1]
             if data is None:
+                if until is not None:
+                    raise _removed(wanted)
                 return
             header = decode_header(data, slot=wanted)
             walker.accept(header)
@@ -149,7 +155,8 @@ async def find_frontier(store: ObjectStore) -> tuple[Header, Header] | None:
 async def reigns_back(store: ObjectStore, claim: Header) -> AsyncGenerator[Reign, None]:
     """The reigns from that of ``claim`` back to genesis.
 
-    Cost: two header reads per reign. Raises: Unavailable, CorruptData when a claim or what it names has gone.
+    Cost: two header reads per reign. Raises: Unavailable, CorruptData when a claim has gone, NotFound when what it
+    follows has.
     """
     while True:
         if claim.slot == FIRST_SLOT:
@@ -158,7 +165,7 @@ async def reigns_back(store: ObjectStore, claim: Header) -> AsyncGenerator[Reign
         before = await read_header(store, claim.prev)
         if before is None:
             # Retention may have removed the data before an old claim; claims themselves are never removed.
-            raise NotFound("the log before this claim was removed", slot=claim.prev)
+            raise _removed(claim.prev)
         yield Reign(claim, before)
         earlier = before if before.kind is Kind.CLAIM else await read_header(store, before.claim)
         if earlier is None:
@@ -183,7 +190,7 @@ async def start_after(store: ObjectStore, reign: Reign, newest: Header, version:
         middle = (older + newer) // 2
         header = await read_header(store, middle)
         if header is None:
-            raise NotFound("the log was removed here", slot=middle)
+            raise _removed(middle)
         if header.last_version <= version:
             older, standing = middle, header
         else:

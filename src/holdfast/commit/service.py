@@ -22,6 +22,7 @@ import structlog
 from msgspec import Struct
 
 from holdfast.commit import events
+from holdfast.commit.attempts import fingerprint
 from holdfast.commit.batch import HEADER_BYTES, Header, decode_header, object_name
 from holdfast.commit.entry import CommitEntry
 from holdfast.commit.events import Put, ReadBack
@@ -31,13 +32,14 @@ from holdfast.commit.metrics import ServiceMetrics
 from holdfast.commit.pipeline import Pipeline, PipelineRules
 from holdfast.commit.status import look_up
 from holdfast.commit.takeover import AskLeader, Takeover, TakeoverOptions, newest_slot, now, take_the_lead
-from holdfast.commit.transaction import Committed, Rejected, Unanswered
+from holdfast.commit.transaction import Committed, Rejected, Reused, Unanswered
 from holdfast.errors import (
     Backpressure,
     Code,
     CorruptData,
     Fenced,
     HoldfastError,
+    InvalidRequest,
     NotFound,
     Unavailable,
 )
@@ -195,8 +197,14 @@ class CommitService:
         """The final outcome of every attempt under ``request_id`` that began by now, at or above ``min_version``.
 
         ``min_version`` is the attempt's read version; it bounds how much of the log is read.
-        Raises: Fenced (``leader_changed``, never a verdict), Unavailable, CorruptData.
+        Raises: Fenced (``leader_changed``, never a verdict), InvalidRequest ``future_version``, Unavailable,
+        CorruptData.
         """
+        if min_version > self.pipeline.sequence.assigned:
+            # No ban reaches so far. A later leader may have handed the version out: then this one is Fenced here.
+            await self.version()
+            if min_version > self.pipeline.sequence.assigned:
+                raise InvalidRequest("version was never handed out", code=Code.FUTURE_VERSION, version=min_version)
         waiter: asyncio.Future[events.StatusReady] = self._loop.create_future()
         question = events.StatusQuestion(request_id, min_version, waiter)
         self._step(events.StatusAsked(now(), question))
@@ -206,8 +214,8 @@ class CommitService:
         if min_version < ready.complete_above:
             async with self._look_ups:
                 found = await look_up(self.store, self.claim, self.durable_header(), request_id, min_version)
-            if found.version is not None:
-                return StatusAnswer("committed", found.version)
+            if found.txn is not None:
+                return StatusAnswer("committed", found.txn.version)
             if found.truncated:
                 return StatusAnswer("log_truncated")
         await self.version()
@@ -225,8 +233,9 @@ class CommitService:
                 log.warning("look_up_failed", error=str(error))
                 entry.outcome = Unanswered()
             else:
-                if found.version is not None:
-                    entry.outcome = Committed(found.version)
+                if found.txn is not None:
+                    same = fingerprint(found.txn) == fingerprint(entry.txn)
+                    entry.outcome = Committed(found.txn.version) if same else Reused()
                 else:
                     entry.outcome = Unanswered() if found.truncated else Rejected("too_old")
             self._reply_to_old(entry)

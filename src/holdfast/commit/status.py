@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.commit.batch import Header, Kind, read_body_table
+from holdfast.commit.batch import Header, Kind, LoggedTransaction, read_body_table
 from holdfast.commit.chain import ChainWalker
 from holdfast.commit.reader import LoggedBatch, Reign, follow, reigns_back, start_after
 from holdfast.errors import CorruptData, NotFound
@@ -21,14 +21,14 @@ __all__ = ["Found", "look_up"]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The version at which the attempt committed, or None; ``truncated`` when retention removed what would tell."""
+    """The first commit under the id, or None; ``truncated`` when retention removed what would tell."""
 
-    version: int | None
+    txn: LoggedTransaction | None
     truncated: bool = False
 
 
 async def look_up(store: ObjectStore, claim: Header, newest: Header, request_id: str, min_version: int) -> Found:
-    """Find the commit of ``request_id`` after ``min_version``, in the log up to ``newest`` as it is durable now.
+    """Find the first commit of ``request_id`` after ``min_version``, in the log up to ``newest``, which is durable.
 
     ``claim`` is the newest claim of the chain and ``newest`` the newest object under it.
     Raises: Unavailable, CorruptData.
@@ -37,9 +37,9 @@ async def look_up(store: ObjectStore, claim: Header, newest: Header, request_id:
         reign = await _reign_of(store, claim, min_version)
         walker = await _walker(store, reign, claim, newest, min_version)
         async for batch in follow(store, walker, until=newest.slot):
-            version = _find(batch, request_id)
-            if version is not None:
-                return Found(version)
+            txn = _find(batch, request_id)
+            if txn is not None:
+                return Found(txn)
     except NotFound:
         return Found(None, truncated=True)
     return Found(None, truncated=min_version < newest.truncated_through)
@@ -71,11 +71,9 @@ async def _end_of(store: ObjectStore, reign: Reign, claim: Header) -> Header:
     raise CorruptData("a reign has no end", claim=reign.claim.slot)
 
 
-def _find(batch: LoggedBatch, request_id: str) -> int | None:
+def _find(batch: LoggedBatch, request_id: str) -> LoggedTransaction | None:
     if batch.header.kind is Kind.CLAIM or not batch.header.transactions:
         return None
-    table = read_body_table(batch.data, batch.header)
-    ids = table.column("request_id").to_pylist()
-    if request_id not in ids:
+    if request_id not in read_body_table(batch.data, batch.header).column("request_id").to_pylist():
         return None
-    return int(table.column("version")[ids.index(request_id)].as_py())
+    return next(txn for txn in batch.transactions() if txn.request_id == request_id)

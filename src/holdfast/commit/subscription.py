@@ -10,7 +10,6 @@ stream goes on in the ring from exactly that version. A subscriber that falls ou
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Final
 
 from holdfast.commit.batch import Header
 from holdfast.commit.chain import ChainWalker
@@ -20,9 +19,6 @@ from holdfast.commit.service import CommitService
 from holdfast.errors import Backpressure, Code, HoldfastError, InternalError, InvalidRequest, NotFound
 
 __all__ = ["RolledBack", "subscribe"]
-
-HISTORY_TURN: Final = 4096
-"""Events per batch of history at most, so that one turn of the loop stays short."""
 
 
 class RolledBack(HoldfastError):
@@ -44,9 +40,10 @@ async def subscribe(
     Live batches are shared by all subscribers and must not be changed. With ``durable`` false, transactions come as
     soon as they are accepted, and checkpoints say what became durable; the last batch is then a LeaderChange.
     Raises: InvalidRequest ``future_version``, RolledBack, NotFound ``log_truncated``, Backpressure ``lagging`` (this
-    subscriber is more than ``bytes_behind_max`` behind the live end), Unavailable, CorruptData.
+    subscriber had caught up and fell more than ``bytes_behind_max`` behind the live end), Unavailable, CorruptData.
     """
     feed = service.feed
+    caught_up = False
     feed.subscribers += 1
     feed.resolved_subscribers += not durable
     try:
@@ -58,9 +55,10 @@ async def subscribe(
             raise InvalidRequest("version was never handed out", code=Code.FUTURE_VERSION, version=after)
         elif after >= service.local_version():
             # Nothing to tell yet: say so, instead of leaving a new subscriber in doubt until the next commit.
+            caught_up = True
             yield EventBatch(after, 64, (Checkpoint(service.local_version(), service.leader_id),))
         channel = feed.durable if durable else feed.resolved
-        async for batch in _live(service, channel, after, bytes_behind_max):
+        async for batch in _live(service, channel, after, bytes_behind_max, caught_up):
             yield batch
     finally:
         feed.subscribers -= 1
@@ -71,28 +69,40 @@ async def subscribe(
 
 
 async def _live(
-    service: CommitService, channel: Channel, after: int, bytes_behind_max: int
+    service: CommitService, channel: Channel, after: int, bytes_behind_max: int, caught_up: bool
 ) -> AsyncIterator[EventBatch]:
-    """Events of this reign after ``after``, from the ring, or from the store where the ring has moved on."""
+    """Events of this reign after ``after``, from the ring, or from the store where the ring has moved on.
+
+    Only who has caught up can be lagging: who starts far behind is on the way, and sent away would start there again.
+    """
     feed = service.feed
     position: int | None = None
     while True:
         if position is None:
             position = channel.find(after)
             if position is None:
+                stood = after
                 async for batch, reached in _catch_up(service, feed, channel, after):
                     yield batch
                     after = reached
+                if channel.closed and after == stood:
+                    # What is missing was accepted while nobody listened, and never became durable.
+                    return
                 continue
         if position >= channel.end:
             if channel.closed:
                 return
+            caught_up = True
             await channel.wait(position)
             continue
         behind = channel.bytes_behind(position)
         shared = channel.at(position)
-        if shared is None or behind > bytes_behind_max:
+        if shared is None and not caught_up:
+            position = None
+            continue
+        if shared is None or (caught_up and behind > bytes_behind_max):
             raise Backpressure("subscriber is too far behind", code=Code.LAGGING, bytes_behind=behind, after=after)
+        caught_up = caught_up or behind <= bytes_behind_max
         position += 1
         batch = _tail(shared, after)
         if batch.events:
