@@ -530,3 +530,21 @@ async def test_status_of_a_version_that_was_never_handed_out_is_refused(store: G
     with pytest.raises(InvalidRequest) as caught:
         await service.status(ID, ahead)
     assert caught.value.code is Code.FUTURE_VERSION
+
+
+@law
+async def test_a_broken_law_ends_the_reign_and_leaves_nobody_waiting(store: Gate) -> None:
+    service = await lead(store)
+    version = await put(service, b"a")
+    store.open.clear()
+    before = asyncio.ensure_future(commit(service, Transaction([Write(b"b", b"1")])))
+    await asyncio.sleep(0.01)
+
+    impossible: Any = "no operation"
+    during = asyncio.ensure_future(commit(service, Transaction([impossible])))
+    assert (await before).outcome == Unanswered()
+    assert (await during).outcome == Unanswered()
+    assert (await service.ended).kind == "damaged"
+    store.open.set()
+    assert (await logged_versions(store))[0] == version
+    assert await put(await lead(store), b"d") > version

@@ -42,7 +42,7 @@ __all__ = [
     "VersionIs",
 ]
 
-EndKind = Literal["resigned", "deposed", "gave_up"]
+EndKind = Literal["resigned", "deposed", "gave_up", "damaged"]
 
 
 # -- events -----------------------------------------------------------------------------------------------------------

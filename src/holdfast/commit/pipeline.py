@@ -318,6 +318,21 @@ class Pipeline:
             effects.append(Answer(answers))
         effects.append(self.ended)
 
+    def break_off(self, detail: str, event: Event) -> list[Effect]:
+        """End the reign because a law of ours was broken while ``event`` was taken.
+
+        What the stages hold after that is not trusted: everything that waits is unknown, the event's own entries too.
+        """
+        effects: list[Effect] = []
+        if self.ended is None:
+            self._end("damaged", detail, effects)
+        told = {id(entry) for effect in effects if isinstance(effect, Answer) for entry in effect.entries}
+        if isinstance(event, Arrived):
+            rest = [entry for entry in event.entries if id(entry) not in told and entry.outcome is None]
+            if rest:
+                effects.insert(0, Answer(self.release.abandon(rest)[0]))
+        return effects
+
     def _refuse_after_the_end(self, event: Event) -> list[Effect]:
         assert self.ended is not None, "the reign is over"
         match event:

@@ -304,8 +304,15 @@ class CommitService:
     # -- effects ------------------------------------------------------------------------------------------------------
 
     def _step(self, event: events.Event) -> None:
-        for effect in self.pipeline.step(event):
-            self._carry_out(effect)
+        try:
+            for effect in self.pipeline.step(event):
+                self._carry_out(effect)
+        except Exception as error:
+            # A broken law of our own. To go on would be to guess; the reign ends, and the next one recovers the log.
+            log.exception("law_broken", event_kind=type(event).__name__)
+            for effect in self.pipeline.break_off(f"{type(error).__name__}: {error}", event):
+                self._carry_out(effect)
+            return
         self._arm()
 
     def _carry_out(self, effect: events.Effect) -> None:
