@@ -161,7 +161,11 @@ class Gateway:
                 process.wait()
 
     def kill(self, daemons: Sequence[Daemon] = DAEMONS) -> None:
-        """``kill -9`` these daemons at once, and wait until they have gone."""
+        """``kill -9`` these daemons at once, and wait until they have gone.
+
+        For some 30 seconds after a gateway was killed, making a bucket may time out: the cluster still waits for the
+        dead gateway to hear of it. Objects are not affected.
+        """
         killed: list[subprocess.Popen[bytes]] = []
         for daemon in daemons:
             process = self._processes.pop(daemon, None)
