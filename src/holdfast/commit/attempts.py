@@ -37,7 +37,7 @@ def fingerprint(txn: Transaction | LoggedTransaction) -> bytes:
 class Known:
     """An attempt that is in flight (``entry`` is set) or committed at ``version``.
 
-    ``banned_through`` becomes a ban if the attempt in flight is rejected after all.
+    ``banned_through`` becomes a ban if the attempt in flight is rejected after all; until then knowing it is one.
     """
 
     version: int
@@ -75,17 +75,17 @@ class Attempts:
         return None
 
     def put(self, request_id: str, known: Known | Ban) -> None:
-        """Remember ``known``, which must not be older than anything put before."""
+        """Remember ``known``, whose version or ban must not be older than anything put before."""
         if len(self._generations[0]) >= self._per_generation:
             self._generations.insert(0, {})
             self._ends.insert(0, 0)
         self._generations[0][request_id] = known
         # A ban speaks of attempts with its own version as read version, which are looked up only below the floor.
-        end = known.version + 1 if isinstance(known, Ban) else known.version
+        end = known.version + 1 if isinstance(known, Ban) else max(known.version, known.banned_through + 1)
         self._ends[0] = max(self._ends[0], end)
 
     def drop(self, request_id: str) -> None:
-        """Forget an attempt that was rejected: repeating it is judged again, with the same verdict."""
+        """Forget the newest thing known about an id. A rejected attempt is judged again, with the same verdict."""
         for generation in self._generations:
             if generation.pop(request_id, None) is not None:
                 return

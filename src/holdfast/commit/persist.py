@@ -104,7 +104,8 @@ class Persist:
     """
 
     __slots__ = (
-        "_claim", "_collecting", "_collecting_since", "_last_put_ms", "_latency", "_nonce_seed", "_rules",
+        "_claim", "_collecting", "_collecting_floor", "_collecting_since", "_last_put_ms", "_latency", "_nonce_seed",
+        "_rules",
         "collecting_bytes", "counters", "durable_header", "last_trouble", "head", "in_flight", "resigned",
     )  # fmt: skip
 
@@ -118,6 +119,7 @@ class Persist:
         self._collecting: list[CommitEntry | Position] = []
         self.collecting_bytes = 0
         self._collecting_since = 0.0
+        self._collecting_floor = 0
         self._last_put_ms = -1e9
         self._latency = _Latency()
         self.counters = PersistCounters()
@@ -151,10 +153,11 @@ class Persist:
         """Whether anything waits for a batch."""
         return bool(self._collecting)
 
-    def collect(self, entries: list[CommitEntry | Position], added_bytes: int, now_ms: float) -> None:
-        """Add entries, in order, to the batch being collected."""
+    def collect(self, entries: list[CommitEntry | Position], added_bytes: int, now_ms: float, floor: int = 0) -> None:
+        """Add entries, in order, to the batch being collected. ``floor`` is the one that they were judged by."""
         if not self._collecting:
             self._collecting_since = now_ms
+            self._collecting_floor = floor
             self._collecting = entries
         else:
             self._collecting += entries
@@ -183,7 +186,7 @@ class Persist:
         """Close every batch that is due and return what to send."""
         puts: list[Put] = []
         while self._collecting and self._may_send() and self._due_at_ms() <= now.boot_ms:
-            puts.append(self._freeze(now, *self._take(), assigned, floor))
+            puts.append(self._freeze(now, *self._take(), assigned, self._collecting_floor))
         if not self._collecting and assigned - self.head.last_version >= HEARTBEAT_VERSIONS and self._may_send():
             puts.append(self._freeze(now, [], [], assigned, floor))
         return puts
@@ -318,10 +321,12 @@ class Persist:
 
     def _again(self, batch: Batch, now_ms: float, detail: str, after_ms: int | None) -> Verdict:
         rules = self._rules
-        if rules.retries_max is not None and batch.attempts > rules.retries_max and not batch.requests:
+        self.last_trouble = detail
+        if rules.retries_max is not None and batch.attempts - batch.hedged > rules.retries_max:
+            if batch.requests or batch.reading:
+                return Verdict.GOES_ON  # the hedge's answer, or what stands in the slot, may still be a success
             self.last_trouble = f"slot {batch.header.slot:020d} was sent {batch.attempts} times: {detail}"
             return Verdict.GAVE_UP
-        self.last_trouble = detail
         if batch.retry_at_ms is None:
             ceiling = min(rules.retry_max_ms, rules.retry_base_ms * 2 ** min(batch.attempts - 1, 30))
             wait = max(ceiling * _jitter(batch), after_ms or 0)

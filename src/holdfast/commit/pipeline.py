@@ -92,6 +92,7 @@ class Pipeline:
         self.resolve = Resolve(claim.last_version, attempts, window_ms=rules.window_ms, bytes_max=window_bytes)
         self.persist = Persist(claim, nonce_seed, rules.persist)
         self.release = Release(claim.last_version, now.boot_ms)
+        self._give_up_after_ms = rules.persist.give_up_after_ms
         self.ended: Ended | None = None
         self.draining = False
         self._waiting: deque[CommitEntry] = deque()
@@ -127,6 +128,7 @@ class Pipeline:
             case VersionAsked(ticket=ticket):
                 self._asked.append(ticket)
             case StatusAsked(question=question):
+                self._keep_floor(now)
                 self.sequence.ban(question.request_id)
                 self._travel(Position(question), effects)
             case NoopAsked(ticket=ticket):
@@ -151,8 +153,7 @@ class Pipeline:
         if self._waiting or len(entries) > self.sequence.room(self.release.durable_version):
             self._waiting.extend(entries)
             entries = self._take_waiting()
-        if now.boot_ms - self._floor_ms >= FLOOR_EVERY_MS:
-            self._move_floor(now)
+        self._keep_floor(now)
         onward, look_up = self.sequence.order(entries, self.resolve.floor)
         if look_up:
             effects.append(LookUp(look_up))
@@ -172,16 +173,20 @@ class Pipeline:
     ) -> None:
         """Entries with writes wait for a batch; others wait behind whatever is on its way, or for nothing."""
         if writes or self.persist.collecting:
-            self.persist.collect(entries, added, now_ms)
+            self.persist.collect(entries, added, now_ms, self.resolve.floor)
         elif not self.persist.attach_to_newest(entries):
             if self.release.holding:
                 # Batches that are durable but not yet proved to be owned stand before these entries.
-                self.persist.collect(entries, 0, now_ms)
+                self.persist.collect(entries, 0, now_ms, self.resolve.floor)
             else:
                 self._answer(entries, effects)
 
     def _travel(self, position: Position, effects: list[Effect]) -> None:
         self._collect([position], 0, False, 0.0, effects)
+
+    def _keep_floor(self, now: Instant) -> None:
+        if now.boot_ms - self._floor_ms >= FLOOR_EVERY_MS:
+            self._move_floor(now)
 
     def _move_floor(self, now: Instant) -> None:
         self._floor_ms = now.boot_ms
@@ -198,9 +203,20 @@ class Pipeline:
         if puts:
             effects += puts
             self._ride()
+        self._make_room(now, effects)
         self._ask_for_ownership(now, effects)
         if self.draining:
             self._finish(now, effects)
+
+    def _make_room(self, now: Instant, effects: list[Effect]) -> None:
+        """Bans leave when durable versions pass them. Where nobody commits, an empty batch moves the versions on."""
+        wanted = self.sequence.attempts.floor_for_bound()
+        busy = self.persist.in_flight or self.persist.collecting or self.release.holding or self.draining
+        if wanted <= self.release.durable_version or busy:
+            return
+        self.sequence.assigned = max(self.sequence.assigned, wanted)
+        effects += self.persist.form_empty(now, self.sequence.assigned, self.resolve.floor)
+        self._ride()
 
     def _let_go(self, batches: list[Batch], effects: list[Effect]) -> None:
         if not batches:
@@ -262,7 +278,8 @@ class Pipeline:
 
     def _ownership_seen(self, now: Instant, newest: Slot | Unknown | None, effects: list[Effect]) -> None:
         asked, self._checking = self._checking or [], None
-        if isinstance(newest, Unknown):
+        if newest is None or isinstance(newest, Unknown):
+            # Nor does an empty listing prove anything: this leader's own claim is never removed.
             self._asked = asked + self._asked
             self._check_again_ms = now.boot_ms + OWNERSHIP_RETRY_MS
             return
@@ -282,6 +299,9 @@ class Pipeline:
     def _tick(self, now: Instant, heartbeat: bool, effects: list[Effect]) -> None:
         if self.persist.too_long(now.boot_ms):
             self._judge(Verdict.GAVE_UP, effects)
+            return
+        if self.release.holding and now.boot_ms >= self.release.held_since_ms + self._give_up_after_ms:
+            self._end("gave_up", "the store did not tell in time who owns the log", effects)
             return
         effects += self.persist.resend(now.boot_ms)
         self._move_floor(now)
@@ -349,7 +369,8 @@ class Pipeline:
         """When the driver must step a Tick at the latest, None when only an event can change anything."""
         if self.ended is not None:
             return None
-        deadlines = (self.persist.next_deadline_ms(), self._check_again_ms)
+        held_until_ms = self.release.held_since_ms + self._give_up_after_ms if self.release.holding else None
+        deadlines = (self.persist.next_deadline_ms(), self._check_again_ms, held_until_ms)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def check(self) -> None:

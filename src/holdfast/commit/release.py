@@ -24,13 +24,14 @@ PROOF_MS_MAX: Final = 10_000.0
 class Release:
     """Everything that waits for its answer behind a durable batch."""
 
-    __slots__ = ("_held", "_proof_ms", "durable_version", "released")
+    __slots__ = ("_held", "_proof_ms", "durable_version", "held_since_ms", "released")
 
     def __init__(self, base: int, now_ms: float) -> None:
         self.durable_version = base
         self.released = 0
         self._proof_ms = now_ms
         self._held: list[Batch] = []
+        self.held_since_ms = now_ms
 
     @property
     def holding(self) -> bool:
@@ -40,6 +41,8 @@ class Release:
     def offer(self, batches: list[Batch], now_ms: float) -> list[Batch]:
         """Take batches that became durable, in slot order; return those that may be answered now."""
         if self._held or now_ms - self._proof_ms > PROOF_MS_MAX:
+            if not self._held:
+                self.held_since_ms = now_ms
             self._held += batches
             return []
         self._proof_ms = now_ms

@@ -116,7 +116,10 @@ class Sequence:
         """
         known = self.attempts.find(request_id)
         if isinstance(known, Known):
+            # Put again, it stays known until the ban is no longer needed: a committed one would be forgotten before.
             known.banned_through = self.assigned
+            self.attempts.drop(request_id)
+            self.attempts.put(request_id, known)
             return known
         self.attempts.put(request_id, Ban(self.assigned))
         return None
