@@ -2,9 +2,9 @@
 
     python -m tests.compat.write_v1
 
-``objects/`` holds one object of every kind; ``log/`` is the directory of a log that the real service wrote: three reigns,
-one of which resigned; ``expected.json`` tells what was put in. The files are read for ever and never written again: a
-format that cannot read them any more is another format.
+``objects/`` holds one object of every kind; ``log/`` is the directory of a log that the real service wrote: three
+reigns, the first of which resigned; ``expected.json`` tells what was put in. The files are read for ever and never
+written again: a format that cannot read them any more is another format.
 """
 
 from __future__ import annotations
