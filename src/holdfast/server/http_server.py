@@ -21,9 +21,10 @@ from typing import Final
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.server.app import make_app
-from holdfast.server.fast_lane import Lanes
+from holdfast.server.fast_lane import FastLane
 from holdfast.server.framework_lane import Framework
 from holdfast.server.front import Front
+from holdfast.server.lanes import Lanes
 from holdfast.server.routes import Route
 
 __all__ = ["HttpServer"]
@@ -76,12 +77,16 @@ class HttpServer:
             self.addresses.append(address)
         return self.addresses
 
+    def _connection(self) -> FastLane:
+        """The protocol of one accepted connection."""
+        return FastLane(self.lanes)
+
     async def _accept_on(self, address: str, opened: socket.socket) -> asyncio.Server:
         loop = self.front.loop
         if address.startswith(UNIX):
             self._unix_paths.append(address.removeprefix(UNIX))
-            return await loop.create_unix_server(self.lanes.protocol, sock=opened, backlog=BACKLOG)
-        return await loop.create_server(self.lanes.protocol, sock=opened, ssl=self._tls, backlog=BACKLOG)
+            return await loop.create_unix_server(self._connection, sock=opened, backlog=BACKLOG)
+        return await loop.create_server(self._connection, sock=opened, ssl=self._tls, backlog=BACKLOG)
 
     async def _bind(self, address: str) -> tuple[str, socket.socket]:
         if address.startswith(UNIX):

@@ -62,6 +62,49 @@ async def pipeline_ok(call: Call) -> Answer:
     return json_answer(PipelineAnswer(True, service.leader_id))
 
 
+_NOT_READY: Final = (Code.NOT_LEADER, Code.OVERLOADED, Code.LEADER_CHANGED)
+
+_HEALTH: Final = (
+    Route(
+        method="GET",
+        path="/livez",
+        role=Role.OPEN,
+        summary="This process is alive",
+        handler=livez,
+        parameters=(
+            Parameter(
+                "standby",
+                "query",
+                {"type": "boolean", "default": False},
+                "A standby asks: show signs of life in the log for a while",
+            ),
+        ),
+        answers={"application/json": Liveness},
+        tag="health",
+    ),
+    Route(
+        method="GET",
+        path="/readyz",
+        role=Role.OPEN,
+        summary="This process leads and accepts commits",
+        handler=readyz,
+        answers={"application/json": Readiness},
+        codes=_NOT_READY,
+        tag="health",
+    ),
+    Route(
+        method="GET",
+        path="/ok",
+        role=Role.OPEN,
+        summary="A no-op went through all four stages",
+        handler=pipeline_ok,
+        answers={"application/json": PipelineAnswer},
+        codes=_NOT_READY,
+        tag="health",
+    ),
+)
+
+
 def health_routes(*, scrape: Callable[[], bytes], description: Callable[[], bytes]) -> tuple[Route, ...]:
     """The rows of the route table. ``scrape`` gives the metrics as text, ``description`` the OpenAPI document."""
 
@@ -74,45 +117,8 @@ def health_routes(*, scrape: Callable[[], bytes], description: Callable[[], byte
     async def docs(_: Call) -> Answer:
         return Answer(DOCS_PAGE, media_type="text/html; charset=utf-8")
 
-    not_ready = (Code.NOT_LEADER, Code.OVERLOADED, Code.LEADER_CHANGED)
     return (
-        Route(
-            method="GET",
-            path="/livez",
-            role=Role.OPEN,
-            summary="This process is alive",
-            handler=livez,
-            parameters=(
-                Parameter(
-                    "standby",
-                    "query",
-                    {"type": "boolean", "default": False},
-                    "A standby asks: show signs of life in the log for a while",
-                ),
-            ),
-            answers={"application/json": Liveness},
-            tag="health",
-        ),
-        Route(
-            method="GET",
-            path="/readyz",
-            role=Role.OPEN,
-            summary="This process leads and accepts commits",
-            handler=readyz,
-            answers={"application/json": Readiness},
-            codes=not_ready,
-            tag="health",
-        ),
-        Route(
-            method="GET",
-            path="/ok",
-            role=Role.OPEN,
-            summary="A no-op went through all four stages",
-            handler=pipeline_ok,
-            answers={"application/json": PipelineAnswer},
-            codes=not_ready,
-            tag="health",
-        ),
+        *_HEALTH,
         Route(
             method="GET",
             path="/metrics",
