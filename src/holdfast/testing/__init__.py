@@ -1,5 +1,5 @@
-"""The testing kit that ships: a real S3 server, a fault proxy in front of it, and a checker of histories.
+"""The testing kit that ships: simulated worlds, a real S3 server, a fault proxy in front of it, a checker of histories.
 
-Modules: ``rgw`` (Ceph RADOS Gateway on one machine), ``fault_proxy`` and ``fault_proxy_process``, ``histories`` and
-``registers``.
+Modules: ``simulation`` (whole worlds from one seed, and the mutants that they catch), ``rgw`` (Ceph RADOS Gateway on
+one machine), ``fault_proxy`` and ``fault_proxy_process``, ``histories`` and ``registers``.
 """
