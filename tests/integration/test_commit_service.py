@@ -548,3 +548,71 @@ async def test_a_broken_law_ends_the_reign_and_leaves_nobody_waiting(store: Gate
     store.open.set()
     assert (await logged_versions(store))[0] == version
     assert await put(await lead(store), b"d") > version
+
+
+@law
+async def test_a_store_that_raises_what_the_port_does_not_know_is_asked_again(store: Gate) -> None:
+    """A request without a usable answer is unknown, whatever it raised: nothing else would ever ask again."""
+    service = await lead(store, rules=PipelineRules(persist=PersistRules(batch_timeout_ms=0.1, retry_base_ms=0.1)))
+    create, read, listing = store.create, store.read, store.list
+    troubles = [InvalidRequest("no such request"), OSError("no such socket")]
+
+    async def fails_at_first(*_: Any, **__: Any) -> Any:
+        error = troubles.pop()
+        if not troubles:
+            store.create, store.read, store.list = create, read, listing  # type: ignore[method-assign]
+        raise error
+
+    store.create = fails_at_first  # type: ignore[method-assign]
+    version = await put(service, b"a")
+    troubles = [OSError("no such socket")]
+    store.list = fails_at_first  # type: ignore[method-assign]
+    assert await service.version() == version
+    troubles = [InvalidRequest("no such request")]
+    store.read = fails_at_first  # type: ignore[method-assign]
+    held = store.create
+
+    async def lost_answer(key: str, data: bytes) -> CreateAnswer:
+        store.create = held  # type: ignore[method-assign]
+        await held(key, data)
+        return await held(key, data)
+
+    store.create = lost_answer  # type: ignore[method-assign]
+    assert await put(service, b"b") > version
+
+
+@law
+async def test_a_store_that_stays_away_for_an_hour_is_still_waited_for(store: Gate) -> None:
+    """The wait between two tries is capped, however many tries there were."""
+    tries = 0
+    listing = store.list
+
+    async def stays_away(*_: Any, **__: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries > 1_200:
+            store.list = listing  # type: ignore[method-assign]
+        raise Unavailable("not now")
+
+    async def at_once(_: float) -> None:
+        return None
+
+    store.list = stays_away  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "sleep", at_once)
+        service = await lead(store, probe=False)
+    assert await put(service, b"a")
+
+
+@law
+async def test_a_service_that_is_closed_in_the_middle_leaves_nobody_waiting(store: Gate) -> None:
+    service = await lead(store)
+    store.open.clear()
+    waiting = asyncio.ensure_future(commit(service, Transaction([Write(b"a", b"1")])))
+    await sequenced(service, service.local_version() + 1)
+    noop = asyncio.ensure_future(service.noop())
+    await asyncio.sleep(0)
+    await service.close()
+    assert (await waiting).outcome == Unanswered()
+    with pytest.raises(Fenced):
+        await noop

@@ -16,6 +16,7 @@ from holdfast.objects.port import CreateAnswer, Unknown
 from holdfast.values import Instant, Slot
 
 __all__ = [
+    "Abandon",
     "Answer",
     "Arrived",
     "CheckOwnership",
@@ -42,7 +43,7 @@ __all__ = [
     "VersionIs",
 ]
 
-EndKind = Literal["resigned", "deposed", "gave_up", "damaged"]
+EndKind = Literal["resigned", "deposed", "gave_up", "damaged", "abandoned"]
 
 
 # -- events -----------------------------------------------------------------------------------------------------------
@@ -131,7 +132,25 @@ class Drain:
     now: Instant
 
 
-Event = Arrived | PutAnswered | HeaderFound | OwnershipSeen | VersionAsked | StatusAsked | NoopAsked | Tick | Drain
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """The driver stops here: end at once, and leave to the next leader what cannot be proved any more."""
+
+    now: Instant
+
+
+Event = (
+    Arrived
+    | PutAnswered
+    | HeaderFound
+    | OwnershipSeen
+    | VersionAsked
+    | StatusAsked
+    | NoopAsked
+    | Tick
+    | Drain
+    | Abandon
+)
 
 
 # -- effects ----------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@
     NoopAsked         travels through all four stages                                  its position
     Tick              retries, hedges, batches due, heartbeat, giving up               nothing
     Drain             when empty: the resign record; when that is durable: the end     everything in flight
+    Abandon           the end, at once                                                 nothing
 
 Owns: the order of the stages and what ends a reign. Does not own: clocks, sockets, stores: ``step`` takes an event that
 carries its instant and returns effects. Every effect may be carried out twice without harm.
@@ -32,6 +33,7 @@ from holdfast.commit.attempts import Attempts, Known
 from holdfast.commit.batch import Header, Kind
 from holdfast.commit.entry import Batch, CommitEntry, Position, request_bytes
 from holdfast.commit.events import (
+    Abandon,
     Answer,
     Arrived,
     CheckOwnership,
@@ -137,6 +139,8 @@ class Pipeline:
                 self._tick(now, heartbeat, effects)
             case Drain():
                 self.draining = True
+            case Abandon():
+                self._end("abandoned", "closed before it had drained", effects)
             case _:
                 assert_never(event)
         if self.ended is None:

@@ -68,12 +68,11 @@ class ServiceOptions:
     silence_ms: float = 2_000.0
     heartbeat_ms: float = 500.0
     queue_entries_max: int = 100_000
-    queue_bytes_max: int = 64 << 20
     feed_bytes_max: int = 32 << 20
 
 
 class ServiceEnd(Struct, frozen=True):
-    """Why a reign ended: ``resigned``, ``deposed``, ``gave_up`` or ``damaged``."""
+    """Why a reign ended: ``resigned``, ``deposed``, ``gave_up``, ``damaged`` or ``abandoned``."""
 
     kind: str
     detail: str
@@ -106,7 +105,6 @@ class CommitService:
         self._inbox: list[CommitEntry] = []
         self._pumping = False
         self._queued = 0
-        self._queued_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0.0
         self._heart: asyncio.TimerHandle | None = None
@@ -149,7 +147,7 @@ class CommitService:
             return Unavailable(
                 "this process does not lead", code=Code.NOT_LEADER, retry_after_ms=1_000, leader_id=self.leader_id
             )
-        if self._queued >= self.options.queue_entries_max or self._queued_bytes >= self.options.queue_bytes_max:
+        if self._queued >= self.options.queue_entries_max:
             return Backpressure("too many commits wait for the store", retry_after_ms=500, waiting=self._queued)
         return None
 
@@ -289,7 +287,9 @@ class CommitService:
             self._timer.cancel()
 
     async def close(self) -> None:
-        """Abandon requests under way. Safe at any time; nothing acknowledged is lost."""
+        """Abandon what is under way; whoever waits is told so. Safe at any time; nothing acknowledged is lost."""
+        self._step(events.Abandon(now()))
+        self._pump()
         for handle in (self._timer, self._heart):
             if handle is not None:
                 handle.cancel()
@@ -393,6 +393,9 @@ class CommitService:
                 answer = await self.store.create(object_name(put.slot), put.data)
         except TimeoutError:
             answer = Unknown("no answer in time")
+        except (HoldfastError, OSError) as error:
+            # The port forbids it. But whatever happened, the batch must be sent again or given up, never forgotten.
+            answer = Unknown(str(error))
         self._step(events.PutAnswered(now(), put.slot, answer))
 
     async def _read_back(self, effect: ReadBack) -> None:
@@ -402,12 +405,12 @@ class CommitService:
             found = decode_header(data, slot=effect.slot)
         except NotFound:
             found = None
-        except (Unavailable, TimeoutError) as error:
-            found = Unknown(f"read back: {error}")  # type: ignore[assignment]
         except CorruptData:
             # Whatever stands there is not this leader's object.
             self._step(events.HeaderFound(now(), effect.slot, None, True))
             return
+        except (HoldfastError, OSError) as error:
+            found = Unknown(f"read back: {error}")  # type: ignore[assignment]
         self._step(events.HeaderFound(now(), effect.slot, found, effect.certain))
 
     async def _check_ownership(self) -> None:
@@ -415,7 +418,7 @@ class CommitService:
         try:
             async with asyncio.timeout(self.options.request_timeout_ms / 1000.0):
                 newest = await newest_slot(self.store)
-        except (HoldfastError, TimeoutError) as error:
+        except (HoldfastError, OSError) as error:
             newest = Unknown(str(error))
         self._step(events.OwnershipSeen(now(), newest))
 

@@ -57,6 +57,7 @@ AskLeader = Callable[[str], Awaitable[str | None]]
 
 RETRY_BASE_S: Final = 0.05
 RETRY_MAX_S: Final = 2.0
+DOUBLINGS_MAX: Final = 30
 RESTARTS_MAX: Final = 100
 
 
@@ -187,7 +188,7 @@ async def _patiently(attempt: Callable[[], Awaitable[T]], patience_s: float) -> 
                 raise
             tries += 1
             log.warning("store_unavailable", error=str(error), tries=tries)
-        await asyncio.sleep(random.uniform(0, min(RETRY_MAX_S, RETRY_BASE_S * 2**tries)))
+        await asyncio.sleep(random.uniform(0, min(RETRY_MAX_S, RETRY_BASE_S * 2 ** min(tries, DOUBLINGS_MAX))))
 
 
 async def _be_polite(store: ObjectStore, frontier: Frontier, own_address: str, options: TakeoverOptions) -> None:
@@ -253,7 +254,7 @@ async def _put_claim(store: ObjectStore, claim: Header, patience_s: float) -> bo
         if now().boot_ms >= give_up_at:
             raise Unavailable("the store did not take the claim", slot=slot_text(claim.slot), answer=answer)
         log.warning("claim_sent_again", slot=slot_text(claim.slot), tries=tries, answer=str(answer))
-        await asyncio.sleep(random.uniform(0, min(RETRY_MAX_S, RETRY_BASE_S * 2**tries)))
+        await asyncio.sleep(random.uniform(0, min(RETRY_MAX_S, RETRY_BASE_S * 2 ** min(tries, DOUBLINGS_MAX))))
 
 
 async def _stands(store: ObjectStore, claim: Header) -> bool | None:
