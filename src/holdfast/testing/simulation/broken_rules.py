@@ -38,6 +38,7 @@ __all__ = [
     "duplicate_is_committed",
     "durable_in_any_order",
     "durable_when_sent",
+    "endless_room",
     "forget_the_ban",
     "ignore_the_floor",
     "jump_nowhere",
@@ -236,6 +237,11 @@ def status_reads_no_log(self: pipeline.Pipeline, question: events.StatusQuestion
 
 
 # -- ordering and deciding --------------------------------------------------------------------------------------------
+
+
+def endless_room(self: sequence.Sequence, durable_version: int) -> int:
+    """Versions run ahead of the durable ones as far as they like."""
+    return 1 << 60
 
 
 def no_duplicates(self: sequence.Sequence, *_: object) -> bool:

@@ -151,6 +151,11 @@ def _registry() -> list[Mutant]:
             ((pipeline.Pipeline, "_ownership_seen", broken.check_blind_to_the_span),),
         ),
         Mutant(
+            "hold_back_ignored",
+            "versions never reach the next leader's base",
+            ((sequence.Sequence, "room", broken.endless_room),),
+        ),
+        Mutant(
             "duplicates_not_detected",
             "an attempt commits at most once",
             (

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
-from holdfast.commit import batch, leadership, persist
+from holdfast.commit import batch, chain, leadership, persist, sequence
+from holdfast.commit.batch import VERSION_JUMP
 from holdfast.commit.persist import PersistRules
 from holdfast.commit.pipeline import PipelineRules
 
@@ -53,6 +54,7 @@ class WorldShape:
     """One world's sizes. ``rates`` holds the chance of each fault, 0 for those this world does not know."""
 
     span: int
+    version_jump: int
     nodes: int
     clients: int
     rules: PipelineRules
@@ -88,6 +90,7 @@ def draw_shape(random: Random) -> WorldShape:
     )
     return WorldShape(
         span=span,
+        version_jump=random.choice((VERSION_JUMP, VERSION_JUMP, 10)),
         nodes=random.choice((2, 3, 3)),
         clients=random.choice((4, 8, 16)),
         rules=rules,
@@ -100,17 +103,21 @@ def draw_shape(random: Random) -> WorldShape:
 
 
 @contextmanager
-def protocol_width(span: int) -> Generator[None]:
+def protocol_width(span: int, version_jump: int = VERSION_JUMP) -> Generator[None]:
     """Run the real protocol with another W: the span, the page and the jump stay one number, as they must.
 
-    Worlds with a small W reach in hundreds of events what takes W = 1000 a million.
+    Worlds with a small W reach in hundreds of events what takes W = 1000 a million. So does a small version jump, of
+    which the hold-back stays nine tenths and the empty batch one tenth.
     """
-    modules: tuple[Any, ...] = (batch, leadership, persist)
-    before = [module.SPAN_MAX for module in modules]
-    for module in modules:
-        module.SPAN_MAX = span
+    values: list[tuple[Any, str, int]] = [(module, "SPAN_MAX", span) for module in (batch, leadership, persist)]
+    if version_jump != VERSION_JUMP:
+        values += [(module, "VERSION_JUMP", version_jump) for module in (batch, chain, leadership)]
+        values += [(sequence, "HOLD_BACK", version_jump * 9 // 10), (persist, "HEARTBEAT_VERSIONS", version_jump // 10)]
+    before = [getattr(module, name) for module, name, _ in values]
+    for module, name, value in values:
+        setattr(module, name, value)
     try:
         yield
     finally:
-        for module, value in zip(modules, before, strict=True):
-            module.SPAN_MAX = value
+        for (module, name, _), value in zip(values, before, strict=True):
+            setattr(module, name, value)

@@ -183,12 +183,13 @@ class World:
 
     def run(self) -> WorldReport:
         """Chaos, healing, settlement. Raises: PromiseBroken."""
-        with protocol_width(self.shape.span):
+        with protocol_width(self.shape.span, self.shape.version_jump):
             self._begin()
             while self.agenda.happened < self._events:
                 self.agenda.step()
             self._heal()
             settle_accounts(self)
+        self.coverage["small_version_jump"] += self.shape.version_jump < 1_000
         self.coverage["narrow_world" if self.shape.span < 1000 else "wide_world"] += 1
         return WorldReport(self.seed, self.agenda.happened, self.agenda.digest(), dict(sorted(self.coverage.items())))
 
