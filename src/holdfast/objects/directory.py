@@ -129,11 +129,9 @@ class _Lane:
                 ours, theirs = socket.socketpair()
                 try:
                     process = await asyncio.to_thread(self._spawn, theirs)
-                except OSError:
+                except BaseException:
                     ours.close()
                     raise
-                finally:
-                    theirs.close()
                 self._unreaped.append(process)
                 ours.setblocking(False)
                 started = _Worker(process, self)
@@ -142,13 +140,16 @@ class _Lane:
                 self.became_idle(started)
 
     def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            worker.worker_command(self._root, secrets.token_hex(8), theirs.fileno()),
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            cwd="/",
-        )
+        # Closed here and not by who waits: that one may be cancelled, and a number that is free again while the process
+        # starts could be a client's connection by the time it is inherited.
+        with theirs:
+            return subprocess.Popen(
+                worker.worker_command(self._root, secrets.token_hex(8), theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                cwd="/",
+            )
 
     def became_idle(self, one: _Worker) -> None:
         while self._waiting:

@@ -6,8 +6,10 @@ import asyncio
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 from tests.unit.objects.recording_files import RecordingFiles, failure
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
+from holdfast.objects import directory
 from holdfast.objects import directory_worker as worker
 from holdfast.objects.directory import DirectoryStore
 from holdfast.objects.directory_objects import DirectoryObjects
@@ -287,3 +290,30 @@ def _serve(stream: object, root: str) -> None:
 
     assert isinstance(stream, socket.socket)
     worker.serve(stream, root, "one")
+
+
+def test_a_start_that_is_cancelled_keeps_the_socket_until_the_process_has_it(tmp_path: Path) -> None:
+    """Closed earlier, its number could be that of a client's connection by the time the process inherits it."""
+
+    async def cancelled() -> None:
+        spawning, cancelled = threading.Event(), threading.Event()
+        descriptors: list[int] = []
+
+        def spawn(lane: object, theirs: socket.socket) -> None:
+            with theirs:
+                spawning.set()
+                cancelled.wait(10)
+                descriptors.append(theirs.fileno())
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(directory._Lane, "_spawn", spawn)
+            store = DirectoryStore(tmp_path, readers=1)
+            asked = asyncio.ensure_future(store.list("batches/"))
+            await asyncio.to_thread(spawning.wait, 10)
+            asked.cancel()
+            await asyncio.wait({asked})
+            cancelled.set()
+            await asyncio.get_running_loop().shutdown_default_executor()
+        assert descriptors != [-1]
+
+    asyncio.run(cancelled())
