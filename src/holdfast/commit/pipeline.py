@@ -254,8 +254,9 @@ class Pipeline:
 
     def _status_ready(self, question: StatusQuestion) -> StatusReady:
         known = self.sequence.attempts.find(question.request_id)
-        settled = known.version if isinstance(known, Known) and known.entry is None else None
-        return StatusReady(question, settled, self.resolve.floor)
+        if isinstance(known, Known) and known.entry is None and known.version > question.min_version:
+            return StatusReady(question, known.version, self.resolve.floor)
+        return StatusReady(question, None, self.resolve.floor)
 
     # -- proof of ownership -------------------------------------------------------------------------------------------
 

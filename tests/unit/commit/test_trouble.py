@@ -16,6 +16,7 @@ from holdfast.commit.events import (
     PutAnswered,
     StatusAsked,
     StatusQuestion,
+    StatusReady,
     Tick,
     VersionAsked,
     VersionIs,
@@ -179,6 +180,16 @@ def test_a_ban_under_a_committed_attempt_outlives_that_attempt() -> None:
     late = entry(txn(request_id="the-one-request-id-of-two", at=banned_through))
     sequence.order([late], banned_through)
     assert late.outcome == Reused()
+
+
+def test_a_commit_at_or_below_the_read_version_asked_about_is_not_the_attempt_s(reign: Pipeline) -> None:
+    """The log is read above it only, and the window must not say otherwise than the log."""
+    request_id = "the-one-request-id-of-two"
+    reign.step(Arrived(at(0), [entry(txn(request_id=request_id, at=BASE))]))
+    reign.step(PutAnswered(at(1), FIRST_DATA, CREATED))
+    for min_version, version in ((BASE, BASE + 1), (BASE + 1, None)):
+        question = StatusQuestion(request_id, min_version, "asked")
+        assert reign.step(StatusAsked(at(2), question)) == [StatusReady(question, version, BASE)]
 
 
 # -- the floor that a batch names --------------------------------------------------------------------------------------
