@@ -23,7 +23,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 __all__ = ["Busy", "Served", "etcd", "free_port", "holdfast", "machine", "processor_seconds"]
 
@@ -157,7 +157,7 @@ class Busy:
     def __init__(self, server: Served) -> None:
         self._server = server
 
-    def __enter__(self) -> Busy:
+    def __enter__(self) -> Self:
         self._began = time.monotonic()
         self._whole, self._own = _machine_busy(), processor_seconds(self._server.pid)
         self._children = os.times()

@@ -2,17 +2,20 @@
 
 Owns: writing logs, a store that takes its time, and one takeover. Does not own: targets, printing.
 
-Every request to the store takes ``LATENCY_S`` longer, so the time until a leader is ready, divided by it, is the number of
-store waits one after another. The log is written straight to a directory, without a service.
+Every request to the store takes ``LATENCY_S`` longer, and its begin and end are noted. The longest chain of requests of
+which each began after the one before had ended is the number of store waits one after another. The log is written
+straight to a directory, without a service.
 """
 
 from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
 import time
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,13 +45,13 @@ LATENCY_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """One takeover. ``waits`` are sequential store waits, as measured and as the service itself counts them."""
+    """One takeover. ``ready_waits`` were measured, ``ready_waits_counted`` is what the service itself says."""
 
     objects: int
     probed: bool
-    ready_waits: float
+    ready_waits: int
     ready_waits_counted: int
-    first_commit_waits: float
+    first_commit_waits: int
     ready_ms: float
     requests: dict[str, int]
 
@@ -59,33 +62,52 @@ class SlowStore:
     def __init__(self, inner: ObjectStore) -> None:
         self._inner = inner
         self.requests: Counter[str] = Counter()
+        self._spans: list[tuple[float, float]] = []
+
+    @property
+    def sequential_waits(self) -> int:
+        """The longest chain of requests that did not overlap, of those that have ended."""
+        chain, free_from = 0, 0.0
+        for ended, began in sorted((ended, began) for began, ended in self._spans):
+            if began >= free_from:
+                chain, free_from = chain + 1, ended
+        return chain
 
     @property
     def url(self) -> str:
         return self._inner.url
 
     async def create(self, key: str, data: bytes) -> CreateAnswer:
-        await self._wait("create")
-        return await self._inner.create(key, data)
+        with self._noted("create"):
+            await asyncio.sleep(LATENCY_S)
+            return await self._inner.create(key, data)
 
     async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
-        await self._wait("header" if length == HEADER_BYTES else "read")
-        return await self._inner.read(key, start=start, length=length)
+        with self._noted("header" if length == HEADER_BYTES else "read"):
+            await asyncio.sleep(LATENCY_S)
+            return await self._inner.read(key, start=start, length=length)
 
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
-        await self._wait("list")
-        return await self._inner.list(prefix, after=after, limit=limit)
+        with self._noted("list"):
+            await asyncio.sleep(LATENCY_S)
+            return await self._inner.list(prefix, after=after, limit=limit)
 
     async def delete(self, key: str) -> None:
-        await self._wait("delete")
-        await self._inner.delete(key)
+        with self._noted("delete"):
+            await asyncio.sleep(LATENCY_S)
+            await self._inner.delete(key)
 
     async def close(self) -> None:
         await self._inner.close()
 
-    async def _wait(self, kind: str) -> None:
+    @contextlib.contextmanager
+    def _noted(self, kind: str) -> Iterator[None]:
         self.requests[kind] += 1
-        await asyncio.sleep(LATENCY_S)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spans.append((began, time.perf_counter()))
 
 
 def write_log(root: Path, objects: int) -> str:
@@ -131,11 +153,11 @@ async def recover(url: str, objects: int, *, probe: bool) -> Recovered:
     began = time.perf_counter()
     service = await CommitService.lead(store, ServiceOptions(address="127.0.0.1:1", take_over=True, probe=probe))
     ready = time.perf_counter()
-    requests = dict(store.requests)
+    requests, ready_waits = dict(store.requests), store.sequential_waits
     answered: asyncio.Future[CommitEntry] = asyncio.get_running_loop().create_future()
     service.submit([CommitEntry(Transaction(operations=[Write(b"first", b"commit")]), answered.set_result)])
     entry = await asyncio.wait_for(answered, 30)
-    durable = time.perf_counter()
+    first_commit_waits = store.sequential_waits
     assert isinstance(entry.outcome, Committed), "nothing stands against the first commit"
     waits = service.takeover.waits
     await service.step_down()
@@ -144,9 +166,9 @@ async def recover(url: str, objects: int, *, probe: bool) -> Recovered:
     return Recovered(
         objects=objects,
         probed=probe,
-        ready_waits=round((ready - began) / LATENCY_S, 2),
+        ready_waits=ready_waits,
         ready_waits_counted=waits,
-        first_commit_waits=round((durable - began) / LATENCY_S, 2),
+        first_commit_waits=first_commit_waits,
         ready_ms=round((ready - began) * 1000, 1),
         requests=requests,
     )

@@ -1,6 +1,6 @@
 """The conflict window under load: memory a key, transactions a second, pauses, and how all of it grows.
 
-    python benchmarks/conflict_window.py [--json] [--quick]
+    python benchmarks/conflict_window.py [--json FILE] [--quick]
 
 A transaction is judged by 2 point reads (with ``range`` also by a range read of 10 keys) up to 200 versions behind, and
 recorded with 2 writes of 16-byte keys. Every one is recorded, conflict or not, so that all sizes do the same work. Keys
@@ -32,6 +32,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from sortedcontainers import SortedList
@@ -329,7 +330,7 @@ def lines(found: Any, indent: int = 2) -> Iterator[str]:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--json", action="store_true", help="print one JSON object, at the end")
+    arguments.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
     arguments.add_argument("--quick", action="store_true", help="a hundredth of the size, to see that it runs")
     arguments.add_argument("--only", choices=MEASUREMENTS, help="one measurement")
     arguments.add_argument("--measure", help=argparse.SUPPRESS)
@@ -354,10 +355,9 @@ def main() -> None:
     for title, measurement, given in plan:
         if chosen.only in (None, measurement):
             report[title] = in_a_fresh_process(measurement, *given)
-            if not chosen.json:
-                print("\n".join(lines({title: report[title]}, 0)), flush=True)
+            print("\n".join(lines({title: report[title]}, 0)), flush=True)
     if chosen.json:
-        print(json.dumps(report))
+        chosen.json.write_text(json.dumps(report, indent=2))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ A closed loop of 64 clients. A second process stands for the network and the loa
 client after 6 us of its own time. The leader spends 15 us of Python and one system call on each commit; with nothing
 in flight it writes at once, otherwise when clients / (in flight + 1) commits have queued. A commit adds 450 bytes.
 
-    python benchmarks/directory_put.py [--seconds 2] [--rounds 3] [--path DIR] [--json]
+    python benchmarks/directory_put.py [--seconds 2] [--rounds 3] [--path DIR] [--json FILE]
 
 Measured on 2 virtual cores (AMD EPYC), ext4 without a journal, Python 3.11, uvloop. Bare file operations in the same
 order, machine otherwise idle, medians of 4 rounds (threads) and 2 (processes):
@@ -222,7 +222,7 @@ def main() -> None:
     arguments.add_argument("--seconds", type=float, default=2.0)
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--path", type=Path, default=None, help="a directory on the disk to measure")
-    arguments.add_argument("--json", action="store_true")
+    arguments.add_argument("--json", type=Path, metavar="FILE")
     chosen = arguments.parse_args()
     base = Path(tempfile.mkdtemp(prefix="directory-put-", dir=chosen.path))
     variants = [(kind, in_flight) for in_flight in (1, 2, 4) for kind in ("threads", "processes")]
@@ -240,8 +240,8 @@ def main() -> None:
         for (kind, in_flight), done in runs.items()
     }
     if chosen.json:
-        print(json.dumps({"python": platform.python_version(), "system": platform.platform(), "medians": medians}))
-        return
+        found = {"python": platform.python_version(), "system": platform.platform(), "medians": medians}
+        chosen.json.write_text(json.dumps(found, indent=2))
     print(f"Python {platform.python_version()}, {platform.platform()}, {os.cpu_count()} cores, {chosen.rounds} rounds")
     print(
         f"{'writers':14}{'commits/s':>10}{'PUTs/s':>8}{'PUT p50/p99 ms':>17}{'commit p50/p99 ms':>19}"

@@ -3,7 +3,7 @@
 The service behind the front commits everything in the next turn of the loop and keeps nothing, so what is measured is
 the kernel's part, parsing, decoding, checking, answering. The load generator (wrk, one thread) shares the cores.
 
-    python benchmarks/http_lanes.py [--connections 64] [--seconds 5] [--json]
+    python benchmarks/http_lanes.py [--connections 64] [--seconds 5] [--json FILE]
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--seconds", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     found: dict[str, dict[str, float]] = {}
     # A query makes the same request unusual, so the framework serves it.
@@ -128,8 +128,7 @@ def main() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             found[lane] = runner.run(measure(query, options.connections, options.seconds))
     if options.json:
-        print(json.dumps(found))
-        return
+        options.json.write_text(json.dumps(found, indent=2))
     for lane, figures in found.items():
         print(
             f"{lane:<15} {figures['requests_per_second']:>9,.0f}/s  p50 {figures['p50_ms']:.2f} ms"

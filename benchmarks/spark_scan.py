@@ -1,6 +1,6 @@
 """How fast Spark reads the log, beside what Spark itself reads from Parquet: the same rows, one run, one session.
 
-    python benchmarks/spark_scan.py [--rows 1500000] [--cores 2]
+    python benchmarks/spark_scan.py [--rows 1500000] [--cores 2] [--json FILE]
 
 Prints, each the best of three after one warm-up: the scan of a log in large objects and its ratio to Spark's native
 Parquet scan of the same rows (target: at least 0.9), the scan of the same rows in 5,000 small objects against 8 large
@@ -11,6 +11,7 @@ service.
 from __future__ import annotations
 
 import argparse
+import json
 import platform
 import random
 import tempfile
@@ -108,6 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_500_000)
     parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     rows: int = arguments.rows
     spark = session("holdfast-benchmark", master=f"local[{arguments.cores}]")
@@ -129,15 +131,20 @@ def main() -> None:
     spark.stop()
     print(f"python {platform.python_version()}, spark {spark.version}, {platform.machine()}, {arguments.cores} cores")
     print(f"{rows} rows, {megabytes:.0f} MB in the log")
-    for name, seconds in (
-        ("native Parquet scan", native),
-        ("log scan", source),
-        ("log scan, one column", pruned),
-        ("newest value per key", latest),
-    ):
+    measured = {
+        "native Parquet scan": native,
+        "log scan": source,
+        "log scan, one column": pruned,
+        "newest value per key": latest,
+    }
+    for name, seconds in measured.items():
         print(f"{name:22}{seconds:6.2f} s  {rows / seconds / 1e6:5.2f} M rows/s")
     print(f"the log scan has {native / source:.2f} x the rate of the native Parquet scan")
     print(f"{rows // 6} rows in 8 objects {in_few:.2f} s, in 5000 {in_tiny:.2f} s: {in_tiny / in_few:.2f} x the time")
+    if arguments.json:
+        few_and_many = {"a sixth of the rows in 8 objects": in_few, "a sixth of the rows in 5000 objects": in_tiny}
+        found = {"rows": rows, "megabytes": megabytes, "cores": arguments.cores, "seconds": measured | few_and_many}
+        arguments.json.write_text(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":
