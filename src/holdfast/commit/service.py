@@ -22,6 +22,7 @@ import structlog
 from msgspec import Struct
 
 from holdfast.commit import events
+from holdfast.commit.attempt_history import AttemptHistory
 from holdfast.commit.attempts import fingerprint
 from holdfast.commit.batch import HEADER_BYTES, Header, decode_header, object_name
 from holdfast.commit.entry import CommitEntry
@@ -30,7 +31,6 @@ from holdfast.commit.feed import Feed, TransactionEvent
 from holdfast.commit.leadership import Identity
 from holdfast.commit.metrics import ServiceMetrics
 from holdfast.commit.pipeline import Pipeline, PipelineRules
-from holdfast.commit.status import look_up
 from holdfast.commit.takeover import AskLeader, Takeover, TakeoverOptions, newest_slot, now, take_the_lead
 from holdfast.commit.transaction import Committed, Rejected, Reused, Unanswered
 from holdfast.errors import (
@@ -51,7 +51,6 @@ __all__ = ["CommitEntry", "CommitService", "ServiceEnd", "ServiceOptions", "Stat
 log = structlog.get_logger("holdfast.commit.service")
 
 STANDBY_SEEN_MS: Final = 10_000.0
-LOOK_UPS_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +109,7 @@ class CommitService:
         self._heart: asyncio.TimerHandle | None = None
         self._standby_until_ms = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._look_ups = asyncio.Semaphore(LOOK_UPS_MAX)
+        self._history = AttemptHistory(store, claim)
         self._looked_up: dict[CommitEntry, None] = {}
         self._last_accepted = claim.prev_version
         self._draining = False
@@ -210,8 +209,7 @@ class CommitService:
         if ready.version is not None:
             return StatusAnswer("committed", ready.version)
         if min_version < ready.complete_above:
-            async with self._look_ups:
-                found = await look_up(self.store, self.claim, self.durable_header(), request_id, min_version)
+            found = await self._history.find(request_id, min_version, self.durable_header())
             if found.txn is not None:
                 return StatusAnswer("committed", found.txn.version)
             if found.truncated:
@@ -225,8 +223,7 @@ class CommitService:
             assert request_id is not None, "only attempts are looked up"
             assert read_version is not None, "a request id comes with a read version"
             try:
-                async with self._look_ups:
-                    found = await look_up(self.store, self.claim, self.durable_header(), request_id, read_version)
+                found = await self._history.find(request_id, read_version, self.durable_header())
             except HoldfastError as error:
                 log.warning("look_up_failed", error=str(error))
                 entry.outcome = Unanswered()

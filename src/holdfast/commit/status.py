@@ -16,7 +16,7 @@ from holdfast.commit.reader import LoggedBatch, Reign, follow, reigns_back, star
 from holdfast.errors import CorruptData, NotFound
 from holdfast.objects.port import ObjectStore
 
-__all__ = ["Found", "look_up"]
+__all__ = ["Found", "look_up", "walker_after"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,7 @@ async def look_up(store: ObjectStore, claim: Header, newest: Header, request_id:
     Raises: Unavailable, CorruptData.
     """
     try:
-        reign = await _reign_of(store, claim, min_version)
-        walker = await _walker(store, reign, claim, newest, min_version)
+        walker = await walker_after(store, claim, newest, min_version)
         async for batch in follow(store, walker, until=newest.slot):
             txn = _find(batch, request_id)
             if txn is not None:
@@ -55,11 +54,13 @@ async def _reign_of(store: ObjectStore, claim: Header, version: int) -> Reign:
     return reign
 
 
-async def _walker(store: ObjectStore, reign: Reign, claim: Header, newest: Header, version: int) -> ChainWalker:
-    if reign.claim.slot == claim.slot:
-        end = newest
-    else:
-        end = await _end_of(store, reign, claim)
+async def walker_after(store: ObjectStore, claim: Header, newest: Header, version: int) -> ChainWalker:
+    """A walker that yields the first transaction after ``version`` first, wherever in the log that is.
+
+    Raises: Unavailable, CorruptData, NotFound when retention has removed that part.
+    """
+    reign = await _reign_of(store, claim, version)
+    end = newest if reign.claim.slot == claim.slot else await _end_of(store, reign, claim)
     return await start_after(store, reign, end, version)
 
 
