@@ -616,3 +616,43 @@ async def test_a_service_that_is_closed_in_the_middle_leaves_nobody_waiting(stor
     assert (await waiting).outcome == Unanswered()
     with pytest.raises(Fenced):
         await noop
+
+
+@law
+async def test_a_broken_law_answers_those_who_came_with_it_too(store: Gate) -> None:
+    service = await lead(store)
+    impossible: Any = "no operation"
+    replied: list[CommitEntry] = []
+    first = CommitEntry(Transaction([Write(b"a", b"1")], read_version=service.local_version() + 1000), replied.append)
+    service.submit([first, CommitEntry(Transaction([impossible]), replied.append)])
+    assert (await service.ended).kind == "damaged"
+    assert [entry.outcome for entry in replied] == [Unanswered(), Unanswered()]
+
+
+@law
+async def test_a_caller_whose_reply_fails_costs_nobody_else_an_answer(store: Gate) -> None:
+    service = await lead(store)
+    replied: list[CommitEntry] = []
+
+    def fails(entry: CommitEntry) -> None:
+        raise RuntimeError("planted")
+
+    txn = Transaction([Write(b"a", b"1")])
+    service.submit([CommitEntry(txn, replied.append), CommitEntry(txn, fails), CommitEntry(txn, replied.append)])
+    assert (await service.ended).kind == "damaged"
+    assert all(isinstance(entry.outcome, Committed) for entry in replied)
+    assert len(replied) == 2
+
+
+@law
+async def test_a_version_of_a_later_leader_is_not_the_clients_fault(store: Gate) -> None:
+    old = await lead(store)
+    await put(old, b"a")
+    new = await lead(store)
+    read_version = await put(new, b"b")
+    entry = await commit(old, Transaction([Write(b"c", b"1")], [PointRead(b"b")], read_version=read_version))
+    assert isinstance(entry.outcome, Fenced)
+    assert entry.outcome.code is Code.LEADER_CHANGED
+    entry = await commit(new, Transaction([Write(b"c", b"1")], [PointRead(b"b")], read_version=read_version + 9))
+    assert isinstance(entry.outcome, InvalidRequest)
+    assert entry.outcome.code is Code.FUTURE_VERSION

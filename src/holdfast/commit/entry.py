@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from holdfast.commit.batch import Header, LoggedTransaction
 from holdfast.commit.transaction import Outcome, Transaction, Write
-from holdfast.errors import InvalidRequest
+from holdfast.errors import HoldfastError
 
 __all__ = ["Batch", "CommitEntry", "Position", "request_bytes"]
 
@@ -48,7 +48,7 @@ class CommitEntry:
         self.arrived_ms = 0.0
         self.version = 0
         self.accepted = False
-        self.outcome: Outcome | InvalidRequest | None = None
+        self.outcome: Outcome | HoldfastError | None = None
         self.durable_version = 0
         self.followers: list[CommitEntry] | None = None
 

@@ -343,17 +343,18 @@ class Pipeline:
             effects.append(Answer(answers))
         effects.append(self.ended)
 
-    def break_off(self, detail: str, event: Event) -> list[Effect]:
-        """End the reign because a law of ours was broken while ``event`` was taken.
+    def break_off(self, detail: str, event: Event | None) -> list[Effect]:
+        """End the reign because a law of ours was broken.
 
-        What the stages hold after that is not trusted: everything that waits is unknown, the event's own entries too.
+        ``event`` is the one whose step raised, None when an effect did. What the stages hold after that is not trusted:
+        everything that waits is unknown, and so are the event's own entries, whose effects were lost with the step.
         """
         effects: list[Effect] = []
         if self.ended is None:
             self._end("damaged", detail, effects)
         told = {id(entry) for effect in effects if isinstance(effect, Answer) for entry in effect.entries}
         if isinstance(event, Arrived):
-            rest = [entry for entry in event.entries if id(entry) not in told and entry.outcome is None]
+            rest = [entry for entry in event.entries if id(entry) not in told]
             if rest:
                 effects.insert(0, Answer(self.release.abandon(rest)[0]))
         return effects

@@ -302,15 +302,25 @@ class CommitService:
 
     def _step(self, event: events.Event) -> None:
         try:
-            for effect in self.pipeline.step(event):
-                self._carry_out(effect)
-        except Exception as error:
-            # A broken law of our own. To go on would be to guess; the reign ends, and the next one recovers the log.
-            log.exception("law_broken", event_kind=type(event).__name__)
-            for effect in self.pipeline.break_off(f"{type(error).__name__}: {error}", event):
-                self._carry_out(effect)
+            effects = self.pipeline.step(event)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the reign is over
+            self._break_off(error, event)
             return
+        broken: Exception | None = None
+        for effect in effects:
+            try:
+                self._carry_out(effect)
+            except Exception as error:  # noqa: BLE001 - as above
+                broken = error
+        if broken is not None:
+            self._break_off(broken, None)
         self._arm()
+
+    def _break_off(self, error: Exception, event: events.Event | None) -> None:
+        """A broken law of our own. To go on would be to guess: the reign ends, and the next one recovers the log."""
+        log.error("law_broken", event_kind=type(event).__name__, exc_info=error)
+        for effect in self.pipeline.break_off(f"{type(error).__name__}: {error}", event):
+            self._carry_out(effect)
 
     def _carry_out(self, effect: events.Effect) -> None:
         match effect:
@@ -344,8 +354,26 @@ class CommitService:
     def _answer(self, entries: list[CommitEntry]) -> None:
         self._queued -= len(entries)
         self.metrics.note_answers(entries, now().boot_ms)
+        broken: Exception | None = None
         for entry in entries:
-            entry.reply(entry)
+            if type(entry.outcome) is InvalidRequest:
+                self._spawn(self._answer_future_version(entry))
+                continue
+            try:
+                entry.reply(entry)
+            except Exception as error:  # noqa: BLE001 - raised again below
+                # One caller's fault must not cost the others their answers.
+                broken = error
+        if broken is not None:
+            raise broken
+
+    async def _answer_future_version(self, entry: CommitEntry) -> None:
+        """A version that this leader never handed out may be a later leader's: only a proof makes it the client's fault."""
+        try:
+            await self.version()
+        except Fenced as error:
+            entry.outcome = error
+        entry.reply(entry)
 
     def _resolved(self, entries: list[CommitEntry]) -> None:
         """Show accepted transactions to those who do not wait for durability."""

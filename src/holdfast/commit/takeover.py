@@ -42,7 +42,7 @@ from holdfast.commit.leadership import (
     somebody_is_past,
 )
 from holdfast.errors import Closed, Code, HoldfastError, NotFound, Unavailable
-from holdfast.objects.port import Created, ObjectStore, Unknown
+from holdfast.objects.port import CreateAnswer, Created, ObjectStore, Unknown
 from holdfast.objects.probe import probe
 from holdfast.values import Instant, LogId, Slot, slot_text
 
@@ -55,6 +55,8 @@ T = TypeVar("T")
 AskLeader = Callable[[str], Awaitable[str | None]]
 """Ask the process at an advertised address who it is: its leader id in hexadecimal, or None when nobody answers."""
 
+REQUEST_S_MAX: Final = 10.0
+"""How long one round of requests may hang before it counts as failed."""
 RETRY_BASE_S: Final = 0.05
 RETRY_MAX_S: Final = 2.0
 DOUBLINGS_MAX: Final = 30
@@ -180,12 +182,15 @@ async def _patiently(attempt: Callable[[], Awaitable[T]], patience_s: float) -> 
     tries = 0
     while True:
         try:
-            return await attempt()
-        except (Unavailable, NotFound) as error:
+            async with asyncio.timeout(REQUEST_S_MAX):
+                return await attempt()
+        except (Unavailable, NotFound, TimeoutError) as error:
             # A listed object that is not found was removed by retention meanwhile: list again.
             gone = isinstance(error, NotFound) and error.code is not Code.NOT_FOUND
-            if gone or now().boot_ms >= give_up_at:
+            if gone:
                 raise
+            if now().boot_ms >= give_up_at:
+                raise Unavailable("the store does not answer", patience_s=patience_s, last=str(error)) from error
             tries += 1
             log.warning("store_unavailable", error=str(error), tries=tries)
         await asyncio.sleep(random.uniform(0, min(RETRY_MAX_S, RETRY_BASE_S * 2 ** min(tries, DOUBLINGS_MAX))))
@@ -243,7 +248,12 @@ async def _put_claim(store: ObjectStore, claim: Header, patience_s: float) -> bo
     give_up_at = now().boot_ms + patience_s * 1000.0
     tries = 0
     while True:
-        answer = await store.create(object_name(claim.slot), data)
+        answer: CreateAnswer
+        try:
+            async with asyncio.timeout(REQUEST_S_MAX):
+                answer = await store.create(object_name(claim.slot), data)
+        except TimeoutError:
+            answer = Unknown("no answer in time")
         if isinstance(answer, Created):
             return True
         if not isinstance(answer, Unknown):
