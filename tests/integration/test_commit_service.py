@@ -656,3 +656,11 @@ async def test_a_version_of_a_later_leader_is_not_the_clients_fault(store: Gate)
     entry = await commit(new, Transaction([Write(b"c", b"1")], [PointRead(b"b")], read_version=read_version + 9))
     assert isinstance(entry.outcome, InvalidRequest)
     assert entry.outcome.code is Code.FUTURE_VERSION
+
+
+@law
+async def test_an_idle_leader_finds_out_that_it_was_deposed(store: Gate) -> None:
+    old = await lead(store, idle_check_ms=5)
+    new = await lead(store)
+    assert (await old.ended).kind == "deposed"
+    assert not new.ended.done()

@@ -13,6 +13,7 @@ and streams go on. When the reign ends, every waiting commit is answered ``Unans
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -66,6 +67,7 @@ class ServiceOptions:
     request_timeout_ms: float = 10_000.0
     silence_ms: float = 2_000.0
     heartbeat_ms: float = 500.0
+    idle_check_ms: float = 5_000.0
     queue_entries_max: int = 100_000
     feed_bytes_max: int = 32 << 20
 
@@ -136,6 +138,7 @@ class CommitService:
         )
         service = cls(store, takeover, identity, options)
         service._beat()
+        service._spawn(service._watch_for_successors())
         return service
 
     # -- commits ------------------------------------------------------------------------------------------------------
@@ -269,6 +272,16 @@ class CommitService:
         self._step(events.Tick(now(), heartbeat=True))
         self._heart = self._loop.call_later(self.options.heartbeat_ms / 1000.0, self._beat)
 
+    async def _watch_for_successors(self) -> None:
+        """An idle leader writes nothing that could be refused, so it looks now and then whether it still leads."""
+        batches = 0
+        while not self.ended.done():
+            await asyncio.sleep(self.options.idle_check_ms / 1000.0)
+            if self.pipeline.persist.counters.batches == batches:
+                with contextlib.suppress(Fenced):
+                    await self.version()
+            batches = self.pipeline.persist.counters.batches
+
     def _end(self, effect: events.Ended) -> None:
         for ticket in effect.tickets:
             waiter = ticket.ticket if isinstance(ticket, events.StatusQuestion) else ticket
@@ -368,7 +381,7 @@ class CommitService:
             raise broken
 
     async def _answer_future_version(self, entry: CommitEntry) -> None:
-        """A version that this leader never handed out may be a later leader's: only a proof makes it the client's fault."""
+        """A version never handed out here may be a later leader's: only a proof makes it the client's fault."""
         try:
             await self.version()
         except Fenced as error:

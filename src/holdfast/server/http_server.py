@@ -138,12 +138,13 @@ class HttpServer:
                 await lanes.all_closed()
         for lane in list(lanes.open):
             lane.abort()
+        # First the connections, then the requests: a cancelled request would otherwise be answered with a plain 500.
+        for framework_lane in list(framework.open):
+            framework_lane.transport.abort()
         for request in list(framework.state.tasks):
             request.cancel()
         if framework.state.tasks:
             await asyncio.wait(list(framework.state.tasks), timeout=1.0)
-        for framework_lane in list(framework.open):
-            framework_lane.transport.abort()
         if self._ticking is not None:
             self._ticking.cancel()
 
