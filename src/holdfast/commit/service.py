@@ -4,7 +4,7 @@ Owns: carrying out effects, timers, admission, and the questions that need the s
 any decision of the four stages, HTTP.
 
 Runtime: everything runs on one event loop; the pipeline is stepped with whatever arrived since the last step, so a
-batch is formed by load and not by a timer. Store requests run beside it. See ``docs/decisions/0002-one-loop.md``.
+batch is formed by load and not by a timer. Store requests run beside it. See ``docs/decisions/0004-one-event-loop.md``.
 
 Failure model: a store that stalls fills the span, then the queue, then ``admission`` refuses with Retry-After; metrics
 and streams go on. When the reign ends, every waiting commit is answered ``Unanswered`` and ``ended`` is set.
