@@ -39,8 +39,8 @@ end
 """
 _DONE = """
 done = function(summary, latency, requests)
-  io.write(string.format('RESULT %d %d %d %d %d\\n', summary.requests, summary.duration,
-    latency:percentile(50), latency:percentile(99),
+  io.write(string.format('RESULT %d %d %d %d %d %d\\n', summary.requests, summary.duration,
+    latency:percentile(50), latency:percentile(99), latency:percentile(99.9),
     summary.errors.connect + summary.errors.read + summary.errors.write + summary.errors.status
       + summary.errors.timeout))
 end
@@ -57,6 +57,7 @@ class Load:
     p99_ms: float
     errors: int
     in_flight: int
+    p99_9_ms: float = math.nan
 
     @property
     def rate(self) -> float:
@@ -88,11 +89,11 @@ end
         file.flush()
         command = ["wrk", "-t1", f"-c{connections}", f"-d{round(seconds)}s", "--latency", "-s", file.name, url]
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + GRACE_SECONDS, check=True)
-    match = re.search(r"RESULT (\d+) (\d+) (\d+) (\d+) (\d+)", done.stdout)
+    match = re.search(r"RESULT (\d+) (\d+) (\d+) (\d+) (\d+) (\d+)", done.stdout)
     if match is None:
         raise RuntimeError(f"wrk said: {done.stdout[-500:]}")
-    answers, duration, p50, p99, errors = map(int, match.groups())
-    return Load(answers, duration / 1e6, p50 / 1000, p99 / 1000, errors, connections)
+    answers, duration, p50, p99, p99_9, errors = map(int, match.groups())
+    return Load(answers, duration / 1e6, p50 / 1000, p99 / 1000, errors, connections, p99_9 / 1000)
 
 
 def holdfast_json(url: str, read_version: int, prefix: str, connections: int, seconds: float) -> Load:

@@ -273,13 +273,13 @@ def targets(lanes: dict[str, Lane], recovered: list[Recovered]) -> list[Target]:
     ]
 
 
-def recoveries(folder: Path, lengths: list[int]) -> list[Recovered]:
+def recoveries(console: Console, folder: Path, lengths: list[int]) -> list[Recovered]:
     found: list[Recovered] = []
     for objects in lengths:
-        for probe in (False, True):
-            with tempfile.TemporaryDirectory(dir=folder) as place:
-                url = write_log(Path(place) / "log", objects)
-                found.append(asyncio.run(recover(url, objects, probe=probe)))
+        console.print(f"recovery of {objects:,} objects")
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            url = write_log(Path(place) / "log", objects)
+            found += [asyncio.run(recover(url, objects, probe=probe)) for probe in (False, True)]
     return found
 
 
@@ -386,7 +386,7 @@ def main() -> int:
         )
         benchmark = Benchmark(folder.resolve(), rounds, seconds, console)
         benchmark.run()
-        recovered = recoveries(folder.resolve(), [100, 10_000] if given.quick else [100, 10_000, 100_000])
+        recovered = recoveries(console, folder.resolve(), [100, 10_000] if given.quick else [100, 10_000, 100_000])
     window = conflict_window()
     found = targets(benchmark.lanes, recovered)
     show(console, benchmark.lanes, found, recovered)
