@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from starlette.applications import Starlette
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +23,23 @@ from holdfast.server.responses import error_answer
 from holdfast.server.routes import Endpoint, Route
 
 __all__ = ["make_app"]
+
+
+class _AnyText(Convertor[str]):
+    """The rest of a path, whatever it holds: the framework's own ``path`` stops at a line feed."""
+
+    regex = "(?s:.*)"
+
+    def convert(self, value: str) -> str:
+        """The text as it is."""
+        return value
+
+    def to_string(self, value: str) -> str:
+        """The text as it is."""
+        return value
+
+
+register_url_convertor("any", _AnyText())
 
 
 def make_app(front: Front, routes: Sequence[Route]) -> Starlette:

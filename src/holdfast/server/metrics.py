@@ -21,6 +21,7 @@ from holdfast.commit.metrics import LATENCY_BOUNDS_MS
 from holdfast.commit.service import CommitService
 from holdfast.objects.budget import LATENCY_BOUNDS_MS as STORE_BOUNDS_MS
 from holdfast.objects.budget import StoreMetrics
+from holdfast.server.embedded_view import EmbeddedView
 from holdfast.server.front import Front
 from holdfast.server.http_server import HttpServer
 from holdfast.server.sse import Subscriptions
@@ -39,6 +40,7 @@ class ServerMetrics(Collector):
         self.subscriptions: Subscriptions | None = None
         self.service: CommitService | None = None
         self.store: StoreMetrics | None = None
+        self.view: EmbeddedView | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -56,6 +58,7 @@ class ServerMetrics(Collector):
         if service is not None:
             yield from self._commits(service)
             yield from self._stages(service)
+            yield from self._view(service)
         if self.store is not None:
             yield from self._store(self.store)
 
@@ -150,6 +153,14 @@ class ServerMetrics(Collector):
         yield _gauge("holdfast_window_bytes", "Memory of the conflict window", resolve.recent.bytes_used())
         yield _gauge("holdfast_window_floor_version", "The oldest version that can be judged", resolve.floor)
         yield _gauge("holdfast_epoch", "Leader changes of this log", service.claim.epoch)
+
+    def _view(self, service: CommitService) -> Iterator[Metric]:
+        view = self.view
+        if view is None or not view.enabled:
+            return
+        lag = service.pipeline.release.durable_version - view.version
+        yield _gauge("holdfast_view_version", "The embedded view shows everything up to here; 0, none", view.version)
+        yield _gauge("holdfast_view_lag_versions", "Durable versions that the view does not show yet", max(0, lag))
 
     def _store(self, store: StoreMetrics) -> Iterator[Metric]:
         requests = CounterMetricFamily(

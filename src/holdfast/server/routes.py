@@ -209,7 +209,7 @@ class Route:
     @property
     def name(self) -> str:
         """How metrics and the description call it: the path without the framework's converters."""
-        return self.path.replace(":path}", "}")
+        return self.path.replace(":any}", "}")
 
 
 class Endpoint:

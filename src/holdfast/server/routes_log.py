@@ -143,7 +143,7 @@ ROUTES = (
     ),
     Route(
         method="GET",
-        path="/v1/status/{request_id:path}",
+        path="/v1/status/{request_id:any}",
         role=Role.READ,
         summary="The final outcome of an attempt; asking closes an attempt that has not committed",
         handler=status,

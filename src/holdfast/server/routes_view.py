@@ -17,7 +17,6 @@ from holdfast.server.auth import Role
 from holdfast.server.embedded_view import EmbeddedView
 from holdfast.server.responses import ValueAnswer, ValueRange
 from holdfast.server.routes import Answer, Call, Parameter, Route, json_answer, key_from_text
-from holdfast.view import View
 
 __all__ = ["RANGE_LIMIT_MAX", "view_routes"]
 
@@ -43,15 +42,14 @@ _CODES: Final = (
 def view_routes(embedded: EmbeddedView) -> tuple[Route, ...]:
     """The rows of the route table."""
 
-    async def view_at(call: Call) -> View:
+    def asked_version(call: Call) -> int:
         at = call.number("at")
         service = call.front.leading()
-        return await embedded.at(service.local_version() if at is None else at)
+        return service.local_version() if at is None else at
 
     async def read_key(call: Call) -> Answer:
         key = key_from_text("key", call.path_text("key"))
-        view = await view_at(call)
-        found = view.get(key)
+        found = await embedded.get(key, at=asked_version(call))
         if found is None:
             raise NotFound("there is no such key")
         value, version = found
@@ -62,15 +60,14 @@ def view_routes(embedded: EmbeddedView) -> tuple[Route, ...]:
         if end is not None and begin >= end:
             raise InvalidRequest("begin must be below end", code=Code.BAD_RANGE)
         limit = call.number("limit", low=1, high=RANGE_LIMIT_MAX) or RANGE_LIMIT_DEFAULT
-        view = await view_at(call)
-        rows, version = view.read_range(begin, end, limit + 1)
+        rows, version = await embedded.read_range(begin, end, limit + 1, at=asked_version(call))
         items = tuple(ValueAnswer(key, value, written) for key, value, written in rows[:limit])
         return json_answer(ValueRange(items, version, len(rows) > limit))
 
     return (
         Route(
             method="GET",
-            path="/v1/keys/{key:path}",
+            path="/v1/keys/{key:any}",
             role=Role.READ,
             summary="A key's value, from the embedded view",
             handler=read_key,

@@ -25,9 +25,6 @@ import signal
 import ssl
 import sys
 from collections.abc import AsyncIterator
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any, Final
 
 import structlog
@@ -48,10 +45,12 @@ from holdfast.server.front import Front, FrontLimits
 from holdfast.server.http_server import HttpServer
 from holdfast.server.logs import configure_logs
 from holdfast.server.metrics import ServerMetrics
+from holdfast.server.pandas_absent import keep_pandas_out
 from holdfast.server.responses import LeaderHint
 from holdfast.server.route_table import route_table
 from holdfast.server.routes import Route
 from holdfast.server.sse import Subscriptions
+from holdfast.server.view_messages import ViewStart
 from holdfast.settings import Settings
 
 __all__ = ["main"]
@@ -71,7 +70,7 @@ def main(settings: Settings, *, init: bool, take_over: bool, standby: bool) -> i
     """
     configure_logs(settings.logging.format, settings.logging.level)
     _raise_file_limit()
-    sys.meta_path.insert(0, _PandasIsAbsent())
+    keep_pandas_out()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_Process(settings, init=init, take_over=take_over, standby=standby).run())
@@ -123,7 +122,17 @@ class _Process:
         )
         self._metrics = ServerMetrics(self._front)
         self._subscriptions = Subscriptions(self._front, self._subscribe)
-        self._view = EmbeddedView(settings.view.enabled, settings.log.url, self._subscribe)
+        self._view = EmbeddedView(
+            settings.view.enabled,
+            ViewStart(
+                log_url=settings.log.url,
+                request_timeout_ms=int(settings.persist.request_timeout_ms),
+                log_format=settings.logging.format,
+                log_level=settings.logging.level,
+            ),
+            self._subscribe,
+        )
+        self._metrics.view = self._view
         server = self._server = HttpServer(self._front, self._routes(), tls=self._tls)
         self._metrics.server = server
         self._metrics.subscriptions = self._subscriptions
@@ -135,7 +144,7 @@ class _Process:
         finally:
             await self._subscriptions.close()
             await server.finish(GRACE_SECONDS)
-            await self._view.close()
+            await self._view.stop()
 
     def _routes(self) -> list[Route]:
         return route_table(
@@ -347,21 +356,6 @@ def _raise_file_limit() -> None:
     """Every connection is an open file; take as many as the system allows without asking for more rights."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-class _PandasIsAbsent(MetaPathFinder):
-    """Makes pyarrow believe that pandas is not installed.
-
-    Where it is, pyarrow imports it at the first array it makes: two seconds in which the first commit, and everything
-    else on the loop, would wait, and 60 MB that a server never uses.
-    """
-
-    def find_spec(self, fullname: str, path: object, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Refuse pandas; leave everything else to the next finder."""
-        del path, target
-        if fullname == "pandas":
-            raise ModuleNotFoundError("the serving process does without pandas", name=fullname)
-        return None
 
 
 def _package_version() -> str:
