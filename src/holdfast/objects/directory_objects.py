@@ -13,7 +13,8 @@ Creating an object, and what a crash leaves at each step:
 
 A name therefore appears only on a complete file. Between 3 and 4 others may see a name that a power cut can still undo,
 so ``read`` and ``page`` sync the directory before they return a name that this process has not synced yet. On a
-read-only mount they cannot; a reader there returns only what the log itself calls durable.
+read-only mount they cannot: what is shown there may be newer than the last sync, and only the ``durable`` field of
+the log's newest header says from where on a power cut can undo nothing.
 
 Failure model: out of space on the temporary file is an ordinary failure, nothing is left of it. Any other failed sync
 poisons this object for good: the system may have dropped the pages and will report success the next time, so nothing is
