@@ -51,6 +51,11 @@ class ServerProcess:
             )
 
     @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         """Whether the process has not ended."""
         return self._process.poll() is None

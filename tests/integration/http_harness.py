@@ -26,6 +26,7 @@ from holdfast.server.http_server import HttpServer
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.route_table import route_table
 from holdfast.server.sse import Subscriptions
+from holdfast.server.view_messages import ViewStart
 
 SECONDS_MAX = 20.0
 
@@ -179,7 +180,7 @@ async def serving(
 
     metrics = ServerMetrics(front)
     subscriptions = Subscriptions(front, subscribed)
-    embedded = EmbeddedView(view, "memory:", subscribed)
+    embedded = EmbeddedView(view, ViewStart(log_url="memory:"), subscribed)
     rows = route_table(front, metrics=metrics, subscriptions=subscriptions, view=embedded, version="test")
     server = HttpServer(front, rows)
     metrics.server, metrics.subscriptions, metrics.service = server, subscriptions, service
@@ -196,5 +197,5 @@ async def serving(
             client.close()
         await subscriptions.close()
         await server.finish(1.0)
-        await embedded.close()
+        await embedded.stop()
         await service.close()

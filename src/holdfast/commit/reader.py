@@ -30,7 +30,7 @@ from holdfast.commit.batch import (
 from holdfast.commit.chain import ChainWalker, broken
 from holdfast.commit.leadership import NeedHeaders, first_headers, plan_recovery, read_page
 from holdfast.errors import Code, NotFound
-from holdfast.objects.port import ObjectStore
+from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.values import Slot, slot_text
 
 __all__ = ["LoggedBatch", "Reign", "find_frontier", "follow", "read_header", "reigns_back", "start_after"]
@@ -71,7 +71,7 @@ class Reign:
         return self.before.last_version if self.before is not None else 0
 
 
-async def read_header(store: ObjectStore, slot: int) -> Header | None:
+async def read_header(store: ObjectReader, slot: int) -> Header | None:
     """The header in a slot, None when it is empty. Raises: Unavailable, CorruptData."""
     try:
         data = await store.read(object_name(slot), length=HEADER_BYTES)
@@ -84,7 +84,7 @@ def _removed(slot: int) -> NotFound:
     return NotFound("the log was removed here", code=Code.LOG_TRUNCATED, slot=slot_text(slot))
 
 
-async def _read_whole(store: ObjectStore, slot: int) -> bytes | None:
+async def _read_whole(store: ObjectReader, slot: int) -> bytes | None:
     try:
         return await store.read(object_name(slot))
     except NotFound:
@@ -92,7 +92,7 @@ async def _read_whole(store: ObjectStore, slot: int) -> bytes | None:
 
 
 async def follow(
-    store: ObjectStore, walker: ChainWalker, *, until: Slot | None = None, prefetch: int = PREFETCH
+    store: ObjectReader, walker: ChainWalker, *, until: Slot | None = None, prefetch: int = PREFETCH
 ) -> AsyncGenerator[LoggedBatch, None]:
     """Walk the chain on from where ``walker`` stands, claims included, until the log ends (or after slot ``until``).
 
@@ -152,7 +152,7 @@ async def find_frontier(store: ObjectStore) -> tuple[Header, Header] | None:
     return head, claim
 
 
-async def reigns_back(store: ObjectStore, claim: Header) -> AsyncGenerator[Reign, None]:
+async def reigns_back(store: ObjectReader, claim: Header) -> AsyncGenerator[Reign, None]:
     """The reigns from that of ``claim`` back to genesis.
 
     Cost: two header reads per reign. Raises: Unavailable, CorruptData when a claim has gone, NotFound when what it
@@ -173,7 +173,7 @@ async def reigns_back(store: ObjectStore, claim: Header) -> AsyncGenerator[Reign
         claim = earlier
 
 
-async def start_after(store: ObjectStore, reign: Reign, newest: Header, version: int) -> ChainWalker:
+async def start_after(store: ObjectReader, reign: Reign, newest: Header, version: int) -> ChainWalker:
     """A walker standing on the last object of ``reign`` whose ``last_version`` is at or below ``version``.
 
     ``newest`` is the newest object of the reign. What it yields first holds the first transaction after ``version``.

@@ -19,9 +19,9 @@ from urllib.parse import unquote, urlsplit
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.objects.memory import MemoryObjects, MemoryStore
-from holdfast.objects.port import ObjectStore
+from holdfast.objects.port import ObjectReader, ObjectStore
 
-__all__ = ["open_store"]
+__all__ = ["open_durable_reader", "open_store"]
 
 _memory: dict[str, MemoryObjects] = {}
 
@@ -60,6 +60,20 @@ def open_store(
                 hint="use file:///path, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or memory:name",
                 url=url,
             )
+
+
+def open_durable_reader(url: str, *, request_timeout_ms: int = 10_000, connections_max: int = 8) -> ObjectReader:
+    """What reads objects that somebody else knows to be durable, without making anything durable itself.
+
+    Raises: InvalidRequest, also for ``memory:``, which no other process can read.
+    """
+    if url.partition(":")[0].lower() == "file":
+        from holdfast.objects.directory_reading import DurableDirectory
+
+        return DurableDirectory(_directory_path(url))
+    if url.partition(":")[0].lower() == "memory":
+        raise InvalidRequest("the memory of a process has no other reader", code=Code.BAD_CONFIGURATION, url=url)
+    return open_store(url, request_timeout_ms=request_timeout_ms, connections_max=connections_max)
 
 
 def _directory_path(url: str) -> Path:

@@ -22,6 +22,7 @@ __all__ = [
     "CreateAnswer",
     "Created",
     "Listed",
+    "ObjectReader",
     "ObjectStore",
     "Refused",
     "Unknown",
@@ -65,6 +66,18 @@ class Listed:
 
     key: str
     size: int
+
+
+class ObjectReader(Protocol):
+    """What it takes to read a log whose objects are known by name. Every store is one."""
+
+    async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+        """As ``ObjectStore.read``."""
+        ...
+
+    async def close(self) -> None:
+        """Release what is held."""
+        ...
 
 
 class ObjectStore(Protocol):

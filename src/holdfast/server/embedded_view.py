@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
@@ -92,7 +92,7 @@ class EmbeddedView:
         raise self._behind(version)
 
     @contextlib.contextmanager
-    def _told_as_behind(self, asked: int) -> Iterator[None]:
+    def _told_as_behind(self, asked: int) -> Generator[None]:
         try:
             yield
         except (Closed, sqlite3.Error) as error:

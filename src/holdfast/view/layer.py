@@ -13,7 +13,7 @@ read or deleted (``OrderedKeys``).
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from holdfast.commit.transaction import Delete, Operation, RangeDelete, Write
 from holdfast.view.ordered_keys import OrderedKeys
@@ -62,6 +62,12 @@ class Layer:
             else:
                 assert isinstance(operation, RangeDelete), "there are three kinds of operation"
                 self._clear(operation.begin, operation.end)
+
+    def write(self, changes: Mapping[bytes, Stored]) -> None:
+        """Writes of many transactions at once, the last one of each key: the cheap way in where nothing is deleted."""
+        self.changes.update(changes)
+        self._unordered.update(changes)
+        self.size += sum(len(key) + len(stored[0]) for key, stored in changes.items()) + 128 * len(changes)
 
     def _clear(self, begin: bytes, end: bytes | None) -> None:
         if end is not None and begin >= end:

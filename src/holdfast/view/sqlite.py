@@ -1,14 +1,10 @@
 """A view's state in one SQLite file, written in large transactions behind its readers.
 
-Owns: the file, the recent changes that are not in it yet, the thread that writes them. Does not own: order, proof and
-locking (``view``).
+Owns: the recent changes that are not in the file yet, the thread that writes them. Does not own: the file's format
+(``sqlite_file``), order, proof and locking (``view``).
 
 Layers, newest first: ``active`` takes what is applied; ``frozen`` is being written; the file holds the rest. A read
 asks them in that order, and each layer hides what it changed or cleared.
-
-File (format 1): table ``latest(key BLOB PRIMARY KEY, value BLOB, version INTEGER)`` without rowid; table ``position``
-with one row (version, last_transaction). Journal mode WAL, ``synchronous=NORMAL``; ``application_id`` tells our files
-from others.
 
 The order of a flush, and what a crash leaves:
 
@@ -33,14 +29,13 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.commit.transaction import Operation
-from holdfast.errors import Code, CorruptData, Unavailable
+from holdfast.errors import Code, Unavailable
 from holdfast.view.layer import Layer, Stored
+from holdfast.view.sqlite_file import connect, open_for_writer, write_layer
 from holdfast.view.view import Position, Row
 
 __all__ = ["SqliteStorage"]
 
-APPLICATION_ID: Final = 0x484F4C44
-FORMAT: Final = 1
 FLUSH_BYTES: Final = 16 << 20
 FLUSH_SECONDS: Final = 1.0
 WAITING_BYTES_MAX: Final = 64 << 20
@@ -54,13 +49,9 @@ class SqliteStorage:
         # Guards the layers and the position. Taken inside the view's lock, never around it, and never held for a flush.
         self._changed = threading.Condition()
         self._flushing = threading.Lock()
-        self._reader = _connect(path)
+        self._reader, self._position = open_for_writer(path)
         try:
-            _prepare(self._reader, path)
-            self._position = _read_position(self._reader, path)
-            self._writer = _connect(path)
-            _tune(self._reader)
-            _tune(self._writer)
+            self._writer = connect(path)
         except BaseException:
             self._reader.close()
             raise
@@ -158,7 +149,7 @@ class SqliteStorage:
                 self._frozen, self._active = frozen, Layer(is_ground=False)
                 self._changed.notify_all()
             try:
-                _write(self._writer, frozen, position)
+                write_layer(self._writer, frozen, position)
             except sqlite3.Error as error:
                 with self._changed:
                     self._failure = error
@@ -202,75 +193,3 @@ def _merge(layers: list[Layer], walks: list[Iterator[bytes]], cursor: sqlite3.Cu
             row = cursor.fetchone()
         if stored is not None:
             yield key, stored[0], stored[1]
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    # Transactions are written out where they matter; several threads use a connection, one at a time.
-    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
-
-
-def _tune(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA synchronous = NORMAL")
-    connection.execute("PRAGMA cache_size = -16384")
-
-
-def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    try:
-        found = int(connection.execute("PRAGMA application_id").fetchone()[0])
-        tables = int(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
-    except sqlite3.DatabaseError as error:
-        raise CorruptData("this file is no view", path=path, hint="choose another path, or remove it") from error
-    if found != APPLICATION_ID and tables:
-        raise CorruptData("this file is some other database", path=path, hint="choose another path")
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        made = int(connection.execute("PRAGMA user_version").fetchone()[0])
-        if made not in (0, FORMAT):
-            raise CorruptData("this view has a format of another version", path=path, format=made)
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS latest(key BLOB PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL)"
-            " WITHOUT ROWID"
-        )
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS position(only INTEGER PRIMARY KEY CHECK (only = 1),"
-            " version INTEGER NOT NULL, last_transaction INTEGER)"
-        )
-        connection.execute("INSERT OR IGNORE INTO position VALUES (1, 0, NULL)")
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {FORMAT}")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
-
-
-def _read_position(connection: sqlite3.Connection, path: Path) -> Position:
-    row: tuple[int, int | None] | None = connection.execute(
-        "SELECT version, last_transaction FROM position WHERE only = 1"
-    ).fetchone()
-    if row is None:
-        raise CorruptData("this view holds no position", path=path, hint="remove it; it is made anew from the log")
-    return row
-
-
-def _write(connection: sqlite3.Connection, layer: Layer, position: Position) -> None:
-    """Step 2 of a flush. ``layer`` is frozen: nobody changes it, readers may look."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        for begin, end in layer.cleared:
-            connection.execute("DELETE FROM latest WHERE key >= ? AND (? IS NULL OR key < ?)", (begin, end, end))
-        ordered = sorted(layer.changes.items(), key=lambda item: item[0])  # the table is in this order too
-        connection.executemany(
-            "INSERT INTO latest VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value,"
-            " version = excluded.version",
-            ((key, stored[0], stored[1]) for key, stored in ordered if stored is not None),
-        )
-        connection.executemany(
-            "DELETE FROM latest WHERE key = ?", ((key,) for key, stored in ordered if stored is None)
-        )
-        connection.execute("UPDATE position SET version = ?, last_transaction = ? WHERE only = 1", position)
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")

@@ -1,0 +1,215 @@
+"""The process that keeps the embedded view's file: ``python -m holdfast.server.view_process DESCRIPTOR START``.
+
+Owns: where in the log the file stands, reading on up to what the server announced, when the file is written. Does not
+own: what the objects amount to (``view_builder``), who started the process and why it is one (``view_child``).
+
+What is read waits in memory until ``FLUSH_BYTES`` of it do, ``FLUSH_SECONDS`` have passed, or the server says that a
+reader waits: small transactions would write the same pages again and again.
+
+One process at a time writes the file of a directory (a lock): a deposed leader that has not noticed yet could otherwise
+write older values over newer ones. Whoever does not get the lock keeps its file in a temporary directory.
+
+Failure model: a convenience, on which nothing of the log depends. Killed at any point, it leaves the file at a position
+it had, and the next process goes on from there. A file that does not fit the log is removed and the process ends; the
+next one begins anew. A store that does not answer is asked again. The end of the socket is the end of the server, and
+ends the process; signals do not, because a terminal sends them to the whole group while the server still drains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import sqlite3
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from holdfast.commit.chain import ChainWalker
+from holdfast.commit.reader import Reign, follow, read_header, reigns_back, start_after
+from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, NotFound
+from holdfast.objects.open import open_durable_reader
+from holdfast.objects.port import ObjectReader
+from holdfast.server.logs import configure_logs
+from holdfast.server.pandas_absent import keep_pandas_out
+from holdfast.server.view_builder import ViewBuilder
+from holdfast.server.view_messages import Announcement, Report, ViewStart
+from holdfast.values import Slot
+
+__all__ = ["ViewProcess", "main"]
+
+NICE: Final = 5
+FLUSH_BYTES: Final = 16 << 20
+FLUSH_SECONDS: Final = 1.0
+RETRY_SECONDS: Final = 1.0
+LOCK_SECONDS: Final = 2.0
+LOCK_EVERY_SECONDS: Final = 0.05
+PREFETCH: Final = 8
+
+log = structlog.get_logger("holdfast.server.view")
+
+
+class ViewProcess:
+    """Keeps one file; ``announced`` tells it how far it may read."""
+
+    def __init__(self, start: ViewStart, store: ObjectReader, reports: asyncio.StreamWriter) -> None:
+        self._start = start
+        self._store = store
+        self._reports = reports
+        self._newest: Announcement | None = None
+        self._news = asyncio.Event()
+        self._flush_due = 0.0
+
+    def announced(self, announcement: Announcement) -> None:
+        """The server knows more to be durable; the newest announcement stands for all."""
+        self._newest = announcement
+        self._news.set()
+
+    async def keep(self, path: Path) -> None:
+        """Keep the file at ``path`` up with the log. Returns when it did not fit, and is gone."""
+        while True:
+            try:
+                builder = ViewBuilder(path)
+                with contextlib.closing(builder):
+                    await self._follow(path, builder)
+            except (CorruptData, InvalidRequest, NotFound) as error:
+                log.warning("view_starts_over", error=str(error))
+                for suffix in ("", "-wal", "-shm"):
+                    path.with_name(path.name + suffix).unlink(missing_ok=True)
+                return
+            except (HoldfastError, OSError, sqlite3.Error) as error:
+                log.warning("view_interrupted", error=str(error))
+            await asyncio.sleep(RETRY_SECONDS)
+            if self._newest is not None:
+                self._news.set()
+
+    async def _follow(self, path: Path, builder: ViewBuilder) -> None:
+        loop = asyncio.get_running_loop()
+        announcement = await self._next(path, builder)
+        walker = await self._walker_after(builder, announcement)
+        self._flush_due = loop.time() + FLUSH_SECONDS
+        self._report(path, builder, done=False)
+        while True:
+            async for logged in follow(self._store, walker, until=Slot(announcement.slot), prefetch=PREFETCH):
+                builder.add(logged.header, logged.data)
+                if builder.waiting_bytes >= FLUSH_BYTES or loop.time() >= self._flush_due:
+                    self._flush(path, builder)
+            if announcement.flush:
+                self._flush(path, builder)
+            self._report(path, builder, done=True)
+            announcement = await self._next(path, builder)
+
+    async def _next(self, path: Path, builder: ViewBuilder) -> Announcement:
+        """The newest announcement, when there is a new one; what waits for the file is written meanwhile, when due."""
+        while builder.seen != builder.position and not self._news.is_set():
+            try:
+                async with asyncio.timeout_at(self._flush_due):
+                    await self._news.wait()
+            except TimeoutError:
+                self._flush(path, builder)
+        await self._news.wait()
+        self._news.clear()
+        assert self._newest is not None, "news is an announcement"
+        return self._newest
+
+    def _flush(self, path: Path, builder: ViewBuilder) -> None:
+        builder.flush()
+        self._flush_due = asyncio.get_running_loop().time() + FLUSH_SECONDS
+        self._report(path, builder, done=False)
+
+    def _report(self, path: Path, builder: ViewBuilder, *, done: bool) -> None:
+        self._reports.write(msgspec.json.encode(Report(str(path), builder.position[0], done)) + b"\n")
+
+    async def _walker_after(self, builder: ViewBuilder, announcement: Announcement) -> ChainWalker:
+        """A walker on the object whose state the file holds. Raises: CorruptData when the log has no such object."""
+        version, last = builder.position
+        newest = await read_header(self._store, announcement.slot)
+        claim = await read_header(self._store, announcement.claim)
+        if newest is None or claim is None or claim.log_id.hex() != self._start.log_id:
+            raise NotFound("the log is not where the server said", slot=announcement.slot)
+        if version > newest.last_version:
+            raise CorruptData("the view is past the log", view_version=version, log_version=newest.last_version)
+        reign = Reign(claim, None)
+        async with contextlib.aclosing(reigns_back(self._store, claim)) as reigns:
+            async for reign in reigns:
+                if reign.base <= version or reign.before is None:
+                    break
+                if version > reign.rolled_back_to:
+                    raise CorruptData("the view shows what was rolled back", view_version=version)
+                newest = reign.before
+        walker = await start_after(self._store, reign, newest, version)
+        if walker.head is not None and last not in (None, walker.head.last_transaction_version):
+            raise CorruptData("the view shows a transaction that the log does not hold", view_version=version)
+        return walker
+
+
+def _open_lock(directory: Path) -> int:
+    directory.mkdir(parents=True, exist_ok=True)
+    return os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+async def _place(start: ViewStart, stack: contextlib.ExitStack) -> Path:
+    """Where the file is kept, by this process alone until ``stack`` ends."""
+    name = f"{start.log_id}.sqlite"
+    if start.directory is not None:
+        lock = _open_lock(Path(start.directory))
+        stack.callback(os.close, lock)
+        # The process of a server that was killed a moment ago may still be on its way out.
+        for _ in range(round(LOCK_SECONDS / LOCK_EVERY_SECONDS)):
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return Path(start.directory, name)
+            await asyncio.sleep(LOCK_EVERY_SECONDS)
+        log.info("view_in_temporary_directory", reason="another process keeps the view of this directory")
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-view-"))) / name
+
+
+async def _keep(start: ViewStart, stack: contextlib.ExitStack, process: ViewProcess) -> None:
+    await process.keep(await _place(start, stack))
+
+
+async def _run(server: socket.socket, start: ViewStart) -> None:
+    """Until the server's end of the socket closes, or the file has to be begun anew."""
+    announcements, reports = await asyncio.open_connection(sock=server)
+    store = open_durable_reader(start.log_url, request_timeout_ms=start.request_timeout_ms)
+    process = ViewProcess(start, store, reports)
+    decode = msgspec.json.Decoder(Announcement).decode
+
+    async def listen() -> None:
+        with contextlib.suppress(ConnectionError):
+            while (line := await announcements.readline()).endswith(b"\n"):
+                process.announced(decode(line))
+
+    with contextlib.ExitStack() as stack:
+        tasks = {asyncio.ensure_future(listen()), asyncio.ensure_future(_keep(start, stack, process))}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            reports.transport.abort()
+            await store.close()
+
+
+def main(descriptor: int, start: ViewStart) -> None:
+    """What the process does with the socket it inherits."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(NICE)
+    configure_logs(start.log_format, start.log_level)
+    keep_pandas_out()
+    asyncio.run(_run(socket.socket(fileno=descriptor), start))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=ViewStart))
