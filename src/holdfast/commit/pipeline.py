@@ -16,7 +16,8 @@ Owns: the order of the stages and what ends a reign. Does not own: clocks, socke
 carries its instant and returns effects. Every effect may be carried out twice without harm.
 
 Driver's duties (``service`` fulfils them; a simulation may be another driver):
-1. Feed events one at a time, with instants whose ``boot_ms`` never falls.
+1. Feed events one at a time, with instants whose ``boot_ms`` never falls, and carry out all effects of one before
+  feeding the next: an effect may lead straight to another event, which then waits.
 2. Carry out every effect, and answer every Put, ReadBack and CheckOwnership with exactly one event, at any time, in any
    order; an effect whose answer was lost is answered ``Unknown``.
 3. Step a Tick no later than ``next_deadline_ms``.

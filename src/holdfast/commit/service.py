@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -105,6 +106,8 @@ class CommitService:
         self.ended: asyncio.Future[ServiceEnd] = self._loop.create_future()
         self._inbox: list[CommitEntry] = []
         self._pumping = False
+        self._events: deque[events.Event] = deque()
+        self._stepping = False
         self._queued = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0.0
@@ -314,6 +317,19 @@ class CommitService:
     # -- effects ------------------------------------------------------------------------------------------------------
 
     def _step(self, event: events.Event) -> None:
+        """Take one event and carry out its effects, then those of events that they led to, in order."""
+        self._events.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._events:
+                self._take(self._events.popleft())
+        finally:
+            self._stepping = False
+        self._arm()
+
+    def _take(self, event: events.Event) -> None:
         try:
             effects = self.pipeline.step(event)
         except Exception as error:  # noqa: BLE001 - whatever it is, the reign is over
@@ -327,7 +343,6 @@ class CommitService:
                 broken = error
         if broken is not None:
             self._break_off(broken, None)
-        self._arm()
 
     def _break_off(self, error: Exception, event: events.Event | None) -> None:
         """A broken law of our own. To go on would be to guess: the reign ends, and the next one recovers the log."""

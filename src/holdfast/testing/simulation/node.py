@@ -9,6 +9,7 @@ wall clock set, is cut off from the store, and does not know that it was deposed
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -73,6 +74,7 @@ class Node:
         self._inbox: list[CommitEntry] = []
         self._shown: Header | None = None
         self._resolved: list[int] = []
+        self._events: deque[p.Event] = deque()
         self._resolved_shown = 0
         self._ticks = 0
         self._ticked_ms = 0.0
@@ -297,7 +299,15 @@ class Node:
             self.step(p.Tick(self.now(), heartbeat=self.world.random.random() < 0.1))
 
     def step(self, event: p.Event) -> None:
-        """Step the pipeline and carry out every effect."""
+        """Step the pipeline and carry out every effect, then step it with the events that these led to."""
+        self._events.append(event)
+        if len(self._events) > 1:
+            return
+        while self._events:
+            self._take(self._events[0])
+            self._events.popleft()
+
+    def _take(self, event: p.Event) -> None:
         pipeline = self.pipeline
         if pipeline is None:
             return
