@@ -327,6 +327,7 @@ class Subscription:
     async def aclose(self) -> None:
         """Close the connection; iterating ends."""
         self._procedure.close()
+        self._effect = None
         self._hang_up()
         await asyncio.sleep(0)  # lets the transport call connection_lost
 
@@ -371,7 +372,8 @@ class Subscription:
                 raise AssertionError("a stream only opens, receives, delivers and waits")
 
     async def _receive(self, timeout_ms: float) -> Chunk | Failed:
-        assert self._stream is not None, "a stream is opened before it is read"
+        if self._stream is None:  # an interrupt ended it; the procedure opens the next one behind what was delivered
+            return Failed(now_ms(), False, "the stream was interrupted")
         connection, reader = self._stream
         try:
             async with asyncio.timeout(timeout_ms / 1000):

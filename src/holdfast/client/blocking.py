@@ -4,7 +4,7 @@ Owns: carrying effects out. Does not own: connections (``sockets``), any decisio
 (``core``, ``transaction``, ``stream``). Threads may share a client; each request uses one connection, taken from a
 bounded pool.
 
-Failure model: a request whose last byte was not handed to the kernel was not accepted; any later failure is unknown.
+Failure model: as ``sockets`` tells it, whose word on what was handed over counts.
 """
 
 from __future__ import annotations
@@ -347,6 +347,7 @@ class Subscription:
     def close(self) -> None:
         """Close the connection; iterating ends."""
         self._procedure.close()
+        self._effect = None
         self._hang_up()
 
     def _carry_out(self, effect: Effect) -> Answer:
@@ -371,7 +372,8 @@ class Subscription:
                 raise AssertionError("a stream only opens, receives, delivers and waits")
 
     def _receive(self, timeout_ms: float) -> Chunk | Failed:
-        assert self._stream is not None, "a stream is opened before it is read"
+        if self._stream is None:  # an interrupt ended it; the procedure opens the next one behind what was delivered
+            return Failed(now_ms(), False, "the stream was interrupted")
         connection, reader = self._stream
         end_ms = now_ms() + timeout_ms
         try:

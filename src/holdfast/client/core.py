@@ -9,6 +9,7 @@ The rules for a commit, in the order they are tried on each answer:
     200 committed / not_committed                the outcome     it is returned
     coded 503 overloaded, not_leader, 429        not accepted    wait (Retry-After, jitter), the same attempt again
     not sent: no connection, last byte not out   not accepted    wait with jitter, the same attempt again
+    a stream of commits cut on its way out       unknown         ask status until it is final, item by item
     coded 504, 409 leader_changed, 5xx           unknown         ask status until it is final
     uncoded 429, 5xx (some proxy)                unknown         ask status until it is final
     sent, then silence or a broken connection    unknown         ask status until it is final
@@ -291,7 +292,8 @@ def attempt(session: Session, txn: Transaction, now_ms: float) -> Procedure[Comm
                 if error is not None and error.code in COORDINATION_CODES and session.options.follow_leader:
                     session.route.follow(asked, error.leader_address)
                 verdict = yield from _settle(session, txn, answer.now_ms)
-                if isinstance(verdict, NotCommitted) and txn.leader_id is not None and error is not None:
+                named_another = error is not None and error.code in COORDINATION_CODES and txn.leader_id is not None
+                if isinstance(verdict, NotCommitted) and named_another:
                     raise error_of(error, answer.status)
                 return verdict
             if error is None or error.code not in REFUSED_BEFORE_ACCEPTANCE or patience.spent(answer.now_ms):

@@ -8,7 +8,8 @@ clock and draws no random number, so the blocking and the asyncio client run the
 every answer as ``now_ms`` of a clock that never steps back.
 
 Failure model: a request has three answers. ``Reply``: the whole answer arrived. ``Failed(perhaps_accepted=False)``:
-the request cannot have been accepted, because its last byte was never handed over. ``Failed(perhaps_accepted=True)``:
+the request cannot have been accepted, because its last byte was never handed over (no byte at all, where the service
+accepts it in parts). ``Failed(perhaps_accepted=True)``:
 unknown. A shell in doubt says unknown.
 """
 
@@ -45,12 +46,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One HTTP request, without what belongs to the connection (host, token, framing)."""
+    """One HTTP request, without what belongs to the connection (host, token, framing).
+
+    ``accepted_in_parts``: the service acts on the body as it arrives, so its first byte may already be accepted.
+    """
 
     method: str
     target: str
     body: bytes = b""
     headers: tuple[tuple[str, str], ...] = ()
+    accepted_in_parts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

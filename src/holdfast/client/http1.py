@@ -99,6 +99,11 @@ class AnswerReader:
 
     # what httptools calls
 
+    def on_message_begin(self) -> None:
+        """An answer begins. One more in the same bytes is nobody's, and must not change the one that is complete."""
+        if self.complete:
+            raise BadAnswer("bytes after the answer")
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header line."""
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")

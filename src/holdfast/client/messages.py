@@ -175,7 +175,8 @@ def commit_request(txn: Transaction) -> Request:
 def commits_request(txns: list[Transaction]) -> Request:
     """``POST /v1/commits`` as newline-delimited JSON, one result line per item."""
     body = _JSON.encode_lines(txns)
-    return Request("POST", "/v1/commits", body, (("content-type", NDJSON_TYPE), ("accept", NDJSON_TYPE)))
+    headers = (("content-type", NDJSON_TYPE), ("accept", NDJSON_TYPE))
+    return Request("POST", "/v1/commits", body, headers, accepted_in_parts=True)
 
 
 def status_request(request_id: str, min_version: int) -> Request:
@@ -229,9 +230,11 @@ def decode_items(body: bytes) -> list[CommitReceipt | NotCommitted | ServiceErro
         verdict = decode_commit(line)
         if verdict is None:
             try:
-                results.append(_ITEM_ERROR.decode(line).error)
-            except _UNREADABLE:
+                error = _ITEM_ERROR.decode(line).error
+                Code(error.code)
+            except (*_UNREADABLE, ValueError):  # a code that we have never heard of says nothing about the item
                 break
+            results.append(error)
         else:
             results.append(verdict)
     return results

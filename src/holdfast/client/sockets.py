@@ -2,7 +2,8 @@
 
 Owns: sockets and their bounds. Does not own: what is sent or what a failure means (``core``).
 
-Failure model: a request whose last byte was not handed to the kernel was not accepted; any later failure is unknown.
+Failure model: a request whose last byte was not handed to the kernel was not accepted, unless the service accepts it in
+parts; any later failure is unknown.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ class Pool:
         sent = False
         try:
             connection = self._take(effect.endpoint) or Connection(effect.endpoint, self._tls, left_s(end_ms))
-            connection.send(encode_request(effect.request, effect.endpoint.authority, self._token), left_s(end_ms))
+            data, time_left_s = encode_request(effect.request, effect.endpoint.authority, self._token), left_s(end_ms)
+            sent = effect.request.accepted_in_parts
+            connection.send(data, time_left_s)
             sent = True
             while not reader.complete:
                 connection.receive(reader, left_s(end_ms))
@@ -116,7 +119,8 @@ class Pool:
             self._slots.release()
 
     def open(self, endpoint: Endpoint, request: Request, timeout_ms: float) -> tuple[Connection, AnswerReader]:
-        """A connection of its own for a stream, its head read. Raises: OSError, BadAnswer."""
+        """A connection of its own for a stream, its head read. Raises: OSError, BadAnswer, Closed."""
+        self._require_open()
         end_ms = now_ms() + timeout_ms
         connection = Connection(endpoint, self._tls, left_s(end_ms))
         try:
@@ -124,11 +128,12 @@ class Pool:
             reader = AnswerReader(self._options.event_bytes_max)
             while not reader.status or (reader.status != 200 and not reader.complete):
                 connection.receive(reader, left_s(end_ms))
+            with self._lock:
+                self._require_open()  # ``close`` does not see what is not in the set yet
+                self._streams.add(connection)
         except BaseException:
             connection.close()
             raise
-        with self._lock:
-            self._streams.add(connection)
         return connection, reader
 
     def hang_up(self, connection: Connection) -> None:
@@ -137,11 +142,14 @@ class Pool:
             self._streams.discard(connection)
         connection.close()
 
+    def _require_open(self) -> None:
+        if self.closed:
+            raise Closed("this client is closed")
+
     def _take(self, endpoint: Endpoint) -> Connection | None:
         while True:
             with self._lock:
-                if self.closed:
-                    raise Closed("this client is closed")
+                self._require_open()
                 idle = self._idle.get(endpoint)
                 connection = idle.pop() if idle else None
             if connection is None:

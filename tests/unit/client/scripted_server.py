@@ -9,10 +9,11 @@ import json
 import socket
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
-__all__ = ["Answer", "Asked", "Drop", "ScriptedServer", "Silence", "Stream", "coded"]
+__all__ = ["Answer", "Asked", "CutInside", "Drop", "ScriptedServer", "Silence", "Stream", "coded"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class Drop:
 
 
 @dataclass(frozen=True)
+class CutInside:
+    """Cut the connection in the middle of the request, which has to be longer than what the kernel holds for it."""
+
+
+@dataclass(frozen=True)
 class Silence:
     """Read the whole request and never answer."""
 
@@ -67,7 +73,7 @@ class Stream:
     hold: bool = False
 
 
-Step = Answer | Drop | Silence | Stream
+Step = Answer | CutInside | Drop | Silence | Stream
 
 
 def coded(status: int, code: str, **fields: object) -> Answer:
@@ -133,9 +139,12 @@ class ScriptedServer:
             self._open.append(connection)
             self._start(self._serve, connection)
 
+    def _is_cut(self) -> bool:
+        return bool(self._steps) and isinstance(self._steps[0], CutInside)
+
     def _serve(self, connection: socket.socket) -> None:
         try:
-            while (asked := _read_request(connection)) is not None:
+            while (asked := _read_request(connection, self._is_cut)) is not None:
                 with self._lock:
                     self.asked.append(asked)
                     step = self._steps.popleft() if self._steps else Answer(500, b"the script is at its end")
@@ -147,7 +156,7 @@ class ScriptedServer:
             connection.close()
 
 
-def _read_request(connection: socket.socket) -> Asked | None:
+def _read_request(connection: socket.socket, is_cut: Callable[[], bool]) -> Asked | None:
     data = b""
     while b"\r\n\r\n" not in data:
         more = connection.recv(65536)
@@ -158,7 +167,7 @@ def _read_request(connection: socket.socket) -> Asked | None:
     first, *lines = head.decode("latin-1").split("\r\n")
     method, target, _ = first.split(" ")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    while len(body) < int(headers.get("content-length", "0")):
+    while not is_cut() and len(body) < int(headers.get("content-length", "0")):
         body += connection.recv(65536)
     return Asked(method, target, headers, body)
 
@@ -171,6 +180,8 @@ def _carry_out(connection: socket.socket, step: Step) -> bool:
             return not step.close
         case Drop(after=after):
             connection.sendall(after)
+            return False
+        case CutInside():
             return False
         case Silence():
             connection.recv(1)

@@ -10,9 +10,10 @@ import urllib.parse
 
 import pytest
 from tests.unit.client.conftest import QUICK
-from tests.unit.client.scripted_server import Answer, Drop, ScriptedServer, Silence, coded
+from tests.unit.client.scripted_server import Answer, CutInside, Drop, ScriptedServer, Silence, coded
 
 from holdfast.client import CommitReceipt, NotCommitted
+from holdfast.client.http1 import AnswerReader, BadAnswer
 from holdfast.commit.transaction import PointRead, RangeDelete, Transaction, Write
 from holdfast.errors import (
     Backpressure,
@@ -235,6 +236,13 @@ def test_another_leader_than_the_named_one_is_an_error_once_nothing_was_committe
         connect(server.url).call("commit", WRITE, read_version=3, leader_id="cd" * 16)
 
 
+@pytest.mark.parametrize("trouble", [coded(504, "outcome_unknown"), coded(500, "internal")], ids=["504", "500"])
+def test_an_outcome_that_was_proved_is_never_told_as_unknown_because_a_leader_was_named(connect, trouble):
+    with ScriptedServer(trouble, status("not_committed"), committed(81)) as server:
+        receipt = connect(server.url).call("commit", WRITE, read_version=3, leader_id=LEADER)
+        assert receipt.version == 81
+
+
 def test_a_conflict_names_the_version_to_retry_from_and_the_preconditions_that_failed(connect):
     with ScriptedServer(not_committed(90)) as server:
         with pytest.raises(Conflict) as caught:
@@ -339,6 +347,23 @@ def test_an_item_of_unknown_outcome_is_asked_about(connect):
         assert result.version == 61
 
 
+def test_a_stream_of_commits_that_broke_on_the_way_out_is_asked_about_and_never_sent_again(connect, tmp_path):
+    """The service takes items as they arrive: those before the break may be committed."""
+    large = [Write(b"k", bytes(4 << 20))]
+    with ScriptedServer(VERSION, CutInside(), status("committed", 61), unix_path=str(tmp_path / "s")) as server:
+        (result,) = connect(server.url).results([Transaction(large)])
+        assert isinstance(result, CommitReceipt)
+        assert result.version == 61
+        assert [asked.target for asked in server.asked].count("/v1/commits") == 1
+
+
+def test_an_item_with_a_code_of_the_future_is_asked_about(connect):
+    unheard_of = b'{"error":{"code":"a_code_of_the_future","message":"?"},"index":0}\n'
+    with ScriptedServer(VERSION, Answer(200, unheard_of), status("committed", 61)) as server:
+        (result,) = connect(server.url).results([Transaction(WRITE)])
+        assert result.version == 61
+
+
 def test_a_long_stream_is_cut_into_bounded_requests_that_follow_the_log(connect):
     options = dataclasses.replace(QUICK, commits_per_request_max=2)
     script = (VERSION, Answer(200, lines(committed(60), committed(61))), Answer(200, lines(committed(62))))
@@ -346,3 +371,14 @@ def test_a_long_stream_is_cut_into_bounded_requests_that_follow_the_log(connect)
         results = connect(server.url, options=options).results([Transaction(WRITE)] * 3)
         assert [result.version for result in results] == [60, 61, 62]
         assert b'"read_version":61' in server.asked[2].body
+
+
+# ---- answers
+
+
+def test_bytes_behind_an_answer_are_never_taken_for_it():
+    reader = AnswerReader(1000)
+    with pytest.raises(BadAnswer):
+        reader.feed(committed(60).encoded() + coded(503, "overloaded").encoded())
+    assert reader.status == 200
+    assert json.loads(reader.take())["version"] == 60

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from tests.unit.client.conftest import QUICK
 from tests.unit.client.scripted_server import Answer, Drop, ScriptedServer, Stream, coded
 
-from holdfast.client import Checkpoint, RolledBack
+from holdfast.client import Checkpoint, Client, RolledBack
+from holdfast.client.sockets import Connection
 from holdfast.client.stream import Continuity, ServerSentEvents
 from holdfast.commit.transaction import Delete, RangeDelete, Write
-from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, PermissionDenied, Unavailable
+from holdfast.errors import Closed, Code, CorruptData, InvalidRequest, NotFound, PermissionDenied, Unavailable
 
 LEADER = "ab" * 16
 NEXT_LEADER = "cd" * 16
@@ -294,9 +295,6 @@ def test_leaving_out_any_event_is_always_noticed(steps, data):
 
 
 def test_closing_the_client_ends_its_streams():
-    from holdfast.client import Client
-    from holdfast.errors import Closed
-
     opened = threading.Event()
     ended: list[BaseException] = []
 
@@ -317,6 +315,42 @@ def test_closing_the_client_ends_its_streams():
         client.close()
         reader.join(30)
         assert [type(error) for error in ended] == [Closed]
+
+
+def test_a_closed_client_opens_no_stream():
+    with ScriptedServer(Stream((transaction(5, 0),), hold=True)) as server:
+        client = Client(server.url, options=QUICK)
+        client.close()
+        with pytest.raises(Closed):
+            next(client.subscribe())
+        assert not server.asked
+
+
+def test_a_closed_stream_has_no_next_event():
+    with ScriptedServer(Stream((transaction(5, 0),), hold=True)) as server, Client(server.url, options=QUICK) as client:
+        events = client.subscribe()
+        assert next(events).version == 5
+        events.close()
+        assert next(events, None) is None
+
+
+def test_a_reader_that_was_interrupted_goes_on_behind_the_last_event(monkeypatch):
+    receive = Connection.receive
+    interrupts = [KeyboardInterrupt()]
+
+    def interrupted(self: Connection, reader: Any, timeout_s: float) -> None:
+        if reader.status and interrupts:
+            raise interrupts.pop()
+        receive(self, reader, timeout_s)
+
+    with ScriptedServer(Stream((transaction(5, 0),), hold=True), Stream((transaction(7, 5),), hold=True)) as server:
+        with Client(server.url, options=QUICK) as client, client.subscribe() as events:
+            assert next(events).version == 5
+            monkeypatch.setattr(Connection, "receive", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(events)
+            assert next(events).version == 7
+        assert server.asked[1].headers["last-event-id"] == "5"
 
 
 def test_after_a_rollback_the_next_transaction_follows_the_newest_that_is_left(connect):
