@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sqlite3
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -54,9 +56,11 @@ def is_running(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *flags: str, environment: dict[str, str] | None = None) -> Iterator[ServerProcess]:
+def serving(
+    folder: Path, *flags: str, environment: dict[str, str] | None = None, url: str = ""
+) -> Iterator[ServerProcess]:
     server = ServerProcess(
-        folder, (folder / "log").as_uri(), free_port(), flags=("--init", *flags), environment=environment
+        folder, url or (folder / "log").as_uri(), free_port(), flags=("--init", *flags), environment=environment
     )
     try:
         server.wait_until_leading()
@@ -219,6 +223,26 @@ def test_a_file_that_is_past_the_log_is_begun_anew(tmp_path):
     with serving(tmp_path) as server, connected(server) as client:
         assert_shows_the_log(client)
         assert "view_starts_over" in server.tail()
+
+
+def test_on_s3_a_new_process_goes_on_with_the_file_of_the_last(tmp_path, s3_url):
+    with (
+        serving(tmp_path, environment={"HOLDFAST_VIEW__ENABLED": "true"}, url=s3_url) as server,
+        connected(server) as client,
+    ):
+        list(client.commits_many([mixed(number) for number in range(200)]))
+        assert_shows_the_log(client)
+        (pid,) = view_processes(server)
+        os.kill(pid, signal.SIGKILL)
+        list(client.commits_many([mixed(number) for number in range(200, 300)]))
+        assert_shows_the_log(client)
+        last = client.version().version
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as answer:
+            shown = re.search(rb"^holdfast_view_version ([0-9.e+]+)$", answer.read(), re.MULTILINE)
+        assert shown is not None
+        assert float(shown[1]) >= last
+        assert server.stop() == 0
+        assert "view_starts_over" not in server.tail()
 
 
 @pytest.mark.timeout(180)

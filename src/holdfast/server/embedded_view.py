@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Final, Protocol
@@ -55,6 +56,7 @@ class EmbeddedView:
         self._start = start
         self._subscribe = subscribe
         self._kept: ViewChild | ViewInProcess | None = None
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     # Reading
 
@@ -122,7 +124,11 @@ class EmbeddedView:
         if parts.scheme == "memory":
             self._kept = ViewInProcess(service, self._subscribe)
             return
-        directory = str(Path(unquote(parts.path)).absolute() / "view") if parts.scheme == "file" else None
+        if parts.scheme == "file":
+            directory = str(Path(unquote(parts.path)).absolute() / "view")
+        else:
+            self._temporary = tempfile.TemporaryDirectory(prefix="holdfast-view-")
+            directory = self._temporary.name
         start = msgspec.structs.replace(self._start, log_id=service.log_id, directory=directory)
         self._kept = ViewChild(start, service)
 
@@ -131,3 +137,6 @@ class EmbeddedView:
         kept, self._kept = self._kept, None
         if kept is not None:
             await kept.close()
+        temporary, self._temporary = self._temporary, None
+        if temporary is not None:
+            await asyncio.to_thread(temporary.cleanup)

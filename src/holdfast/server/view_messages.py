@@ -13,11 +13,11 @@ __all__ = ["Announcement", "Report", "ViewStart"]
 
 
 class ViewStart(Struct, frozen=True, kw_only=True):
-    """What a view process is started with. Without a ``directory`` it makes one that ends with it."""
+    """What a view process is started with. ``log_id`` and ``directory`` are known when a reign begins."""
 
     log_url: str
     log_id: str = ""
-    directory: str | None = None
+    directory: str = ""
     request_timeout_ms: int = 10_000
     log_format: Literal["logfmt", "json"] = "logfmt"
     log_level: Literal["debug", "info", "warning", "error"] = "info"

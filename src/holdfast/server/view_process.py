@@ -158,16 +158,15 @@ def _open_lock(directory: Path) -> int:
 async def _place(start: ViewStart, stack: contextlib.ExitStack) -> Path:
     """Where the file is kept, by this process alone until ``stack`` ends."""
     name = f"{start.log_id}.sqlite"
-    if start.directory is not None:
-        lock = _open_lock(Path(start.directory))
-        stack.callback(os.close, lock)
-        # The process of a server that was killed a moment ago may still be on its way out.
-        for _ in range(round(LOCK_SECONDS / LOCK_EVERY_SECONDS)):
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return Path(start.directory, name)
-            await asyncio.sleep(LOCK_EVERY_SECONDS)
-        log.info("view_in_temporary_directory", reason="another process keeps the view of this directory")
+    lock = _open_lock(Path(start.directory))
+    stack.callback(os.close, lock)
+    # The process of a server that was killed a moment ago may still be on its way out.
+    for _ in range(round(LOCK_SECONDS / LOCK_EVERY_SECONDS)):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return Path(start.directory, name)
+        await asyncio.sleep(LOCK_EVERY_SECONDS)
+    log.info("view_in_temporary_directory", reason="another process keeps the view of this directory")
     return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-view-"))) / name
 
 
