@@ -104,8 +104,8 @@ class Persist:
     """
 
     __slots__ = (
-        "_claim", "_collecting", "_collecting_floor", "_collecting_since", "_last_put_ms", "_latency", "_nonce_seed",
-        "_rules",
+        "_claim", "_collecting", "_collecting_floor", "_collecting_since", "_expected", "_expected_since_ms",
+        "_last_put_ms", "_latency", "_nonce_seed", "_returned", "_rules",
         "collecting_bytes", "counters", "durable_header", "last_trouble", "head", "in_flight", "resigned",
     )  # fmt: skip
 
@@ -121,6 +121,9 @@ class Persist:
         self._collecting_since = 0.0
         self._collecting_floor = 0
         self._last_put_ms = -1e9
+        self._expected = 0
+        self._expected_since_ms = 0.0
+        self._returned = 0
         self._latency = _Latency()
         self.counters = PersistCounters()
         self.last_trouble = ""
@@ -162,6 +165,7 @@ class Persist:
         else:
             self._collecting += entries
         self.collecting_bytes += added_bytes
+        self._returned += len(entries)
 
     def interval_ms(self) -> float:
         """How long a batch collects while another is in flight: a tenth of the smoothed PUT latency, within bounds."""
@@ -171,8 +175,13 @@ class Persist:
     def _due_at_ms(self) -> float:
         """When the batch being collected closes; now or earlier means at once."""
         rules = self._rules
-        if not self.in_flight or self.collecting_bytes >= rules.batch_bytes:
+        if self.collecting_bytes >= rules.batch_bytes:
             due = self._collecting_since
+        elif not self.in_flight:
+            # Those who were just answered are expected back: what they send belongs in this batch. Without this rule
+            # clients that wait for their answers split into two halves that pay for a batch each.
+            back = self._returned >= self._expected
+            due = self._collecting_since if back else self._expected_since_ms + rules.batch_timeout_ms
         else:
             due = self._collecting_since + self.interval_ms()
         if rules.puts_per_second_max:
@@ -289,6 +298,7 @@ class Persist:
         match answer:
             case Created():
                 batch.done = True
+                self._expected_since_ms = now_ms
                 self._latency.note(now_ms - batch.sent_ms, self._rules.hedge_percentile)
             case Refused(certain=certain):
                 if not batch.reading:
@@ -380,6 +390,9 @@ class Persist:
             batch = self.in_flight.popleft()
             self.durable_header = batch.header
             durable.append(batch)
+        if durable and not self.in_flight:
+            self._expected = sum(len(batch.entries) for batch in durable)
+            self._returned = 0
         return durable
 
     def attach_to_newest(self, entries: list[CommitEntry | Position]) -> bool:

@@ -98,6 +98,31 @@ def test_a_budget_of_requests_spaces_batches() -> None:
     assert len(stage.form(10)) == 1
 
 
+def test_those_just_answered_are_waited_for_until_as_many_came_back() -> None:
+    stage = Stage(batch_timeout_ms=5)
+    (first,) = stage.arrives(0, count=2)
+    assert stage.arrives(1) == []
+    stage.persist.answered(first.slot, CREATED, 2)
+    stage.persist.take_durable()
+    assert stage.form(2) == []
+    assert stage.arrives(2.5) == []
+    (second,) = stage.arrives(3)
+    assert stage.versions(second) == [BASE + 3, BASE + 4, BASE + 5]
+
+
+def test_those_just_answered_are_waited_for_no_longer_than_the_timeout() -> None:
+    stage = Stage(batch_timeout_ms=5)
+    (first,) = stage.arrives(0, count=2)
+    stage.arrives(1)
+    stage.persist.answered(first.slot, CREATED, 2)
+    stage.persist.take_durable()
+    assert stage.persist.next_deadline_ms() == 7
+    assert len(stage.form(7)) == 1
+    stage.persist.answered(first.slot - 1, CREATED, 8)
+    stage.persist.take_durable()
+    assert len(stage.arrives(50)) == 1, "long after the answers nobody is expected any more"
+
+
 # -- the span (R1) ---------------------------------------------------------------------------------------------------
 
 
