@@ -468,6 +468,8 @@ async def test_a_resolved_stream_misses_nothing_when_it_resumes_inside_a_batch_b
         async with asyncio.timeout(2):
             events += (await anext(stream)).events
     assert [event.version for event in transactions(events)] == [base + 3, base + 4]
+    # The first writer comes back, as expected of it, and the batch closes.
+    writers.append(asyncio.ensure_future(put(service, b"back")))
     proceed.release()
     await asyncio.gather(*writers)
 
