@@ -73,18 +73,17 @@ bench: $(STAMPS)/venv $(STAMPS)/java
 
 # ---- what maintainers run -------------------------------------------------------------------------------------------
 
-# Locks again after a change of pyproject.toml. No index addresses are written: the installing machine's own are used.
-requirements: $(addprefix requirements/,$(addsuffix .txt,$(REQUIREMENT_SETS)))
+# Locks again after a change of pyproject.toml; a command of its own and no file rule, because a checkout's times mean
+# nothing. One resolution for all: each set is constrained by dev, which contains every other. No index addresses are
+# written: the installing machine's own are used.
+LOCK = $(BIN)/python -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+    --no-emit-find-links --no-annotate --custom-compile-command "make requirements"
 
-# One resolution for all: each set is constrained by dev, which contains every other.
-requirements/dev.txt: pyproject.toml
-	uv pip compile -q --universal --python-version 3.11 --extra dev --generate-hashes --no-emit-index-url \
-	    --no-emit-find-links --no-annotate --custom-compile-command "make requirements" -o $@ $<
-
-requirements/%.txt: pyproject.toml requirements/dev.txt
-	uv pip compile -q --universal --python-version 3.11 --extra $* --generate-hashes --no-emit-index-url \
-	    --no-emit-find-links --no-annotate --custom-compile-command "make requirements" \
-	    --constraints requirements/dev.txt -o $@ $<
+requirements:
+	$(LOCK) --extra dev -o requirements/dev.txt pyproject.toml
+	for set in $(filter-out dev,$(REQUIREMENT_SETS)); do \
+	    $(LOCK) --extra $$set --constraints requirements/dev.txt -o requirements/$$set.txt pyproject.toml || exit 1; \
+	done
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .hypothesis proof.json
