@@ -186,6 +186,22 @@ def test_a_stream_does_not_run_ahead_of_its_window() -> None:
     run(scenario)
 
 
+def test_an_item_counts_against_the_bytes_in_flight_with_all_its_parts() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            here.store.gate.clear()
+            large = json.dumps({"operations": [{"type": "write", "key": "a2V5", "value": "dmFs" * 200_000}]}).encode()
+            asked = asyncio.ensure_future(results(client, large + b"\n"))
+            await until(lambda: here.front.in_flight_commits)
+            assert here.front.in_flight_bytes > 800_000
+            here.store.gate.set()
+            assert len(await asked) == 1
+            assert here.front.in_flight_bytes == 0
+
+    run(scenario)
+
+
 def test_a_broken_stream_keeps_what_was_submitted() -> None:
     async def scenario() -> None:
         async with serving() as here:

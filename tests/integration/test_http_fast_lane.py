@@ -10,9 +10,11 @@ import struct
 import pytest
 from tests.integration.http_harness import Client, commit, request, run, serving, until, write
 
+from holdfast.server.auth import Role
 from holdfast.server.fast_lane import HEAD_BYTES_MAX, UNANSWERED_MAX
 from holdfast.server.front import FrontLimits
 
+TOKEN = "0123456789abcdef"
 LIVEZ = request("GET", "/livez")
 VERSION = request("GET", "/v1/version")
 
@@ -384,5 +386,48 @@ def test_both_lanes_refuse_with_the_same_words(code: str) -> None:
             assert one.code == code
             assert one.status == (409 if code == "leader_changed" else 400)
             assert here.front.counters.handed_over_connections == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("first", "second", "status"), [("wrong", TOKEN, 401), (TOKEN, "wrong", 200)])
+def test_both_lanes_take_the_same_token_of_two(first: str, second: str, status: int) -> None:
+    async def scenario() -> None:
+        async with serving(tokens={TOKEN: Role.WRITE}) as here:
+            fast, framework = await here.connect(), await here.connect()
+            await framework.ask("GET", "/openapi.json")
+            authorized = b"\r\nAuthorization: Bearer %b\r\nAuthorization: Bearer %b\r\n\r\n"
+            asked = commit().replace(b"\r\n\r\n", authorized % (first.encode(), second.encode()), 1)
+            for client in (fast, framework):
+                client.send(asked)
+                assert (await client.answer()).status == status
+
+    run(scenario)
+
+
+def test_an_end_that_was_announced_is_not_taken_back_by_a_second_header() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            two = b"\r\nConnection: close\r\nConnection: keep-alive\r\n\r\n"
+            client.send(LIVEZ.replace(b"\r\n\r\n", two, 1) + LIVEZ)
+            assert (await client.answer()).headers["connection"] == "close"
+            assert await client.is_closed_by_peer()
+
+    run(scenario)
+
+
+def test_garbage_behind_a_request_is_never_its_answer() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            here.store.gate.clear()
+            client.send(request("POST", "/v1/commit?", write()))
+            await until(lambda: here.front.in_flight_commits)
+            client.send(b"\x00garbage\r\n\r\n")
+            assert await client.is_closed_by_peer()
+            here.store.gate.set()
+            await until(lambda: not here.front.in_flight_commits)
+            assert here.service.metrics.committed == 1
 
     run(scenario)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.integration.http_harness import Client, Serving, request, run, serving, until, write
 
+from holdfast.commit.feed import EventBatch
 from holdfast.server import sse
 from holdfast.server.front import FrontLimits
 from holdfast.server.sse import KeyFilter
@@ -288,5 +289,58 @@ def test_streams_end_when_the_reign_ends() -> None:
             for stream in (durable, early):
                 with pytest.raises(EOFError):
                     await stream.next("transaction")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+def test_a_reader_that_leaves_before_the_first_event_is_no_fault(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        open_readers: list[int] = []
+
+        async def silent(after: int, durable: bool) -> AsyncIterator[EventBatch]:
+            open_readers.append(after)
+            try:
+                await asyncio.Event().wait()
+                yield EventBatch(after, 0, ())
+            finally:
+                open_readers.remove(after)
+
+        async with serving(view=False) as here:
+            monkeypatch.setattr(here.subscriptions, "_subscribe", silent)
+            client = await here.connect()
+            client.send(request(method, "/v1/subscribe"))
+            if method == "HEAD":
+                assert (await client.answer(head_only=True)).status == 200
+            else:
+                await until(lambda: open_readers)
+            client.writer.transport.abort()
+            await until(lambda: not here.server.framework.running())
+            assert not open_readers
+            told = {status for (route, status) in here.front.counters.answers if route == "/v1/subscribe"}
+            assert told == {200}
+
+    run(scenario)
+
+
+def test_a_lagging_reader_that_never_reads_is_closed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.server.sse.LINGER_SECONDS", 0.01)
+
+    async def scenario() -> None:
+        async with serving(view=False, limits=FrontLimits(subscriber_unsent_bytes_max=10_000)) as here:
+            stuck = socket.socket()
+            stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            stuck.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(stuck, (here.host, here.port))
+            await loop.sock_sendall(stuck, request("GET", "/v1/subscribe"))
+            await until(lambda: here.subscriptions.open)
+            writer = await here.connect()
+            body = json.dumps({"operations": [{"type": "write", "key": "a2V5", "value": "dmFs" * 200_000}]}).encode()
+            while not here.subscriptions.lagged:
+                await writer.ask("POST", "/v1/commit", body)
+            await until(lambda: not (here.subscriptions.open or here.server.framework.running()))
+            await until(lambda: here.server.lanes.connections == 1)
+            stuck.close()
 
     run(scenario)

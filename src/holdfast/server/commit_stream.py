@@ -69,6 +69,11 @@ class ItemReader:
         """The whole items up to and including ``part``; ``last`` when nothing follows it."""
         raise NotImplementedError
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes of the item that has not arrived whole."""
+        return len(self._kept)
+
     def _too_large(self) -> LimitExceeded:
         return LimitExceeded("the item is too large", bytes_max=self.item_bytes_max)
 
@@ -242,9 +247,11 @@ class _CommitStream:
             self._wake_writer()
 
     async def _submit(self, part: bytes, *, last: bool) -> None:
-        txns = self._reader.take(part, last=last)
+        reader = self._reader
+        size = reader.unfinished_bytes + len(part)
+        txns = reader.take(part, last=last)
         if txns:
-            weight = max(1, len(part) // len(txns))
+            weight = max(1, (size - reader.unfinished_bytes) // len(txns))
             for start in range(0, len(txns), WINDOW_ITEMS):
                 block = txns[start : start + WINDOW_ITEMS]
                 await self._room_for(len(block))

@@ -236,9 +236,11 @@ class FastLane(asyncio.Protocol):
             case b"content-length":
                 self._length = int(value)
             case b"authorization":
+                # Which of two counts is for one reader to say, and the framework is that one.
+                self._unusual |= self._authorization is not None
                 self._authorization = value
             case b"connection":
-                self._closes = b"close" in value.lower()
+                self._closes |= b"close" in value.lower()
             case b"transfer-encoding" | b"expect" | b"upgrade":
                 self._unusual = True
             case _:

@@ -173,8 +173,9 @@ class FrameworkLane(HttpToolsProtocol):
         problem: HoldfastError = InvalidRequest("not an HTTP request", code=Code.MALFORMED)
         if self._head_bytes > HEAD_BYTES_MAX:
             problem = LimitExceeded("the head of the request is too large", bytes_max=HEAD_BYTES_MAX)
-        # An answer under way on this connection would be torn by ours.
+        # Behind a request that is not answered yet ours would be taken for its answer, or tear it.
         cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request, whatever is declared
-        if cycle is None or cycle.response_complete or not cycle.response_started:
+        inside_its_body = cycle is not None and cycle.more_body and not cycle.response_started
+        if not self.pipeline and (cycle is None or cycle.response_complete or inside_its_body):
             self.transport.write(self._framework.error_response(problem))
         self.transport.close()

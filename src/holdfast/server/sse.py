@@ -280,7 +280,9 @@ class Subscriptions:
             await call.write(b": connected\n\n")
             batch = await first
         finally:
+            # The batches cannot be closed while somebody still waits for the next one.
             first.cancel()
+            await asyncio.wait({first})
         bytes_max = self._front.limits.subscriber_unsent_bytes_max
         connection = call.connection
         caught_up = False
@@ -316,9 +318,14 @@ class Subscriptions:
     async def _end_lagging(self, call: Call, unsent: int) -> None:
         self.lagged += 1
         connection = call.connection
-        await call.write(b"event: lagging\ndata: %b\n\n" % _encode(LaggingData(unsent)))
-        await call.finish()
-        connection.close_within(LINGER_SECONDS)
+        linger_seconds = LINGER_SECONDS
+        try:
+            async with asyncio.timeout(linger_seconds):  # one large batch may leave more unsent than writers wait for
+                await call.write(b"event: lagging\ndata: %b\n\n" % _encode(LaggingData(unsent)))
+                await call.finish()
+        except TimeoutError:
+            linger_seconds = 0.0
+        connection.close_within(linger_seconds)
 
     def _parameters(self, call: Call) -> tuple[int, bool, KeyFilter | None]:
         after = call.number("after") or 0
