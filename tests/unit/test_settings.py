@@ -128,6 +128,8 @@ REFUSED: list[tuple[str, object]] = [
     ("server.tls_certificate", 1),
     ("server.tokens", "root:0123456789abcdef"),
     ("server.tokens", "admin:short"),
+    ("server.tokens", ""),
+    ("server.tokens", " , "),
     ("server.tokens", "admin:0123456789abcdef,read:0123456789abcdef"),
     ("log.url", "ftp://somewhere"),
     ("log.url", "file:relative"),
@@ -325,3 +327,13 @@ def test_a_secret_is_never_shown(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest) as caught:
         load_configuration(flags={"server.tokens": f"boss:{secret}"}, environ={}, working_directory=tmp_path)
     assert secret not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "ftp"])
+def test_credentials_in_a_url_are_refused_without_being_repeated(scheme: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        load_configuration(
+            flags={"log.url": f"{scheme}://key:sec@ret@bucket/prefix"}, environ={}, working_directory=tmp_path
+        )
+    assert "sec" not in str(caught.value)
+    assert "bucket/prefix" in str(caught.value)

@@ -56,20 +56,22 @@ async def _run(
     latencies_ms: list[float] = []
     errors: Counter[str] = Counter()
     async with Client(url, token=token) as client:
-        start = (await client.version()).version
+        newest = (await client.version()).version
         began = time.perf_counter()
         end = began + seconds
 
         async def one(number: int) -> None:
+            nonlocal newest  # a read version of the start would fall out of the conflict window of a long run
             count = 0
             while (before := time.perf_counter()) < end:
                 key = f"bench/{run}/{number}/{count}".encode()
                 count += 1
                 try:
-                    await client.commit([Write(key, value)], [PointRead(key)], read_version=start)
+                    receipt = await client.commit([Write(key, value)], [PointRead(key)], read_version=newest)
                 except HoldfastError as error:
                     errors[error.code.value] += 1
                 else:
+                    newest = max(newest, receipt.version)
                     latencies_ms.append((time.perf_counter() - before) * 1000)
 
         with progress("committing", shown=shown) as moved:

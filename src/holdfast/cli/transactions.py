@@ -68,9 +68,12 @@ def commit(
     if request is not None:
         read_version = request.read_version if read_version is None else read_version
         request_id = request.request_id if request_id is None else request_id
+    leader_id = request.leader_id if request is not None else None
     with Client(url, token=token) as client:
         try:
-            receipt = client.commit(wanted, reads, read_version=read_version, request_id=request_id)
+            receipt = client.commit(
+                wanted, reads, read_version=read_version, request_id=request_id, leader_id=leader_id
+            )
         except Conflict as conflict:
             _print_conflict(conflict, as_json=as_json)
             raise typer.Exit(Exit.NO) from None
@@ -174,7 +177,7 @@ def _read_request(file: Path) -> Transaction:
     try:
         data = Path("/dev/stdin").read_bytes() if str(file) == "-" else file.read_bytes()
         return msgspec.json.decode(data, type=Transaction)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{file} holds no commit request: {error}") from error
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ __all__ = ["CONFIGURATION_FILE", "Configuration", "Origin", "load_configuration"
 
 CONFIGURATION_FILE: Final = "holdfast.toml"
 ENVIRONMENT_PREFIX: Final = "HOLDFAST_"
+_CREDENTIALS: Final = re.compile(r"//[^/]*@")
 Source = Literal["default", "file", "env", "flag"]
 
 
@@ -176,7 +178,7 @@ def _parse(given: Mapping[str, _Given], problems: list[str]) -> dict[str, object
         try:
             parsed[key.name] = key.parse(item.value)
         except ValueError as error:
-            shown = "" if key.secret else f" is {item.value!r} and"
+            shown = "" if key.secret else f" is {_CREDENTIALS.sub('//***@', repr(item.value))} and"
             problems.append(f"{key.name}{shown} must be {error} (from {item.why})")
     return parsed
 

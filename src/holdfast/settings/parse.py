@@ -217,7 +217,11 @@ def tokens(value: object) -> tuple[Token, ...]:
     """Bearer tokens, each ``ROLE:TOKEN`` with the role read, write or admin. Errors never repeat a token."""
     rule = 'tokens such as "admin:SECRET"; the roles are read, write and admin'
     found: dict[str, Token] = {}
-    for text in _texts(value, rule):
+    texts = _texts(value, rule)
+    if isinstance(value, str) and not texts:
+        # A secret that was not filled in must not open the service to everybody.
+        raise ValueError(f"{rule}; to serve everybody leave the key out")
+    for text in texts:
         role, _, token = text.partition(":")
         if (
             role not in get_args(Role)

@@ -1,0 +1,52 @@
+"""Commands that ask a service, against one that follows a script."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tests.unit.client.scripted_server import Answer, ScriptedServer
+
+from holdfast.cli import bench
+from holdfast.cli.exits import Exit
+from holdfast.cli.main import main
+
+
+def test_a_request_from_a_file_is_sent_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    request = {
+        "request_id": "r" * 20,
+        "leader_id": "cd" * 16,
+        "read_version": 40,
+        "preconditions": [{"type": "point_read", "key": "aw==", "version": 40}],
+        "operations": [{"type": "write", "key": "aw==", "value": "dg=="}],
+    }
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(request))
+    verdict = {"status": "committed", "version": 41, "leader_id": "cd" * 16, "request_id": "r" * 20}
+    with ScriptedServer(Answer(200, verdict)) as server:
+        assert main(["commit", "--file", str(file), "--url", server.url]) == Exit.DONE
+        assert server.asked[0].json() == request
+    assert capsys.readouterr().out == "committed 41\n"
+
+
+@pytest.mark.parametrize("data", [b'{"operations":"\xff"}', b"[" * 100_000, b'{"request_id":"\xff"}'])
+def test_a_file_that_holds_no_request_is_bad_usage(
+    data: bytes, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "request.json"
+    file.write_bytes(data)
+    assert main(["commit", "--file", str(file)]) == Exit.BAD_REQUEST
+    assert "holds no commit request" in capsys.readouterr().err
+
+
+def test_a_long_bench_reads_at_what_it_has_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts = [
+        {"status": "committed", "version": 60 + n, "leader_id": "cd" * 16, "request_id": None} for n in range(3)
+    ]
+    start = Answer(200, {"version": 50, "leader_id": "cd" * 16})
+    with ScriptedServer(start, *(Answer(200, verdict) for verdict in verdicts)) as server:
+        monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=lambda: float(len(server.asked))))
+        assert main(["bench", "-c", "1", "-s", "3", "--json", "--url", server.url]) == Exit.DONE
+        assert [asked.json()["read_version"] for asked in server.asked[1:]] == [50, 60, 61]
