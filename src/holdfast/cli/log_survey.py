@@ -26,7 +26,7 @@ from holdfast.objects.port import Created, Listed, ObjectStore, Refused, Unknown
 from holdfast.objects.probe import probe
 from holdfast.values import LeaderId, LogId, Slot, slot_text
 
-__all__ = ["Survey", "Verified", "create_genesis", "survey", "verify_log", "walker_after"]
+__all__ = ["Survey", "Verified", "check_reached", "create_genesis", "survey", "verify_log", "walker_after"]
 
 PAGE: Final = 1000
 GENESIS_TRIES: Final = 5
@@ -121,19 +121,36 @@ async def survey(store: ObjectStore, *, objects_max: int | None) -> Survey:
     return found
 
 
-async def walker_after(store: ObjectStore, version: int) -> ChainWalker:
-    """A walker whose next object holds the first transaction after ``version``. Raises as ``start_after``."""
+async def walker_after(store: ObjectStore, version: int) -> tuple[ChainWalker, Header]:
+    """A walker whose next object holds the first transaction after ``version``, and the newest live object.
+
+    Raises as ``start_after``.
+    """
     frontier = await find_frontier(store)
     if frontier is None:
         raise NotFound("log is empty", code=Code.LOG_EMPTY)
-    newest, claim = frontier
+    head, claim = frontier
+    newest = head
     async with aclosing(reigns_back(store, claim)) as reigns:
         async for reign in reigns:
             if reign.base <= version:
-                return await start_after(store, reign, newest, version)
+                return await start_after(store, reign, newest, version), head
             if reign.before is not None:
                 newest = reign.before
-    return ChainWalker()
+    return ChainWalker(), head
+
+
+def check_reached(walker: ChainWalker, newest: Header) -> Header:
+    """The object at which a reading ended, which may be newer than ``newest`` but not older.
+
+    To a reader a missing slot is the end of the log; only what recovery found tells that it is a hole.
+    Raises: CorruptData.
+    """
+    head = walker.head
+    if head is None or head.slot > newest.slot:
+        missing = FIRST_SLOT if head is None else walker.next_slot
+        raise broken("a slot of the live chain is missing", missing, newest=slot_text(newest.slot))
+    return head
 
 
 @dataclass(slots=True)
@@ -190,10 +207,7 @@ async def verify_log(store: ObjectStore, moved: Progress) -> Verified:
                 found.first_transaction = found.first_transaction or txn.version
                 found.last_transaction = txn.version
             moved(found.objects, max(total, found.objects))
-    head = walker.head
-    if head is None or head.slot > frontier[0].slot:
-        missing = FIRST_SLOT if head is None else walker.next_slot
-        raise broken("a slot of the live chain is missing", missing, newest=slot_text(frontier[0].slot))
+    head = check_reached(walker, frontier[0])
     found.last_version = head.last_version
     found.newest_slot = head.slot
     return found

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 from holdfast.cli.log_records import header_fields, print_transaction, transaction_fields
-from holdfast.cli.log_survey import Survey, create_genesis, survey, verify_log, walker_after
+from holdfast.cli.log_survey import Survey, check_reached, create_genesis, survey, verify_log, walker_after
 from holdfast.cli.output import print_fields, print_json, print_line, print_table, progress
 from holdfast.commit.batch import HEADER_BYTES, decode_body, decode_header, object_name
 from holdfast.commit.reader import find_frontier, follow
@@ -140,11 +140,11 @@ def show(url: str, slot: str, *, as_json: bool) -> None:
 
 
 def cat(url: str, *, after: int, limit: int, as_json: bool) -> None:
-    """Committed transactions above ``after`` in order, at most ``limit`` (0: all)."""
+    """Committed transactions above ``after`` in order, at most ``limit`` (0: all). A hole ends it as damage."""
 
     async def work(store: ObjectStore) -> None:
         printed = 0
-        walker = await walker_after(store, after)
+        walker, newest = await walker_after(store, after)
         async with aclosing(follow(store, walker)) as batches:
             async for batch in batches:
                 for txn in batch.transactions():
@@ -157,6 +157,7 @@ def cat(url: str, *, after: int, limit: int, as_json: bool) -> None:
                     printed += 1
                     if printed == limit:
                         return
+        check_reached(walker, newest)
 
     with_store(url, work)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -12,6 +13,9 @@ import pytest
 from holdfast.cli.exits import Exit, exit_of
 from holdfast.cli.main import main
 from holdfast.commit.batch import object_name
+from holdfast.commit.persist import PersistRules
+from holdfast.commit.pipeline import PipelineRules
+from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.errors import (
     Backpressure,
     Closed,
@@ -28,6 +32,7 @@ from holdfast.errors import (
     PermissionDenied,
     Unavailable,
 )
+from holdfast.objects.open import open_store
 
 EXITS: list[tuple[HoldfastError, int]] = [
     (Conflict("c"), 1),
@@ -118,6 +123,34 @@ def test_damage_ends_with_6_and_names_the_slot(capsys: pytest.CaptureFixture[str
     capsys.readouterr()
     assert main(["log", "verify", url]) == Exit.DAMAGED
     assert "18446744073709551615" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["cat", "verify"])
+def test_a_hole_in_the_log_is_never_taken_for_its_end(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    url = (tmp_path / "log").as_uri()
+    main(["log", "init", url])
+    batches = tmp_path / "log" / "batches"
+
+    async def a_reign_without_commits() -> None:
+        store = open_store(url)
+        try:
+            options = ServiceOptions(address="", rules=PipelineRules(persist=PersistRules(batch_timeout_ms=1)))
+            service = await CommitService.lead(store, options)
+            await service.step_down()
+            await service.close()
+        finally:
+            await store.close()
+
+    for _ in range(2):
+        asyncio.run(a_reign_without_commits())
+    assert main(["log", command, url]) == Exit.DONE
+    second_claim = sorted(batches.iterdir(), reverse=True)[1]
+    second_claim.unlink()
+    capsys.readouterr()
+    assert main(["log", command, url]) == Exit.DAMAGED
+    assert second_claim.name in capsys.readouterr().err
 
 
 def test_a_log_that_is_not_there_ends_with_5(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
