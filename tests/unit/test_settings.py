@@ -139,6 +139,7 @@ REFUSED: list[tuple[str, object]] = [
     ("log.url", "/var/lib/holdfast"),
     ("persist.batch_timeout_ms", 0),
     ("persist.batch_timeout_ms", "nan"),
+    ("persist.batch_timeout_ms", 10**309),
     ("persist.batch_timeout_ms", True),
     ("persist.batch_timeout_max_ms", "inf"),
     ("persist.batch_size_threshold", 0),
@@ -170,7 +171,7 @@ REFUSED: list[tuple[str, object]] = [
 ]
 
 
-@pytest.mark.parametrize(("key", "given"), REFUSED)
+@pytest.mark.parametrize(("key", "given"), REFUSED, ids=lambda value: str(value)[:40])
 def test_a_value_outside_of_its_rule_is_refused_by_key(key: str, given: object) -> None:
     with pytest.raises(InvalidRequest, match=key.replace(".", r"\.")) as caught:
         load(**{key: given})

@@ -107,7 +107,7 @@ class Pool:
             while not reader.complete:
                 connection.receive(reader, left_s(end_ms))
             if reader.reusable:
-                self._give_back(effect.endpoint, connection)
+                self.give_back(effect.endpoint, connection)
                 connection = None
             return Reply(now_ms(), reader.status, reader.headers, reader.take())
         except (OSError, BadAnswer) as error:
@@ -154,17 +154,28 @@ class Pool:
                 connection = idle.pop() if idle else None
             if connection is None:
                 return None
-            if now_ms() - connection.idle_since_ms < self._options.idle_connection_ms and connection.is_alive():
+            if not self._is_stale(connection) and connection.is_alive():
                 return connection
             connection.close()
 
-    def _give_back(self, endpoint: Endpoint, connection: Connection) -> None:
+    def give_back(self, endpoint: Endpoint, connection: Connection) -> None:
+        """The answer was taken: the connection may carry another request. Those idle for too long are closed."""
         connection.idle_since_ms = now_ms()
+        unwanted: list[Connection] = []
         with self._lock:
-            if not self.closed:
+            if self.closed:
+                unwanted.append(connection)
+            else:
                 self._idle.setdefault(endpoint, []).append(connection)
-                return
-        connection.close()
+            # The last used goes first, so those that only a burst needed would never be looked at again.
+            for idle in self._idle.values():
+                while idle and self._is_stale(idle[0]):
+                    unwanted.append(idle.pop(0))
+        for each in unwanted:
+            each.close()
+
+    def _is_stale(self, connection: Connection) -> bool:
+        return now_ms() - connection.idle_since_ms >= self._options.idle_connection_ms
 
     def close(self) -> None:
         """Close what is idle, and wake who waits for a stream."""

@@ -125,15 +125,14 @@ class Pool:
         sent = False
         try:
             async with asyncio.timeout(effect.timeout_ms / 1000), self._slots:
-                connection = self._take(effect.endpoint) or await self._connect(effect.endpoint)
+                connection = self._take(effect.endpoint) or await self.connect(effect.endpoint)
                 data = encode_request(effect.request, effect.endpoint.authority, self._token)
                 sent = True
                 connection.start(data, reader)
                 while not reader.complete:
                     await connection.changed()
-            connection.finish()
             if reader.reusable and not connection.lost and not self.closed:
-                self._idle.setdefault(effect.endpoint, []).append(connection)
+                self.give_back(effect.endpoint, connection)
                 connection = None
             return Reply(now_ms(), reader.status, reader.headers, reader.take())
         except (OSError, BadAnswer) as error:  # a timeout is an OSError too
@@ -146,7 +145,7 @@ class Pool:
     async def open(self, effect: Open) -> tuple[Connection, AnswerReader]:
         """A connection of its own for a stream, its head read. Raises: OSError, BadAnswer."""
         async with asyncio.timeout(effect.timeout_ms / 1000):
-            connection = await self._connect(effect.endpoint)
+            connection = await self.connect(effect.endpoint)
             try:
                 reader = AnswerReader(self._options.event_bytes_max)
                 connection.start(encode_request(effect.request, effect.endpoint.authority, self._token), reader)
@@ -157,7 +156,8 @@ class Pool:
                 raise
             return connection, reader
 
-    async def _connect(self, endpoint: Endpoint) -> Connection:
+    async def connect(self, endpoint: Endpoint) -> Connection:
+        """A new connection. Raises: OSError, Closed."""
         if self.closed:
             raise Closed("this client is closed")
         loop = asyncio.get_running_loop()
@@ -169,11 +169,23 @@ class Pool:
         self._everything.add(connection)
         return connection
 
+    def give_back(self, endpoint: Endpoint, connection: Connection) -> None:
+        """The answer was taken: the connection may carry another request. Those idle for too long are dropped."""
+        connection.finish()
+        self._idle.setdefault(endpoint, []).append(connection)
+        # The last used goes first, so those that only a burst needed would never be looked at again.
+        for idle in self._idle.values():
+            while idle and self._is_stale(idle[0]):
+                self.drop(idle.pop(0))
+
+    def _is_stale(self, connection: Connection) -> bool:
+        return connection.lost or now_ms() - connection.idle_since_ms >= self._options.idle_connection_ms
+
     def _take(self, endpoint: Endpoint) -> Connection | None:
         idle = self._idle.get(endpoint)
         while idle:
             connection = idle.pop()
-            if not connection.lost and now_ms() - connection.idle_since_ms < self._options.idle_connection_ms:
+            if not self._is_stale(connection):
                 return connection
             self.drop(connection)
         return None

@@ -69,7 +69,7 @@ def number(low: float, high: float = math.inf, *, low_included: bool = True) -> 
             raise ValueError(rule)
         try:
             parsed = float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             raise ValueError(rule) from None
         if not math.isfinite(parsed) or parsed > high or parsed < low or (parsed == low and not low_included):
             raise ValueError(rule)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import socket
@@ -12,7 +13,8 @@ import pytest
 from tests.unit.client.conftest import QUICK
 from tests.unit.client.scripted_server import Answer, CutInside, Drop, ScriptedServer, Silence, coded
 
-from holdfast.client import CommitReceipt, NotCommitted
+from holdfast.client import CommitReceipt, NotCommitted, sockets, transports
+from holdfast.client.endpoint import Route, parse_endpoint
 from holdfast.client.http1 import AnswerReader, BadAnswer
 from holdfast.commit.transaction import PointRead, RangeDelete, Transaction, Write
 from holdfast.errors import (
@@ -221,8 +223,6 @@ def test_two_servers_that_name_each_other_are_not_followed_for_ever(connect):
 
 
 def test_a_token_is_not_taken_to_a_place_without_tls():
-    from holdfast.client.endpoint import Route, parse_endpoint
-
     secure = parse_endpoint("https://log.example")
     route = Route((secure,))
     assert not route.follow(secure, "http://elsewhere.example:8080")
@@ -382,3 +382,40 @@ def test_bytes_behind_an_answer_are_never_taken_for_it():
         reader.feed(committed(60).encoded() + coded(503, "overloaded").encoded())
     assert reader.status == 200
     assert json.loads(reader.take())["version"] == 60
+
+
+# ---- connections
+
+
+def test_connections_that_a_burst_left_behind_are_not_kept_for_ever(monkeypatch):
+    now_ms = [0.0]
+    monkeypatch.setattr(sockets, "now_ms", lambda: now_ms[0])
+    with ScriptedServer() as server:
+        place = parse_endpoint(server.url)
+        pool = sockets.Pool(QUICK, None, None)
+        old, new = sockets.Connection(place, None, 5.0), sockets.Connection(place, None, 5.0)
+        pool.give_back(place, old)
+        now_ms[0] += QUICK.idle_connection_ms
+        pool.give_back(place, new)
+        assert old.socket.fileno() == -1
+        assert new.socket.fileno() != -1
+        pool.close()
+
+
+def test_connections_that_an_asynchronous_burst_left_behind_are_not_kept_for_ever(monkeypatch):
+    now_ms = [0.0]
+    monkeypatch.setattr(transports, "now_ms", lambda: now_ms[0])
+
+    async def scenario() -> None:
+        with ScriptedServer() as server:
+            place = parse_endpoint(server.url)
+            pool = transports.Pool(QUICK, None, None)
+            old, new = await pool.connect(place), await pool.connect(place)
+            pool.give_back(place, old)
+            now_ms[0] += QUICK.idle_connection_ms
+            pool.give_back(place, new)
+            assert (old.lost, new.lost) == (True, False)
+            pool.close()
+            await asyncio.sleep(0)  # lets the transports call connection_lost
+
+    asyncio.run(scenario())
