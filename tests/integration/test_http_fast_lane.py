@@ -358,6 +358,32 @@ def test_stalled_connections_are_closed_and_busy_ones_are_not() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize(("arrived", "outlives"), [(40, False), (-40, True)], ids=["head", "body"])
+def test_a_body_on_its_way_is_waited_for_and_a_trickling_head_is_not(arrived: int, outlives: bool) -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            asked = commit()
+            pieces = [asked[:arrived], *(asked[at : at + 1] for at in range(len(asked[:arrived]), len(asked)))]
+            lanes = here.server.lanes
+            sent = 0
+            for piece in pieces[:4]:
+                client.send(piece)
+                sent += len(piece)
+                await until(lambda: sum(len(lane._unread) for lane in lanes.open) == sent)  # noqa: B023
+                (transport,) = [lane._transport for lane in lanes.open]
+                lanes.seconds += 20
+                lanes.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
+                if transport.is_closing():
+                    break
+            assert transport.is_closing() is not outlives
+            if outlives:
+                client.send(b"".join(pieces[4:]))
+                assert (await client.answer()).status == 200
+
+    run(scenario)
+
+
 BAD_COMMITS = {
     "malformed": {"operations": [{"type": "nothing"}]},
     "no_operations": {"operations": []},

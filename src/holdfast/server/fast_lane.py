@@ -151,6 +151,8 @@ class FastLane(asyncio.Protocol):
             self._discard(len(data))
             return
         unread = self._unread
+        if not unread or self._needed:  # not for a piece of a head: one that trickles in has no end
+            self._last_second = self._lanes.seconds
         if unread:
             unread += data
             if len(unread) < self._needed:
@@ -164,7 +166,6 @@ class FastLane(asyncio.Protocol):
     def _read(self, data: bytes) -> None:
         """Take whole requests from the front of ``data`` and keep the rest."""
         self._needed = 0
-        self._last_second = self._lanes.seconds
         size = len(data)
         position = 0
         while position < size and not self._reading_paused and self._discard_left < 0:
@@ -172,6 +173,8 @@ class FastLane(asyncio.Protocol):
             if taken == 0:
                 break
             position += taken
+        if position:
+            self._last_second = self._lanes.seconds
         if self._transport is None or self._discard_left >= 0:
             return
         if position < size:
@@ -377,6 +380,7 @@ class FastLane(asyncio.Protocol):
         if transport is None or transport.is_closing() or self._closes:
             return
         self._reading_paused = False
+        self._last_second = self._lanes.seconds
         transport.resume_reading()
         if self._unread:
             data = bytes(self._unread)
