@@ -1,6 +1,7 @@
 """The connection budget of one store, its counters and its health.
 
-Owns: how many requests are under way, who waits, what is counted, and the retries of reads and listings. Does not own:
+Owns: how many requests are under way, who waits, what is counted, the retries of reads and listings, and how often its
+user is told that the store takes nothing (until a leader gives up, nobody else tells). Does not own:
 retries of creates (the log's ``persist`` repeats the same bytes by its own rules).
 
 Creates take at most ``creates_max`` connections, everything else at most the rest, so neither can starve the other:
@@ -33,6 +34,7 @@ T = TypeVar("T")
 LATENCY_BOUNDS_MS: Final = (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000)
 """Upper bounds, inclusive, of the latency histogram; one more bucket holds what is above the last."""
 UNHEALTHY_AFTER_FAILURES: Final = 3
+WARN_EVERY_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class BudgetedStore:
 
     ``connections_max`` is the whole budget, ``creates_max`` the part that creates may take: the span in flight and its
     hedges. At least one connection is left for the rest. ``clock`` gives seconds, ``draw`` a number in 0..1.
+    ``not_created(key, detail)`` is told of a create without an answer, at most once in ten seconds.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class BudgetedStore:
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        not_created: Callable[[str, str], None] | None = None,
     ) -> None:
         assert creates_max >= 1, "a store that nothing may write to needs no budget"
         self.metrics = StoreMetrics()
@@ -129,6 +133,8 @@ class BudgetedStore:
         self._clock = clock
         self._draw = draw
         self._sleep = sleep
+        self._not_created = not_created
+        self._warned_seconds: float | None = None
 
     @property
     def url(self) -> str:
@@ -151,6 +157,7 @@ class BudgetedStore:
                 outcome = "refused"
             case Unknown(detail):
                 self._failed(detail)
+                self._warn(key, detail, ended)
                 outcome = "unknown"
             case _:
                 assert_never(answer)
@@ -215,6 +222,13 @@ class BudgetedStore:
     def _failed(self, detail: str) -> None:
         self.metrics.consecutive_failures += 1
         self.metrics.last_failure = detail
+
+    def _warn(self, key: str, detail: str, now_seconds: float) -> None:
+        if self._not_created is None:
+            return
+        if self._warned_seconds is None or now_seconds - self._warned_seconds >= WARN_EVERY_SECONDS:
+            self._warned_seconds = now_seconds
+            self._not_created(key, detail)
 
 
 def _no_bytes(answer: object) -> int:  # noqa: ARG001 - listings and deletes move no object

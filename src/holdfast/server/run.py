@@ -169,6 +169,7 @@ class _Process:
             opened,
             connections_max=settings.persist.target_pool_size,
             creates_max=max(1, min(settings.persist.max_in_flight_requests * 2, settings.persist.target_pool_size - 8)),
+            not_created=_tell_not_created,
         )
         self._metrics.store = store.metrics
         try:
@@ -311,6 +312,10 @@ class _Process:
     async def _stopped_within(self, seconds: float) -> bool:
         await asyncio.wait({self._stop}, timeout=seconds)
         return self._stop.done()
+
+
+def _tell_not_created(key: str, detail: str) -> None:
+    log.warning("store_did_not_create", key=key, error=detail)
 
 
 async def _first_of(*awaited: asyncio.Future[Any]) -> None:

@@ -175,6 +175,28 @@ def test_a_create_is_sent_once_whatever_comes_of_it() -> None:
     asyncio.run(scenario())
 
 
+def test_a_store_that_takes_nothing_is_told_once_in_a_while() -> None:
+    seconds = [0.0]
+    # Every create comes to Unknown, as on a full disk.
+    faults = FaultyObjects(MemoryObjects(), Random(1), FaultRates(lost_request=1.0))
+    told: list[float] = []
+    store = BudgetedStore(
+        FaultyStore(faults),
+        connections_max=4,
+        creates_max=2,
+        clock=lambda: seconds[0],
+        not_created=lambda key, detail: told.append(seconds[0]),
+    )
+
+    async def scenario() -> None:
+        for at in (0.0, 0.1, 9.9, 10.0, 10.1):
+            seconds[0] = at
+            await store.create("batches/1", b"x")
+
+    asyncio.run(scenario())
+    assert told == [0.0, 10.0]
+
+
 def test_health_follows_the_last_requests() -> None:
     _, store, _ = reading(Failing(3))
     assert store.metrics.consecutive_failures == 0
