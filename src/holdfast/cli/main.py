@@ -48,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):
+            # Typer has met it first, and would end with the code that here means "the answer is no".
+            return Exit.DONE
         return end.code if isinstance(end.code, int) else Exit.DONE
     return Exit.DONE
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -151,6 +152,21 @@ def test_a_hole_in_the_log_is_never_taken_for_its_end(
     capsys.readouterr()
     assert main(["log", command, url]) == Exit.DAMAGED
     assert second_claim.name in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_early_is_no_failure(tmp_path: Path) -> None:
+    url = (tmp_path / "log").as_uri()
+    main(["log", "init", url])
+    listing = f"import sys; from holdfast.cli.main import main; sys.exit(main(['log', 'ls', {url!r}]))"
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-u", "-c", listing], stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    finally:
+        os.close(writer)
+    assert (ended.returncode, ended.stderr) == (Exit.DONE, b"")
 
 
 def test_a_log_that_is_not_there_ends_with_5(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
