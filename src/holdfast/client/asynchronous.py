@@ -40,7 +40,7 @@ from holdfast.client.events import Event
 from holdfast.client.http1 import AnswerReader, BadAnswer
 from holdfast.client.messages import CommitReceipt, Found, FoundRange, NotCommitted, StatusAnswer, VersionAnswer
 from holdfast.client.options import ClientOptions
-from holdfast.client.shell import Transacted, draw_wait_ms, now_ms, routes_of
+from holdfast.client.shell import Transacted, draw_wait_ms, now_ms, routes_of, token_of
 from holdfast.client.stream import Continuity, Delivery, Filter, follow
 from holdfast.client.transaction import ServiceSource, Source, TransactionBuilder, ViewSource, transact
 from holdfast.client.transports import Connection, Pool
@@ -92,7 +92,7 @@ class Client:
         options: ClientOptions | None = None,
     ) -> None:
         self._session = core.Session(routes_of(url), options if options is not None else ClientOptions())
-        self._pool = Pool(self._session.options, token, tls)
+        self._pool = Pool(self._session.options, token_of(token), tls)
         self._closing = asyncio.Event()
 
     async def __aenter__(self) -> Self:

@@ -38,7 +38,7 @@ from holdfast.client.events import Event
 from holdfast.client.http1 import AnswerReader, BadAnswer
 from holdfast.client.messages import CommitReceipt, Found, FoundRange, NotCommitted, StatusAnswer, VersionAnswer
 from holdfast.client.options import ClientOptions
-from holdfast.client.shell import Transacted, draw_wait_ms, now_ms, routes_of
+from holdfast.client.shell import Transacted, draw_wait_ms, now_ms, routes_of, token_of
 from holdfast.client.sockets import Connection, Pool, left_s
 from holdfast.client.stream import Continuity, Delivery, Filter, follow
 from holdfast.client.transaction import ServiceSource, Source, TransactionBuilder, ViewSource, transact
@@ -94,7 +94,7 @@ class Client:
         options: ClientOptions | None = None,
     ) -> None:
         self._session = core.Session(routes_of(url), options if options is not None else ClientOptions())
-        self._pool = Pool(self._session.options, token, tls)
+        self._pool = Pool(self._session.options, token_of(token), tls)
         self._closing = threading.Event()
 
     def __enter__(self) -> Self:
@@ -147,7 +147,8 @@ class Client:
 
         Each item is decided alone, and item k sees those before it. An item without a read version gets the service's
         at the start. ``NotCommitted("banned")`` is an item closed after a broken connection: it may be submitted
-        anew.
+        anew. Raises: as ``commit``; InvalidRequest also for an item that is wrong as it stands, and then those before
+        it that have no result yet are not sent.
         """
         start = self.run(core.version(self._session, now_ms(), local=True)).version
         grouping = core.Grouping(self._session, start, secrets.token_hex(16))

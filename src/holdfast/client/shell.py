@@ -13,8 +13,9 @@ from typing import Generic, TypeVar
 
 from holdfast.client.effects import Wait
 from holdfast.client.endpoint import Route, parse_endpoint
+from holdfast.errors import Code, InvalidRequest
 
-__all__ = ["Transacted", "draw_wait_ms", "now_ms", "routes_of"]
+__all__ = ["Transacted", "draw_wait_ms", "now_ms", "routes_of", "token_of"]
 
 Result = TypeVar("Result")
 
@@ -33,6 +34,17 @@ def routes_of(url: str | Sequence[str]) -> Route:
     """The places a client was configured with. Raises: InvalidRequest."""
     texts = [url] if isinstance(url, str) else list(url)
     return Route(tuple(parse_endpoint(text) for text in texts))
+
+
+def token_of(text: str | None) -> str | None:
+    """A bearer token as a header carries it, which is never shown. Raises: InvalidRequest (a line end, a space)."""
+    if text is not None and not (text and text.isascii() and text.isprintable() and " " not in text):
+        raise InvalidRequest(
+            "a token has printable ASCII characters and no space",
+            code=Code.BAD_CONFIGURATION,
+            hint="read from a file, it may have kept its line end",
+        )
+    return text
 
 
 @dataclass(frozen=True, slots=True)

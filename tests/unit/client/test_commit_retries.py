@@ -13,7 +13,8 @@ import pytest
 from tests.unit.client.conftest import QUICK
 from tests.unit.client.scripted_server import Answer, CutInside, Drop, ScriptedServer, Silence, coded
 
-from holdfast.client import CommitReceipt, NotCommitted, sockets, transports
+from holdfast import aio
+from holdfast.client import Client, CommitReceipt, NotCommitted, sockets, transports
 from holdfast.client.endpoint import Route, parse_endpoint
 from holdfast.client.http1 import AnswerReader, BadAnswer
 from holdfast.commit.transaction import PointRead, RangeDelete, Transaction, Write
@@ -419,3 +420,11 @@ def test_connections_that_an_asynchronous_burst_left_behind_are_not_kept_for_eve
             await asyncio.sleep(0)  # lets the transports call connection_lost
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("token", ["secret\n", "a\r\nx-other: b", "two words", "gehe\u0131m", ""])
+@pytest.mark.parametrize("kind", [Client, aio.Client], ids=["blocking", "asyncio"])
+def test_a_token_that_no_header_can_carry_is_refused_before_anything_is_sent(kind, token):
+    with pytest.raises(InvalidRequest) as caught:
+        kind("http://127.0.0.1:1", token=token)
+    assert not token or token not in str(caught.value)
