@@ -50,10 +50,11 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final
 
 import pyarrow as pa
@@ -319,7 +320,7 @@ def decode_header(data: bytes, *, slot: int) -> Header:
 def encode_body(transactions: Iterable[LoggedTransaction], *, compress: bool = False) -> bytes:
     """The Arrow IPC stream of these transactions, empty bytes for none.
 
-    Cost: about 25 microseconds plus 0.4 microseconds a row (``benchmarks/batch_codec.py``).
+    Cost: about 25 microseconds plus 0.4 microseconds a row (measured with ``python -m timeit`` on 100 rows).
     """
     version: list[int] = []
     request_id: list[str | None] = []
@@ -373,15 +374,16 @@ def encode_body(transactions: Iterable[LoggedTransaction], *, compress: bool = F
             read_version += [txn.read_version] * rows
     if not version:
         return b""
+    rows = len(version)
     columns = [
-        pa.array(version, pa.uint64()),
-        pa.array(request_id, pa.utf8()),
-        pa.array(read_version, pa.uint64()),
-        pa.array(kind, pa.uint8()),
-        pa.array(key, pa.binary()),
-        pa.array(end, pa.binary()),
-        pa.array(value, pa.large_binary()),
-        pa.array(at, pa.uint64()),
+        _numbers(version),
+        _optional(request_id, rows, pa.utf8()),
+        _optional(read_version, rows, pa.uint64()),
+        pa.Array.from_buffers(pa.uint8(), rows, [None, pa.py_buffer(bytes(kind))]),
+        _texts(key),
+        _optional(end, rows, pa.binary()),
+        _optional(value, rows, pa.large_binary()),
+        _optional(at, rows, pa.uint64()),
     ]
     batch = pa.RecordBatch.from_arrays(columns, schema=BODY_SCHEMA)
     if compress:
@@ -390,6 +392,28 @@ def encode_body(transactions: Iterable[LoggedTransaction], *, compress: bool = F
             writer.write_batch(batch)
         return bytes(sink.getvalue())
     return b"".join((_SCHEMA_MESSAGE, batch.serialize(), _END_OF_STREAM))
+
+
+# Arrays are made from buffers, or of nothing, where that is possible: looking at every value of a list costs more, and
+# most columns of most batches hold one kind of thing.
+
+
+def _numbers(values: Sequence[int]) -> pa.Array:
+    return pa.Array.from_buffers(pa.uint64(), len(values), [None, pa.py_buffer(array("Q", values))])
+
+
+def _texts(values: Sequence[bytes]) -> pa.Array:
+    ends = array("i", accumulate(map(len, values), initial=0))
+    return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))])
+
+
+def _optional(values: Sequence[object], rows: int, kind: pa.DataType) -> pa.Array:
+    missing = values.count(None)
+    if missing == rows:
+        return pa.nulls(rows, kind)
+    if not missing and kind == pa.uint64():
+        return _numbers(values)  # type: ignore[arg-type]
+    return pa.array(values, kind)
 
 
 def body_bytes(data: bytes, header: Header) -> memoryview:
