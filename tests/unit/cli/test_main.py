@@ -191,7 +191,8 @@ def test_importing_the_package_loads_no_third_party_package() -> None:
         "import sys\n"
         "before = set(sys.modules)  # what the environment itself loads at start\n"
         "import holdfast, holdfast.cli.main, holdfast.settings\n"
-        "homes = {m.partition('.')[0]: getattr(v, '__file__', '') or '' for m, v in sys.modules.items() if m not in before}\n"
+        "new = {m: v for m, v in sys.modules.items() if m not in before}\n"
+        "homes = {m.partition('.')[0]: getattr(v, '__file__', '') or '' for m, v in new.items()}\n"
         "print([m for m, home in homes.items() if 'site-packages' in home])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
