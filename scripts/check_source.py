@@ -20,7 +20,7 @@ ARGUED: dict[str, str] = {
     "holdfast/commit/batch.py:decode_header": "one call, one line for each field of the format",
     "holdfast/commit/batch.py:encode_body": "one pass over the rows, column by column: the hottest loop of the writer",
     "holdfast/testing/simulation/mutants.py:_registry": "a table, one row for each broken rule",
-    "holdfast/testing/simulation/node.py": "one process of a world, in the order of its life; its parts share all its state",
+    "holdfast/testing/simulation/node.py": "one process of a world, in the order of its life; its parts share state",
 }
 
 
