@@ -20,7 +20,7 @@ from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
 from holdfast.commit.subscription import RolledBack, subscribe
 from holdfast.commit.takeover import init_log
 from holdfast.commit.transaction import Committed, PointRead, Rejected, Reused, Transaction, Unanswered, Write
-from holdfast.errors import Backpressure, Closed, Code, Fenced, InvalidRequest, NotFound, Unavailable
+from holdfast.errors import Backpressure, Closed, Code, CorruptData, Fenced, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CreateAnswer, Listed
 from holdfast.values import LeaderId, LogId
@@ -503,9 +503,10 @@ async def test_a_look_up_in_a_log_with_a_hole_is_no_verdict(store: Gate) -> None
         await put(old, b"%d" % i)
     new = await lead(store)
     await store.delete(object_name(hole))
-    assert (await new.status(ID, read_version)).status == "log_truncated"
+    with pytest.raises(CorruptData, match="an object has gone"):
+        await new.status(ID, read_version)
     assert (await commit(new, attempt)).outcome == Unanswered()
-    with pytest.raises(NotFound):
+    with pytest.raises(CorruptData, match="an object has gone"):
         await collect(new, after=read_version, enough=lambda seen: len(transactions(seen)) == 8)
 
 

@@ -29,11 +29,20 @@ from holdfast.commit.batch import (
 )
 from holdfast.commit.chain import ChainWalker, broken
 from holdfast.commit.leadership import NeedHeaders, first_headers, plan_recovery, read_page
-from holdfast.errors import Code, NotFound
+from holdfast.errors import Code, CorruptData, HoldfastError, NotFound
 from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.values import Slot, slot_text
 
-__all__ = ["LoggedBatch", "Reign", "find_frontier", "follow", "read_header", "reigns_back", "start_after"]
+__all__ = [
+    "LoggedBatch",
+    "Reign",
+    "damage_unless_truncated",
+    "find_frontier",
+    "follow",
+    "read_header",
+    "reigns_back",
+    "start_after",
+]
 
 PREFETCH: Final = 16
 
@@ -82,6 +91,13 @@ async def read_header(store: ObjectReader, slot: int) -> Header | None:
 
 def _removed(slot: int) -> NotFound:
     return NotFound("the log was removed here", code=Code.LOG_TRUNCATED, slot=slot_text(slot))
+
+
+def damage_unless_truncated(error: NotFound, newest: Header) -> HoldfastError:
+    """What a missing object means: ``error`` where the log says that it was truncated, damage where it does not."""
+    if newest.truncated_through:
+        return error
+    return CorruptData("log is damaged: an object has gone", code=Code.CORRUPT_LOG, facts=error.fields)
 
 
 async def _read_whole(store: ObjectReader, slot: int) -> bytes | None:

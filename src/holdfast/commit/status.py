@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from holdfast.commit.batch import Header, Kind, LoggedTransaction, read_body_table
 from holdfast.commit.chain import ChainWalker
-from holdfast.commit.reader import LoggedBatch, Reign, follow, reigns_back, start_after
+from holdfast.commit.reader import LoggedBatch, Reign, damage_unless_truncated, follow, reigns_back, start_after
 from holdfast.errors import CorruptData, NotFound
 from holdfast.objects.port import ObjectStore
 
@@ -39,7 +39,10 @@ async def look_up(store: ObjectStore, claim: Header, newest: Header, request_id:
             txn = _find(batch, request_id)
             if txn is not None:
                 return Found(txn)
-    except NotFound:
+    except NotFound as error:
+        found = damage_unless_truncated(error, newest)
+        if found is not error:
+            raise found from error
         return Found(None, truncated=True)
     return Found(None, truncated=min_version < newest.truncated_through)
 

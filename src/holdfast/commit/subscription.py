@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from holdfast.commit.batch import Header
 from holdfast.commit.chain import ChainWalker
 from holdfast.commit.feed import Channel, Checkpoint, Event, EventBatch, Feed, LeaderChange, TransactionEvent
-from holdfast.commit.reader import Reign, follow, reigns_back, start_after
+from holdfast.commit.reader import Reign, damage_unless_truncated, follow, reigns_back, start_after
 from holdfast.commit.service import CommitService
 from holdfast.errors import Backpressure, Code, HoldfastError, InternalError, InvalidRequest, NotFound
 
@@ -60,6 +60,8 @@ async def subscribe(
         channel = feed.durable if durable else feed.resolved
         async for batch in _live(service, channel, after, bytes_behind_max, caught_up):
             yield batch
+    except NotFound as error:
+        raise damage_unless_truncated(error, service.durable_header()) from error
     finally:
         feed.subscribers -= 1
         feed.resolved_subscribers -= not durable
