@@ -20,7 +20,7 @@ from holdfast.objects.faults import FaultyObjects, FaultyStore
 from holdfast.objects.memory import MemoryObjects
 from holdfast.objects.open import open_store
 from holdfast.objects.port import Created, Listed, ObjectStore, Refused
-from holdfast.objects.probe import PREFIX, probe
+from holdfast.objects.probe import PREFIX, clean_up, probe
 
 MakeStore = Callable[[], ObjectStore]
 Scenario = Callable[[ObjectStore], Awaitable[None]]
@@ -221,7 +221,8 @@ class ObjectStoreLaws(ABC):
 
     def test_the_probe_finds_it_fit_and_leaves_nothing(self, run: Callable[[Scenario], None]) -> None:
         async def scenario(store: ObjectStore) -> None:
-            await asyncio.gather(probe(store), probe(store))
+            for left in await asyncio.gather(probe(store), probe(store)):
+                await clean_up(store, left)
             assert await store.list(PREFIX) == []
 
         run(scenario)

@@ -8,28 +8,25 @@ Failure model: raises CorruptData for damage and Unavailable when the store does
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-import time
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.cli.output import Progress
-from holdfast.commit.batch import CLAIM_BYTES, FIRST_SLOT, PREFIX, Header, Kind, jump, object_name, slot_of
+from holdfast.commit.batch import CLAIM_BYTES, FIRST_SLOT, PREFIX, Header, Kind, jump, slot_of
 from holdfast.commit.chain import ChainWalker, broken
-from holdfast.commit.leadership import Frontier, Identity, claim_header, encode_claim
-from holdfast.commit.reader import Reign, find_frontier, follow, read_header, reigns_back, start_after
-from holdfast.errors import Code, CorruptData, NotFound, Unavailable
-from holdfast.objects.port import Created, Listed, ObjectStore, Refused, Unknown
-from holdfast.objects.probe import probe
+from holdfast.commit.leadership import Identity
+from holdfast.commit.reader import Reign, find_frontier, follow, reigns_back, start_after
+from holdfast.commit.takeover import init_log
+from holdfast.errors import Code, CorruptData, NotFound
+from holdfast.objects.port import Listed, ObjectStore
 from holdfast.values import LeaderId, LogId, Slot, slot_text
 
 __all__ = ["Survey", "Verified", "check_reached", "create_genesis", "survey", "verify_log", "walker_after"]
 
 PAGE: Final = 1000
-GENESIS_TRIES: Final = 5
 
 
 async def create_genesis(store: ObjectStore) -> LogId | None:
@@ -38,29 +35,9 @@ async def create_genesis(store: ObjectStore) -> LogId | None:
     After a crash: either there is a log, or running it again begins one. Raises: Unavailable,
     CorruptData (unfit store).
     """
-    if await store.list(PREFIX, limit=1):
-        return None
-    await probe(store)
     log_id = LogId(secrets.token_bytes(16))
-    identity = Identity(LeaderId(secrets.token_bytes(16)), secrets.token_bytes(16), address="")
-    frontier = Frontier(FIRST_SLOT, None, 1)
-    header = claim_header(
-        frontier, identity, nonce=secrets.token_bytes(16), log_id=log_id, wall_ms=time.time_ns() // 1_000_000
-    )
-    data = encode_claim(header)
-    for attempt in range(GENESIS_TRIES):
-        match await store.create(object_name(FIRST_SLOT), data):
-            case Created():
-                return log_id
-            case Refused():
-                found = await read_header(store, FIRST_SLOT)
-                if found is not None:
-                    return log_id if found.nonce == header.nonce else None
-            case Unknown(detail=detail):
-                if attempt == GENESIS_TRIES - 1:
-                    raise Unavailable("the store gave no usable answer", detail=detail)
-        await asyncio.sleep(0.1 * 2**attempt)
-    raise Unavailable("the store refuses the first object and does not show it", slot=slot_text(FIRST_SLOT))
+    identity = Identity(LeaderId(secrets.token_bytes(16)), secrets.token_bytes(32), address="")
+    return log_id if await init_log(store, identity, log_id) else None
 
 
 @dataclass(slots=True)

@@ -43,7 +43,7 @@ from holdfast.commit.leadership import (
 )
 from holdfast.errors import Closed, Code, HoldfastError, NotFound, Unavailable
 from holdfast.objects.port import CreateAnswer, Created, ObjectStore, Unknown
-from holdfast.objects.probe import probe
+from holdfast.objects.probe import clean_up, probe
 from holdfast.values import Instant, LogId, Slot, slot_text
 
 __all__ = ["AskLeader", "Takeover", "TakeoverOptions", "init_log", "newest_slot", "now", "take_the_lead"]
@@ -57,6 +57,8 @@ AskLeader = Callable[[str], Awaitable[str | None]]
 
 REQUEST_S_MAX: Final = 10.0
 """How long one round of requests may hang before it counts as failed."""
+STALE_MS: Final = 50.0
+"""A frontier older than this is found anew before it is claimed."""
 RETRY_BASE_S: Final = 0.05
 RETRY_MAX_S: Final = 2.0
 DOUBLINGS_MAX: Final = 30
@@ -109,18 +111,25 @@ async def take_the_lead(store: ObjectStore, identity: Identity, log_id: LogId, o
     started = now().boot_ms
     probing = asyncio.ensure_future(probe(store)) if options.probe else None
     restarts = 0
+    probed: list[str] = []
     try:
         while True:
             frontier, waits = await _patiently(lambda: _find_frontier(store, options), options.patience_s)
-            if probing is not None:
-                await probing
+            if probing is not None and not restarts:
+                probed = await probing
             found_ms = now().boot_ms
             await _be_polite(store, frontier, identity.address, options)
             waited_ms = now().boot_ms - found_ms
+            if waited_ms > STALE_MS:
+                # What was found before the wait may be older than the last that the silent leader wrote.
+                frontier, waits = await _patiently(lambda: _find_frontier(store, options), options.patience_s)
             nonce = blake2b(restarts.to_bytes(4, "little") + b"claim", key=identity.nonce_seed, digest_size=16).digest()
             claim = claim_header(frontier, identity, nonce=nonce, log_id=log_id, wall_ms=now().wall_ms)
             if await _put_claim(store, claim, options.patience_s):
-                newest = await _patiently(lambda: newest_slot(store), options.patience_s)
+                newest, _ = await asyncio.gather(
+                    _patiently(lambda: newest_slot(store), options.patience_s), clean_up(store, probed)
+                )
+                probed = []
                 if not somebody_is_past(newest, oldest_free=jump(claim.slot)):
                     break
             restarts += 1
@@ -131,6 +140,7 @@ async def take_the_lead(store: ObjectStore, identity: Identity, log_id: LogId, o
         if probing is not None:
             probing.cancel()
             await asyncio.gather(probing, return_exceptions=True)
+        await clean_up(store, probed)
     before = frontier.predecessor
     return Takeover(
         claim,
@@ -148,9 +158,9 @@ async def init_log(store: ObjectStore, identity: Identity, log_id: LogId, *, pat
 
     Raises: Unavailable, InvalidRequest ``store_unfit``.
     """
-    await probe(store)
     if await store.list(PREFIX, limit=1):
         return False
+    await clean_up(store, await probe(store))
     claim = claim_header(
         Frontier(FIRST_SLOT, None, 1), identity, nonce=identity.nonce_seed[:16], log_id=log_id, wall_ms=now().wall_ms
     )

@@ -6,84 +6,102 @@ A store that ignores ``If-None-Match`` overwrites silently; one that does not li
 with one LIST. Both accept every request of a healthy log and lose it later, so they are refused here, by name.
 
 Failure model: ``InvalidRequest`` (store_unfit) is a proof. ``Unavailable`` proves nothing: ask again. The probe's keys
-are under ``probe/`` and are deleted at the end; a crash leaves them there, where nothing reads them.
+are under ``probe/`` and are deleted afterwards; a crash leaves them there, where nothing reads them.
 """
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import secrets
 from typing import Final, NoReturn
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import Created, ObjectStore, Refused, Unknown
 
-__all__ = ["PREFIX", "probe"]
+__all__ = ["PREFIX", "clean_up", "probe"]
 
 PREFIX: Final = "probe/"
 ATTEMPTS_MAX: Final = 5
-FIRST: Final = b"the first bytes stay"
-SECOND: Final = b"the second bytes are refused"
+FIRST: Final = b"one of two bodies"
+SECOND: Final = b"the other of two bodies"
 
 
-async def probe(store: ObjectStore, *, unique: str | None = None) -> None:
+async def probe(store: ObjectStore, *, unique: str | None = None) -> list[str]:
     """Ask the store to prove itself under ``probe/{unique}``, a random name unless one is given.
 
-    Raises: InvalidRequest (store_unfit), Unavailable. Cost: 4 creates, 1 refused create, 1 read, 2 listings, 4 deletes.
+    Returns the names it left behind, for ``clean_up`` at a time that suits; after an error they are removed already.
+    Raises: InvalidRequest (store_unfit), Unavailable.
+    Cost: two sequential waits (5 creates, one of them refused; 1 read; 2 listings), more only where answers are lost.
     """
     prefix = f"{PREFIX}{unique or secrets.token_hex(16)}"
     names: list[str] = []
+    # Their order as numbers, as bytes and as written are three different ones.
+    parts = ("9", "10", "1-")
     try:
-        await _require_create_if_absent(store, f"{prefix}.twice", names)
-        await _require_order(store, prefix, names)
-    finally:
-        for name in names:
-            with contextlib.suppress(Unavailable):  # what stays is harmless, and is not worth a start that fails
-                await store.delete(name)
+        (raced, winner), *written = await asyncio.gather(
+            _race(store, f"{prefix}.twice", names),
+            *(_create(store, f"{prefix}.order.{part}", names) for part in parts),
+        )
+        ordered = sorted(key for key, _ in written)
+        await asyncio.gather(
+            _require_bytes(store, raced, winner),
+            _require_order(store, f"{prefix}.order", ordered, ordered),
+            _require_order(store, ordered[1], ordered, ordered[2:]),
+        )
+    except BaseException:
+        await clean_up(store, names)
+        raise
+    return names
 
 
-async def _require_create_if_absent(store: ObjectStore, prefix: str, names: list[str]) -> None:
-    key = await _create(store, prefix, FIRST, names)
-    for _ in range(ATTEMPTS_MAX):
-        answer = await store.create(key, SECOND)
-        if isinstance(answer, Created):
+async def clean_up(store: ObjectStore, names: list[str]) -> None:
+    """Remove what a probe left. What stays is harmless, and not worth a start that fails. Cost: one wait."""
+    await asyncio.gather(*(store.delete(name) for name in names), return_exceptions=True)
+
+
+async def _race(store: ObjectStore, prefix: str, names: list[str]) -> tuple[str, bytes]:
+    """Create one name twice at once: exactly one must succeed. Returns the name and the bytes that won."""
+    for attempt in range(ATTEMPTS_MAX):
+        key = f"{prefix}.{attempt}"
+        names.append(key)
+        answers = await asyncio.gather(store.create(key, FIRST), store.create(key, SECOND))
+        created = [data for data, answer in zip((FIRST, SECOND), answers, strict=True) if isinstance(answer, Created)]
+        if len(created) == 2:
             _unfit(store, "it creates an object that exists already: it ignores If-None-Match")
-        if isinstance(answer, Refused):
-            break
-    else:
-        raise Unavailable("the object store did not answer whether it refuses a taken name", url=store.url)
+        if created and any(isinstance(answer, Refused) for answer in answers):
+            return key, created[0]
+    raise Unavailable("the object store did not answer whether it refuses a taken name", url=store.url)
+
+
+async def _require_bytes(store: ObjectStore, key: str, expected: bytes) -> None:
     try:
         data = await store.read(key)
     except NotFound:
         _unfit(store, "an object that it acknowledged cannot be read back")
-    if data != FIRST:
+    if data != expected:
         _unfit(store, "an object that it acknowledged reads back with other bytes")
 
 
-async def _require_order(store: ObjectStore, prefix: str, names: list[str]) -> None:
-    """Three names written out of order must list in order, and a listing must begin behind a given name."""
-    # Their order as numbers, as bytes and as written are three different ones.
-    written = [await _create(store, f"{prefix}.order.{part}", FIRST, names) for part in ("9", "10", "1-")]
-    ordered = sorted(written)
+async def _require_order(store: ObjectStore, after: str, ordered: list[str], expected: list[str]) -> None:
+    """Behind ``after``, the names of ``ordered`` must list in byte order and begin where they should."""
     # Attempts without a clear answer may have left further names between these.
-    limit = len(written) * ATTEMPTS_MAX
-    listed = [row.key for row in await store.list(PREFIX, after=f"{prefix}.order", limit=limit)]
-    if [key for key in listed if key in ordered] != ordered:
-        _unfit(store, "it does not list names in byte order")
-    listed = [row.key for row in await store.list(PREFIX, after=ordered[1], limit=limit)]
-    if [key for key in listed if key in ordered] != ordered[2:]:
-        _unfit(store, "it does not begin a listing behind a given name")
+    limit = len(ordered) * ATTEMPTS_MAX
+    listed = [row.key for row in await store.list(PREFIX, after=after, limit=limit) if row.key in ordered]
+    if listed != expected:
+        early = sorted(listed) == listed and len(listed) > len(expected)
+        wrong = "it does not begin a listing behind a given name" if early else "it does not list names in byte order"
+        _unfit(store, wrong)
 
 
-async def _create(store: ObjectStore, prefix: str, data: bytes, names: list[str]) -> str:
+async def _create(store: ObjectStore, prefix: str, names: list[str]) -> tuple[str, bytes]:
     """Create a name of our own for certain: a fresh one for each attempt whose outcome is not clear."""
     detail = "refused"
     for attempt in range(ATTEMPTS_MAX):
         key = f"{prefix}.{attempt}"
         names.append(key)
-        answer = await store.create(key, data)
+        answer = await store.create(key, FIRST)
         if isinstance(answer, Created):
-            return key
+            return key, FIRST
         if isinstance(answer, Unknown):
             detail = answer.detail
     raise Unavailable("the object store did not create an object", url=store.url, cause=detail)

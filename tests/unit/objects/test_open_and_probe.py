@@ -15,7 +15,7 @@ from holdfast.objects.faults import FaultRates, FaultyObjects, FaultyStore
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.open import open_store
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, ObjectStore
-from holdfast.objects.probe import PREFIX, probe
+from holdfast.objects.probe import PREFIX, clean_up, probe
 
 
 def test_one_name_in_memory_is_one_store() -> None:
@@ -136,8 +136,42 @@ def test_the_probe_never_touches_the_log() -> None:
             assert key.startswith(PREFIX)
             await super().delete(key)
 
-    asyncio.run(probe(Watched(objects)))
+    async def whole() -> None:
+        store = Watched(objects)
+        await clean_up(store, await probe(store))
+
+    asyncio.run(whole())
     assert len(objects) == 1
+
+
+def test_the_probe_takes_two_waits() -> None:
+    class Slow(MemoryStore):
+        """Counts how many rounds of requests follow one another."""
+
+        rounds = 0
+        under_way = 0
+
+        async def _round(self) -> None:
+            self.rounds += not self.under_way
+            self.under_way += 1
+            await asyncio.sleep(0)
+            self.under_way -= 1
+
+        async def create(self, key: str, data: bytes) -> CreateAnswer:
+            await self._round()
+            return await super().create(key, data)
+
+        async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+            await self._round()
+            return await super().read(key, start=start, length=length)
+
+        async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
+            await self._round()
+            return await super().list(prefix, after=after, limit=limit)
+
+    store = Slow()
+    asyncio.run(probe(store))
+    assert store.rounds == 2
 
 
 def test_faults_never_make_a_fit_store_unfit() -> None:
