@@ -22,8 +22,7 @@ from holdfast.commit.transaction import Transaction
 __all__ = ["Attempts", "Ban", "Known", "fingerprint"]
 
 ATTEMPT_BYTES = 320
-"""Estimated bytes of memory per attempt: the id, the record, the dictionary's share
-(``benchmarks/conflict_window.py``)."""
+"""Bytes of memory per attempt: an estimate (the id, the record, the dictionary's share), not a measurement."""
 
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -320,7 +320,7 @@ def decode_header(data: bytes, *, slot: int) -> Header:
 def encode_body(transactions: Iterable[LoggedTransaction], *, compress: bool = False) -> bytes:
     """The Arrow IPC stream of these transactions, empty bytes for none.
 
-    Cost: about 25 microseconds plus 0.4 microseconds a row (measured with ``python -m timeit`` on 100 rows).
+    Cost: O(rows), and a fixed part for the columns and the message.
     """
     version: list[int] = []
     request_id: list[str | None] = []

@@ -18,6 +18,7 @@ asks status. Back-pressure: at most ``WINDOW_ITEMS`` and ``WINDOW_BYTES`` are un
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from typing import Final
@@ -53,7 +54,7 @@ DISCARD_BYTES_MAX: Final = 16 * 1_048_576
 DISCARD_SECONDS_MAX: Final = 2.0
 
 
-class ItemReader:
+class ItemReader(ABC):
     """Cuts a stream of bytes into transactions.
 
     ``take`` gives the whole items that have arrived so far; when one of them is wrong it gives those before it, and
@@ -65,9 +66,9 @@ class ItemReader:
         self.problem: HoldfastError | None = None
         self._kept = bytearray()
 
+    @abstractmethod
     def take(self, part: bytes, *, last: bool = False) -> list[Transaction]:
         """The whole items up to and including ``part``; ``last`` when nothing follows it."""
-        raise NotImplementedError
 
     @property
     def unfinished_bytes(self) -> int:
