@@ -23,9 +23,10 @@ from holdfast.objects.open import open_store
 from holdfast.spark import scan as scan_module
 from holdfast.spark.options import parse_read_options
 from holdfast.spark.plan import plan_read
-from holdfast.spark.scan import BATCH_ROWS, StoreThread, checked_bodies, scan
+from holdfast.spark.scan import BATCH_TRANSACTIONS, checked_objects, scan
 from holdfast.spark.shapes import RowFilter, Shape, arrow_schema, column_names
 from holdfast.spark.source import HoldfastBatchReader, HoldfastDataSource, spark_schema
+from holdfast.spark.store_thread import StoreThread
 
 _names = itertools.count()
 
@@ -161,19 +162,20 @@ def test_tiny_objects_are_coalesced_into_few_record_batches() -> None:
         leader.commit([Write(b"%d" % number, b"v")], [Write(b"%d" % number, b"w")])
     found = batches(stored(builder))
     assert [batch.num_rows for batch in found] == [1800]
-    assert BATCH_ROWS > 1800
+    assert BATCH_TRANSACTIONS >= 1800
 
 
 def test_record_batches_close_at_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan_module, "BATCH_ROWS", 10)
+    monkeypatch.setattr(scan_module, "BATCH_TRANSACTIONS", 3)
     monkeypatch.setattr(scan_module, "BATCH_BYTES", 50_000)
+    monkeypatch.setattr(scan_module, "JOINED_BYTES_MAX", 20_000)
     builder = LogBuilder()
     leader = builder.lead()
     for _ in range(7):
         leader.commit([Write(b"k", b"v")] * 4)
-    leader.commit([Write(b"k", b"v" * 60_000)])
+    leader.commit([Write(b"k", builder.random.randbytes(60_000))])
     leader.commit([Write(b"k", b"v")])
-    assert [batch.num_rows for batch in batches(stored(builder))] == [12, 12, 5, 1]
+    assert [batch.num_rows for batch in batches(stored(builder))] == [12, 12, 4, 1, 1]
 
 
 def test_an_object_that_goes_away_between_planning_and_reading_is_loss() -> None:
@@ -197,9 +199,9 @@ def test_leaving_a_scan_early_stops_its_thread() -> None:
     options = parse_read_options({"url": url})
     with StoreThread(url) as thread:
         pieces = thread.start(lambda store: plan_read(store, options)).result().pieces
-    bodies = checked_bodies(options, pieces[0])
-    next(bodies)
-    bodies.close()
+    objects = checked_objects(options, pieces[0])
+    next(objects)
+    objects.close()
     assert [each.name for each in threading.enumerate() if each.name == "holdfast-store"] == []
 
 

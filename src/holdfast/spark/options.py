@@ -57,6 +57,7 @@ _APPLIES: Final[Mapping[str, frozenset[Shape]]] = {
     "endingVersion": _EVERY_SHAPE,
     "asOfVersion": _EVERY_SHAPE,
     "failOnDataLoss": _EVERY_SHAPE,
+    "verify": frozenset({Shape.OPERATIONS, Shape.TRANSACTIONS}),
     "targetPartitionBytes": _EVERY_SHAPE,
     "kinds": _KEYED,
     "keyPrefix": _KEYED,
@@ -83,6 +84,7 @@ class ReadOptions:
     from_latest: bool = False
     ending_version: int | None = None
     fail_on_data_loss: bool = True
+    verify: bool = True
     target_partition_bytes: int = PARTITION_BYTES_DEFAULT
     kinds: tuple[ItemKind, ...] = OPERATION_KINDS
     key_begin: bytes = b""
@@ -114,6 +116,7 @@ def parse_read_options(given: Mapping[str, str]) -> ReadOptions:
         from_latest=from_latest,
         ending_version=ending,
         fail_on_data_loss=_boolean(options, "failOnDataLoss", default=True),
+        verify=_boolean(options, "verify", default=True),
         target_partition_bytes=_partition_bytes(options),
         kinds=_kinds(options),
         key_begin=key_begin,

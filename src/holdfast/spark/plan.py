@@ -40,7 +40,7 @@ from holdfast.commit.batch import (
     slot_of,
 )
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
-from holdfast.objects.port import ObjectStore
+from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.spark.options import ReadOptions
 from holdfast.values import slot_text
 
@@ -123,7 +123,7 @@ async def plan_read(store: ObjectStore, options: ReadOptions) -> Plan:
     return Plan(_cut(chain, first, past, options.target_partition_bytes), starting, ending)
 
 
-async def read_header(store: ObjectStore, slot: int) -> Header:
+async def read_header(store: ObjectReader, slot: int) -> Header:
     """The header of an object that the plan saw. Raises: CorruptData (also when it has gone), Unavailable."""
     try:
         return decode_header(await store.read(object_name(slot), start=0, length=HEADER_BYTES), slot=slot)

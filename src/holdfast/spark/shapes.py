@@ -27,16 +27,15 @@ import pyarrow.compute as pc
 
 from holdfast.commit.batch import FIRST_SLOT, Header, ItemKind, Kind
 from holdfast.errors import Code, CorruptData
+from holdfast.spark.bodies import Bodies
 from holdfast.values import slot_text
 
 __all__ = [
     "OPERATION_KINDS",
-    "Body",
     "RowFilter",
     "Shape",
     "arrow_schema",
     "batch_rows",
-    "check_versions",
     "column_names",
     "default_columns",
     "operation_rows",
@@ -119,19 +118,11 @@ def _kind_names() -> pa.Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
-    """One live object's header and, for data, its decoded rows."""
-
-    header: Header
-    rows: pa.Table
-
-
-@dataclass(frozen=True, slots=True)
 class RowFilter:
     """Which rows of the read objects are wanted.
 
-    Shape: versions inclusive, None for no bound; keys ``[key_begin, key_end)``, and a range delete is wanted when its
-    range meets that one.
+    Shape: versions and seqs inclusive, None for no bound; keys ``[key_begin, key_end)``, and a range delete is wanted
+    when its range meets that one; ``request_ids`` are the ids wanted, None for all and for no id.
     """
 
     version_min: int | None = None
@@ -139,6 +130,9 @@ class RowFilter:
     kinds: tuple[ItemKind, ...] = OPERATION_KINDS
     key_begin: bytes = b""
     key_end: bytes | None = None
+    seq_min: int | None = None
+    seq_max: int | None = None
+    request_ids: tuple[str, ...] | None = None
 
 
 def column_names(shape: Shape) -> tuple[str, ...]:
@@ -167,37 +161,16 @@ def seq_of(slot: int) -> int:
     return FIRST_SLOT - slot
 
 
-def check_versions(body: Body) -> None:
-    """Raise CorruptData unless the rows keep what the header promises: count, bounds and rising order of versions."""
-    header = body.header
-    if not header.transactions:
-        return
-    versions = _numbers(body.rows["version"])
-    steps = versions[1:] > versions[:-1]
-    fits = (
-        len(versions) > 0
-        and versions[0] == header.first_version
-        and versions[-1] == header.last_version
-        and bool(np.all(versions[1:] >= versions[:-1]))
-        and int(np.count_nonzero(steps)) + 1 == header.transactions
-    )
-    if not fits:
-        raise CorruptData(
-            "rows do not keep the versions of the header", code=Code.CORRUPT_BATCH, slot=slot_text(header.slot)
-        )
-
-
-def operation_rows(bodies: Sequence[Body], columns: Sequence[str], wanted: RowFilter) -> pa.RecordBatch:
+def operation_rows(bodies: Bodies, columns: Sequence[str], wanted: RowFilter) -> pa.RecordBatch:
     """One row per wanted operation of these objects, in log order. Cost: O(rows), in native code."""
-    table = _joined(bodies)
-    selected = _selection(table, wanted)
-    counts = [body.rows.num_rows for body in bodies]
+    table = bodies.rows
+    selected = _selection(bodies, wanted)
 
     def of_row(name: str) -> pa.Array:
         return _filtered(_one(table[name]), selected)
 
     def of_object(values: Callable[[Header], object], kind: pa.DataType) -> pa.Array:
-        return _filtered(_repeated([values(body.header) for body in bodies], counts, kind), selected)
+        return _filtered(_repeated([values(header) for header in bodies.headers], bodies.counts, kind), selected)
 
     def kind_of_row() -> pa.Array:
         return _kind_names().take(of_row("kind"))
@@ -221,47 +194,55 @@ def operation_rows(bodies: Sequence[Body], columns: Sequence[str], wanted: RowFi
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(Shape.OPERATIONS, columns))
 
 
-def transaction_rows(bodies: Sequence[Body], columns: Sequence[str], wanted: RowFilter) -> pa.RecordBatch:
-    """One row per transaction of these objects, its operations as an array. Only version bounds are looked at."""
-    parts = [_transactions_of(body, columns, wanted) for body in bodies if body.header.transactions]
-    return pa.concat_batches(parts) if parts else _empty(columns)
-
-
-def _empty(columns: Sequence[str]) -> pa.RecordBatch:
-    schema = arrow_schema(Shape.TRANSACTIONS, columns)
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
-
-
-def _transactions_of(body: Body, columns: Sequence[str], wanted: RowFilter) -> pa.RecordBatch:
-    header = body.header
-    table = body.rows.combine_chunks()
+def transaction_rows(bodies: Bodies, columns: Sequence[str], wanted: RowFilter) -> pa.RecordBatch:
+    """One row per wanted transaction of these objects, its operations as an array."""
+    table = bodies.rows
     versions = _numbers(table["version"])
     firsts = np.flatnonzero(np.concatenate(([True], versions[1:] != versions[:-1])))
     own = versions[firsts].astype(np.int64)
-    previous = np.concatenate(([header.prev_version], own[:-1]))
-    kept = np.ones(len(own), dtype=np.bool_)
-    if wanted.version_min is not None:
-        kept &= own >= wanted.version_min
-    if wanted.version_max is not None:
-        kept &= own <= wanted.version_max
-    starts = pa.array(firsts)
-    mask = pa.array(kept)
+    # The first transaction of each object; the one before it is in another object, and the header names it.
+    starts = np.searchsorted(firsts, np.cumsum(bodies.counts) - bodies.counts)
+    previous = np.concatenate(([0], own[:-1]))
+    previous[starts] = [header.prev_version for header in bodies.headers]
+    counts = np.diff(np.concatenate((starts, [len(own)])))
+    mask = pa.array(_wanted_transactions(bodies, firsts, own, counts, wanted))
+    rows = pa.array(firsts)
 
-    def constant(value: object, kind: pa.DataType) -> pa.Array:
-        return pa.repeat(pa.scalar(value, kind), len(own))
+    def of_object(values: Callable[[Header], object], kind: pa.DataType) -> pa.Array:
+        return _repeated([values(header) for header in bodies.headers], counts, kind)
 
     makers: Mapping[str, Callable[[], pa.Array]] = {
         "version": lambda: pa.array(own),
         "prev_version": lambda: pa.array(previous, pa.int64()),
-        "seq": lambda: constant(seq_of(header.slot), pa.int64()),
-        "request_id": lambda: _one(table["request_id"]).take(starts),
-        "read_version": lambda: _one(table["read_version"]).take(starts).cast(pa.int64()),
+        "seq": lambda: of_object(lambda header: seq_of(header.slot), pa.int64()),
+        "request_id": lambda: _one(table["request_id"]).take(rows),
+        "read_version": lambda: _one(table["read_version"]).take(rows).cast(pa.int64()),
         "operations": lambda: _operation_lists(table, firsts),
-        "timestamp": lambda: constant(header.time_ms * 1000, _TIMESTAMP),
-        "leader_id": lambda: constant(header.leader_id.hex(), pa.string()),
+        "timestamp": lambda: of_object(lambda header: header.time_ms * 1000, _TIMESTAMP),
+        "leader_id": lambda: of_object(lambda header: header.leader_id.hex(), pa.string()),
     }
     arrays = [makers[name]().filter(mask) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(Shape.TRANSACTIONS, columns))
+
+
+def _wanted_transactions(
+    bodies: Bodies,
+    firsts: npt.NDArray[np.int64],
+    versions: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
+    wanted: RowFilter,
+) -> npt.NDArray[np.bool_]:
+    mask: npt.NDArray[np.bool_] = np.ones(len(versions), dtype=np.bool_)
+    if wanted.version_min is not None:
+        mask &= versions >= wanted.version_min
+    if wanted.version_max is not None:
+        mask &= versions <= wanted.version_max
+    if wanted.seq_min is not None or wanted.seq_max is not None:
+        mask &= np.repeat(_wanted_objects(bodies.headers, wanted), counts)
+    if wanted.request_ids is not None:
+        ids = _one(bodies.rows["request_id"]).take(pa.array(firsts))
+        mask &= _is_in(ids, wanted.request_ids)
+    return mask
 
 
 def _operation_lists(table: pa.Table, firsts: npt.NDArray[np.int64]) -> pa.Array:
@@ -282,8 +263,12 @@ def _operation_lists(table: pa.Table, firsts: npt.NDArray[np.int64]) -> pa.Array
     return pa.ListArray.from_arrays(pa.array(offsets), values, type=_COLUMNS[Shape.TRANSACTIONS]["operations"])
 
 
-def batch_rows(headers: Sequence[Header], columns: Sequence[str]) -> pa.RecordBatch:
-    """One row per live object, claims and resign records included, from the headers alone."""
+def batch_rows(headers: Sequence[Header], columns: Sequence[str], wanted: RowFilter) -> pa.RecordBatch:
+    """One row per wanted live object, claims and resign records included, from the headers alone.
+
+    Versions are not looked at: which objects a version bound picks is the plan's decision.
+    """
+    headers = [header for header, kept in zip(headers, _wanted_objects(headers, wanted), strict=True) if kept]
     makers: Mapping[str, Callable[[Header], object]] = {
         "seq": lambda header: seq_of(header.slot),
         "slot": lambda header: slot_text(header.slot),
@@ -308,10 +293,6 @@ def batch_rows(headers: Sequence[Header], columns: Sequence[str]) -> pa.RecordBa
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _joined(bodies: Sequence[Body]) -> pa.Table:
-    return pa.concat_tables([body.rows for body in bodies]).combine_chunks()
-
-
 def _one(column: pa.ChunkedArray) -> pa.Array:
     """A column as a single array; after ``combine_chunks`` that copies nothing."""
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
@@ -326,7 +307,7 @@ def _filtered(array: pa.Array, selected: pa.Array | None) -> pa.Array:
     return array if selected is None else array.filter(selected)
 
 
-def _repeated(values: Sequence[object], counts: Sequence[int], kind: pa.DataType) -> pa.Array:
+def _repeated(values: Sequence[object], counts: Sequence[int] | npt.NDArray[np.int64], kind: pa.DataType) -> pa.Array:
     rows = np.repeat(np.arange(len(counts)), np.asarray(counts, dtype=np.int64))
     return pa.array(values, kind).take(pa.array(rows))
 
@@ -341,8 +322,22 @@ def _positions(table: pa.Table) -> pa.Array:
     return pa.array((before - before[starts]).astype(np.int32)) if len(versions) else pa.array([], pa.int32())
 
 
-def _selection(table: pa.Table, wanted: RowFilter) -> pa.Array | None:
+def _wanted_objects(headers: Sequence[Header], wanted: RowFilter) -> npt.NDArray[np.bool_]:
+    low = 0 if wanted.seq_min is None else wanted.seq_min
+    high = FIRST_SLOT if wanted.seq_max is None else wanted.seq_max
+    return np.fromiter((low <= seq_of(header.slot) <= high for header in headers), dtype=np.bool_, count=len(headers))
+
+
+def _is_in(texts: pa.Array, wanted: Sequence[str]) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = pc.is_in(texts, value_set=pa.array(wanted, pa.string())).to_numpy(
+        zero_copy_only=False
+    )
+    return found
+
+
+def _selection(bodies: Bodies, wanted: RowFilter) -> pa.Array | None:
     """The mask of wanted rows, or None when that is all of them."""
+    table = bodies.rows
     kinds = _numbers(table["kind"])
     if len(kinds) == 0:
         return None
@@ -354,6 +349,10 @@ def _selection(table: pa.Table, wanted: RowFilter) -> pa.Array | None:
         mask &= versions >= (wanted.version_min or 0)
         if wanted.version_max is not None:
             mask &= versions <= wanted.version_max
+    if wanted.seq_min is not None or wanted.seq_max is not None:
+        mask &= np.repeat(_wanted_objects(bodies.headers, wanted), bodies.counts)
+    if wanted.request_ids is not None:
+        mask &= _is_in(_one(table["request_id"]), wanted.request_ids)
     if wanted.key_begin or wanted.key_end is not None:
         mask &= _in_key_range(table, kinds, wanted)
     return None if mask.all() else pa.array(mask)
