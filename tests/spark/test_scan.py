@@ -167,8 +167,8 @@ def test_tiny_objects_are_coalesced_into_few_record_batches() -> None:
 
 def test_record_batches_close_at_their_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan_module, "BATCH_TRANSACTIONS", 3)
-    monkeypatch.setattr(scan_module, "BATCH_BYTES", 50_000)
-    monkeypatch.setattr(scan_module, "JOINED_BYTES_MAX", 20_000)
+    monkeypatch.setattr(scan_module, "BATCH_BYTES", 500_000)
+    monkeypatch.setattr(scan_module, "JOINED_BYTES_MAX", 50_000)
     builder = LogBuilder()
     leader = builder.lead()
     for _ in range(7):
