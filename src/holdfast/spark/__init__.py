@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.spark.latest import last_version, materialise_latest
+    from holdfast.spark.pipeline.state import last_version, materialise_latest
     from holdfast.spark.source import HoldfastDataSource
     from holdfast.spark.spark_session import find_java, session
 
@@ -24,8 +24,8 @@ __all__ = ["HoldfastDataSource", "find_java", "last_version", "materialise_lates
 _HOMES = {
     "HoldfastDataSource": "source",
     "find_java": "spark_session",
-    "last_version": "latest",
-    "materialise_latest": "latest",
+    "last_version": "pipeline.state",
+    "materialise_latest": "pipeline.state",
     "session": "spark_session",
 }
 

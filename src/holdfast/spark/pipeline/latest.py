@@ -1,0 +1,122 @@
+"""``latest``: the newest value of every key as a Delta table, kept up to date by rewriting the buckets that changed.
+
+Owns: the table's columns and the merge of a bucket with the operations of a step, exact with deletes and range deletes.
+Does not own: buckets and their tasks (``buckets``), the commit (``delta_output``).
+
+Columns: ``key`` and ``value`` raw bytes, ``version`` that wrote the value, ``bucket`` (the partition). One row a key;
+files are sorted by key. Because every step continues exactly where the last ended, no tombstones are needed.
+
+Why not a merge of the table library: it joins on the driver, which does not scale out, and reads the table's whole key
+column. Here a step costs the buckets it touches, in as many tasks.
+
+Failure model: as the runner's.
+"""
+
+# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+from holdfast.spark.pipeline.buckets import BucketPart, bucket_count, in_buckets, rewrite_buckets
+from holdfast.spark.pipeline.coverage import Coverage, Place, RangeDeleted
+from holdfast.spark.pipeline.delta_output import DeltaOutput
+from holdfast.spark.pipeline.increments import Increment
+from holdfast.spark.pipeline.log_changes import read_increment
+from holdfast.spark.pipeline.runner import StepResult
+from holdfast.spark.pipeline.table_location import table_location
+
+__all__ = ["Latest", "merge_latest", "ranges_of"]
+
+COLUMNS: Final = "version,position,kind,key,end,value"
+ROWS: Final = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary()), pa.field("version", pa.int64())])
+SCHEMA: Final = ROWS.append(pa.field("bucket", pa.int32()))
+
+
+class Latest:
+    """The newest value of every key of the log at ``log_url`` in the Delta table at ``output_url``.
+
+    ``buckets`` counts when the table is made; None sizes it by the first step's share of the log.
+    """
+
+    name = "latest"
+
+    def __init__(self, spark: SparkSession, log_url: str, output_url: str, *, buckets: int | None = None) -> None:
+        self._spark = spark
+        self._log_url = log_url
+        self._output = DeltaOutput(table_location(output_url), self.name, SCHEMA, ("bucket",))
+        self._buckets = buckets
+        self._log_id = ""
+
+    def offset(self, log_id: str) -> int:
+        """As ``Job``."""
+        self._log_id = log_id
+        return self._output.offset(log_id)
+
+    def advance(self, increment: Increment) -> StepResult:
+        """As ``Job``."""
+        wanted = self._buckets or bucket_count(increment.log_bytes + increment.behind_bytes)
+        state = self._output.open(self._log_id, {"buckets": wanted})
+        state.require(increment.after)
+        live = state.files()
+        operations = read_increment(self._spark, self._log_url, increment, COLUMNS)
+        placed = in_buckets(operations, state.settings["buckets"])
+        told = rewrite_buckets(placed, self._output.location.url, live, merge_latest, ("version",))
+        touched = {file.partition["bucket"] for file in told}
+        removed = [file for file in live if file.partition["bucket"] in touched]
+        added = [file for file in told if file.path is not None]
+        self._output.commit(state, increment.through, added, removed)
+        return StepResult(
+            rows=sum(file.rows for file in added),
+            files_added=len(added),
+            files_removed=len(removed),
+            bytes_written=sum(file.size for file in added),
+        )
+
+
+def merge_latest(current: pa.Table | None, changes: pa.Table) -> Sequence[BucketPart]:
+    """A bucket's rows after ``changes``, sorted by key.
+
+    Shape: ``changes`` has version, position, kind, key, end, value, in no order; all of them are newer than every row
+    of ``current``. Cost: O(n log n) in native code, and a Python step per row when there are range deletes.
+    """
+    is_range = pc.equal(changes["kind"], "range_delete")
+    points = changes.filter(pc.invert(is_range)).sort_by([("version", "ascending"), ("position", "ascending")])
+    both = pa.table(
+        {
+            "key": points["key"],
+            "value": points["value"],
+            "version": points["version"],
+            "position": points["position"],
+            "lives": pc.equal(points["kind"], "write"),
+        }
+    )
+    if current is not None:
+        before = current.select(["key", "value", "version"])
+        before = before.append_column("position", pa.repeat(pa.scalar(-1, pa.int32()), before.num_rows))
+        both = pa.concat_tables([before.append_column("lives", pa.repeat(True, before.num_rows)), both])
+    # Rows stand in the order of time now, so of each key the last row is the newest.
+    places = both.select(["key"]).append_column("place", pa.array(np.arange(both.num_rows)))
+    newest = places.group_by("key").aggregate([("place", "max")])["place_max"]
+    kept = both.take(newest)
+    kept = kept.filter(kept["lives"])
+    ranges = ranges_of(changes.filter(is_range))
+    if ranges:
+        coverage = Coverage.of(ranges)
+        stand = map(Place, kept["version"].to_pylist(), kept["position"].to_pylist())
+        alive = [not coverage.deletes(key, at) for key, at in zip(kept["key"].to_pylist(), stand, strict=True)]
+        kept = kept.filter(pa.array(alive, pa.bool_()))
+    return [BucketPart(kept.select(ROWS.names).sort_by("key").cast(ROWS), {})]
+
+
+def ranges_of(deletes: pa.Table) -> list[RangeDeleted]:
+    """The range deletes among operations."""
+    columns = (deletes[name].to_pylist() for name in ("key", "end", "version", "position"))
+    return [RangeDeleted(key, end, Place(version, at)) for key, end, version, at in zip(*columns, strict=True)]

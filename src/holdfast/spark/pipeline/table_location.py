@@ -1,0 +1,95 @@
+"""From the URL of a table to what its two readers need: deltalake, and the object store that holds its files.
+
+Owns: that translation. Does not own: the forms of a URL (``objects.open``), credentials (the environment's).
+
+A table lives where a log may live: ``file:///path``, ``s3://bucket/prefix?region=..&endpoint=..``, ``gs://..``,
+``az://..``. The same URL opens the Delta log through deltalake and the data files through ``holdfast.objects``, with
+the same settings, so both see one place. Nothing here carries a secret: plans and job descriptions may show it.
+
+Failure model: a URL that is wrong raises InvalidRequest before anything is touched.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from holdfast.errors import Code, InvalidRequest
+from holdfast.objects.directory import DirectoryStore
+from holdfast.objects.open import open_store
+from holdfast.objects.port import ObjectStore
+
+__all__ = ["TableLocation", "open_table_store", "table_location"]
+
+UPLOAD_TIMEOUT_MS: Final = 120_000
+"""A table's file is up to a few hundred megabytes, in one request: only a whole file may ever be seen."""
+CONNECTIONS_MAX: Final = 8
+
+_S3_OPTIONS: Final[Mapping[str, str]] = {
+    "region": "AWS_REGION",
+    "endpoint": "AWS_ENDPOINT_URL",
+    "virtual_hosted_style": "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TableLocation:
+    """Where a table is. ``url`` is ours, ``uri`` and ``options`` are what deltalake takes."""
+
+    url: str
+    uri: str
+    options: Mapping[str, str]
+
+
+def table_location(url: str) -> TableLocation:
+    """The place that ``url`` names. Raises: InvalidRequest.
+
+    >>> table_location("s3://lake/latest?region=eu-central-1").uri
+    's3://lake/latest'
+    """
+    parts = urlsplit(url)
+    settings = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if parts.password is not None:
+        raise InvalidRequest(
+            "the URL of a table carries a password", code=Code.BAD_CONFIGURATION, hint="credentials: the environment"
+        )
+    match parts.scheme.lower():
+        case "file" if parts.path and not parts.query:
+            return TableLocation(url, os.path.abspath(unquote(parts.path)), {})
+        case "s3" if parts.netloc:
+            options = {_S3_OPTIONS[name]: value for name, value in settings.items() if name in _S3_OPTIONS}
+            endpoint = settings.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT")
+            if endpoint is not None and endpoint.startswith("http://"):
+                options["AWS_ALLOW_HTTP"] = "true"
+            # Two commits of one number must not both win: the second is refused by the store itself.
+            options["AWS_CONDITIONAL_PUT"] = "etag"
+            return TableLocation(url, f"s3://{parts.netloc}{parts.path}".rstrip("/"), options)
+        case "gs" if parts.netloc:
+            return TableLocation(url, f"gs://{parts.netloc}{parts.path}".rstrip("/"), {})
+        case "az" if parts.netloc:
+            account = {"AZURE_STORAGE_ACCOUNT_NAME": settings["account"]} if "account" in settings else {}
+            return TableLocation(url, f"az://{parts.netloc}{parts.path}".rstrip("/"), account)
+        case _:
+            raise InvalidRequest(
+                "not the URL of a table",
+                code=Code.BAD_CONFIGURATION,
+                hint="use file:///path, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
+                url=url.partition("?")[0],
+            )
+
+
+def open_table_store(url: str) -> ObjectStore:
+    """The object store of the table at ``url``, ready on the running event loop; an absent directory is made.
+
+    Raises: InvalidRequest, Unavailable.
+    """
+    if url.partition(":")[0].lower() == "file":
+        root = Path(table_location(url).uri)
+        DirectoryStore.open(root, create_missing=True)
+        # A task moves one file at a time; the pools of a leader would only cost processes.
+        return DirectoryStore(root, writers=1, readers=1)
+    return open_store(url, request_timeout_ms=UPLOAD_TIMEOUT_MS, connections_max=CONNECTIONS_MAX)

@@ -1,0 +1,96 @@
+"""The tables of pipelines against the plain reading of the same log: content, increments, exactly once."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from tests.spark.log_builder import LogBuilder, latest_plainly, random_log, read_plainly
+from tests.spark.plain import operation_rows
+
+from holdfast.commit.transaction import Delete, RangeDelete, Write
+from holdfast.errors import Conflict, InvalidRequest, Unavailable
+from holdfast.spark.pipeline import Changes, History, Latest, Schedule, run_pipeline
+from holdfast.spark.pipeline.delta_output import DeltaOutput
+from holdfast.spark.pipeline.runner import Job, RunReport, StepReport
+
+Kind = type[Changes] | type[Latest] | type[History]
+KINDS: list[Kind] = [Changes, Latest, History]
+SMALL_STEP = 60_000
+
+
+def history_plainly(builder: LogBuilder) -> list[tuple[bytes, bytes, int, int | None]]:
+    """Every value of every key with the versions between which it was the newest, from states one after another."""
+    ended: list[tuple[bytes, bytes, int, int | None]] = []
+    state: dict[bytes, tuple[bytes, int]] = {}
+    for batch in read_plainly(builder.objects):
+        for txn in batch.transactions:
+            before = dict(state)
+            for operation in txn.operations:
+                match operation:
+                    case Write(key, value):
+                        state[key] = (value, txn.version)
+                    case Delete(key):
+                        state.pop(key, None)
+                    case RangeDelete(begin, end):
+                        for key in [key for key in state if begin <= key and (end is None or key < end)]:
+                            del state[key]
+            ended += [(k, *before[k], txn.version) for k in before if state.get(k) != before[k]]
+    return sorted([*ended, *((k, *held, None) for k, held in state.items())], key=repr)
+
+
+def opened(path: Path) -> pa.Table:
+    return pa.table(DeltaTable(str(path)).to_pyarrow_table())
+
+
+def content(kind: Kind, path: Path) -> object:
+    table = opened(path)
+    if kind is Latest:
+        rows = list(zip(table["key"].to_pylist(), table["value"].to_pylist(), table["version"].to_pylist(), strict=True))
+        found = {key: (value, version) for key, value, version in rows}
+        assert len(found) == len(rows), "one row a key"
+        return found
+    if kind is History:
+        names = ("key", "value", "valid_from", "valid_to")
+        assert table["is_current"].to_pylist() == [each is None for each in table["valid_to"].to_pylist()]
+        return sorted(zip(*(table[name].to_pylist() for name in names), strict=True), key=repr)
+    names = ("version", "position", "kind", "key", "end", "value", "request_id")
+    return sorted(zip(*(table[name].to_pylist() for name in names), strict=True), key=lambda row: row[:2])
+
+
+def expected(kind: Kind, builder: LogBuilder) -> object:
+    if kind is Latest:
+        return latest_plainly(builder.objects)
+    if kind is History:
+        return history_plainly(builder)
+    names = ("version", "position", "kind", "key", "end", "value", "request_id")
+    rows = [tuple(row[name] for name in names) for row in operation_rows(read_plainly(builder.objects))]
+    return sorted(rows, key=lambda row: row[:2])
+
+
+def job(spark: SparkSession, kind: Kind, log: str, output: Path) -> Job:
+    if kind is Changes:
+        return Changes(spark, log, output.as_uri())
+    return kind(spark, log, output.as_uri(), buckets=3)  # type: ignore[call-arg]
+
+
+def run(spark: SparkSession, kind: Kind, log: str, output: Path, *, step_bytes: int = 2**30) -> RunReport:
+    return run_pipeline(job(spark, kind, log, output), log, output.as_uri(), step_bytes=step_bytes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_grown_step_by_step_equals_the_plain_reading(spark: SparkSession, tmp_path: Path, kind: Kind) -> None:
+    builder = random_log(21, reigns=6, batches=14)
+    log = builder.write_to(tmp_path / "log")
+    report = run(spark, kind, log, tmp_path / "table", step_bytes=SMALL_STEP)
+    assert report.step_count > 3, "the log takes several steps"
+    assert report.version == report.head_version and report.behind_bytes == 0
+    assert content(kind, tmp_path / "table") == expected(kind, builder)
+    again = run(spark, kind, log, tmp_path / "table")
+    assert again.step_count == 0 and again.started_at == report.version, "nothing new, nothing done"
