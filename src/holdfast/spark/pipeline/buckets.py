@@ -70,7 +70,8 @@ def rewrite_buckets(
 ) -> list[NewFile]:
     """Rewrite every bucket that ``operations`` (made by ``in_buckets``) touch. Runs the tasks.
 
-    ``live`` are the files that a bucket's rewriting replaces, ``statistics`` the columns to give bounds of. The answer names every touched bucket, also those that
+    ``live`` are the files that a bucket's rewriting replaces, ``statistics`` the columns to give bounds of. The answer
+    names every touched bucket, also those that
     became empty. Raises: what tasks raise, as Spark's error.
     """
     paths: dict[int, list[str]] = {}

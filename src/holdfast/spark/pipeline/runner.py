@@ -76,6 +76,21 @@ class StepReport:
     result: StepResult
     seconds: float
 
+    def fields(self) -> dict[str, object]:
+        """The step by name."""
+        return {
+            "version": self.through,
+            "behind_versions": max(0, self.head_version - self.through),
+            "behind_bytes": self.behind_bytes,
+            "objects": self.objects,
+            "log_bytes": self.log_bytes,
+            "rows": self.result.rows,
+            "files_added": self.result.files_added,
+            "files_removed": self.result.files_removed,
+            "bytes_written": self.result.bytes_written,
+            "seconds": round(self.seconds, 3),
+        }
+
 
 @dataclass(slots=True)
 class RunReport:
@@ -164,7 +179,7 @@ def run_pipeline(
     log_url: str,
     output_url: str,
     *,
-    schedule: Schedule = Schedule(),  # noqa: B008 - frozen
+    schedule: Schedule = Schedule(),
     step_bytes: int = STEP_BYTES_DEFAULT,
     stop: Event | None = None,
     progress: Callable[[StepReport], None] | None = None,

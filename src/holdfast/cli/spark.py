@@ -1,0 +1,186 @@
+"""``holdfast spark``: pipelines that make tables and files of a log, one command each.
+
+Owns: the options of every pipeline, what is printed while it runs and at its end. Does not own: what they do
+(``holdfast.spark.pipeline``), which is loaded when one of them runs, so that other commands start without Spark.
+
+Failure model: a run may be killed anywhere and started again; what it had committed stays, and nothing is done twice.
+SIGINT and SIGTERM end a run after the step under way.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from threading import Event
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from holdfast.cli.exits import Exit
+from holdfast.cli.options import JsonOption
+from holdfast.cli.output import print_fields, print_json, print_line, print_table
+from holdfast.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    # The one name that cli knows of spark: see the contract "tops" in pyproject.toml.
+    from holdfast.spark.pipeline.command import Command, Made, Told
+
+__all__ = ["commands"]
+
+commands = typer.Typer(no_args_is_help=True, help="Tables and files made of a log by Spark.", rich_markup_mode=None)
+
+LogOption: TypeAlias = Annotated[str, typer.Option("--log", help="The log: file:, s3:, gs: or az:.")]
+ToOption: TypeAlias = Annotated[str, typer.Option("--to", help="Where the output lives: file:, s3:, gs: or az:.")]
+MasterOption: TypeAlias = Annotated[
+    str | None, typer.Option("--master", help="Spark master; every core of this machine by default.")
+]
+RemoteOption: TypeAlias = Annotated[
+    str | None, typer.Option("--remote", help="Spark Connect address, sc://HOST:PORT, instead of a master.")
+]
+ConfOption: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="Set a Spark setting; repeatable.")
+]
+OnceOption: TypeAlias = Annotated[bool, typer.Option("--once", help="Stop at the head of the log (the default).")]
+EveryOption: TypeAlias = Annotated[
+    float | None, typer.Option("--every", metavar="SECONDS", help="Go on for ever, looking again so often.")
+]
+UntilOption: TypeAlias = Annotated[
+    int | None, typer.Option("--until", min=0, metavar="VERSION", help="Go on until this version is in; then stop.")
+]
+StepOption: TypeAlias = Annotated[
+    int | None, typer.Option("--step-bytes", min=1, help="How much of the log a step reads; 512 MiB by default.")
+]
+BucketsOption: TypeAlias = Annotated[
+    int | None, typer.Option("--buckets", min=1, max=4096, help="Buckets of a new table; by the log's size by default.")
+]
+
+
+@commands.command()
+def changes(
+    log: LogOption,
+    to: ToOption,
+    master: MasterOption = None,
+    remote: RemoteOption = None,
+    conf: ConfOption = None,
+    once: OnceOption = False,
+    every: EveryOption = None,
+    until: UntilOption = None,
+    step_bytes: StepOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Every operation of the log, once, in an append-only Delta table partitioned by day."""
+    command = _command("changes", log, to, master, remote, conf)
+    _run(command, once, every, until, {"step_bytes": step_bytes}, as_json=as_json)
+
+
+@commands.command()
+def latest(
+    log: LogOption,
+    to: ToOption,
+    master: MasterOption = None,
+    remote: RemoteOption = None,
+    conf: ConfOption = None,
+    once: OnceOption = False,
+    every: EveryOption = None,
+    until: UntilOption = None,
+    step_bytes: StepOption = None,
+    buckets: BucketsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The newest value of every key, in a Delta table that is kept up to date."""
+    command = _command("latest", log, to, master, remote, conf)
+    _run(command, once, every, until, {"step_bytes": step_bytes, "buckets": buckets}, as_json=as_json)
+
+
+@commands.command()
+def history(
+    log: LogOption,
+    to: ToOption,
+    master: MasterOption = None,
+    remote: RemoteOption = None,
+    conf: ConfOption = None,
+    once: OnceOption = False,
+    every: EveryOption = None,
+    until: UntilOption = None,
+    step_bytes: StepOption = None,
+    buckets: BucketsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Every value that every key ever had, with the versions between which it was the newest, in a Delta table."""
+    command = _command("history", log, to, master, remote, conf)
+    _run(command, once, every, until, {"step_bytes": step_bytes, "buckets": buckets}, as_json=as_json)
+
+
+def _command(name: str, log: str, to: str, master: str | None, remote: str | None, conf: list[str] | None) -> Command:
+    from holdfast.spark.pipeline.command import Command
+
+    settings: dict[str, str] = {}
+    for item in conf or ():
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise InvalidRequest(f"--conf needs KEY=VALUE, for example --conf spark.executor.memory=8g, and got {item}")
+        settings[key.strip()] = value.strip()
+    return Command(name, log, to, master=master, remote=remote, conf=settings)
+
+
+def _run(
+    command: Command,
+    once: bool,
+    every: float | None,
+    until: int | None,
+    options: Mapping[str, int | None],
+    *,
+    as_json: bool,
+) -> None:
+    if once + (every is not None) + (until is not None) > 1:
+        raise InvalidRequest("--once, --every and --until each say when to stop: give one of them")
+    given = {name: value for name, value in options.items() if value is not None}
+    made = command.run(
+        every_seconds=every, until=until, options=given, stopping=_stopped_by_signals, told=_told(as_json=as_json)
+    )
+    _print_made(made, as_json=as_json)
+    if not made.is_good:
+        raise typer.Exit(Exit.DAMAGED)
+
+
+def _told(*, as_json: bool) -> Told:
+    def tell(fields: Mapping[str, object]) -> None:
+        if as_json:
+            print_json({"step": fields})
+            sys.stdout.flush()
+        else:
+            sys.stderr.write("  ".join(f"{name}={value}" for name, value in fields.items()) + "\n")
+
+    return tell
+
+
+def _print_made(made: Made, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"report": made.fields, "findings": made.findings})
+        return
+    print_fields(made.fields)
+    if made.findings:
+        print_line("")
+        names = list(made.findings[0])
+        print_table(names, [[str(row[name]) for name in names] for row in made.findings])
+
+
+@contextmanager
+def _stopped_by_signals() -> Generator[Event]:
+    """An event that SIGINT and SIGTERM set. The runner looks at it between steps; a second signal ends the process."""
+    stop = Event()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        del frame
+        stop.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,128 @@
+"""What ``holdfast spark NAME`` runs: a session, the pipeline of that name, and what came of it as plain values.
+
+Owns: the list of pipelines by name, and the session around one run. Does not own: options and printing (``cli``),
+the pipelines.
+
+Failure model: raises what the session and the pipeline raise. The session is stopped whatever happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Final, TypeAlias
+
+from pyspark.sql import SparkSession
+
+from holdfast.errors import Code, InvalidRequest
+from holdfast.spark.pipeline.changes import Changes
+from holdfast.spark.pipeline.history import History
+from holdfast.spark.pipeline.latest import Latest
+from holdfast.spark.pipeline.runner import STEP_BYTES_DEFAULT, Job, Schedule, StepReport, run_pipeline
+from holdfast.spark.spark_session import session
+
+__all__ = ["Command", "Made", "Running", "Told"]
+
+Told: TypeAlias = Callable[[Mapping[str, object]], None]
+"""Hears of every committed step: names and numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a run made. ``is_good`` is False when an audit found damage, which ``findings`` then lists."""
+
+    fields: Mapping[str, object]
+    findings: Sequence[Mapping[str, object]] = ()
+    is_good: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """How a run goes: its schedule, the pipeline's own numbers, whom to tell, and what ends it early."""
+
+    schedule: Schedule
+    options: Mapping[str, int]
+    told: Told
+    stop: Event
+
+    @property
+    def step_bytes(self) -> int:
+        """How much of the log one step reads."""
+        return self.options.get("step_bytes", STEP_BYTES_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One pipeline by name, its log, its output, and the Spark it runs on (every core of this machine by default)."""
+
+    name: str
+    log: str
+    to: str
+    master: str | None = None
+    remote: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def run(
+        self,
+        *,
+        every_seconds: float | None,
+        until: int | None,
+        options: Mapping[str, int],
+        stopping: Callable[[], AbstractContextManager[Event]],
+        told: Told,
+    ) -> Made:
+        """Run it. ``stopping`` is entered once Spark runs, because Spark takes the signals of its process for itself.
+
+        Raises: InvalidRequest, NotFound, CorruptData, Unavailable.
+        """
+        if self.name not in _PIPELINES:
+            raise InvalidRequest(f"there is no pipeline {self.name!r}", code=Code.BAD_CONFIGURATION)
+        schedule = Schedule(every_seconds, until)
+        presets = {"spark.log.level": "ERROR", "spark.sql.session.timeZone": "UTC"}
+        spark = session(f"holdfast {self.name}", master=self.master, remote=self.remote, conf={**presets, **self.conf})
+        try:
+            with stopping() as stop:
+                return _PIPELINES[self.name](spark, self, Running(schedule, options, told, stop))
+        finally:
+            spark.stop()
+
+
+def _incremental(spark: SparkSession, command: Command, running: Running, job: Job) -> Made:
+    del spark
+
+    def tell(step: StepReport) -> None:
+        running.told(step.fields())
+
+    report = run_pipeline(
+        job,
+        command.log,
+        command.to,
+        schedule=running.schedule,
+        step_bytes=running.step_bytes,
+        stop=running.stop,
+        progress=tell,
+    )
+    return Made(report.fields())
+
+
+def _changes(spark: SparkSession, command: Command, running: Running) -> Made:
+    return _incremental(spark, command, running, Changes(spark, command.log, command.to))
+
+
+def _latest(spark: SparkSession, command: Command, running: Running) -> Made:
+    job = Latest(spark, command.log, command.to, buckets=running.options.get("buckets"))
+    return _incremental(spark, command, running, job)
+
+
+def _history(spark: SparkSession, command: Command, running: Running) -> Made:
+    job = History(spark, command.log, command.to, buckets=running.options.get("buckets"))
+    return _incremental(spark, command, running, job)
+
+
+_PIPELINES: Final[Mapping[str, Callable[[SparkSession, Command, Running], Made]]] = {
+    "changes": _changes,
+    "latest": _latest,
+    "history": _history,
+}
