@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.commit.batch import (
+    BODY_SCHEMA,
     FIRST_SLOT,
     Header,
     Kind,
@@ -103,6 +105,23 @@ def whole(transactions: list[LoggedTransaction], *, compress: bool) -> bytes:
         flags=int(compress and bool(transactions)),
     )
     return encode_object(header, encode_body(transactions, compress=compress))
+
+
+@given(logged())
+def test_an_arrow_library_finds_any_body_valid_and_no_larger_than_its_own(
+    transactions: list[LoggedTransaction],
+) -> None:
+    stream = encode_body(transactions)
+    if not stream:
+        return
+    table = pa.ipc.open_stream(stream).read_all()
+    table.validate(full=True)
+    assert table.schema.equals(BODY_SCHEMA)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, BODY_SCHEMA) as writer:
+        writer.write_table(table)
+    assert pa.ipc.open_stream(sink.getvalue()).read_all().equals(table)
+    assert len(stream) <= sink.getvalue().size
 
 
 @given(logged(), st.booleans())

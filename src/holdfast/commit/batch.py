@@ -50,16 +50,16 @@ from __future__ import annotations
 
 import struct
 import zlib
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Final
 
 import pyarrow as pa
 from msgspec import Struct
 
+from holdfast.commit.body_stream import END_OF_STREAM, encode_record_batch
 from holdfast.commit.transaction import Delete, Operation, PointRead, Precondition, RangeDelete, RangeRead, Write
 from holdfast.errors import Code, CorruptData
 from holdfast.values import LeaderId, LogId, Slot, Version, parse_slot, slot_text
@@ -136,7 +136,6 @@ BODY_SCHEMA: Final = pa.schema(
     ]
 )
 _SCHEMA_MESSAGE: Final[bytes] = BODY_SCHEMA.serialize().to_pybytes()
-_END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
@@ -320,100 +319,18 @@ def decode_header(data: bytes, *, slot: int) -> Header:
 def encode_body(transactions: Iterable[LoggedTransaction], *, compress: bool = False) -> bytes:
     """The Arrow IPC stream of these transactions, empty bytes for none.
 
-    Cost: O(rows), and a fixed part for the columns and the message.
+    Cost: O(rows); compressing reads the stream back once.
     """
-    version: list[int] = []
-    request_id: list[str | None] = []
-    read_version: list[int | None] = []
-    kind: list[int] = []
-    key: list[bytes] = []
-    end: list[bytes | None] = []
-    value: list[bytes | None] = []
-    at: list[int | None] = []
-    for txn in transactions:
-        rows = 0
-        for read in txn.preconditions:
-            rows += 1
-            if type(read) is PointRead:
-                kind.append(3)
-                key.append(read.key)
-                end.append(None)
-            else:
-                assert type(read) is RangeRead, "a precondition is a point read or a range read"
-                kind.append(4)
-                key.append(read.begin)
-                end.append(read.end)
-            value.append(None)
-            at.append(read.version)
-        for operation in txn.operations:
-            rows += 1
-            at.append(None)
-            if type(operation) is Write:
-                kind.append(0)
-                key.append(operation.key)
-                end.append(None)
-                value.append(operation.value)
-            elif type(operation) is Delete:
-                kind.append(1)
-                key.append(operation.key)
-                end.append(None)
-                value.append(None)
-            else:
-                assert type(operation) is RangeDelete, "an operation is a write, a delete or a range delete"
-                kind.append(2)
-                key.append(operation.begin)
-                end.append(operation.end)
-                value.append(None)
-        if rows == 1:
-            version.append(txn.version)
-            request_id.append(txn.request_id)
-            read_version.append(txn.read_version)
-        else:
-            version += [txn.version] * rows
-            request_id += [txn.request_id] * rows
-            read_version += [txn.read_version] * rows
-    if not version:
+    message = encode_record_batch(transactions)
+    if not message:
         return b""
-    rows = len(version)
-    columns = [
-        _numbers(version),
-        _optional(request_id, rows, pa.utf8()),
-        _optional(read_version, rows, pa.uint64()),
-        pa.Array.from_buffers(pa.uint8(), rows, [None, pa.py_buffer(bytes(kind))]),
-        _texts(key),
-        _optional(end, rows, pa.binary()),
-        _optional(value, rows, pa.large_binary()),
-        _optional(at, rows, pa.uint64()),
-    ]
-    batch = pa.RecordBatch.from_arrays(columns, schema=BODY_SCHEMA)
-    if compress:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, BODY_SCHEMA, options=_LZ4) as writer:
-            writer.write_batch(batch)
-        return bytes(sink.getvalue())
-    return b"".join((_SCHEMA_MESSAGE, batch.serialize(), _END_OF_STREAM))
-
-
-# Arrays are made from buffers, or of nothing, where that is possible: looking at every value of a list costs more, and
-# most columns of most batches hold one kind of thing.
-
-
-def _numbers(values: Sequence[int]) -> pa.Array:
-    return pa.Array.from_buffers(pa.uint64(), len(values), [None, pa.py_buffer(array("Q", values))])
-
-
-def _texts(values: Sequence[bytes]) -> pa.Array:
-    ends = array("i", accumulate(map(len, values), initial=0))
-    return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))])
-
-
-def _optional(values: Sequence[object], rows: int, kind: pa.DataType) -> pa.Array:
-    missing = values.count(None)
-    if missing == rows:
-        return pa.nulls(rows, kind)
-    if not missing and kind == pa.uint64():
-        return _numbers(values)  # type: ignore[arg-type]
-    return pa.array(values, kind)
+    stream = b"".join((_SCHEMA_MESSAGE, message, END_OF_STREAM))
+    if not compress:
+        return stream
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, BODY_SCHEMA, options=_LZ4) as writer:
+        writer.write_table(pa.ipc.open_stream(stream).read_all())
+    return bytes(sink.getvalue())
 
 
 def body_bytes(data: bytes, header: Header) -> memoryview:

@@ -30,6 +30,8 @@ __all__ = ["Persist", "PersistRules", "Put", "ReadBack", "Verdict"]
 
 HEARTBEAT_VERSIONS: Final = 10_000_000
 """An empty batch is due when this many versions were assigned since the last batch."""
+RETURN_TIMEOUTS: Final = 2
+"""Who has not come back this many batch timeouts after an answer is not expected any more."""
 LATENCY_SAMPLES: Final = 256
 SMOOTHING: Final = 0.1
 HEDGE_FLOOR_MS: Final = 2.0
@@ -178,10 +180,12 @@ class Persist:
         if self.collecting_bytes >= rules.batch_bytes:
             due = self._collecting_since
         elif not self.in_flight:
-            # Those who were just answered are expected back: what they send belongs in this batch. Without this rule
-            # clients that wait for their answers split into two halves that pay for a batch each.
-            back = self._returned >= self._expected
-            due = self._collecting_since if back else self._expected_since_ms + rules.batch_timeout_ms
+            due = self._collecting_since
+            late = due - self._expected_since_ms > RETURN_TIMEOUTS * rules.batch_timeout_ms
+            if self._returned < self._expected and not late:
+                # Those who were just answered are expected back, and what they send belongs in this batch: clients that
+                # wait for their answers would else split into groups that pay for a batch each, for ever.
+                due = max(due, self._expected_since_ms) + rules.batch_timeout_ms
         else:
             due = self._collecting_since + self.interval_ms()
         if rules.puts_per_second_max:
@@ -196,6 +200,7 @@ class Persist:
         puts: list[Put] = []
         while self._collecting and self._may_send() and self._due_at_ms() <= now.boot_ms:
             puts.append(self._freeze(now, *self._take(), assigned, self._collecting_floor))
+            self._expected = self._returned = 0
         if not self._collecting and assigned - self.head.last_version >= HEARTBEAT_VERSIONS and self._may_send():
             puts.append(self._freeze(now, [], [], assigned, floor))
         return puts
@@ -390,8 +395,8 @@ class Persist:
             batch = self.in_flight.popleft()
             self.durable_header = batch.header
             durable.append(batch)
-        if durable and not self.in_flight:
-            self._expected = sum(len(batch.entries) for batch in durable)
+        if durable:
+            self._expected = max(0, self._expected - self._returned) + sum(len(batch.entries) for batch in durable)
             self._returned = 0
         return durable
 

@@ -110,6 +110,25 @@ def test_those_just_answered_are_waited_for_until_as_many_came_back() -> None:
     assert stage.versions(second) == [BASE + 3, BASE + 4, BASE + 5]
 
 
+def test_the_wait_for_those_just_answered_counts_from_the_first_who_came_back() -> None:
+    stage = Stage(batch_timeout_ms=5)
+    (first,) = stage.arrives(0, count=3)
+    stage.persist.answered(first.slot, CREATED, 1)
+    stage.persist.take_durable()
+    assert stage.arrives(4) == []
+    assert stage.arrives(8.9) == []
+    assert stage.persist.next_deadline_ms() == 9
+    assert [stage.versions(put) for put in stage.form(9)] == [[BASE + 4, BASE + 5]]
+
+
+def test_who_comes_back_long_after_the_answers_waits_for_nobody() -> None:
+    stage = Stage(batch_timeout_ms=5)
+    (first,) = stage.arrives(0, count=3)
+    stage.persist.answered(first.slot, CREATED, 1)
+    stage.persist.take_durable()
+    assert len(stage.arrives(11.1)) == 1
+
+
 def test_those_just_answered_are_waited_for_no_longer_than_the_timeout() -> None:
     stage = Stage(batch_timeout_ms=5)
     (first,) = stage.arrives(0, count=2)
