@@ -3,9 +3,8 @@
 Owns: the layout of the stream that this version writes. Does not own: the columns' meaning and reading them back
 (``batch``, through an Arrow library, which is also what proves this module right).
 
-Why by hand: making arrays of an Arrow library and serializing them took 18 % of the leader's time under load (py-spy, 64
-clients), most of it in fixed costs for each of the eight columns of a batch of forty commits. The bytes are as standard
-as before.
+Why by hand: making arrays of an Arrow library and serializing them took 18 % of the leader's time under load (py-spy,
+64 clients), most of it in fixed costs for each of the eight columns of a batch of forty commits.
 
 Layout, little-endian. A stream is the schema's message, one record batch message and the end mark. The record batch
 message is 0xFFFFFFFF, int32 metadata bytes (536), the metadata, the buffers. Its metadata is a flatbuffer (Arrow's
