@@ -18,6 +18,7 @@ from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import Listed
 from holdfast.spark.options import ReadOptions, parse_read_options
 from holdfast.spark.plan import Chain, Plan, live_chain, plan_read
+from holdfast.spark.shapes import RowFilter
 from holdfast.values import Version
 
 
@@ -92,12 +93,12 @@ def test_pieces_hold_every_live_object_once_in_order_and_know_what_comes_before(
     headers = [batch.header for batch in read_plainly(builder.objects)]
     pieces = plan(builder, targetPartitionBytes=2**20).pieces
     assert len(pieces) > 1
-    assert [slot for piece in pieces for slot in slots_of(Plan([piece], None, None))] == [h.slot for h in headers]
+    assert [slot for piece in pieces for slot in slots_of(Plan([piece], RowFilter()))] == [h.slot for h in headers]
     by_slot = {header.slot: header for header in headers}
     for before, piece in pairwise(pieces):
         assert piece.head == before.runs[-1][1]
         assert piece.claim == by_slot[piece.head].claim
-        assert piece.object_bytes == sum(len(builder.objects[slot]) for slot in slots_of(Plan([piece], None, None)))
+        assert piece.object_bytes == sum(len(builder.objects[slot]) for slot in slots_of(Plan([piece], RowFilter())))
 
 
 def test_a_store_without_objects_is_log_empty() -> None:

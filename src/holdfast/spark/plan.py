@@ -41,10 +41,24 @@ from holdfast.commit.batch import (
 )
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import ObjectReader, ObjectStore
-from holdfast.spark.options import ReadOptions
+from holdfast.spark.options import Position, ReadOptions
+from holdfast.spark.shapes import RowFilter, seq_of
 from holdfast.values import slot_text
 
-__all__ = ["Chain", "Piece", "Plan", "live_chain", "lost", "plan_read", "read_header"]
+__all__ = [
+    "Chain",
+    "Piece",
+    "Plan",
+    "cut",
+    "first_place",
+    "index_after",
+    "list_slots",
+    "live_chain",
+    "lost",
+    "plan_read",
+    "read_header",
+    "walk",
+]
 
 Slots: TypeAlias = npt.NDArray[np.uint64]
 Sizes: TypeAlias = npt.NDArray[np.int64]
@@ -87,15 +101,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The pieces of a read in log order, and the versions (inclusive, None for no bound) that its rows are held to."""
+    """The pieces of a read in log order, and the rows that are wanted from them."""
 
     pieces: list[Piece]
-    version_min: int | None
-    version_max: int | None
+    wanted: RowFilter
 
 
-async def plan_read(store: ObjectStore, options: ReadOptions) -> Plan:
-    """The pieces that together hold every live object that ``options`` asks for.
+async def plan_read(store: ObjectStore, options: ReadOptions, pushed: RowFilter | None = None) -> Plan:
+    """The pieces that together hold every live object that ``options`` and the ``pushed`` filters ask for.
 
     Raises: NotFound (``log_empty``, ``log_truncated``), InvalidRequest, CorruptData, Unavailable.
     """
@@ -111,16 +124,56 @@ async def plan_read(store: ObjectStore, options: ReadOptions) -> Plan:
             ending_version=ending,
             last_version=newest.last_version,
         )
-    first, past = 0, len(chain.slots)
-    if starting is not None:
-        if chain.truncated and options.fail_on_data_loss:
-            await _refuse_truncated(store, chain, starting)
-        lowest = starting
-        first = await _first_index(store, chain, lambda header: header.last_version >= lowest)
+    first, past = await first_place(store, chain, options, starting), len(chain.slots)
     if ending is not None:
         highest = ending
         past = await _first_index(store, chain, lambda header: header.first_version > highest)
-    return Plan(_cut(chain, first, past, options.target_partition_bytes), starting, ending)
+    if options.starting_after is not None:
+        starting = options.starting_after.version + 1
+    wanted = RowFilter(starting, ending, options.kinds, options.key_begin, options.key_end)
+    if pushed is not None:
+        first, past = await _narrowed(store, chain, first, past, pushed)
+        wanted = wanted.and_also(pushed)
+    return Plan(cut(chain, first, past, options.target_partition_bytes), wanted)
+
+
+async def first_place(store: ObjectStore, chain: Chain, options: ReadOptions, starting: int | None) -> int:
+    """Where in the chain reading begins: the first object that may hold what ``options`` (and ``starting``) ask for.
+
+    Raises: NotFound (``log_truncated``) when retention has removed some of it, unless ``failOnDataLoss`` is off.
+    """
+    after, since_ms = options.starting_after, options.starting_ms
+    if since_ms is not None:
+        return await _first_index(store, chain, lambda header: header.time_ms >= since_ms)
+    if after is not None and after.seq is not None:
+        seq = after.seq
+        await _refuse_loss(store, chain, options, lambda oldest: seq_of(oldest.prev) > seq, after)
+        return index_after(chain, seq)
+    lowest = starting if after is None else after.version + 1
+    if lowest is None:
+        return 0
+    place = Position(None, lowest - 1)
+    await _refuse_loss(store, chain, options, lambda oldest: lowest <= oldest.prev_version, place)
+    return await _first_index(store, chain, lambda header: header.last_version >= lowest)
+
+
+def index_after(chain: Chain, seq: int) -> int:
+    """The place of the first object behind ``seq``."""
+    return int(np.count_nonzero(chain.slots >= np.uint64(FIRST_SLOT - seq))) if seq >= 0 else 0
+
+
+async def _narrowed(store: ObjectStore, chain: Chain, first: int, past: int, pushed: RowFilter) -> tuple[int, int]:
+    """The part of ``[first, past)`` that may hold rows of a filter. Nothing there is no error: a filter asks."""
+    if pushed.seq_min is not None:
+        first = max(first, index_after(chain, pushed.seq_min - 1))
+    if pushed.seq_max is not None:
+        past = min(past, index_after(chain, pushed.seq_max))
+    lowest, highest = pushed.version_min, pushed.version_max
+    if lowest is not None:
+        first = max(first, await _first_index(store, chain, lambda header: header.last_version >= lowest))
+    if highest is not None:
+        past = min(past, await _first_index(store, chain, lambda header: header.first_version > highest))
+    return first, past
 
 
 async def read_header(store: ObjectReader, slot: int) -> Header:
@@ -152,8 +205,8 @@ async def live_chain(store: ObjectStore) -> Chain:
         # Read before the rest is listed: what this header calls durable was acknowledged earlier, so the listing has
         # it.
         newest = await read_header(store, _slot(newest_rows[0].key))
-        slots, sizes = await _listing(store, newest.slot)
-        live, missing = _walk(slots, sizes == CLAIM_BYTES, newest.durable)
+        slots, sizes = await list_slots(store, newest.slot)
+        live, missing = walk(slots, sizes == CLAIM_BYTES, newest.durable)
         chain = Chain(slots[live], sizes[live], truncated=bool(missing))
         if not missing:
             return chain
@@ -177,9 +230,9 @@ def _slot(key: str) -> int:
     return slot
 
 
-async def _listing(store: ObjectStore, newest: int) -> tuple[Slots, Sizes]:
-    """Every object at ``newest`` or older, newest first."""
-    span = FIRST_SLOT - newest + 1
+async def list_slots(store: ObjectStore, newest: int, oldest: int = FIRST_SLOT) -> tuple[Slots, Sizes]:
+    """Every object from ``newest`` back to ``oldest``, both included, newest first."""
+    span = oldest - newest + 1
     ranges = max(1, min(LIST_RANGES_MAX, span // LIST_RANGE_SLOTS))
     starts = [newest + span * i // ranges for i in range(ranges + 1)]
 
@@ -199,22 +252,26 @@ async def _listing(store: ObjectStore, newest: int) -> tuple[Slots, Sizes]:
     return slots, sizes
 
 
-def _walk(slots: Slots, is_claim: npt.NDArray[np.bool_], durable: int) -> tuple[Indices, list[tuple[int, int]]]:
+def walk(
+    slots: Slots, is_claim: npt.NDArray[np.bool_], durable: int, begin: int = FIRST_SLOT
+) -> tuple[Indices, list[tuple[int, int]]]:
     """Indices of the live objects, oldest first, and the runs (first, last) of acknowledged slots that are not there.
 
-    ``slots`` rises (newest first). Every live slot at or above ``durable`` was acknowledged before the listing.
+    ``slots`` rises (newest first). Every live slot at or above ``durable`` was acknowledged before the listing. The
+    walk starts at genesis, or at the live object in ``begin``.
     """
-    claims = [int(slot) for slot in slots[is_claim][::-1]]
-    if not claims or claims[0] != FIRST_SLOT:
+    claims = [int(slot) for slot in slots[is_claim][::-1] if slot <= begin]
+    if begin == FIRST_SLOT and (not claims or claims[0] != FIRST_SLOT):
         raise lost("the log has no genesis claim", FIRST_SLOT)
     live: list[Indices] = []
     missing: list[tuple[int, int]] = []
-    claim = claims[0]
-    for candidate in [*claims[1:], None]:
-        start = jump(claim)
+    claim = claims.pop(0) if claims and claims[0] == begin else None
+    for candidate in [*claims, None]:
+        start = jump(claim) if claim is not None else begin
         if candidate is not None and candidate > start:
             continue  # strictly between a live claim and its jump: dead
-        live.append(np.array([_below(slots, claim)], dtype=np.int64))
+        if claim is not None:
+            live.append(np.array([_below(slots, claim)], dtype=np.int64))
         past = candidate if candidate is not None else min(durable - 1, int(start))
         acknowledged = np.arange(_below(slots, start + 1), _below(slots, past + 1), -1, dtype=np.int64) - 1
         missing += _holes(slots[acknowledged], start, past)
@@ -244,14 +301,19 @@ def _holes(found: Slots, start: int, past: int) -> list[tuple[int, int]]:
     return [(int(edges[i]) - 1, int(edges[i + 1]) + 1) for i in wide]
 
 
-async def _refuse_truncated(store: ObjectStore, chain: Chain, starting: int) -> None:
+async def _refuse_loss(
+    store: ObjectStore, chain: Chain, options: ReadOptions, is_lost: Callable[[Header], bool], after: Position
+) -> None:
+    if not chain.truncated or not options.fail_on_data_loss:
+        return
     oldest = await read_header(store, int(chain.slots[0]))
-    if starting <= oldest.prev_version:
+    if is_lost(oldest):
         raise NotFound(
             "data loss: retention has removed versions that this read starts from",
             code=Code.LOG_TRUNCATED,
             hint="start from a newer version or a snapshot, or set failOnDataLoss=false to begin with what is left",
-            starting_version=starting,
+            after_version=after.version,
+            after_seq=after.seq,
             removed_through=oldest.prev_version,
         )
 
@@ -268,7 +330,7 @@ async def _first_index(store: ObjectStore, chain: Chain, reached: Callable[[Head
     return low
 
 
-def _cut(chain: Chain, first: int, past: int, target_bytes: int) -> list[Piece]:
+def cut(chain: Chain, first: int, past: int, target_bytes: int) -> list[Piece]:
     """Pieces of nearly equal cost, none much above ``target_bytes``, never fewer objects than one."""
     if first >= past:
         return []

@@ -134,6 +134,31 @@ class RowFilter:
     seq_max: int | None = None
     request_ids: tuple[str, ...] | None = None
 
+    def and_also(self, other: RowFilter) -> RowFilter:
+        """What both want."""
+        ids = self.request_ids
+        if other.request_ids is not None:
+            ids = other.request_ids if ids is None else tuple(each for each in ids if each in other.request_ids)
+        ends = [end for end in (self.key_end, other.key_end) if end is not None]
+        return RowFilter(
+            version_min=_higher(self.version_min, other.version_min),
+            version_max=_lower(self.version_max, other.version_max),
+            kinds=tuple(kind for kind in self.kinds if kind in other.kinds),
+            key_begin=max(self.key_begin, other.key_begin),
+            key_end=min(ends) if ends else None,
+            seq_min=_higher(self.seq_min, other.seq_min),
+            seq_max=_lower(self.seq_max, other.seq_max),
+            request_ids=ids,
+        )
+
+
+def _higher(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else max(one, other)
+
+
+def _lower(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else min(one, other)
+
 
 def column_names(shape: Shape) -> tuple[str, ...]:
     """Every column that ``shape`` has, in order."""

@@ -1,7 +1,7 @@
 """``spark.read.format("holdfast")``: the log as a Spark data source.
 
 Owns: the adapter between Spark's Python data source API and ``options``, ``plan`` and ``scan``.
-Does not own: anything that those decide. The stream source and the sink become further methods of the same class.
+Does not own: anything that those decide, the stream reader (``stream_source``), the sink (``sink_writer``).
 
 Failure model: what planning or a task raises fails the query with its text: the code, slot and rule are in it.
 
@@ -15,12 +15,11 @@ hold plain values and open the store where they run. Planning happens anew for e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -34,12 +33,18 @@ from pyspark.sql.types import (
 )
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.spark.options import ReadOptions, parse_read_options
-from holdfast.spark.plan import Piece, Plan, plan_read
-from holdfast.spark.scan import StoreThread, scan
+from holdfast.spark.options import Mode, ReadOptions, parse_read_options
+from holdfast.spark.partition import LogPartition
+from holdfast.spark.plan import Plan, plan_read
+from holdfast.spark.pushdown import row_filter_of
+from holdfast.spark.scan import scan
 from holdfast.spark.shapes import RowFilter, arrow_schema
+from holdfast.spark.store_thread import StoreThread
 
-__all__ = ["HoldfastBatchReader", "HoldfastDataSource", "LogPartition", "spark_schema"]
+if TYPE_CHECKING:
+    from holdfast.spark.stream_source import HoldfastStreamReader
+
+__all__ = ["HoldfastBatchReader", "HoldfastDataSource", "spark_schema"]
 
 _SPARK_TYPES: Final[Mapping[pa.DataType, DataType]] = {
     pa.int64(): LongType(),
@@ -67,12 +72,20 @@ def _spark_type(kind: pa.DataType) -> DataType:
     return _SPARK_TYPES[kind]
 
 
-@dataclass
-class LogPartition(InputPartition):
-    """One piece of the log and the rows wanted from it, as Spark ships them to a task."""
+class _PushWhereItIsOn:
+    """``pushFilters`` of one reader. Spark calls it where filter push-down is on.
 
-    piece: Piece
-    wanted: RowFilter
+    Where it is off, which is Spark's default, Spark refuses a reader that has a ``pushFilters`` of its own, and tells
+    by ``__func__``. This one says that it is the inherited one, so the same reader serves both.
+    """
+
+    __func__ = DataSourceReader.pushFilters
+
+    def __init__(self, reader: HoldfastBatchReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        return self._reader.narrow(filters)
 
 
 class HoldfastBatchReader(DataSourceReader):
@@ -80,20 +93,21 @@ class HoldfastBatchReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
+        self._pushed: RowFilter | None = None
+        self.pushFilters = _PushWhereItIsOn(self)  # type: ignore[method-assign]
+
+    def narrow(self, filters: Iterable[Filter]) -> Iterable[Filter]:
+        """Note what these filters leave to be read. Returns all of them: Spark still evaluates each row."""
+        kept = list(filters)
+        self._pushed = row_filter_of(kept, self._options.shape)
+        return kept
 
     def partitions(self) -> list[LogPartition]:
         """The pieces to read. Raises: NotFound, InvalidRequest, CorruptData, Unavailable."""
-        options = self._options
+        options, pushed = self._options, self._pushed
         with StoreThread(options.url) as thread:
-            plan: Plan = thread.start(lambda store: plan_read(store, options)).result()
-        wanted = RowFilter(
-            version_min=plan.version_min,
-            version_max=plan.version_max,
-            kinds=options.kinds,
-            key_begin=options.key_begin,
-            key_end=options.key_end,
-        )
-        return [LogPartition(piece, wanted) for piece in plan.pieces]
+            plan: Plan = thread.start(lambda store: plan_read(store, options, pushed)).result()
+        return [LogPartition(piece, plan.wanted) for piece in plan.pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one piece. For a read without pieces Spark passes an empty partition of its own."""
@@ -115,7 +129,16 @@ class HoldfastDataSource(DataSource):
 
     def reader(self, schema: StructType) -> HoldfastBatchReader:
         """A batch reader. Raises: InvalidRequest, also when ``.schema(...)`` asked for other columns."""
-        options = parse_read_options(self.options)
+        return HoldfastBatchReader(self._read_options(schema, Mode.BATCH))
+
+    def streamReader(self, schema: StructType) -> HoldfastStreamReader:  # noqa: N802  Spark's name
+        """A stream reader. Raises: InvalidRequest, as ``reader``."""
+        from holdfast.spark.stream_source import HoldfastStreamReader
+
+        return HoldfastStreamReader(self._read_options(schema, Mode.STREAM))
+
+    def _read_options(self, schema: StructType, mode: Mode) -> ReadOptions:
+        options = parse_read_options(self.options, mode)
         own = spark_schema(options)
         if schema != own:
             raise InvalidRequest(
@@ -124,4 +147,4 @@ class HoldfastDataSource(DataSource):
                 hint='choose them with .option("columns", "version,key,...") and .option("shape", ...)',
                 columns=own.simpleString(),
             )
-        return HoldfastBatchReader(options)
+        return options
