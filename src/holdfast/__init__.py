@@ -11,9 +11,11 @@ True
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Final
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Final
+
     from holdfast import aio
     from holdfast.client import Client, ClientOptions
     from holdfast.commit.transaction import (
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
         Write,
     )
     from holdfast.errors import (
+        AlreadyOpen,
         Backpressure,
         Closed,
         Code,
@@ -42,10 +45,12 @@ if TYPE_CHECKING:
         PermissionDenied,
         Unavailable,
     )
+    from holdfast.queue import Queue, every
     from holdfast.settings import Settings, load_configuration
     from holdfast.view import View
 
 __all__ = [
+    "AlreadyOpen",
     "Backpressure",
     "Client",
     "ClientOptions",
@@ -65,6 +70,7 @@ __all__ = [
     "PermissionDenied",
     "PointRead",
     "Precondition",
+    "Queue",
     "RangeDelete",
     "RangeRead",
     "Settings",
@@ -74,6 +80,7 @@ __all__ = [
     "Write",
     "__version__",
     "aio",
+    "every",
     "load_configuration",
 ]
 
@@ -92,6 +99,7 @@ _HOMES: Final = {
         "Write",
     ),
     "holdfast.errors": (
+        "AlreadyOpen",
         "Backpressure",
         "Closed",
         "Code",
@@ -107,6 +115,7 @@ _HOMES: Final = {
         "PermissionDenied",
         "Unavailable",
     ),
+    "holdfast.queue": ("Queue", "every"),
     "holdfast.settings": ("Settings", "load_configuration"),
     "holdfast.view": ("View",),
 }

@@ -7,6 +7,7 @@ Owns: the tree below and the append-only list of codes. Does not own: how an err
     ├── Conflict           retry the whole transaction from a newer version
     ├── OutcomeUnknown     ask by request id; never send it again blindly
     ├── Unavailable        wait, then send the same thing again
+    │   └── AlreadyOpen    another process has it open; close it there
     ├── Closed             this object is finished; open another
     │   └── Fenced         somebody newer owns the log; reopen to follow them
     ├── InvalidRequest     (also ValueError) mend the call
@@ -20,11 +21,15 @@ Owns: the tree below and the append-only list of codes. Does not own: how an err
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import ClassVar
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import ClassVar
 
 __all__ = [
+    "AlreadyOpen",
     "Backpressure",
     "Closed",
     "Code",
@@ -76,6 +81,14 @@ class Code(StrEnum):
     # the store
     STORE_UNAVAILABLE = "store_unavailable"
     STORE_UNFIT = "store_unfit"
+    # the embedded queue
+    CORRUPT_QUEUE = "corrupt_queue"
+    QUEUE_TRIMMED = "queue_trimmed"
+    QUEUE_FULL = "queue_full"
+    ALREADY_OPEN = "already_open"
+    DISK_FULL = "disk_full"
+    SYNC_FAILED = "sync_failed"
+    FORKED = "forked"
     # the service
     OVERLOADED = "overloaded"
     RATE_LIMITED = "rate_limited"
@@ -138,6 +151,12 @@ class Unavailable(HoldfastError):
     """Nothing happened, or only something harmless to repeat. Wait ``retry_after_ms`` and repeat it."""
 
     default_code = Code.STORE_UNAVAILABLE
+
+
+class AlreadyOpen(Unavailable):
+    """Another process, or another object of this one, has it open. It is free when that one closes or ends."""
+
+    default_code = Code.ALREADY_OPEN
 
 
 class Closed(HoldfastError):

@@ -1,0 +1,78 @@
+"""The names of a queue's files.
+
+Owns: how a name is made and read back. Does not own: the files.
+
+Failure model: pure. A name that is not ours is None.
+"""
+
+from __future__ import annotations
+
+from holdfast.errors import InvalidRequest
+
+__all__ = ["FileNames"]
+
+
+class FileNames:
+    """Every file of the queue ``prefix``, in one directory.
+
+    >>> names = FileNames("orders")
+    >>> names.page(7), names.page_number("orders-7.page"), names.page_number("orders-dead-7.page")
+    ('orders-7.page', 7, None)
+    """
+
+    __slots__ = ("identity", "lock", "prefix", "read_meta", "write_meta")
+
+    def __init__(self, prefix: str) -> None:
+        if not prefix or "/" in prefix or "\0" in prefix:
+            raise InvalidRequest("a queue needs a name", path=prefix, hint="directory/name")
+        self.prefix = prefix
+        self.identity = f"{prefix}-allMeta"
+        self.write_meta = f"{prefix}-writeMeta"
+        self.read_meta = f"{prefix}-readMeta"
+        self.lock = f"{prefix}.lock"
+
+    def page(self, number: int) -> str:
+        """A page of the log."""
+        return f"{self.prefix}-{number}.page"
+
+    def index(self, number: int) -> str:
+        """The index of a page."""
+        return f"{self.prefix}-{number}.idx"
+
+    def cursor(self, name: str) -> str:
+        """The committed position of a named consumer."""
+        return f"{self.prefix}-{name}.cursor"
+
+    def named_lock(self, name: str) -> str:
+        """The lock of a named consumer or work queue."""
+        return f"{self.prefix}-{name}.lock"
+
+    def temporary(self, name: str) -> str:
+        """What a file is called until it is whole; left by a crash only, removed at the next start."""
+        return f"{name}.tmp"
+
+    def set_aside(self, name: str) -> str:
+        """What a page is called whose messages were never durable and whose predecessors are lost."""
+        return f"{name}.torn"
+
+    def page_number(self, name: str) -> int | None:
+        """The number of a page of this queue, or None for any other file."""
+        return self._number(name, ".page")
+
+    def index_number(self, name: str) -> int | None:
+        """The number of an index of this queue, or None for any other file."""
+        return self._number(name, ".idx")
+
+    def is_temporary(self, name: str) -> bool:
+        """Whether this is an unfinished file of this queue."""
+        stem = name.removesuffix(".tmp")
+        return stem != name and (
+            stem == self.identity or self.page_number(stem) is not None or stem in (self.write_meta, self.read_meta)
+        )
+
+    def _number(self, name: str, suffix: str) -> int | None:
+        head = len(self.prefix) + 1
+        middle = name[head : -len(suffix)]
+        if not name.startswith(f"{self.prefix}-") or not name.endswith(suffix):
+            return None
+        return int(middle) if middle.isascii() and middle.isdigit() and not middle.startswith("0") else None

@@ -1,0 +1,192 @@
+"""Frames: how messages lie in a page, and how a reader knows that they are whole.
+
+Owns: the bytes of a frame, its checksum, the SEAL. Does not own: where frames go (``writer``), what to do about one
+that does not verify (``recovery``, ``reader``).
+
+Failure model: pure. A frame that does not verify is never looked into.
+
+A frame is one message or a batch. Little-endian; all offsets from the first byte of the frame:
+
+| offset | bytes | field |
+|---|---|---|
+| 0 | 4 | length: bytes after this head |
+| 4 | 4 | check, see below |
+| 8 | 8 | arrival: nanoseconds since 1970, signed; never falls from frame to frame |
+| 16 | 4 | count: messages in the frame, at least 1; 0 in a SEAL |
+| 20 | 2 | flags: bit 0 the body is compressed, bits 1-3 the codec (0 zlib), bit 4 SEAL; others zero |
+| 22 | 2 | zero |
+| 24 | 4 x count | lengths of the messages, only where count > 1 |
+| | | the messages, one after the other |
+
+Compression covers everything after the head.
+
+The *check* is ``c(fields, c(body, seed)) xor (first sequence number mod 2^32)``, where ``c`` is the page's checksum,
+``seed`` is ``c(salt u64, page number u64)``, ``body`` is everything after the head, and ``fields`` are the 20 bytes
+length, arrival, count, flags and zero. A page never holds 2^32 messages, so each place in a page accepts one sequence
+number only. The sequence number comes last for a reason: at a position that the index names, but whose sequence number
+is not known, it can be computed (``implied_seq``), and the frames that follow confirm it.
+
+A frame is *valid* at a position with an expected sequence number when its length stays within the page, its count is
+not zero (unless it is a SEAL), unknown flags are zero and the check matches. Stale bytes of another life of the page
+have another salt; a frame from another place has another sequence number.
+
+A SEAL closes a page. Its count is 0, its arrival that of the last frame, and its body:
+
+| offset | bytes | field |
+|---|---|---|
+| 24 | 4 | frames in the page, without the SEAL |
+| 28 | 8 | last sequence number in the page |
+| 36 | 8 | arrival of the last frame |
+| 44 | 4 | checksum of the page's index file, from 0; 0 where there is no index |
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from array import array
+from itertools import accumulate, pairwise
+from struct import Struct
+
+from holdfast.errors import Code, CorruptData
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.queue.checksum import Checksum, Octets
+
+__all__ = [
+    "BATCH_BYTES_MAX",
+    "BATCH_MESSAGES_MAX",
+    "COMPRESSED",
+    "HEAD",
+    "HEAD_BYTES",
+    "SEAL",
+    "SEAL_BYTES",
+    "batch_body",
+    "encode_head",
+    "encode_seal",
+    "implied_seq",
+    "message_lengths",
+    "page_seed",
+    "payloads",
+    "raw_body",
+    "seal_fields",
+]
+
+HEAD = Struct("<IIqQ")
+"""Length, check, arrival, and count with the flags above it: ``count | flags << 32``."""
+FIELDS = Struct("<IqQ")
+HEAD_BYTES = HEAD.size
+SEAL_BODY = Struct("<IQqI")
+SEAL_BYTES = HEAD_BYTES + SEAL_BODY.size
+COMPRESSED = 1
+SEAL = 16
+KNOWN_FLAGS = COMPRESSED | SEAL
+BATCH_BYTES_MAX = 256 << 10
+BATCH_MESSAGES_MAX = 4096
+RAW_BODY_BYTES_MAX = 1 << 30
+"""Bound of a decompressed body: a small frame may not ask for more memory than this."""
+SEQ_MASK = 0xFFFFFFFF
+
+_SEED = Struct("<QQ")
+_UNIFORM_MAX = 32
+_uniform: dict[tuple[int, int], Struct] = {}
+
+
+def page_seed(checksum: Checksum, salt: int, page_number: int) -> int:
+    """Where every check of a page begins."""
+    return checksum(_SEED.pack(salt, page_number), 0)
+
+
+def encode_head(
+    checksum: Checksum, seed: int, seq: int, time_ns: int, count: int, flags: int, parts: Sequence[Octets]
+) -> bytes:
+    """The 24 bytes before ``parts``, which are the body in order."""
+    length = 0
+    check = seed
+    for part in parts:
+        length += len(part)
+        check = checksum(part, check)
+    tail = count | flags << 32
+    check = checksum(FIELDS.pack(length, time_ns, tail), check) ^ (seq & SEQ_MASK)
+    return HEAD.pack(length, check, time_ns, tail)
+
+
+def batch_body(messages: Sequence[bytes]) -> list[bytes]:
+    """The parts of a body: lengths where there are several messages, then the messages joined."""
+    if len(messages) == 1:
+        return [messages[0]]
+    lengths = array("I", map(len, messages))
+    if sys.byteorder == "big":
+        lengths.byteswap()
+    return [lengths.tobytes(), b"".join(messages)]
+
+
+def implied_seq(checksum: Checksum, seed: int, head: tuple[int, int, int, int], body: Octets) -> int:
+    """The low 32 bits of the sequence number for which this frame is valid. A wrong frame implies a random one."""
+    length, check, time_ns, tail = head
+    return checksum(FIELDS.pack(length, time_ns, tail), checksum(body, seed)) ^ check
+
+
+def encode_seal(
+    checksum: Checksum, seed: int, next_seq: int, frames: int, last_time_ns: int, index_check: int
+) -> bytes:
+    """A whole SEAL, to be written where the next frame would have gone."""
+    body = SEAL_BODY.pack(frames, next_seq - 1, last_time_ns, index_check)
+    return encode_head(checksum, seed, next_seq, last_time_ns, 0, SEAL, (body,)) + body
+
+
+def seal_fields(body: Octets) -> tuple[int, int, int, int]:
+    """Frames, last sequence number, last arrival and index check of a SEAL that verified."""
+    frames, last_seq, last_time_ns, index_check = SEAL_BODY.unpack(body)
+    return frames, last_seq, last_time_ns, index_check
+
+
+def raw_body(body: bytes, flags: int) -> bytes:
+    """The body as it was before compression.
+
+    Raises: ``CorruptData`` for an unknown codec or a body above 1 GiB.
+    """
+    if not flags & COMPRESSED:
+        return body
+    decompressor = zlib.decompressobj()
+    try:
+        raw = decompressor.decompress(body, RAW_BODY_BYTES_MAX)
+    except zlib.error as error:
+        raise CorruptData("a verified frame does not decompress", code=Code.CORRUPT_QUEUE) from error
+    if not decompressor.eof:
+        raise CorruptData("a compressed frame is cut or too large", code=Code.CORRUPT_QUEUE, max=RAW_BODY_BYTES_MAX)
+    return raw
+
+
+def message_lengths(body: Octets, start: int, count: int) -> array[int]:
+    """The table of lengths of a batch whose body begins at ``start``."""
+    lengths = array("I")
+    lengths.frombytes(body[start : start + 4 * count])
+    if sys.byteorder == "big":
+        lengths.byteswap()
+    return lengths
+
+
+def payloads(body: bytes, start: int, end: int, count: int) -> Sequence[bytes]:
+    """The messages of one verified, uncompressed frame whose body is ``body[start:end]``.
+
+    Raises: ``CorruptData`` when the lengths do not add up, which only a broken writer can cause.
+    """
+    if count == 1:
+        return (body[start:end],)
+    lengths = message_lengths(body, start, count)
+    position = start + 4 * count
+    first = lengths[0]
+    if first * count == end - position and lengths.count(first) == count:
+        layout = _uniform.get((first, count))
+        if layout is None:
+            if len(_uniform) >= _UNIFORM_MAX:
+                _uniform.clear()
+            layout = _uniform[first, count] = Struct(f"{first}s" * count)
+        return layout.unpack_from(body, position)
+    if position + sum(lengths) != end:
+        raise CorruptData("the lengths of a batch do not add up", code=Code.CORRUPT_QUEUE)
+    return [body[a:b] for a, b in pairwise(accumulate(lengths, initial=position))]

@@ -1,0 +1,186 @@
+"""The file port on the operating system: Linux and macOS.
+
+Owns: one system call, or nearly, for each operation. Does not own: their order.
+
+Failure model: ``OSError`` as the system raises it. Files are closed in children that execute another program. Where
+``posix_fallocate`` is absent (macOS), zeros are written: slower, and as safe. On macOS a sync is ``F_FULLFSYNC``,
+because ``fsync`` there stops at the drive's cache; and no boot id is known, so that a start after a kill reads from the
+last sync on.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+
+from holdfast.errors import AlreadyOpen, Code, InternalError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.queue.checksum import Octets
+    from holdfast.queue.file_port import WritableMap
+
+__all__ = ["LocalFiles"]
+
+PARTS_MAX = 1024
+ZEROS = 1 << 20
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+FILE_MODE = 0o644
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+
+
+class LocalFiles:
+    """The operating system's files."""
+
+    __slots__ = ("_boot_id",)
+
+    def __init__(self) -> None:
+        self._boot_id: bytes | None = None
+
+    def make_directory(self, path: str) -> None:
+        """See ``FilePort``. The directories above the last one made are synced, so that it cannot vanish."""
+        missing: list[str] = []
+        while path and not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for made in reversed(missing):
+            try:
+                os.mkdir(made)
+            except FileExistsError:
+                continue
+            above = self.open_directory(os.path.dirname(made) or ".")
+            try:
+                self.sync_directory(above)
+            finally:
+                os.close(above)
+
+    def open_directory(self, path: str) -> int:
+        """See ``FilePort``."""
+        return os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY)
+
+    def names(self, directory: int) -> list[str]:
+        """See ``FilePort``."""
+        return os.listdir(directory)
+
+    def create(self, directory: int, name: str) -> int:
+        """See ``FilePort``."""
+        return os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, FILE_MODE, dir_fd=directory)
+
+    def open(self, directory: int, name: str, *, write: bool) -> int:
+        """See ``FilePort``."""
+        return os.open(name, os.O_RDWR if write else os.O_RDONLY, dir_fd=directory)
+
+    def close(self, file: int) -> None:
+        """See ``FilePort``."""
+        os.close(file)
+
+    def size(self, file: int) -> int:
+        """See ``FilePort``."""
+        return os.fstat(file).st_size
+
+    def modified_ns(self, directory: int, name: str) -> int:
+        """See ``FilePort``."""
+        return os.stat(name, dir_fd=directory).st_mtime_ns
+
+    def size_of(self, directory: int, name: str) -> int:
+        """See ``FilePort``."""
+        return os.stat(name, dir_fd=directory).st_size
+
+    def read(self, file: int, offset: int, length: int) -> bytes:
+        """See ``FilePort``."""
+        data = os.pread(file, length, offset)
+        while len(data) < length:
+            more = os.pread(file, length - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def write(self, file: int, offset: int, parts: Sequence[Octets]) -> None:
+        """See ``FilePort``. One ``pwritev`` unless the system takes less."""
+        expected = sum(map(len, parts))
+        if len(parts) <= PARTS_MAX:
+            written = os.pwritev(file, parts, offset)
+            if written == expected:
+                return
+        else:
+            written = 0
+        rest = memoryview(b"".join(parts))
+        while written < expected:
+            step = os.pwrite(file, rest[written:], offset + written)
+            if step == 0:
+                raise OSError(errno.EIO, "nothing was written")
+            written += step
+
+    def allocate(self, file: int, length: int) -> None:
+        """See ``FilePort``."""
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file, 0, length)
+            return
+        for offset in range(0, length, ZEROS):
+            self.write(file, offset, (bytes(min(ZEROS, length - offset)),))
+
+    def truncate(self, file: int, length: int) -> None:
+        """See ``FilePort``."""
+        os.ftruncate(file, length)
+
+    def map(self, file: int, length: int) -> WritableMap | None:
+        """See ``FilePort``. None for a file that is shorter: storing behind its end would kill the process."""
+        from mmap import mmap
+
+        return mmap(file, length) if os.fstat(file).st_size >= length else None
+
+    def unmap(self, view: WritableMap) -> None:
+        """See ``FilePort``."""
+        if isinstance(view, bytearray):
+            raise InternalError("this map was not made here")
+        view.close()
+
+    def sync_data(self, file: int) -> None:
+        """See ``FilePort``."""
+        if _FULL_SYNC is not None:
+            fcntl.fcntl(file, _FULL_SYNC)
+        else:
+            os.fdatasync(file)
+
+    def sync_directory(self, directory: int) -> None:
+        """See ``FilePort``."""
+        os.fsync(directory)
+
+    def rename(self, directory: int, old: str, new: str) -> None:
+        """See ``FilePort``."""
+        os.replace(old, new, src_dir_fd=directory, dst_dir_fd=directory)
+
+    def unlink(self, directory: int, name: str) -> None:
+        """See ``FilePort``."""
+        os.unlink(name, dir_fd=directory)
+
+    def lock(self, directory: int, name: str) -> int:
+        """See ``FilePort``. The file holds the process id of its holder, for people and for the error."""
+        file = os.open(name, os.O_CREAT | os.O_RDWR, FILE_MODE, dir_fd=directory)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(file, 32, 0).strip().decode("ascii", "replace")
+            os.close(file)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES):
+                raise
+            raise AlreadyOpen(
+                "another process has it open", code=Code.ALREADY_OPEN, file=name, pid=holder or None
+            ) from error
+        os.ftruncate(file, 0)
+        os.pwrite(file, b"%d\n" % os.getpid(), 0)
+        return file
+
+    def boot_id(self) -> bytes:
+        """See ``FilePort``. Linux has one."""
+        if self._boot_id is None:
+            try:
+                with open(BOOT_ID, "rb") as file:
+                    self._boot_id = bytes.fromhex(file.read(64).decode("ascii").replace("-", ""))[:16].ljust(16, b"\0")
+            except (OSError, ValueError):
+                self._boot_id = bytes(16)
+        return self._boot_id

@@ -1,0 +1,51 @@
+"""A page that is open for writing.
+
+Owns: the handles of one page. Does not own: what is written (``writer``).
+
+Failure model: as the port's. Closing twice is harmless.
+"""
+
+from __future__ import annotations
+
+from holdfast.queue.checksum import checksum_for_writing
+from holdfast.queue.frame import SEAL_BYTES, page_seed
+from holdfast.queue.page_header import PageHeader
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.queue.file_port import FilePort, WritableMap
+
+__all__ = ["OpenPage"]
+
+
+class OpenPage:
+    """Handles and header; ``limit`` is where frames end, so that a SEAL always fits behind them."""
+
+    __slots__ = ("checksum", "file", "header", "index_file", "limit", "map", "seed")
+
+    def __init__(self, port: FilePort, file: int, header: PageHeader) -> None:
+        self.file = file
+        self.header = header
+        self.checksum = checksum_for_writing(header.checksum_id)
+        self.seed = page_seed(self.checksum, header.salt, header.number)
+        self.map: WritableMap | None = port.map(file, header.page_bytes)
+        self.limit = header.page_bytes - SEAL_BYTES
+        self.index_file: int | None = None
+
+    def close(self, port: FilePort) -> None:
+        """Close what is open. Syncs nothing."""
+        if self.map is not None:
+            port.unmap(self.map)
+            self.map = None
+        if self.index_file is not None:
+            port.close(self.index_file)
+            self.index_file = None
+        if self.file >= 0:
+            port.close(self.file)
+            self.file = -1
+
+    def release(self, port: FilePort) -> int:
+        """Close all but the file, for the sync that is still to come. Returns the file."""
+        file, self.file = self.file, -1
+        self.close(port)
+        return file

@@ -1,0 +1,345 @@
+"""Starting: from the files that are there to a place where writing goes on.
+
+Owns: the walk to the end of the log and the mending of what a crash left. Does not own: the decisions on the way
+(``recovery``), the writing that follows (``writer``).
+
+Failure model: safe to be stopped anywhere and run again. Nothing that verifies and follows what verifies is ever cut. A
+page that was never durable and whose predecessors are lost is renamed, not removed.
+
+Where the walk begins:
+
+1. at the *written* mark, if the machine has not been restarted since: the page cache is whole, and what lies before the
+   mark is there;
+2. else at the *durable* mark;
+3. else, with no mark or one about files that are gone, ``UNSYNCED_PAGES_MAX`` pages before the last that was begun:
+   the writer never has more than that waiting for their sync.
+
+Where writing goes on: in the same page after a clean close, or when only the process was killed; in a new page
+otherwise. Behind the end of a torn page there may be valid frames k+2, k+3 whose k+1 is lost. A new k+1 of the same
+length would make them part of the log again, so this page is sealed and another, with another salt, is begun.
+"""
+
+from __future__ import annotations
+
+from holdfast.queue.checksum import checksum_for_reading
+from holdfast.queue.frame import SEAL_BYTES, encode_seal, page_seed
+from holdfast.queue.page_header import HEADER_BYTES, PageHeader, encode_header
+from holdfast.queue.page_scan import PageScan
+from holdfast.queue.recovery import Following, Here, Step, decide
+from holdfast.queue.time_index import RECORD, SINGLES_SPACING_BYTES
+from holdfast.queue.write_mark import WriteMark
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.queue.page_files import PageDirectory
+
+__all__ = ["UNSYNCED_PAGES_MAX", "LogEnd", "PageIndex", "find_end", "mend"]
+
+UNSYNCED_PAGES_MAX = 8
+
+
+class PageIndex:
+    """What is known of the index of the page being written: records, their checksum, where the next one is due."""
+
+    __slots__ = ("check", "due", "pending", "records")
+
+    def __init__(self, records: int = 0, check: int = 0, due: int = HEADER_BYTES) -> None:
+        self.records = records
+        self.check = check
+        self.due = due
+        self.pending = bytearray()
+
+    def note(self, time_ns: int, position: int, count: int) -> None:
+        """Add a record for this frame if one is due."""
+        if count > 1 or position >= self.due:
+            self.pending += RECORD.pack(time_ns, position)
+            self.due = position + SINGLES_SPACING_BYTES
+
+
+class LogEnd:
+    """Where a log ends.
+
+    ``page`` is the last page that holds a part of it, or 0 where there is none. ``resume`` tells whether its bytes
+    behind ``position`` are safe to write on; ``sealed`` that a SEAL stands there; ``doubtful`` the pages behind the
+    end.
+    """
+
+    __slots__ = (
+        "doubtful",
+        "frames",
+        "gaps",
+        "header",
+        "index",
+        "last_time_ns",
+        "next_seq",
+        "page",
+        "position",
+        "resume",
+        "sealed",
+        "unsynced",
+    )
+
+    def __init__(self) -> None:
+        self.page = 0
+        self.header: PageHeader | None = None
+        self.position = HEADER_BYTES
+        self.next_seq = 1
+        self.last_time_ns = 0
+        self.frames = 0
+        self.index = PageIndex()
+        self.resume = False
+        self.sealed = False
+        self.doubtful: list[int] = []
+        self.gaps: list[tuple[int, int]] = []
+        self.unsynced: list[int] = []
+
+
+def find_end(pages: PageDirectory, mark: WriteMark | None, boot_id: bytes) -> LogEnd:
+    """Walk to the end. Reads only.
+
+    Cost: after a kill or a clean close, what was written since the last mark, at most about 1 MiB; after a restart of
+    the machine, what was not synced; without marks, at most nine pages.
+    """
+    return _Walk(pages, mark, boot_id).run()
+
+
+class _Walk:
+    __slots__ = ("_boot_id", "_end", "_first_unsynced", "_floor", "_mark", "_numbers", "_pages")
+
+    def __init__(self, pages: PageDirectory, mark: WriteMark | None, boot_id: bytes) -> None:
+        self._pages = pages
+        self._mark = mark
+        self._boot_id = boot_id
+        self._end = LogEnd()
+        self._numbers = pages.numbers()
+        self._floor = 0  # sequence numbers below this are owed
+        self._first_unsynced = 0
+
+    def run(self) -> LogEnd:
+        end = self._end
+        if not self._begin():
+            end.doubtful = list(self._numbers)
+            return end
+        step = Step.NEXT_PAGE
+        while step in (Step.NEXT_PAGE, Step.NEXT_PAGE_AFTER_GAP):
+            step = self._walk_page()
+            if step in (Step.NEXT_PAGE, Step.NEXT_PAGE_AFTER_GAP) and not self._enter_next(
+                after_gap=step is not Step.NEXT_PAGE
+            ):
+                break
+        if step is Step.END_AFTER_GAP:
+            end.gaps.append((end.next_seq, self._floor - 1))
+            end.next_seq = self._floor
+            end.resume = False
+            end.sealed = True  # the damaged bytes are left as they are: the next page's base tells what is missing
+        end.doubtful = [number for number in self._numbers if number > end.page]
+        end.unsynced = [number for number in self._numbers if self._first_unsynced <= number < end.page]
+        end.resume = end.resume and not any(self._begun(number) for number in end.doubtful)
+        return end
+
+    def _begun(self, number: int) -> bool:
+        header = self._pages.header_of(number)
+        return header is None or not header.prepared
+
+    def _begin(self) -> bool:
+        """Set the end to the place where the walk begins; False where there is no page to begin in."""
+        end, mark = self._end, self._mark
+        if mark is not None:
+            durable = mark.durable
+            if self._mark_holds(durable.page, durable.salt):
+                self._floor, self._first_unsynced = durable.next_seq, durable.page
+            same_run = mark.boot_id == self._boot_id and any(mark.boot_id)
+            if (same_run or mark.clean) and self._mark_holds(mark.page, mark.salt):
+                end.page, end.position, end.next_seq = mark.page, mark.position, mark.next_seq
+                end.last_time_ns, end.frames, end.resume = mark.last_time_ns, mark.frames, True
+                end.index = PageIndex(mark.index_records, mark.index_check, mark.index_due)
+                self._floor = max(self._floor, mark.next_seq)
+                if not self._first_unsynced:
+                    self._first_unsynced = max(1, mark.page - UNSYNCED_PAGES_MAX)
+            elif self._floor:
+                end.page, end.position, end.next_seq = durable.page, durable.position, durable.next_seq
+                end.last_time_ns = durable.last_time_ns
+        if end.page:
+            header = self._pages.header_of(end.page)
+            if header is not None and header.prepared:
+                # Nothing in it was durable, not even the second writing of its header.
+                header = header.started(end.next_seq, end.last_time_ns)
+            end.header = header
+            return True
+        return self._begin_without_mark()
+
+    def _mark_holds(self, page: int, salt: int) -> bool:
+        if page not in self._numbers:
+            return False
+        header = self._pages.header_of(page)
+        return header is not None and header.salt == salt
+
+    def _begin_without_mark(self) -> bool:
+        begun = [
+            (number, header)
+            for number in self._numbers[-(UNSYNCED_PAGES_MAX + 4) :]
+            if (header := self._pages.header_of(number)) is not None
+        ]
+        started = [(number, header) for number, header in begun if not header.prepared]
+        end = self._end
+        if started:
+            number, header = started[max(0, len(started) - 1 - UNSYNCED_PAGES_MAX)]
+        elif begun and begun[0][0] == 1:
+            # The first page of all: its base is known although its header may not say so.
+            number, header = begun[0][0], begun[0][1].started(1, 0)
+        else:
+            return False
+        end.page, end.header, end.next_seq, end.last_time_ns = number, header, header.base_seq, header.base_time_ns
+        self._floor, self._first_unsynced = max(self._floor, header.base_seq), number
+        return True
+
+    def _walk_page(self) -> Step:
+        """Walk the page at the end to where it stops, and decide."""
+        end, pages = self._end, self._pages
+        assert end.header is not None, "a walk stands in a page with a header"
+        file = pages.open(end.page)
+        if file is None:
+            return Step.END
+        index = pages.open_index(end.page, write=False)
+        try:
+            scan = PageScan(
+                pages.port,
+                file,
+                end.header,
+                next_seq=end.next_seq,
+                position=end.position,
+                last_time_ns=end.last_time_ns,
+                index=index,
+            )
+            here = self._walk_frames(scan)
+            step = decide(here, self._following(), owed=scan.next_seq < self._floor)
+            while step is Step.RESYNC:
+                expected = scan.next_seq
+                if scan.resync(None):
+                    end.gaps.append((expected, scan.next_seq - 1))
+                    here = self._walk_frames(scan)
+                else:
+                    here = Here.EXHAUSTED
+                step = decide(here, self._following(), owed=scan.next_seq < self._floor)
+        finally:
+            pages.port.close(file)
+            if index is not None:
+                pages.port.close(index)
+        end.sealed = here is Here.SEAL
+        return step
+
+    def _walk_frames(self, scan: PageScan) -> Here:
+        end = self._end
+        while (window := scan.read()) is not None:
+            for _, time_ns, count, _, start, _ in window.frames:
+                end.index.note(time_ns, window.offset + start - 24, count)
+            end.frames += len(window.frames)
+        end.position, end.next_seq, end.last_time_ns = scan.position, scan.next_seq, scan.last_time_ns
+        return scan.here()
+
+    def _following(self) -> Following:
+        number = self._next_number()
+        if number is None:
+            return Following.NONE
+        header = self._pages.header_of(number)
+        if header is None:
+            return Following.UNREADABLE
+        if header.prepared:
+            return Following.PREPARED
+        expected = self._end.next_seq
+        if header.base_seq == expected:
+            return Following.CONTINUES
+        return Following.AHEAD if header.base_seq > expected else Following.BEHIND
+
+    def _next_number(self) -> int | None:
+        return next((number for number in self._numbers if number > self._end.page), None)
+
+    def _enter_next(self, *, after_gap: bool) -> bool:
+        """Stand at the start of the next page that can be read. False where there is none: the end stays."""
+        end = self._end
+        for number in [found for found in self._numbers if found > end.page]:
+            header = self._pages.header_of(number)
+            if header is None:
+                continue
+            if header.prepared:
+                if not self._prepared_holds_frames(number, header):
+                    return False
+                header = header.started(end.next_seq, end.last_time_ns)
+            if after_gap:
+                end.gaps.append((end.next_seq, header.base_seq - 1))
+            end.page, end.header, end.position, end.next_seq = number, header, HEADER_BYTES, header.base_seq
+            end.last_time_ns = max(end.last_time_ns, header.base_time_ns)
+            end.frames, end.index, end.resume, end.sealed = 0, PageIndex(), end.resume, False
+            return True
+        return False
+
+    def _prepared_holds_frames(self, number: int, header: PageHeader) -> bool:
+        """Whether the second writing of this header was lost while frames were not."""
+        file = self._pages.open(number)
+        if file is None:
+            return False
+        try:
+            scan = PageScan(self._pages.port, file, header, next_seq=self._end.next_seq)
+            return scan.read() is not None
+        finally:
+            self._pages.port.close(file)
+
+
+def mend(pages: PageDirectory, end: LogEnd) -> None:
+    """Make the files say what ``find_end`` found, durably, so that the next walk finds the same.
+
+    1. Index and SEAL of a page that is not written on, then its sync. A crash before leaves the same torn tail.
+    2. Pages behind the end: prepared ones are removed, begun ones set aside, then the directory is synced. A crash
+       between leaves some of them, still behind the end.
+    """
+    port = pages.port
+    if end.page and not end.resume:
+        for number in end.unsynced:
+            _sync_page(pages, number)
+        _close_page(pages, end)
+    changed = False
+    for name in port.names(pages.directory):
+        if pages.names.is_temporary(name):
+            changed |= pages.remove(name)
+    for number in [] if end.resume else end.doubtful:
+        name = pages.names.page(number)
+        header = pages.header_of(number)
+        if header is None or header.prepared:
+            pages.remove(name)
+        else:
+            port.rename(pages.directory, name, pages.names.set_aside(name))
+        pages.remove(pages.names.index(number))
+        changed = True
+    if changed:
+        port.sync_directory(pages.directory)
+
+
+def _sync_page(pages: PageDirectory, number: int) -> None:
+    file = pages.open(number, write=True)
+    if file is not None:
+        try:
+            pages.port.sync_data(file)
+        finally:
+            pages.port.close(file)
+
+
+def _close_page(pages: PageDirectory, end: LogEnd) -> None:
+    """Write what the torn page lacks: its header where that was lost, its SEAL, its index."""
+    port = pages.port
+    file = pages.open(end.page, write=True)
+    if file is None or end.header is None:
+        return
+    try:
+        header = end.header
+        port.write(file, 0, (encode_header(header),))
+        if not end.sealed and end.position + SEAL_BYTES <= header.page_bytes:
+            checksum = checksum_for_reading(header.checksum_id)
+            seed = page_seed(checksum, header.salt, header.number)
+            seal = encode_seal(checksum, seed, end.next_seq, end.frames, end.last_time_ns, 0)
+            port.write(file, end.position, (seal,))
+        port.sync_data(file)
+        if end.position + SEAL_BYTES < port.size(file) and not end.gaps:
+            # Room that was allocated and never used. Frames behind a SEAL are not part of the log.
+            port.truncate(file, end.position + SEAL_BYTES)
+    finally:
+        port.close(file)

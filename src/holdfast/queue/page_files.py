@@ -1,0 +1,108 @@
+"""Page files: made ahead, found, opened.
+
+Owns: the order in which a page comes to be. Does not own: what is written into it (``writer``), which pages may go
+(``retention``).
+
+Failure model: ``OSError`` from the port. A page is made as a temporary file, given its room on disk, its *prepared*
+header and a sync, and only then its name, and the directory a sync:
+
+1. create, allocate: a crash leaves a temporary file, removed at the next start. A full disk is found here, before any
+   message is promised a place.
+2. header, sync, rename: a crash leaves the name or not; under the name there is always a whole page.
+3. sync of the directory: from here on the name survives. Only now is the page used.
+"""
+
+from __future__ import annotations
+
+from holdfast.queue.page_header import HEADER_BYTES, PageHeader, decode_header, encode_header
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.queue.file_names import FileNames
+    from holdfast.queue.file_port import FilePort
+
+__all__ = ["PageDirectory"]
+
+
+class PageDirectory:
+    """The pages of one queue in an open directory."""
+
+    __slots__ = ("directory", "names", "port")
+
+    def __init__(self, port: FilePort, directory: int, names: FileNames) -> None:
+        self.port = port
+        self.directory = directory
+        self.names = names
+
+    def numbers(self) -> list[int]:
+        """The numbers of the pages that have a name, rising. Cost: one listing."""
+        found = [self.names.page_number(name) for name in self.port.names(self.directory)]
+        return sorted(number for number in found if number is not None)
+
+    def create(self, header: PageHeader) -> int:
+        """A prepared page of zeros under its name, durable. Returns the open file."""
+        port, directory = self.port, self.directory
+        name = self.names.page(header.number)
+        temporary = self.names.temporary(name)
+        self.remove(temporary)
+        file = port.create(directory, temporary)
+        try:
+            port.allocate(file, header.page_bytes)
+            port.write(file, 0, (encode_header(header),))
+            port.sync_data(file)
+            port.rename(directory, temporary, name)
+            port.sync_directory(directory)
+        except BaseException:
+            port.close(file)
+            self._remove_quietly(temporary)
+            raise
+        return file
+
+    def open_index(self, number: int, *, write: bool) -> int | None:
+        """The index of a page; None when it is absent and not to be written."""
+        name = self.names.index(number)
+        try:
+            return self.port.open(self.directory, name, write=write)
+        except FileNotFoundError:
+            return self.port.create(self.directory, name) if write else None
+
+    def open(self, number: int, *, write: bool = False) -> int | None:
+        """The file of a page, or None when there is none."""
+        try:
+            return self.port.open(self.directory, self.names.page(number), write=write)
+        except FileNotFoundError:
+            return None
+
+    def header(self, file: int, number: int) -> PageHeader | None:
+        """The header of an open page, or None where it is not readable."""
+        return decode_header(self.port.read(file, 0, HEADER_BYTES), number)
+
+    def header_of(self, number: int) -> PageHeader | None:
+        """The header of a page by number, or None where it is absent or not readable."""
+        return self._with_file(number, lambda file: self.header(file, number))
+
+    def _with_file(self, number: int, action: Callable[[int], PageHeader | None]) -> PageHeader | None:
+        file = self.open(number)
+        if file is None:
+            return None
+        try:
+            return action(file)
+        finally:
+            self.port.close(file)
+
+    def remove(self, name: str) -> bool:
+        """Remove a file; False when there was none."""
+        try:
+            self.port.unlink(self.directory, name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _remove_quietly(self, name: str) -> None:
+        try:
+            self.remove(name)
+        except OSError:
+            # The error that led here is the one to tell; the file goes at the next start.
+            return

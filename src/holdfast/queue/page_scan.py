@@ -1,0 +1,253 @@
+"""Walking the frames of one page.
+
+Owns: reading a page in windows, verifying frame after frame, finding a later frame behind damage. Does not own: which
+page comes next (``recovery``), what messages become (``reader``).
+
+Failure model: a frame that does not verify ends the walk; it is never an error here. ``OSError`` from the port passes.
+Reads only. A page that is being written may be walked: a frame half written does not verify *yet*.
+"""
+
+from __future__ import annotations
+
+from holdfast.queue.checksum import checksum_for_reading
+from holdfast.queue.frame import (
+    FIELDS,
+    HEAD,
+    HEAD_BYTES,
+    KNOWN_FLAGS,
+    SEAL,
+    SEAL_BODY,
+    SEQ_MASK,
+    implied_seq,
+    page_seed,
+)
+from holdfast.queue.page_header import HEADER_BYTES, PageHeader
+from holdfast.queue.recovery import Here
+from holdfast.queue.time_index import RECORD, RECORD_BYTES, last_before
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    from holdfast.queue.file_port import FilePort
+
+    FrameView: TypeAlias = tuple[int, int, int, int, int, int]
+
+__all__ = ["WINDOW_BYTES", "PageScan", "Window"]
+
+WINDOW_BYTES = 1 << 20
+RESYNC_RECORDS_MAX = 1 << 16
+
+
+class Window:
+    """Verified frames of one read: ``frames`` are (seq, time_ns, count, flags, start, end), the last two in
+    ``data``."""
+
+    __slots__ = ("data", "frames", "offset")
+
+    def __init__(self, data: bytes, offset: int, frames: list[FrameView]) -> None:
+        self.data = data
+        self.offset = offset
+        self.frames = frames
+
+
+class PageScan:
+    """A place in a page that moves over verified frames only.
+
+    ``position`` and ``next_seq`` are where the next frame is expected, ``last_time_ns`` the arrival of the last one.
+    """
+
+    __slots__ = (
+        "_checksum",
+        "_file",
+        "_index",
+        "_port",
+        "_seed",
+        "frames",
+        "header",
+        "last_time_ns",
+        "next_seq",
+        "position",
+        "seal",
+    )
+
+    def __init__(
+        self,
+        port: FilePort,
+        file: int,
+        header: PageHeader,
+        *,
+        next_seq: int,
+        position: int = HEADER_BYTES,
+        last_time_ns: int = 0,
+        index: int | None = None,
+    ) -> None:
+        self._port = port
+        self._file = file
+        self._index = index
+        self._checksum = checksum_for_reading(header.checksum_id)
+        self._seed = page_seed(self._checksum, header.salt, header.number)
+        self.header = header
+        self.position = position
+        self.next_seq = next_seq
+        self.last_time_ns = last_time_ns
+        self.frames = 0
+        self.seal: bytes | None = None
+
+    def read(self, window_bytes: int = WINDOW_BYTES) -> Window | None:
+        """The next frames, at least one, or None where the next does not verify. Stops before a SEAL and keeps it."""
+        limit = self.header.page_bytes - self.position
+        data = self._port.read(self._file, self.position, min(window_bytes, limit))
+        frames = self._verify(data)
+        if not frames and self.seal is None and len(data) >= HEAD_BYTES:
+            length, _, _, tail = HEAD.unpack_from(data)
+            whole = HEAD_BYTES + length
+            if len(data) < whole <= limit and tail:
+                data = self._port.read(self._file, self.position, whole)
+                frames = self._verify(data)
+        if not frames:
+            return None
+        window = Window(data, self.position, frames)
+        self.position += frames[-1][5]
+        self.next_seq = frames[-1][0] + frames[-1][2]
+        self.last_time_ns = frames[-1][1]
+        self.frames += len(frames)
+        return window
+
+    def _verify(self, data: bytes) -> list[FrameView]:
+        """Every whole frame from the start of ``data``; the hottest loop of reading single messages."""
+        checksum, seed, seq, last_time_ns = self._checksum, self._seed, self.next_seq, self.last_time_ns
+        unpack, pack = HEAD.unpack_from, FIELDS.pack
+        view = memoryview(data)
+        frames: list[FrameView] = []
+        start, limit = HEAD_BYTES, len(data)
+        while start <= limit:
+            length, check, time_ns, tail = unpack(data, start - HEAD_BYTES)
+            end = start + length
+            if end > limit or tail == 0 or time_ns < last_time_ns:
+                break
+            computed = checksum(pack(length, time_ns, tail), checksum(view[start:end], seed))
+            if computed ^ check != seq & SEQ_MASK:
+                break
+            count, flags = tail & SEQ_MASK, tail >> 32
+            if count == 0:
+                if flags == SEAL and length == SEAL_BODY.size:
+                    self._keep_seal(data[start:end], frames)
+                break
+            if flags & ~KNOWN_FLAGS:
+                break
+            frames.append((seq, time_ns, count, flags, start, end))
+            seq += count
+            last_time_ns = time_ns
+            start = end + HEAD_BYTES
+        return frames
+
+    def _keep_seal(self, body: bytes, frames: list[FrameView]) -> None:
+        """A SEAL counts where the walk stands before it, not at the end of a window that still has frames."""
+        if not frames:
+            self.seal = body
+
+    def here(self) -> Here:
+        """What stopped ``read``."""
+        if self.seal is not None:
+            return Here.SEAL
+        head = self._port.read(self._file, self.position, HEAD_BYTES)
+        return Here.INVALID if any(head) else Here.NOTHING
+
+    def index_records(self) -> int:
+        """Records in the index file, whether or not they are true."""
+        return 0 if self._index is None else self._port.size(self._index) // RECORD_BYTES
+
+    def seek_time(self, time_ns: int) -> None:
+        """Move to a frame from which on nothing that arrived at or after ``time_ns`` is missed.
+
+        Goes to the last indexed frame strictly before ``time_ns``: frames of equal time may lie on both sides of a
+        record.
+        """
+        self._seek(lambda indexed, _: indexed < time_ns)
+
+    def seek_seq(self, seq: int) -> None:
+        """Move to an indexed frame at or before the one that holds ``seq``."""
+
+        def at_or_before(time_ns: int, position: int) -> bool:
+            found = self._seq_at(time_ns, position)
+            return found is not None and found <= seq
+
+        self._seek(at_or_before)
+
+    def _seek(self, belongs_before: Callable[[int, int], bool]) -> None:
+        index = self._index
+        if index is None:
+            return
+        position = last_before(
+            lambda offset, length: self._port.read(index, offset, length), self.index_records(), belongs_before
+        )
+        if position:
+            self._land(position)
+
+    def _land(self, position: int) -> bool:
+        """Stand at ``position`` if the frame there, and the one after it, verify; else stay."""
+        found = self._seq_at(None, position)
+        if found is None:
+            return False
+        probe = PageScan(self._port, self._file, self.header, next_seq=found, position=position)
+        if probe.read(HEAD_BYTES) is None:
+            return False
+        if probe.read(HEAD_BYTES) is None and probe.here() is Here.INVALID:
+            return False
+        self.position, self.next_seq = position, found
+        return True
+
+    def _seq_at(self, time_ns: int | None, position: int) -> int | None:
+        """The sequence number for which the frame at ``position`` would verify, where that is possible in this page."""
+        page_bytes = self.header.page_bytes
+        if not HEADER_BYTES <= position <= page_bytes - HEAD_BYTES:
+            return None
+        head = self._port.read(self._file, position, HEAD_BYTES)
+        if len(head) < HEAD_BYTES:
+            return None
+        length, check, found_ns, tail = HEAD.unpack(head)
+        if tail == 0 or position + HEAD_BYTES + length > page_bytes or (time_ns is not None and found_ns != time_ns):
+            return None
+        body = self._port.read(self._file, position + HEAD_BYTES, length)
+        base = self.header.base_seq
+        ahead = (implied_seq(self._checksum, self._seed, (length, check, found_ns, tail), body) - base) & SEQ_MASK
+        # A message takes at least four bytes, so this many can lie before the position.
+        return base + ahead if ahead <= (position - HEADER_BYTES) // 4 else None
+
+    def resync(self, below: int | None) -> bool:
+        """Behind damage, move to the next frame that verifies; its sequence number is below ``below`` where that is
+        known.
+
+        The damaged frame's own head is asked first, then the index. False when there is none; then nothing moved.
+        Cost: at most 65,536 records of the index.
+        """
+        floor, before = self.next_seq, self.position
+        for position in self._candidates(before):
+            found = self._seq_at(None, position)
+            if found is None or found <= floor or (below is not None and found >= below):
+                continue
+            if self._land(position):
+                return True
+        return False
+
+    def _candidates(self, damaged: int) -> list[int]:
+        candidates: list[int] = []
+        head = self._port.read(self._file, damaged, HEAD_BYTES)
+        if len(head) == HEAD_BYTES:
+            candidates.append(damaged + HEAD_BYTES + HEAD.unpack(head)[0])
+        if self._index is not None:
+            first, last = 0, self.index_records()
+            index = self._index
+            after = last_before(
+                lambda offset, length: self._port.read(index, offset, length),
+                last,
+                lambda _, position: position <= damaged,
+            )
+            data = self._port.read(index, first, min(last, RESYNC_RECORDS_MAX) * RECORD_BYTES)
+            positions = [
+                position for _, position in RECORD.iter_unpack(data[: len(data) // RECORD_BYTES * RECORD_BYTES])
+            ]
+            candidates += [position for position in positions if position > max(damaged, after)]
+        return candidates

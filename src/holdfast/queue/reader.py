@@ -1,0 +1,365 @@
+"""Reading a queue, in the writer's process or any other, without locks and without writing.
+
+Owns: the way from a starting point to the end and along it, across pages, damage and removed pages. Does not own:
+verification (``page_scan``), decisions at a stop (``recovery``), waiting (``following``).
+
+Failure model: reads only; works on a read-only mount. What does not verify at the end of a log is not there *yet*. What
+does not verify although the writer is past it is damage: ``Gap``. A page that retention removed before it was read:
+``Trimmed``. Both go to the policy: ``"raise"`` (nothing is lost by it: reading again raises again), ``"skip"``, or a
+callable that is told. ``OSError`` from the port passes.
+"""
+
+from __future__ import annotations
+
+from holdfast.errors import InvalidRequest
+from holdfast.queue.frame import COMPRESSED, payloads, raw_body
+from holdfast.queue.messages import Block, Gap, Trimmed, block_of_singles, messages_of
+from holdfast.queue.opening import find_end
+from holdfast.queue.page_header import HEADER_BYTES
+from holdfast.queue.page_scan import WINDOW_BYTES, PageScan
+from holdfast.queue.recovery import Following, Here, Step, decide
+from holdfast.queue.slots import SLOTS_BYTES, newest_slot
+from holdfast.queue.write_mark import decode_mark
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    from holdfast.queue.messages import Message
+    from holdfast.queue.page_files import PageDirectory
+    from holdfast.queue.page_header import PageHeader
+    from holdfast.queue.page_scan import Window
+    from holdfast.queue.write_mark import WriteMark
+
+    DamagePolicy: TypeAlias = str | Callable[["Gap | Trimmed"], None]
+
+__all__ = ["LogReader", "read_mark"]
+
+
+def read_mark(pages: PageDirectory) -> WriteMark | None:
+    """The writer's newest mark, or None."""
+    try:
+        file = pages.port.open(pages.directory, pages.names.write_meta, write=False)
+    except FileNotFoundError:
+        return None
+    try:
+        slot = newest_slot(pages.port.read(file, 0, SLOTS_BYTES))
+    finally:
+        pages.port.close(file)
+    return None if slot is None else decode_mark(slot[1])
+
+
+class LogReader:
+    """A place in the log that moves forward. One thread at a time.
+
+    ``next_seq`` is the next message to come. ``live_next_seq`` tells how far a writer in this process is; without it,
+    its mark in the file is read. ``headers`` caches headers of begun pages and may be shared by all readers of a queue.
+    """
+
+    __slots__ = (
+        "_damage", "_file", "_from_seq", "_from_time_ns", "_headers", "_index", "_live_next_seq", "_pages", "_scan",
+        "_window_bytes", "gaps",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        pages: PageDirectory,
+        *,
+        damage: DamagePolicy = "raise",
+        live_next_seq: Callable[[], int] | None = None,
+        headers: dict[int, PageHeader] | None = None,
+        window_bytes: int = WINDOW_BYTES,
+    ) -> None:
+        if damage not in ("raise", "skip") and not callable(damage):
+            raise InvalidRequest("unknown damage policy", damage=damage, hint="raise, skip or a callable")
+        self._pages = pages
+        self._damage = damage
+        self._live_next_seq = live_next_seq
+        self._headers = {} if headers is None else headers
+        self._window_bytes = window_bytes
+        self._scan: PageScan | None = None
+        self._file = -1
+        self._index: int | None = None
+        self._from_seq = 1
+        self._from_time_ns: int | None = None
+        self.gaps = 0
+
+    # ---- starting points --------------------------------------------------------------------------------------------
+
+    def seek_earliest(self) -> None:
+        """Stand at the oldest message that there is."""
+        self._from_seq, self._from_time_ns = 1, None
+        for number in self._pages.numbers():
+            if self._enter(number, 1 if number == 1 else None):
+                self._from_seq = self.next_seq
+                return
+
+    def seek_latest(self) -> None:
+        """Stand behind the newest message."""
+        end = find_end(self._pages, read_mark(self._pages), self._pages.port.boot_id())
+        self._from_seq, self._from_time_ns = end.next_seq, None
+        if end.page and self._enter(end.page, None) and self._scan is not None:
+            scan = self._scan
+            scan.position, scan.next_seq, scan.last_time_ns = end.position, end.next_seq, end.last_time_ns
+
+    def seek_seq(self, seq: int) -> None:
+        """Stand at message ``seq``, or before it where it has yet to come.
+
+        Raises: ``InvalidRequest`` below 1; ``Trimmed`` by the policy where it has been removed.
+        Cost: O(log pages) headers and O(log frames) frames of one page.
+        """
+        if seq < 1:
+            raise InvalidRequest("sequence numbers begin at 1", seq=seq)
+        self._seek_page(lambda header: header.base_seq <= seq)
+        self._from_seq, self._from_time_ns = seq, None
+        scan = self._scan
+        if scan is None:
+            return
+        if scan.next_seq > seq:
+            first = scan.next_seq
+            self._from_seq = first
+            self._report(Trimmed(seq, first))
+        else:
+            scan.seek_seq(seq)
+
+    def seek_time(self, time_ns: int) -> None:
+        """Stand before the first message that arrived at or after ``time_ns``. Never misses one; see I6.
+
+        Cost: O(log pages) headers, O(log frames) index records.
+        """
+        # Strictly below: a page may end with messages of the very time with which the next one begins.
+        self._seek_page(lambda header: header.base_time_ns < time_ns)
+        self._from_seq, self._from_time_ns = 1, time_ns
+        if self._scan is not None:
+            self._scan.seek_time(time_ns)
+
+    def _seek_page(self, belongs_before: Callable[[PageHeader], bool]) -> None:
+        """Enter the last page for which the condition holds, or the first that there is."""
+        numbers = self._pages.numbers()
+        low, high = 0, len(numbers)
+        while low < high:
+            middle = (low + high) // 2
+            header = self._header(numbers[middle])
+            if header is not None and not header.prepared and belongs_before(header):
+                low = middle + 1
+            else:
+                high = middle
+        for number in numbers[max(0, low - 1) :]:
+            if self._enter(number, 1 if number == 1 else None):
+                return
+
+    # ---- moving -----------------------------------------------------------------------------------------------------
+
+    @property
+    def next_seq(self) -> int:
+        """The sequence number expected next."""
+        return self._scan.next_seq if self._scan is not None else self._from_seq
+
+    def read_window(self) -> Window | None:
+        """The next verified frames, or None where there is nothing more now.
+
+        Raises: ``Gap`` and ``Trimmed`` by the policy.
+        """
+        while True:
+            scan = self._scan
+            if scan is None:
+                if not self._enter_first():
+                    return None
+                continue
+            window = scan.read(self._window_bytes)
+            if window is not None:
+                return window
+            if not self._move_on(scan):
+                # What was written since the failed read counts: a roll may have happened in between.
+                return scan.read(self._window_bytes)
+
+    def _enter_first(self) -> bool:
+        numbers = self._pages.numbers()
+        return any(self._enter(number, 1 if number == 1 else None) for number in numbers)
+
+    def _move_on(self, scan: PageScan) -> bool:
+        """Decide at a stop. True where reading may go on."""
+        number = scan.header.number
+        following, found = self._following(scan)
+        here = scan.here()
+        owed = following is not Following.CONTINUES and self._owed_seq() > scan.next_seq
+        step = decide(here, following, owed=owed)
+        if step is Step.END:
+            return False
+        if owed:
+            # The writer is past this place, so a second look tells damage from a frame that was just being written.
+            again = PageScan(
+                self._pages.port,
+                self._file,
+                scan.header,
+                next_seq=scan.next_seq,
+                position=scan.position,
+                last_time_ns=scan.last_time_ns,
+            )
+            if again.read(self._window_bytes) is not None or (again.seal is not None and here is not Here.SEAL):
+                return True
+        if step is Step.RESYNC:
+            first = scan.next_seq
+            if scan.resync(None):
+                self._report(Gap(first, scan.next_seq - 1, number))
+                return True
+            step = decide(Here.EXHAUSTED, following, owed=True)
+        return self._leave_page(scan, step, found)
+
+    def _leave_page(self, scan: PageScan, step: Step, found: int | None) -> bool:
+        first, number = scan.next_seq, scan.header.number
+        if step is Step.END_AFTER_GAP or found is None:
+            last = self._owed_seq() - 1
+            if last < first:
+                return False
+            self._report(Gap(first, last, number))
+            scan.next_seq = last + 1
+            return False
+        if step is Step.NEXT_PAGE:
+            return self._enter(found, first)
+        numbers = [later for later in self._pages.numbers() if later > number]
+        for later in numbers:
+            header = self._header(later)
+            if header is None or header.prepared:
+                continue
+            removed = self._pages.header_of(number) is None
+            self._report(Trimmed(first, header.base_seq) if removed else Gap(first, header.base_seq - 1, number))
+            return self._enter(later, None)
+        return False
+
+    def _following(self, scan: PageScan) -> tuple[Following, int | None]:
+        number = scan.header.number + 1
+        header = self._header(number)
+        if header is None:
+            later = [found for found in self._pages.numbers() if found >= number]
+            if not later:
+                return Following.NONE, None
+            number = later[0]
+            header = self._header(number)
+            if header is None:
+                return Following.UNREADABLE, number
+        if header.prepared:
+            return Following.PREPARED, number
+        if header.base_seq == scan.next_seq:
+            return Following.CONTINUES, number
+        return (Following.AHEAD if header.base_seq > scan.next_seq else Following.BEHIND), number
+
+    def _owed_seq(self) -> int:
+        """Messages below this are there, by the writer's word."""
+        if self._live_next_seq is not None:
+            return self._live_next_seq()
+        mark = read_mark(self._pages)
+        if mark is None:
+            return 0
+        boot_id = self._pages.port.boot_id()
+        return mark.next_seq if mark.clean or (any(boot_id) and mark.boot_id == boot_id) else mark.durable.next_seq
+
+    def _header(self, number: int) -> PageHeader | None:
+        """The header of a page; kept once the page was begun, because it never changes again."""
+        header = self._headers.get(number)
+        if header is None:
+            header = self._pages.header_of(number)
+            if header is not None and not header.prepared:
+                self._headers[number] = header
+        return header
+
+    def _enter(self, number: int, expected: int | None) -> bool:
+        """Stand at the start of a page. ``expected`` is its base where its header may not say so yet."""
+        file = self._pages.open(number)
+        if file is None:
+            self._headers.pop(number, None)
+            return False
+        header = self._pages.header(file, number)
+        if header is not None and header.prepared:
+            header = header.started(expected, 0) if expected is not None else None
+        if header is None:
+            self._pages.port.close(file)
+            return False
+        last_time_ns = self._scan.last_time_ns if self._scan is not None else header.base_time_ns
+        self.close()
+        self._file, self._index = file, self._pages.open_index(number, write=False)
+        self._scan = PageScan(
+            self._pages.port,
+            file,
+            header,
+            next_seq=header.base_seq,
+            position=HEADER_BYTES,
+            last_time_ns=last_time_ns,
+            index=self._index,
+        )
+        return True
+
+    def _report(self, report: Gap | Trimmed) -> None:
+        self.gaps += 1
+        if self._damage == "raise":
+            raise report
+        if callable(self._damage):
+            self._damage(report)
+
+    def close(self) -> None:
+        """Close the files. Reading goes on from the same place only after another seek."""
+        if self._scan is not None:
+            self._scan = None
+            self._pages.port.close(self._file)
+            if self._index is not None:
+                self._pages.port.close(self._index)
+                self._index = None
+
+    # ---- what frames become -----------------------------------------------------------------------------------------
+
+    def read_messages(self) -> list[Message] | None:
+        """The next messages, at least one, or None where there is nothing more now."""
+        while (window := self.read_window()) is not None:
+            found: list[Message] = []
+            data = window.data
+            for seq, time_ns, count, flags, start, end in self._wanted(window):
+                if flags & COMPRESSED:
+                    raw = raw_body(data[start:end], flags)
+                    found += messages_of(seq, time_ns, payloads(raw, 0, len(raw), count))
+                else:
+                    found += messages_of(seq, time_ns, payloads(data, start, end, count))
+            if found and found[0].seq < self._from_seq:
+                found = found[self._from_seq - found[0].seq :]
+            if found:
+                return found
+        return None
+
+    def read_blocks(self) -> list[Block] | None:
+        """The next blocks, at least one, or None where there is nothing more now."""
+        while (window := self.read_window()) is not None:
+            frames = self._wanted(window)
+            blocks: list[Block] = []
+            run = 0  # first of the single frames that are not in a block yet
+            for place, (seq, time_ns, count, flags, start, end) in enumerate(frames):
+                if count == 1 and not flags:
+                    continue
+                if run < place:
+                    blocks.append(block_of_singles(window.data, frames[run:place]))
+                run = place + 1
+                data = window.data
+                if flags & COMPRESSED:
+                    data = raw_body(data[start:end], flags)
+                    start, end = 0, len(data)
+                skip = max(0, min(count, self._from_seq - seq))
+                blocks.append(Block(seq, time_ns, count, data, start, end, skip=skip))
+            if run < len(frames):
+                blocks.append(block_of_singles(window.data, frames[run:]))
+            if blocks:
+                return blocks
+        return None
+
+    def _wanted(self, window: Window) -> list[tuple[int, int, int, int, int, int]]:
+        """The frames of a window that are not before the starting point; after the first such, all."""
+        frames = window.frames
+        if frames[0][0] >= self._from_seq and self._from_time_ns is None:
+            return frames
+        time_ns = self._from_time_ns
+        if time_ns is not None and frames[0][1] >= time_ns:
+            self._from_time_ns = None
+            return frames
+        return [
+            frame
+            for frame in frames
+            if frame[0] + frame[2] > self._from_seq and (time_ns is None or frame[1] >= time_ns)
+        ]
