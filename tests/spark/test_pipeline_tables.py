@@ -52,7 +52,9 @@ def opened(path: Path) -> pa.Table:
 def content(kind: Kind, path: Path) -> object:
     table = opened(path)
     if kind is Latest:
-        rows = list(zip(table["key"].to_pylist(), table["value"].to_pylist(), table["version"].to_pylist(), strict=True))
+        rows = list(
+            zip(table["key"].to_pylist(), table["value"].to_pylist(), table["version"].to_pylist(), strict=True)
+        )
         found = {key: (value, version) for key, value, version in rows}
         assert len(found) == len(rows), "one row a key"
         return found

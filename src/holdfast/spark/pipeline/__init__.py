@@ -21,8 +21,19 @@ if TYPE_CHECKING:
     from holdfast.spark.pipeline.history import History
     from holdfast.spark.pipeline.latest import Latest
     from holdfast.spark.pipeline.runner import RunReport, Schedule, StepReport, run_pipeline
+    from holdfast.spark.pipeline.verify import Verify, audit
 
-__all__ = ["Changes", "History", "Latest", "RunReport", "Schedule", "StepReport", "run_pipeline"]
+__all__ = [
+    "Changes",
+    "History",
+    "Latest",
+    "RunReport",
+    "Schedule",
+    "StepReport",
+    "Verify",
+    "audit",
+    "run_pipeline",
+]
 
 _HOMES = {
     "Changes": "changes",
@@ -31,6 +42,8 @@ _HOMES = {
     "RunReport": "runner",
     "Schedule": "runner",
     "StepReport": "runner",
+    "Verify": "verify",
+    "audit": "verify",
     "run_pipeline": "runner",
 }
 

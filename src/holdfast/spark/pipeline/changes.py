@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from holdfast.spark.pipeline.delta_output import DeltaOutput
-from holdfast.spark.pipeline.increments import Increment
+from holdfast.spark.pipeline.increments import Increment, log_head, next_increment
 from holdfast.spark.pipeline.log_changes import read_increment
 from holdfast.spark.pipeline.runner import StepResult
 from holdfast.spark.pipeline.table_files import FILES_TYPE, NewFile, new_files, told, write_table
@@ -64,10 +64,18 @@ class Changes:
         self._output = DeltaOutput(table_location(output_url), self.name, SCHEMA, ("day",))
         self._log_id = ""
 
+    def log_id(self) -> str:
+        """As ``Job``."""
+        return log_head(self._log_url).log_id
+
     def offset(self, log_id: str) -> int:
         """As ``Job``."""
         self._log_id = log_id
         return self._output.offset(log_id)
+
+    def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
+        """As ``Job``."""
+        return next_increment(self._log_url, after, until=until, step_bytes=step_bytes)
 
     def advance(self, increment: Increment) -> StepResult:
         """As ``Job``."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from threading import Event
 from typing import Final, TypeAlias
 
@@ -20,7 +20,8 @@ from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.pipeline.changes import Changes
 from holdfast.spark.pipeline.history import History
 from holdfast.spark.pipeline.latest import Latest
-from holdfast.spark.pipeline.runner import STEP_BYTES_DEFAULT, Job, Schedule, StepReport, run_pipeline
+from holdfast.spark.pipeline.runner import STEP_BYTES_DEFAULT, Job, RunReport, Schedule, StepReport, run_pipeline
+from holdfast.spark.pipeline.verify import Verify
 from holdfast.spark.spark_session import session
 
 __all__ = ["Command", "Made", "Running", "Told"]
@@ -89,13 +90,11 @@ class Command:
             spark.stop()
 
 
-def _incremental(spark: SparkSession, command: Command, running: Running, job: Job) -> Made:
-    del spark
-
+def _incremental(command: Command, running: Running, job: Job) -> RunReport:
     def tell(step: StepReport) -> None:
         running.told(step.fields())
 
-    report = run_pipeline(
+    return run_pipeline(
         job,
         command.log,
         command.to,
@@ -104,25 +103,33 @@ def _incremental(spark: SparkSession, command: Command, running: Running, job: J
         stop=running.stop,
         progress=tell,
     )
-    return Made(report.fields())
 
 
 def _changes(spark: SparkSession, command: Command, running: Running) -> Made:
-    return _incremental(spark, command, running, Changes(spark, command.log, command.to))
+    return Made(_incremental(command, running, Changes(spark, command.log, command.to)).fields())
 
 
 def _latest(spark: SparkSession, command: Command, running: Running) -> Made:
     job = Latest(spark, command.log, command.to, buckets=running.options.get("buckets"))
-    return _incremental(spark, command, running, job)
+    return Made(_incremental(command, running, job).fields())
 
 
 def _history(spark: SparkSession, command: Command, running: Running) -> Made:
     job = History(spark, command.log, command.to, buckets=running.options.get("buckets"))
-    return _incremental(spark, command, running, job)
+    return Made(_incremental(command, running, job).fields())
+
+
+def _verify(spark: SparkSession, command: Command, running: Running) -> Made:
+    job = Verify(spark, command.log, command.to)
+    report = _incremental(command, running, job)
+    found = job.audit
+    fields = {**report.fields(), **asdict(found.counts), "findings": len(found.findings), "verified": found.verified}
+    return Made(fields, [asdict(finding) for finding in found.findings], is_good=job.is_good(report.version))
 
 
 _PIPELINES: Final[Mapping[str, Callable[[SparkSession, Command, Running], Made]]] = {
     "changes": _changes,
     "latest": _latest,
     "history": _history,
+    "verify": _verify,
 }

@@ -174,9 +174,22 @@ class DeltaOutput:
             table, offset, {name: value for name, value in about.items() if isinstance(value, int) and name != "format"}
         )
 
-    def commit(self, state: TableState, through: int, added: Iterable[NewFile], removed: Iterable[TableFile]) -> None:
-        """Bring the table from ``state`` to log version ``through``: these files more, those less, the offset with
-        them, or nothing at all.
+    def mark(self, name: str) -> int:
+        """A mark that commits have moved, 0 before the first. Raises: Unavailable."""
+        found = self.find()
+        return 0 if found is None else found.transaction_version(f"{self._application}/{name}") or 0
+
+    def commit(
+        self,
+        state: TableState,
+        through: int,
+        added: Iterable[NewFile],
+        removed: Iterable[TableFile],
+        *,
+        marks: Mapping[str, int] | None = None,
+    ) -> None:
+        """Bring the table from ``state`` to log version ``through``: these files more, those less, the offset and the
+        ``marks`` (further versions by name) with them, or nothing at all.
 
         Raises: Conflict when another runner has moved the table on from ``state`` first, Unavailable when the commit
         did not happen. After a crash: all of it or nothing.
@@ -190,7 +203,10 @@ class DeltaOutput:
         actions += [RemoveAction(file.path, True, now_ms, file.size, dict(file.partition)) for file in removed]
         properties = CommitProperties(
             custom_metadata={"holdfast.pipeline": self.pipeline, "holdfast.version": str(through)},
-            app_transactions=[Transaction(self._application, through)],
+            app_transactions=[
+                Transaction(self._application, through),
+                *(Transaction(f"{self._application}/{name}", version) for name, version in (marks or {}).items()),
+            ],
         )
         try:
             state.table.create_write_transaction(

@@ -34,7 +34,7 @@ from pyspark.sql import SparkSession
 
 from holdfast.spark.pipeline.buckets import BucketPart, bucket_count, in_buckets, rewrite_buckets
 from holdfast.spark.pipeline.delta_output import DeltaOutput
-from holdfast.spark.pipeline.increments import Increment
+from holdfast.spark.pipeline.increments import Increment, log_head, next_increment
 from holdfast.spark.pipeline.log_changes import read_increment
 from holdfast.spark.pipeline.runner import StepResult
 from holdfast.spark.pipeline.table_location import table_location
@@ -73,10 +73,18 @@ class History:
         self._buckets = buckets
         self._log_id = ""
 
+    def log_id(self) -> str:
+        """As ``Job``."""
+        return log_head(self._log_url).log_id
+
     def offset(self, log_id: str) -> int:
         """As ``Job``."""
         self._log_id = log_id
         return self._output.offset(log_id)
+
+    def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
+        """As ``Job``."""
+        return next_increment(self._log_url, after, until=until, step_bytes=step_bytes)
 
     def advance(self, increment: Increment) -> StepResult:
         """As ``Job``."""

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.commit.batch import PREFIX, Header, slot_of
-from holdfast.errors import Code, NotFound
+from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.plan import Chain, live_chain, read_header
-from holdfast.spark.scan import StoreThread
+from holdfast.spark.store_thread import StoreThread
 
-__all__ = ["Increment", "LogHead", "log_head", "next_increment"]
+__all__ = ["Increment", "LogHead", "first_above", "log_head", "next_increment"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes:
     head = LogHead(newest.log_id.hex(), newest.last_version)
     if newest.last_version <= after or (until is not None and until <= after):
         return Increment(head, after, after, 0, 0, 0)
-    first = await _first_above(store, chain, after)
+    first = await first_above(store, chain, after)
     ends = np.cumsum(chain.sizes[first:])
     last = first + max(1, int(np.searchsorted(ends, step_bytes, side="right"))) - 1
     through = newest if last == len(chain.slots) - 1 else await read_header(store, int(chain.slots[last]))
@@ -115,13 +115,25 @@ async def _refuse_truncated(store: ObjectStore, chain: Chain, after: int) -> Non
         )
 
 
-async def _first_above(store: ObjectStore, chain: Chain, version: int) -> int:
-    """The first place in the chain whose object ends above ``version``."""
+async def first_above(store: ObjectStore, chain: Chain, version: int) -> int:
+    """The first place in the chain whose object ends above ``version``; its last place when there is none.
+
+    A header that cannot be read is passed over to the next older one that can: an audit looks for places too.
+    """
     low, high = 0, len(chain.slots) - 1
     while low < high:
-        middle = (low + high) // 2
-        if (await read_header(store, int(chain.slots[middle]))).last_version > version:
-            high = middle
+        middle = probe = (low + high) // 2
+        while (last := await _last_version(store, chain, probe)) is None and probe > low:
+            probe -= 1
+        if last is not None and last > version:
+            high = probe
         else:
             low = middle + 1
     return low
+
+
+async def _last_version(store: ObjectStore, chain: Chain, place: int) -> int | None:
+    try:
+        return (await read_header(store, int(chain.slots[place]))).last_version
+    except CorruptData:
+        return None

@@ -22,7 +22,7 @@ from typing import Final, Protocol
 import structlog
 
 from holdfast.errors import Conflict, InvalidRequest, Unavailable
-from holdfast.spark.pipeline.increments import Increment, log_head, next_increment
+from holdfast.spark.pipeline.increments import Increment
 
 __all__ = ["Job", "RunReport", "Schedule", "StepReport", "StepResult", "run_pipeline"]
 
@@ -162,8 +162,16 @@ class Job(Protocol):
         """The pipeline's name."""
         ...
 
+    def log_id(self) -> str:
+        """The log's id, as ``LogHead``."""
+        ...
+
     def offset(self, log_id: str) -> int:
         """The log version that the output has reached, 0 when there is none. Raises: InvalidRequest, Unavailable."""
+        ...
+
+    def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
+        """The next increment, as ``next_increment``."""
         ...
 
     def advance(self, increment: Increment) -> StepResult:
@@ -251,10 +259,10 @@ class _Run:
 
     def _look(self, goal: int | None) -> Increment:
         if self._log_id is None:
-            self._log_id = log_head(self._log_url).log_id
+            self._log_id = self._job.log_id()
             self.report.started_at = self._job.offset(self._log_id)
         offset = self._job.offset(self._log_id)
-        increment = next_increment(self._log_url, offset, until=goal, step_bytes=self._step_bytes)
+        increment = self._job.look(offset, goal, self._step_bytes)
         self.report.version = offset
         self.report.head_version = increment.head.version
         if increment.is_empty:
