@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,10 +12,8 @@ from tests.spark.log_builder import LogBuilder, latest_plainly, random_log, read
 from tests.spark.plain import operation_rows
 
 from holdfast.commit.transaction import Delete, RangeDelete, Write
-from holdfast.errors import Conflict, InvalidRequest, Unavailable
-from holdfast.spark.pipeline import Changes, History, Latest, Schedule, run_pipeline
-from holdfast.spark.pipeline.delta_output import DeltaOutput
-from holdfast.spark.pipeline.runner import Job, RunReport, StepReport
+from holdfast.spark.pipeline import Changes, History, Latest, run_pipeline
+from holdfast.spark.pipeline.runner import Job, RunReport
 
 Kind = type[Changes] | type[Latest] | type[History]
 KINDS: list[Kind] = [Changes, Latest, History]
