@@ -45,6 +45,7 @@ from __future__ import annotations
 import sys
 import zlib
 from array import array
+from bisect import bisect_right
 from itertools import accumulate, pairwise
 from struct import Struct
 
@@ -65,6 +66,7 @@ __all__ = [
     "SEAL",
     "SEAL_BYTES",
     "batch_body",
+    "compress_body",
     "encode_head",
     "encode_seal",
     "implied_seq",
@@ -73,6 +75,7 @@ __all__ = [
     "payloads",
     "raw_body",
     "seal_fields",
+    "split_batches",
 ]
 
 HEAD = Struct("<IIqQ")
@@ -114,14 +117,54 @@ def encode_head(
     return HEAD.pack(length, check, time_ns, tail)
 
 
-def batch_body(messages: Sequence[bytes]) -> list[bytes]:
-    """The parts of a body: lengths where there are several messages, then the messages joined."""
-    if len(messages) == 1:
-        return [messages[0]]
-    lengths = array("I", map(len, messages))
+def length_table(lengths: array[int]) -> bytes:
+    """The lengths of a batch as they stand in a frame."""
     if sys.byteorder == "big":
+        lengths = array("I", lengths)
         lengths.byteswap()
-    return [lengths.tobytes(), b"".join(messages)]
+    return lengths.tobytes()
+
+
+def split_batches(messages: Sequence[bytes]) -> list[tuple[list[bytes], int]]:
+    """Cut messages into frame bodies of at most 256 KiB, lengths included, or 4,096 messages: (parts, count) of each.
+
+    Raises: ``TypeError`` for what is not bytes.
+
+    >>> [count for parts, count in split_batches([b"x" * 100] * 5000)]
+    [2519, 2481]
+    """
+    lengths = array("I", map(len, messages))
+    count = len(lengths)
+    # A guess from the first message, so that a batch that must be split is not joined twice.
+    if count == 1 or (count <= BATCH_MESSAGES_MAX and lengths[0] * count <= 2 * BATCH_BYTES_MAX):
+        joined = b"".join(messages)
+        if count == 1:
+            return [([joined], 1)]
+        if len(joined) + 4 * count <= BATCH_BYTES_MAX:
+            return [([length_table(lengths), joined], count)]
+    ends = list(accumulate(lengths))
+    bodies: list[tuple[list[bytes], int]] = []
+    start, before = 0, 0
+    while start < count:
+        bound = min(count, start + BATCH_MESSAGES_MAX)
+        stop = bisect_right(ends, before + BATCH_BYTES_MAX, start, bound)
+        # Room for as many lengths as would have fitted without them: at most a few messages too careful.
+        stop = max(start + 1, bisect_right(ends, before + BATCH_BYTES_MAX - 4 * (stop - start), start, stop))
+        bodies.append((batch_body(messages[start:stop], lengths[start:stop]), stop - start))
+        start, before = stop, ends[stop - 1]
+    return bodies
+
+
+def batch_body(messages: Sequence[bytes], lengths: array[int] | None = None) -> list[bytes]:
+    """The parts of one body: lengths where there are several messages, then the messages joined."""
+    if len(messages) == 1:
+        return [b"".join(messages)]
+    return [length_table(array("I", map(len, messages)) if lengths is None else lengths), b"".join(messages)]
+
+
+def compress_body(parts: Sequence[bytes], level: int) -> list[bytes]:
+    """A body as one zlib stream; its frame has the flag ``COMPRESSED``."""
+    return [zlib.compress(b"".join(parts), level)]
 
 
 def implied_seq(checksum: Checksum, seed: int, head: tuple[int, int, int, int], body: Octets) -> int:

@@ -7,55 +7,69 @@ Failure model: pure values. ``Gap`` and ``Trimmed`` are errors and reports in on
 
 from __future__ import annotations
 
-from collections import namedtuple
-from functools import partial
 from itertools import accumulate, pairwise, repeat
+from operator import itemgetter
 
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.queue.frame import message_lengths, payloads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from datetime import datetime
-    from typing import NamedTuple
 
     from holdfast.queue.page_scan import FrameView
 
-    class _Message(NamedTuple):
-        seq: int
-        time_ns: int
-        payload: bytes
-else:
-    _Message = namedtuple("_Message", "seq time_ns payload")  # noqa: PYI024 - typing takes as long to import as all else
-
-__all__ = ["Block", "Gap", "Message", "Trimmed", "messages_of"]
+__all__ = ["Block", "Gap", "Message", "Trimmed", "block_of_singles", "messages_of"]
 
 
-class Message(_Message):
+class Message(tuple[int, int, bytes]):
     """One message: ``seq``, ``time_ns`` (arrival, nanoseconds since 1970, never falling) and ``payload``.
 
-    >>> message = Message(7, 1_767_225_600_000_000_000, b"hello")
+    A tuple of the three. It has no constructor of its own, because that would take longer than all else in reading.
+
+    >>> message = Message((7, 1_767_225_600_000_000_000, b"hello"))
     >>> message.payload, message.time.isoformat()
     (b'hello', '2026-01-01T00:00:00+00:00')
     """
 
     __slots__ = ()
 
+    if TYPE_CHECKING:
+
+        @property
+        def seq(self) -> int:
+            """The sequence number."""
+            ...
+
+        @property
+        def time_ns(self) -> int:
+            """The arrival, nanoseconds since 1970."""
+            ...
+
+        @property
+        def payload(self) -> bytes:
+            """The bytes that were appended."""
+            ...
+    else:
+        seq = property(itemgetter(0), doc="The sequence number.")
+        time_ns = property(itemgetter(1), doc="The arrival, nanoseconds since 1970.")
+        payload = property(itemgetter(2), doc="The bytes that were appended.")
+
     @property
     def time(self) -> datetime:
         """The arrival in UTC, to the microsecond."""
         from datetime import UTC, datetime, timedelta
 
-        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=self.time_ns // 1000)
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=self[1] // 1000)
 
-
-_make: Callable[[tuple[int, int, bytes]], Message] = partial(tuple.__new__, Message)
+    def __repr__(self) -> str:
+        return f"Message(seq={self[0]}, time_ns={self[1]}, payload={self[2]!r})"
 
 
 def messages_of(seq: int, time_ns: int, found: Sequence[bytes]) -> Iterable[Message]:
-    """The messages of one frame. Cost: about 0.1 microseconds each."""
-    return map(_make, zip(range(seq, seq + len(found)), repeat(time_ns), found))
+    """The messages of one frame, made one by one as they are taken. Cost: about 0.16 microseconds each."""
+    return map(Message, zip(range(seq, seq + len(found)), repeat(time_ns), found))
 
 
 class Gap(CorruptData):

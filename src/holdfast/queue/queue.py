@@ -65,6 +65,7 @@ class Queue:
         *,
         page_size: int = 64 << 20,
         sync: SyncLevel | str = "os",
+        compression: int = 0,
         max_message: int = 64 << 20,
         checksum: int = CRC32,
         read_only: bool = False,
@@ -104,7 +105,7 @@ class Queue:
                     raise NotFound("no such queue", path=os.fspath(path))
                 return
             self._lock_file = self._port.lock(directory, self._names.lock)
-            self._writer = self._open_writer(page_size, level, max_message, checksum, clock, entropy)
+            self._writer = self._open_writer(page_size, level, compression, max_message, checksum, clock, entropy)
         except BaseException:
             self._close_handles()
             raise
@@ -118,6 +119,7 @@ class Queue:
         self,
         page_size: int,
         level: SyncLevel,
+        compression: int,
         max_message: int,
         checksum: int,
         clock: Callable[[], int],
@@ -145,6 +147,7 @@ class Queue:
             checksum_id=checksum,
             message_bytes_max=max_message,
             sync=level,
+            compression=compression,
             clock=clock,
             entropy=entropy,
         )
@@ -292,7 +295,8 @@ class Queue:
         from itertools import chain
 
         found = self.reader(since=since, seq=seq, damage=damage)
-        return chain.from_iterable(self._along(found, found.read_messages, follow))
+        windows = self._along(found, found.read_message_parts, follow)
+        return chain.from_iterable(chain.from_iterable(windows))
 
     def batches(
         self,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from holdfast.errors import InvalidRequest
 from holdfast.queue.frame import COMPRESSED, payloads, raw_body
-from holdfast.queue.messages import Block, Gap, Trimmed, block_of_singles, messages_of
+from holdfast.queue.messages import Block, Gap, Message, Trimmed, block_of_singles, messages_of
 from holdfast.queue.opening import find_end
 from holdfast.queue.page_header import HEADER_BYTES
 from holdfast.queue.page_scan import WINDOW_BYTES, PageScan
@@ -23,18 +23,21 @@ from holdfast.queue.write_mark import decode_mark
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
     from typing import TypeAlias
 
-    from holdfast.queue.messages import Message
     from holdfast.queue.page_files import PageDirectory
     from holdfast.queue.page_header import PageHeader
-    from holdfast.queue.page_scan import Window
+    from holdfast.queue.page_scan import FrameView, Window
     from holdfast.queue.write_mark import WriteMark
 
     DamagePolicy: TypeAlias = str | Callable[["Gap | Trimmed"], None]
 
 __all__ = ["LogReader", "read_mark"]
+
+SINGLES_MIN = 8
+SINGLES_WINDOW_BYTES = 128 << 10
+"""Windows of single messages are smaller: thousands of small objects at a time cost more than a system call."""
 
 
 def read_mark(pages: PageDirectory) -> WriteMark | None:
@@ -69,7 +72,6 @@ class LogReader:
         damage: DamagePolicy = "raise",
         live_next_seq: Callable[[], int] | None = None,
         headers: dict[int, PageHeader] | None = None,
-        window_bytes: int = WINDOW_BYTES,
     ) -> None:
         if damage not in ("raise", "skip") and not callable(damage):
             raise InvalidRequest("unknown damage policy", damage=damage, hint="raise, skip or a callable")
@@ -77,7 +79,7 @@ class LogReader:
         self._damage = damage
         self._live_next_seq = live_next_seq
         self._headers = {} if headers is None else headers
-        self._window_bytes = window_bytes
+        self._window_bytes = WINDOW_BYTES
         self._scan: PageScan | None = None
         self._file = -1
         self._index: int | None = None
@@ -169,6 +171,8 @@ class LogReader:
                 continue
             window = scan.read(self._window_bytes)
             if window is not None:
+                many = len(window.frames) > SINGLES_WINDOW_BYTES >> 10
+                self._window_bytes = SINGLES_WINDOW_BYTES if many else WINDOW_BYTES
                 return window
             if not self._move_on(scan):
                 # What was written since the failed read counts: a roll may have happened in between.
@@ -310,20 +314,34 @@ class LogReader:
 
     def read_messages(self) -> list[Message] | None:
         """The next messages, at least one, or None where there is nothing more now."""
+        parts = self.read_message_parts()
+        return None if parts is None else [message for part in parts for message in part]
+
+    def read_message_parts(self) -> Iterator[Iterable[Message]] | None:
+        """As ``read_messages``, made as they are taken: what has been used is free before the next is made.
+
+        The answer must be used up before the reader is asked again.
+        """
         while (window := self.read_window()) is not None:
-            found: list[Message] = []
-            data = window.data
-            for seq, time_ns, count, flags, start, end in self._wanted(window):
-                if flags & COMPRESSED:
-                    raw = raw_body(data[start:end], flags)
-                    found += messages_of(seq, time_ns, payloads(raw, 0, len(raw), count))
-                else:
-                    found += messages_of(seq, time_ns, payloads(data, start, end, count))
-            if found and found[0].seq < self._from_seq:
-                found = found[self._from_seq - found[0].seq :]
-            if found:
-                return found
+            frames = self._wanted(window)
+            if frames:
+                return self._parts(window.data, frames)
         return None
+
+    def _parts(self, data: bytes, frames: list[FrameView]) -> Iterator[Iterable[Message]]:
+        if len(frames) > SINGLES_MIN and all(frame[2] == 1 and not frame[3] for frame in frames):
+            yield [Message((seq, time_ns, data[start:end])) for seq, time_ns, _, _, start, end in frames]
+            return
+        from_seq = self._from_seq
+        for seq, time_ns, count, flags, start, end in frames:
+            if flags & COMPRESSED:
+                raw = raw_body(data[start:end], flags)
+                found = payloads(raw, 0, len(raw), count)
+            else:
+                found = payloads(data, start, end, count)
+            if seq < from_seq:
+                found, seq = found[from_seq - seq :], from_seq
+            yield messages_of(seq, time_ns, found)
 
     def read_blocks(self) -> list[Block] | None:
         """The next blocks, at least one, or None where there is nothing more now."""
@@ -349,7 +367,7 @@ class LogReader:
                 return blocks
         return None
 
-    def _wanted(self, window: Window) -> list[tuple[int, int, int, int, int, int]]:
+    def _wanted(self, window: Window) -> list[FrameView]:
         """The frames of a window that are not before the starting point; after the first such, all."""
         frames = window.frames
         if frames[0][0] >= self._from_seq and self._from_time_ns is None:

@@ -17,24 +17,23 @@ from __future__ import annotations
 
 import errno
 import threading
-from bisect import bisect_right
 from contextlib import suppress
-from itertools import accumulate
 from zlib import crc32
 
 from holdfast.errors import Closed, Code, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.queue.durability import Durability, SyncTarget
 from holdfast.queue.frame import (
-    BATCH_BYTES_MAX,
-    BATCH_MESSAGES_MAX,
+    COMPRESSED,
     FIELDS,
     HEAD,
     HEAD_BYTES,
     SEAL_BYTES,
     SEQ_MASK,
     batch_body,
+    compress_body,
     encode_head,
     encode_seal,
+    split_batches,
 )
 from holdfast.queue.open_page import OpenPage
 from holdfast.queue.opening import UNSYNCED_PAGES_MAX, LogEnd
@@ -82,6 +81,7 @@ class Writer:
         "_clock",
         "_closed",
         "_closing",
+        "_compression",
         "_durable",
         "_entropy",
         "_fast",
@@ -129,6 +129,7 @@ class Writer:
         checksum_id: int,
         message_bytes_max: int,
         sync: SyncLevel,
+        compression: int,
         clock: Callable[[], int],
         entropy: Callable[[int], bytes],
     ) -> None:
@@ -137,7 +138,10 @@ class Writer:
         self._clock = clock
         self._entropy = entropy
         self._sync = sync
-        self._fast = sync.name == "os" or (sync.name == "every" and not (sync.messages_max or sync.bytes_max))
+        self._compression = compression
+        self._fast = not compression and (
+            sync.name == "os" or (sync.name == "every" and not (sync.messages_max or sync.bytes_max))
+        )
         self._checksum_id = checksum_id
         self._checksum: Checksum = crc32
         self._turn = threading.Lock()
@@ -210,7 +214,7 @@ class Writer:
                 self._position = end
                 self.next_seq = seq + 1
                 return seq
-        return self.append_frames(([bytes(payload)],))[0]
+        return self.append_frames([([bytes(payload)], 1)])[0]
 
     def append_many(self, payloads: Sequence[bytes], *, atomic: bool) -> tuple[int, int]:
         """Append messages in order, none between them. Returns the first and the last sequence number.
@@ -221,17 +225,20 @@ class Writer:
         """
         if not payloads:
             raise InvalidRequest("append_many needs a message")
-        return self.append_frames([payloads] if atomic else split_batches(payloads))
+        bodies = [(batch_body(payloads), len(payloads))] if atomic else split_batches(payloads)
+        if sum(len(part) for parts, _ in bodies for part in parts) > self.message_bytes_max:
+            self._check_messages(payloads)
+        return self.append_frames(bodies)
 
-    def append_frames(self, batches: Sequence[Sequence[bytes]], flags: int = 0) -> tuple[int, int]:
-        """Append each batch as one frame."""
+    def append_frames(self, bodies: Sequence[tuple[list[bytes], int]]) -> tuple[int, int]:
+        """Append each body, with its number of messages, as one frame."""
         with self._turn:
             with self._lock:
                 self.raise_if_closed()
                 self._limit = -1
             first = self.next_seq
             try:
-                self._write_batches(batches, flags)
+                self._write_bodies(bodies)
             except OSError as error:
                 raise self._refused(error, self.next_seq - first) from error
             finally:
@@ -243,27 +250,29 @@ class Writer:
         self._after_append(last)
         return first, last
 
-    def _write_batches(self, batches: Sequence[Sequence[bytes]], flags: int) -> None:
+    def _write_bodies(self, bodies: Sequence[tuple[list[bytes], int]]) -> None:
         """Encode and write, all frames that fit into a page with one call; then publish them."""
         time_ns = max(self._clock(), self._last_time_ns)
         parts: list[Octets] = []
         placed: list[tuple[int, int]] = []  # position and count of each frame in `parts`
         position, seq = self._position, self.next_seq
-        for batch in batches:
-            body = batch_body(batch)
+        level, flags = self._compression, COMPRESSED if self._compression else 0
+        for body, count in bodies:
+            if level:
+                body = compress_body(body, level)
             size = HEAD_BYTES + sum(map(len, body))
-            self._check_size(size, batch)
+            self._check_frame(size, count)
             if self._page is None or position + size > self._page.limit:
                 self._put(parts, placed, time_ns, position, seq)
                 self._roll(size, time_ns)
                 parts, placed, position = [], [], self._position
             page = self._page
             assert page is not None, "after a roll there is a page"
-            parts.append(encode_head(page.checksum, page.seed, seq, time_ns, len(batch), flags, body))
+            parts.append(encode_head(page.checksum, page.seed, seq, time_ns, count, flags, body))
             parts += body
-            placed.append((position, len(batch)))
+            placed.append((position, count))
             position += size
-            seq += len(batch)
+            seq += count
         self._put(parts, placed, time_ns, position, seq)
 
     def _put(self, parts: list[Octets], placed: list[tuple[int, int]], time_ns: int, end: int, next_seq: int) -> None:
@@ -288,12 +297,16 @@ class Writer:
         if end >= self._mark_due:
             self._checkpoint()
 
-    def _check_size(self, size: int, batch: Sequence[bytes]) -> None:
-        largest = max(map(len, batch))
-        if largest > self.message_bytes_max:
-            raise LimitExceeded("message is too large", bytes=largest, max=self.message_bytes_max)
+    def _check_frame(self, size: int, count: int) -> None:
+        if count == 1 and size - HEAD_BYTES > self.message_bytes_max:
+            raise LimitExceeded("message is too large", bytes=size - HEAD_BYTES, max=self.message_bytes_max)
         if HEADER_BYTES + size + SEAL_BYTES > PAGE_BYTES_MAX:
             raise LimitExceeded("batch is too large for one frame", bytes=size, max=PAGE_BYTES_MAX)
+
+    def _check_messages(self, payloads: Sequence[bytes]) -> None:
+        largest = max(map(len, payloads))
+        if largest > self.message_bytes_max:
+            raise LimitExceeded("message is too large", bytes=largest, max=self.message_bytes_max)
 
     def _after_append(self, last: int) -> None:
         """Sync as the level demands."""
@@ -605,27 +618,6 @@ class Writer:
             self._map = bytearray()
             self._closing = []
             self._port.close(self._mark_file)
-
-
-def split_batches(payloads: Sequence[bytes]) -> list[Sequence[bytes]]:
-    """Cut a sequence of messages into frames of at most 256 KiB, lengths included, or 4,096 messages.
-
-    >>> [len(batch) for batch in split_batches([b"x" * 100] * 5000)]
-    [2519, 2481]
-    """
-    ends = list(accumulate(map(len, payloads)))
-    if len(payloads) <= BATCH_MESSAGES_MAX and ends[-1] + 4 * len(payloads) <= BATCH_BYTES_MAX:
-        return [payloads]
-    batches: list[Sequence[bytes]] = []
-    start, before = 0, 0
-    while start < len(payloads):
-        bound = min(len(ends), start + BATCH_MESSAGES_MAX)
-        stop = bisect_right(ends, before + BATCH_BYTES_MAX, start, bound)
-        # Room for as many lengths as would have fitted without them: at most a few messages too careful.
-        stop = max(start + 1, bisect_right(ends, before + BATCH_BYTES_MAX - 4 * (stop - start), start, stop))
-        batches.append(payloads[start:stop])
-        start, before = stop, ends[stop - 1]
-    return batches
 
 
 def _nothing() -> None:
