@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -12,12 +13,12 @@ from tests.spark.log_builder import LogBuilder, latest_plainly, random_log, read
 from tests.spark.plain import operation_rows
 
 from holdfast.commit.transaction import Delete, RangeDelete, Write
-from holdfast.spark.pipeline import Changes, History, Latest, run_pipeline
+from holdfast.spark.pipeline import Changes, History, Latest, Schedule, Snapshot, run_pipeline
 from holdfast.spark.pipeline.runner import Job, RunReport
 
 Kind = type[Changes] | type[Latest] | type[History]
 KINDS: list[Kind] = [Changes, Latest, History]
-SMALL_STEP = 60_000
+SMALL_STEP = 200_000
 
 
 def history_plainly(builder: LogBuilder) -> list[tuple[bytes, bytes, int, int | None]]:
@@ -91,3 +92,21 @@ def test_a_table_grown_step_by_step_equals_the_plain_reading(spark: SparkSession
     assert content(kind, tmp_path / "table") == expected(kind, builder)
     again = run(spark, kind, log, tmp_path / "table")
     assert again.step_count == 0 and again.started_at == report.version, "nothing new, nothing done"
+
+
+def test_a_snapshot_is_the_state_at_its_version_sorted_by_key(spark: SparkSession, tmp_path: Path) -> None:
+    builder = random_log(22, reigns=5, batches=14)
+    log = builder.write_to(tmp_path / "log")
+    versions = [txn.version for batch in read_plainly(builder.objects) for txn in batch.transactions]
+    middle = versions[len(versions) // 2]
+    output = tmp_path / "table"
+    job = Snapshot(spark, log, output.as_uri())
+    first = run_pipeline(job, log, output.as_uri(), schedule=Schedule(until=middle))
+    assert first.version == middle and first.step_count == 1
+    assert content(Latest, output) == latest_plainly(builder.objects, as_of=middle)
+    second = run_pipeline(job, log, output.as_uri())
+    assert second.started_at == middle and second.files_removed > 0, "the second is made from the first"
+    assert content(Latest, output) == latest_plainly(builder.objects)
+    keys = [key for uri in DeltaTable(str(output)).file_uris() for key in pq.read_table(uri)["key"].to_pylist()]
+    assert keys == sorted(keys)
+    assert content(Latest, output) != latest_plainly(builder.objects, as_of=middle)

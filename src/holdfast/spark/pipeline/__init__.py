@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast.spark.pipeline.history import History
     from holdfast.spark.pipeline.latest import Latest
     from holdfast.spark.pipeline.runner import RunReport, Schedule, StepReport, run_pipeline
+    from holdfast.spark.pipeline.snapshot import Snapshot
     from holdfast.spark.pipeline.verify import Verify, audit
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Latest",
     "RunReport",
     "Schedule",
+    "Snapshot",
     "StepReport",
     "Verify",
     "audit",
@@ -41,6 +43,7 @@ _HOMES = {
     "Latest": "latest",
     "RunReport": "runner",
     "Schedule": "runner",
+    "Snapshot": "snapshot",
     "StepReport": "runner",
     "Verify": "verify",
     "audit": "verify",

@@ -21,6 +21,7 @@ from holdfast.spark.pipeline.changes import Changes
 from holdfast.spark.pipeline.history import History
 from holdfast.spark.pipeline.latest import Latest
 from holdfast.spark.pipeline.runner import STEP_BYTES_DEFAULT, Job, RunReport, Schedule, StepReport, run_pipeline
+from holdfast.spark.pipeline.snapshot import Snapshot
 from holdfast.spark.pipeline.verify import Verify
 from holdfast.spark.spark_session import session
 
@@ -119,6 +120,10 @@ def _history(spark: SparkSession, command: Command, running: Running) -> Made:
     return Made(_incremental(command, running, job).fields())
 
 
+def _snapshot(spark: SparkSession, command: Command, running: Running) -> Made:
+    return Made(_incremental(command, running, Snapshot(spark, command.log, command.to)).fields())
+
+
 def _verify(spark: SparkSession, command: Command, running: Running) -> Made:
     job = Verify(spark, command.log, command.to)
     report = _incremental(command, running, job)
@@ -131,5 +136,6 @@ _PIPELINES: Final[Mapping[str, Callable[[SparkSession, Command, Running], Made]]
     "changes": _changes,
     "latest": _latest,
     "history": _history,
+    "snapshot": _snapshot,
     "verify": _verify,
 }

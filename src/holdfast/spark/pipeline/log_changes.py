@@ -14,8 +14,10 @@ from holdfast.spark.pipeline.increments import Increment
 __all__ = ["read_increment"]
 
 
-def read_increment(spark: SparkSession, url: str, increment: Increment, columns: str) -> DataFrame:
-    """One row per operation of the increment, with these ``columns`` of the shape ``operations``. Read when used."""
+def read_increment(
+    spark: SparkSession, url: str, increment: Increment, columns: str, kinds: str = "write,delete,range_delete"
+) -> DataFrame:
+    """One row per operation of these ``kinds`` in the increment, with these ``columns``. Read when it is used."""
     reader = spark.read.format("holdfast").option("url", url).option("columns", columns)
-    reader = reader.option("startingVersion", str(increment.after + 1))
+    reader = reader.option("kinds", kinds).option("startingVersion", str(increment.after + 1))
     return reader.option("endingVersion", str(increment.through)).load()

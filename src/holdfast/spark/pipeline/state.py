@@ -31,7 +31,7 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 from holdfast.errors import Code, InvalidRequest, LimitExceeded
 from holdfast.spark.pipeline.coverage import Coverage, Place, RangeDeleted
 
-__all__ = ["last_version", "materialise_latest"]
+__all__ = ["last_version", "materialise_latest", "newest_values", "range_coverage"]
 
 RANGES_MAX: Final = 1_000_000
 
@@ -65,9 +65,17 @@ def materialise_latest(spark: SparkSession, url: str, as_of_version: int | None 
             as_of_version=version,
             last_version=settled,
         )
-    coverage = Coverage.of(_range_deletes(spark, url, version))
+    ranges = _log(spark, url, version).option("kinds", "range_delete").option("columns", "key,end,version,position")
     points = _log(spark, url, version).option("kinds", "write,delete")
-    changes = points.option("columns", "key,version,position,kind,value").load()
+    changes = points.option("columns", "key,version,position,kind,value")
+    return newest_values(changes.load(), range_coverage(ranges.load()))
+
+
+def newest_values(changes: DataFrame, coverage: Coverage) -> DataFrame:
+    """Every key that exists after ``changes``: columns ``key``, ``value``, ``version``; one row a key, in no order.
+
+    Shape: ``changes`` has key, version, position, kind (write or delete) and value, in no order.
+    """
     place = F.struct("version", "position")
     newest = changes.groupBy("key").agg(
         F.max_by(F.struct("version", "position", "kind", "value"), place).alias("newest")
@@ -86,20 +94,18 @@ def _log(spark: SparkSession, url: str, version: int) -> DataFrameReader:
     return reader.option("startingVersion", "0").option("asOfVersion", str(version))
 
 
-def _range_deletes(spark: SparkSession, url: str, version: int) -> list[RangeDeleted]:
-    """The distinct ranges, each with its newest place."""
-    rows = _log(spark, url, version).option("kinds", "range_delete")
-    newest = (
-        rows.option("columns", "key,end,version,position")
-        .load()
-        .groupBy("key", "end")
-        .agg(F.max(F.struct("version", "position")).alias("place"))
-    )
+def range_coverage(deletes: DataFrame) -> Coverage:
+    """Which keys these range deletes (key, end, version, position) cover, brought to the driver.
+
+    Raises: LimitExceeded for more than ``RANGES_MAX`` distinct ranges. Memory: those.
+    """
+    newest = deletes.groupBy("key", "end").agg(F.max(F.struct("version", "position")).alias("place"))
     flat = newest.select("key", "end", "place.version", "place.position").limit(RANGES_MAX + 1).toArrow()
     if flat.num_rows > RANGES_MAX:
         raise LimitExceeded("log has more distinct range deletes than fit on the driver", ranges_max=RANGES_MAX)
     columns = (flat[name].to_pylist() for name in ("key", "end", "version", "position"))
-    return [RangeDeleted(key, end, Place(version, at)) for key, end, version, at in zip(*columns, strict=True)]
+    ranges = [RangeDeleted(key, end, Place(version, at)) for key, end, version, at in zip(*columns, strict=True)]
+    return Coverage.of(ranges)
 
 
 def _uncovered(coverage: Coverage, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
