@@ -3,7 +3,7 @@
 Owns: one method per operation and nothing more, so that a test can record them, fail the n-th of them, or forget what
 was not synced. Does not own: their order (``directory_objects``).
 
-Failure model: every method raises ``OSError`` as the system does. ``link`` never replaces an existing name.
+Failure model: every method raises ``OSError`` as the system does. No way to give a name replaces an existing one.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import os
 from collections.abc import Iterator
 from typing import Protocol
 
-__all__ = ["Files", "PosixFiles"]
+__all__ = ["NOT_HERE", "Files", "PosixFiles"]
 
-NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
+NOT_HERE = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL, errno.EISDIR, errno.ENOENT})
+"""How systems say that they cannot do this kind of thing here."""
 RENAME_NOREPLACE = 1
+UNNAMED: int | None = getattr(os, "O_TMPFILE", None)
 
 
 class Files(Protocol):
@@ -33,6 +35,10 @@ class Files(Protocol):
 
     def create(self, directory: int, name: str) -> int:
         """A new empty file, open for writing; FileExistsError when the name is taken."""
+        ...
+
+    def create_unnamed(self, directory: int) -> int:
+        """A new empty file without a name, open for writing; it is gone when it is closed before it has one."""
         ...
 
     def open(self, directory: int, name: str) -> int:
@@ -61,6 +67,10 @@ class Files(Protocol):
 
     def link(self, source: int, source_name: str, target: int, target_name: str) -> None:
         """Give a file a further name; FileExistsError when that is taken."""
+        ...
+
+    def give_name(self, file: int, target: int, target_name: str) -> None:
+        """Give an unnamed file its name; FileExistsError when that is taken."""
         ...
 
     def rename(self, source: int, source_name: str, target: int, target_name: str) -> None:
@@ -115,6 +125,12 @@ class PosixFiles:
         """As the port says."""
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=directory)
 
+    def create_unnamed(self, directory: int) -> int:
+        """As the port says."""
+        if UNNAMED is None:
+            raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+        return os.open(".", os.O_WRONLY | UNNAMED | os.O_CLOEXEC, 0o666, dir_fd=directory)
+
     def open(self, directory: int, name: str) -> int:
         """As the port says."""
         return os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
@@ -153,6 +169,11 @@ class PosixFiles:
     def link(self, source: int, source_name: str, target: int, target_name: str) -> None:
         """As the port says."""
         os.link(source_name, target_name, src_dir_fd=source, dst_dir_fd=target)
+
+    def give_name(self, file: int, target: int, target_name: str) -> None:
+        """As the port says."""
+        # The link behind this name leads to the file itself, and ``os.link`` follows it.
+        os.link(f"/proc/self/fd/{file}", target_name, dst_dir_fd=target)
 
     def rename(self, source: int, source_name: str, target: int, target_name: str) -> None:
         """As the port says."""

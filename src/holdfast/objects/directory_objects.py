@@ -5,11 +5,14 @@ the file operations (``directory_files``), processes and asyncio (``directory``)
 
 Creating an object, and what a crash leaves at each step:
 
-1. the bytes go into a new file of this writer's own folder under ``.holdfast/writing``   leftover, removed later
-2. ``fdatasync`` of that file                                                            leftover, complete
-3. a second name for it, the object's own, which fails when that name is taken           the object, or nothing yet
-4. ``fsync`` of the object's directory; only now the answer is "created"                  the object, complete
-5. the first name goes away                                                               leftover beside the object
+1. the bytes go into a new file without a name                     nothing
+2. ``fdatasync`` of that file                                      nothing
+3. the file gets the object's name, which fails when it is taken   the object, complete, or nothing yet
+4. ``fsync`` of the object's directory                             the object, complete; only now it is "created"
+
+Where files without names cannot be had, step 1 makes one in this writer's own folder under ``.holdfast/writing``, and
+step 3 gives it a further name, or renames it where there are no hard links; the first name goes away after the answer.
+What a crash leaves there is removed at a later start.
 
 A name therefore appears only on a complete file. Between 3 and 4 others may see a name that a power cut can still undo,
 so ``read`` and ``page`` sync the directory before they return a name that this process has not synced yet. On a
@@ -24,8 +27,9 @@ tried again. Everything raised is ``OSError``; ``Poisoned`` and ``Unfit`` are su
 from __future__ import annotations
 
 import errno
+from enum import Enum, auto
 
-from holdfast.objects.directory_files import NO_HARD_LINKS, Files
+from holdfast.objects.directory_files import NOT_HERE, Files
 from holdfast.objects.directory_listing import CLAIM_BYTES, slot_of_name, slots_from, slots_newest_first
 
 __all__ = ["COUNTDOWN_DIRECTORY", "DirectoryObjects", "Poisoned", "Unfit"]
@@ -48,6 +52,14 @@ class Unfit(OSError):
     """This file system cannot create a name only if it is absent."""
 
 
+class _Naming(Enum):
+    """How a complete file gets its object's name, the cheapest first."""
+
+    UNNAMED = auto()
+    LINK = auto()
+    RENAME = auto()
+
+
 class DirectoryObjects:
     """One process's view of the directory at ``root``, which exists. Not safe for concurrent use.
 
@@ -64,7 +76,7 @@ class DirectoryObjects:
         self._durable_directories = {""}
         self._synced: dict[str, None] = {}
         self._writing: int | None = None
-        self._renames = False
+        self._naming = _Naming.UNNAMED
         self._count = 0
         self._spare: tuple[str, int] | None = None
         self._finished: str | None = None
@@ -82,18 +94,20 @@ class DirectoryObjects:
             self._prepare_writing()
         folder, name = _split(key)
         target = self._directory_for_writing(folder)
-        temporary = self._write_temporary(data)
+        temporary, file = self._write_temporary(data)
         try:
-            self._give_name(temporary, target, name)
+            self._give_name(temporary, file, target, name)
         except FileExistsError:
-            self._files.unlink(self._own_folder(), temporary)
+            self._discard(temporary)
             return False
         except OSError:
             self._discard(temporary)
             raise
+        finally:
+            self._files.close(file)
         self._sync_directory(target)
         self._remember(key)
-        if not self._renames:
+        if self._naming is _Naming.LINK:
             self._finished = temporary
         if folder == COUNTDOWN_DIRECTORY and len(data) > CLAIM_BYTES:
             self._hinted_slot(name)
@@ -115,8 +129,8 @@ class DirectoryObjects:
         except OSError:
             self._spare = None
 
-    def _write_temporary(self, data: bytes | memoryview) -> str:
-        """A complete and synced file under a name of our own."""
+    def _write_temporary(self, data: bytes | memoryview) -> tuple[str, int]:
+        """A complete and synced file that nobody else sees, open, and its name in our own folder, if it has one."""
         name, file = self._spare or self._new_temporary()
         self._spare = None
         try:
@@ -128,25 +142,31 @@ class DirectoryObjects:
                     self._poisoned("the sync of a file failed", error)
                 raise
         except OSError:
+            self._files.close(file)
             self._discard(name)
             raise
-        finally:
-            self._files.close(file)
-        return name
+        return name, file
 
     def _new_temporary(self) -> tuple[str, int]:
+        if self._naming is _Naming.UNNAMED:
+            return "", self._files.create_unnamed(self._own_folder())
         self._count += 1
         name = str(self._count)
         return name, self._files.create(self._own_folder(), name)
 
-    def _give_name(self, temporary: str, target: int, name: str) -> None:
-        if self._renames:
-            self._files.rename(self._own_folder(), temporary, target, name)
-        else:
-            self._files.link(self._own_folder(), temporary, target, name)
+    def _give_name(self, temporary: str, file: int, target: int, name: str) -> None:
+        match self._naming:
+            case _Naming.UNNAMED:
+                self._files.give_name(file, target, name)
+            case _Naming.LINK:
+                self._files.link(self._own_folder(), temporary, target, name)
+            case _Naming.RENAME:
+                self._files.rename(self._own_folder(), temporary, target, name)
 
     def _discard(self, temporary: str) -> None:
-        """Remove a temporary file after a failure that is being raised; the next start removes what is left."""
+        """Remove a temporary file that is of no use; the next start removes what is left."""
+        if not temporary:
+            return
         try:
             self._files.unlink(self._own_folder(), temporary)
         except OSError:
@@ -180,7 +200,7 @@ class DirectoryObjects:
             self._files.close(parent)
         self._writing = own
         try:
-            self._renames = not self._can_link(own)
+            self._naming = self._find_naming(own)
         except OSError:
             self._writing = None
             self._files.close(own)
@@ -203,26 +223,39 @@ class DirectoryObjects:
         finally:
             self._files.close(folder)
 
-    def _can_link(self, own: int) -> bool:
-        """Whether ``link`` works here, else ``rename`` without replacing must. Raises: Unfit."""
+    def _find_naming(self, own: int) -> _Naming:
+        """The first way of giving names that works here and refuses to replace. Raises: Unfit."""
         self._files.close(self._files.create(own, "fit"))
         self._files.close(self._files.create(own, "fit-taken"))
         try:
-            for linked, give in ((True, self._files.link), (False, self._files.rename)):
+            for naming in _Naming:
                 try:
-                    give(own, "fit", own, "fit-taken")
+                    self._try_naming(naming, own)
                 except FileExistsError:
-                    return linked
+                    return naming
                 except OSError as error:
-                    if error.errno not in NO_HARD_LINKS:
+                    if error.errno not in NOT_HERE:
                         raise
                 else:
-                    break
+                    break  # it replaced what was there
         finally:
             self._discard_fit(own)
         raise Unfit(
             errno.ENOTSUP, "the file system has neither hard links nor a rename that refuses to replace", self._root
         )
+
+    def _try_naming(self, naming: _Naming, own: int) -> None:
+        match naming:
+            case _Naming.UNNAMED:
+                file = self._files.create_unnamed(own)
+                try:
+                    self._files.give_name(file, own, "fit-taken")
+                finally:
+                    self._files.close(file)
+            case _Naming.LINK:
+                self._files.link(own, "fit", own, "fit-taken")
+            case _Naming.RENAME:
+                self._files.rename(own, "fit", own, "fit-taken")
 
     def _discard_fit(self, own: int) -> None:
         for name in ("fit", "fit-taken"):

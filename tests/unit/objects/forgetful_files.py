@@ -30,11 +30,15 @@ class _Directory:
 
 
 class ForgetfulFiles:
-    """One mount of the file system. ``crash_at`` stops before the operation with that number, from 1."""
+    """One mount of the file system. ``crash_at`` stops before the operation with that number, from 1.
 
-    def __init__(self, root: _Directory | None = None, crash_at: int = 0) -> None:
+    ``unnamed``: whether it has files without names.
+    """
+
+    def __init__(self, root: _Directory | None = None, crash_at: int = 0, *, unnamed: bool = True) -> None:
         self.root = _Directory() if root is None else root
         self.crash_at = crash_at
+        self.unnamed = unnamed
         self.count = 0
         self._handles: dict[int, _File | _Directory] = {}
 
@@ -98,6 +102,12 @@ class ForgetfulFiles:
         file = entries[name] = _File()
         return self._handle(file)
 
+    def create_unnamed(self, directory: int) -> int:
+        self._step()
+        if not self.unnamed:
+            raise OSError(errno.ENOTSUP, "no files without names")
+        return self._handle(_File())
+
     def open(self, directory: int, name: str) -> int:
         self._step()
         return self._handle(self._entry(directory, name))
@@ -133,6 +143,13 @@ class ForgetfulFiles:
         if target_name in entries:
             raise FileExistsError(errno.EEXIST, target_name)
         entries[target_name] = entry
+
+    def give_name(self, file: int, target: int, target_name: str) -> None:
+        self._step()
+        entries = self._directory(target).entries
+        if target_name in entries:
+            raise FileExistsError(errno.EEXIST, target_name)
+        entries[target_name] = self._file(file)
 
     def rename(self, source: int, source_name: str, target: int, target_name: str) -> None:
         self.link(source, source_name, target, target_name)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from holdfast.objects.directory_files import PosixFiles
@@ -12,12 +13,18 @@ from holdfast.objects.directory_files import PosixFiles
 class RecordingFiles:
     """``PosixFiles`` that notes each operation and raises what ``fail`` returns for it.
 
-    ``fail`` gets the number of the operation (from 1) and its name; None lets it pass.
+    ``fail`` gets the number of the operation (from 1) and its name; None lets it pass. ``lacking`` are operations that
+    this file system does not have.
     """
 
-    def __init__(self, fail: Callable[[int, str], OSError | None] = lambda number, name: None) -> None:
+    def __init__(
+        self,
+        fail: Callable[[int, str], OSError | None] = lambda number, name: None,
+        lacking: Collection[str] = (),
+    ) -> None:
         self._files = PosixFiles()
         self.fail = fail
+        self.lacking = lacking
         self.read_only = False
         self.operations: list[str] = []
 
@@ -29,7 +36,7 @@ class RecordingFiles:
 
         def recorded(*arguments: Any) -> Any:
             self.operations.append(name)
-            error = self.fail(len(self.operations), name)
+            error = failure(errno.EPERM) if name in self.lacking else self.fail(len(self.operations), name)
             if error is not None:
                 raise error
             return operation(*arguments)

@@ -129,7 +129,7 @@ def test_what_a_failed_sync_says_reaches_every_later_create(tmp_path: Path) -> N
 
 
 def test_an_unfit_file_system_is_an_invalid_request(tmp_path: Path) -> None:
-    files = RecordingFiles(lambda number, name: failure(1) if name in ("link", "rename") else None)
+    files = RecordingFiles(lacking=("create_unnamed", "link", "rename"))
     objects = DirectoryObjects(files, str(tmp_path), "one")
     answer = worker.answer(objects, worker.CREATE, "batches/1", memoryview(b"a"))
     assert answer[0] == worker.UNFIT
