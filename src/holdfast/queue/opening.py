@@ -24,7 +24,7 @@ from __future__ import annotations
 from holdfast.queue.checksum import checksum_for_reading
 from holdfast.queue.frame import SEAL_BYTES, encode_seal, page_seed
 from holdfast.queue.page_header import HEADER_BYTES, PageHeader, encode_header
-from holdfast.queue.page_scan import PageScan
+from holdfast.queue.page_scan import WINDOW_BYTES, PageScan
 from holdfast.queue.recovery import Following, Here, Step, decide
 from holdfast.queue.time_index import RECORD, SINGLES_SPACING_BYTES
 from holdfast.queue.write_mark import WriteMark
@@ -75,6 +75,7 @@ class LogEnd:
         "page",
         "position",
         "resume",
+        "rewrite",
         "sealed",
         "unsynced",
     )
@@ -88,6 +89,7 @@ class LogEnd:
         self.frames = 0
         self.index = PageIndex()
         self.resume = False
+        self.rewrite = True
         self.sealed = False
         self.doubtful: list[int] = []
         self.gaps: list[tuple[int, int]] = []
@@ -144,6 +146,8 @@ class _Walk:
     def _begin(self) -> bool:
         """Set the end to the place where the walk begins; False where there is no page to begin in."""
         end, mark = self._end, self._mark
+        # Without the word of a mark, or after a failed sync, the page cache may hold what the disk never got.
+        end.rewrite = mark is None or not any(mark.boot_id)
         if mark is not None:
             durable = mark.durable
             if self._mark_holds(durable.page, durable.salt):
@@ -295,11 +299,15 @@ def mend(pages: PageDirectory, end: LogEnd) -> None:
     port = pages.port
     if end.page and not end.resume:
         for number in end.unsynced:
-            _sync_page(pages, number)
+            _sync_page(pages, number, rewrite=end.rewrite)
         _close_page(pages, end)
     changed = False
     for name in port.names(pages.directory):
         if pages.names.is_temporary(name):
+            changed |= pages.remove(name)
+    living = set(pages.numbers())
+    for name in port.names(pages.directory):
+        if (index := pages.names.index_number(name)) is not None and index not in living:
             changed |= pages.remove(name)
     for number in [] if end.resume else end.doubtful:
         name = pages.names.page(number)
@@ -314,13 +322,21 @@ def mend(pages: PageDirectory, end: LogEnd) -> None:
         port.sync_directory(pages.directory)
 
 
-def _sync_page(pages: PageDirectory, number: int) -> None:
+def _sync_page(pages: PageDirectory, number: int, *, rewrite: bool) -> None:
     file = pages.open(number, write=True)
     if file is not None:
         try:
+            if rewrite:
+                _rewrite(pages, file, pages.port.size(file))
             pages.port.sync_data(file)
         finally:
             pages.port.close(file)
+
+
+def _rewrite(pages: PageDirectory, file: int, end: int) -> None:
+    """Write what is there once more. After a failed sync the cache counts as clean what the disk does not have."""
+    for offset in range(0, end, WINDOW_BYTES):
+        pages.port.write(file, offset, (pages.port.read(file, offset, min(WINDOW_BYTES, end - offset)),))
 
 
 def _close_page(pages: PageDirectory, end: LogEnd) -> None:
@@ -331,6 +347,8 @@ def _close_page(pages: PageDirectory, end: LogEnd) -> None:
         return
     try:
         header = end.header
+        if end.rewrite:
+            _rewrite(pages, file, end.position)
         port.write(file, 0, (encode_header(header),))
         if not end.sealed and end.position + SEAL_BYTES <= header.page_bytes:
             checksum = checksum_for_reading(header.checksum_id)

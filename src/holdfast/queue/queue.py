@@ -18,19 +18,22 @@ from holdfast.queue.checksum import CRC32, checksum_for_writing
 from holdfast.queue.file_names import FileNames
 from holdfast.queue.following import Waiter
 from holdfast.queue.identity import IDENTITY_BYTES, Identity, decode_identity, encode_identity
+from holdfast.queue.linger import LINGER_S, Linger
 from holdfast.queue.local_files import LocalFiles
 from holdfast.queue.opening import find_end, mend
 from holdfast.queue.page_files import PageDirectory
 from holdfast.queue.page_header import PAGE_BYTES_MAX
 from holdfast.queue.reader import LogReader, read_mark
+from holdfast.queue.serializers import serializer_named
 from holdfast.queue.slots import SLOTS_BYTES
+from holdfast.queue.space import Space
 from holdfast.queue.sync_levels import sync_level
 from holdfast.queue.writer import Writer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from datetime import datetime
+    from datetime import datetime, timedelta
     from types import TracebackType
     from typing import Self, TypeVar
 
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from holdfast.queue.messages import Block, Message
     from holdfast.queue.page_header import PageHeader
     from holdfast.queue.reader import DamagePolicy
+    from holdfast.queue.serializers import Serializer
     from holdfast.queue.sync_levels import SyncLevel
 
     Found = TypeVar("Found")
@@ -46,6 +50,7 @@ __all__ = ["PAGE_BYTES_MIN", "Queue"]
 
 PAGE_BYTES_MIN = 4096
 MESSAGE_BYTES_MAX = 1 << 30
+LIFETIME_LOOK_S = 10.0
 
 
 class Queue:
@@ -65,6 +70,10 @@ class Queue:
         *,
         page_size: int = 64 << 20,
         sync: SyncLevel | str = "os",
+        lifetime: timedelta | None = None,
+        max_bytes: int | None = None,
+        full: str = "drop_oldest",
+        serializer: Serializer | str = "bytes",
         compression: int = 0,
         max_message: int = 64 << 20,
         checksum: int = CRC32,
@@ -91,6 +100,9 @@ class Queue:
         self._writer: Writer | None = None
         self._lock_file = -1
         self._background: Background | None = None
+        self._linger: Linger | None = None
+        self._serializer = serializer_named(serializer)
+        self._append: Callable[[bytes], int] = self._refuse
         self._closed = False
         if not read_only:
             self._port.make_directory(folder)
@@ -105,14 +117,29 @@ class Queue:
                     raise NotFound("no such queue", path=os.fspath(path))
                 return
             self._lock_file = self._port.lock(directory, self._names.lock)
-            self._writer = self._open_writer(page_size, level, compression, max_message, checksum, clock, entropy)
+            writer = self._open_writer(page_size, level, compression, max_message, checksum, clock, entropy)
+            self._writer = writer
+            self._space = Space(
+                self._pages,
+                lifetime_ns=None if lifetime is None else int(lifetime.total_seconds() * 1_000_000_000),
+                max_bytes=max_bytes,
+                full=full,
+                page_bytes=page_size,
+                clock=clock,
+                current=lambda: writer.page_number,
+            )
         except BaseException:
             self._close_handles()
             raise
+        writer.before_roll = self._space.before_roll
+        self._append = writer.append
         if background:
-            interval_s = level.ms_max / 1000 if level.ms_max else None
-            self._background = Background(self._work, interval_s)
-            self._writer.on_work = self._background.wake
+            interval_s = level.ms_max / 1000 if level.ms_max else LIFETIME_LOOK_S if lifetime is not None else None
+            self._background = Background(self._work, interval_s, LINGER_S if level.name == "buffered" else 0)
+            writer.on_work = self._background.wake
+        if level.name == "buffered":
+            self._linger = Linger(writer, writer.on_work)
+            self._append = self._linger.append
         _track(self)
 
     def _open_writer(
@@ -181,39 +208,85 @@ class Queue:
 
     # ---- writing ----------------------------------------------------------------------------------------------------
 
-    def append(self, payload: bytes) -> int:
+    def append(self, payload: object) -> int:
         """Append one message and return its sequence number; what has happened by then is the sync level's promise.
 
+        *Shape*: bytes, or what the serializer takes.
         *Raises*: ``Closed`` (also after a failed sync, and in a forked child); ``LimitExceeded`` above ``max_message``;
-        ``Unavailable`` (disk_full), after which the queue works again as soon as there is room; ``PermissionDenied``
-        when opened ``read_only``. Whatever is raised, the message is not in the queue, except with ``sync="always"``
-        after a failed sync, when it may be.
+        ``Unavailable`` (disk_full), after which the queue works again as soon as there is room; ``Backpressure``
+        (queue_full) with ``full="raise"``; ``PermissionDenied`` when opened ``read_only``; ``TypeError`` for what is
+        not bytes. Whatever is raised, the message is not in the queue, except after a failed sync, when it may be.
         *Cost*: about a microsecond at the level "os"; one shared data sync at "always".
         """
-        return (self._writer or self._refuse()).append(payload)
+        if self._serializer is not None:
+            payload = self._serializer.dump(payload)
+        return self._append(payload)  # type: ignore[arg-type]  # refused by the writer if it is something else
 
-    def append_many(self, payloads: Sequence[bytes], *, atomic: bool = False) -> tuple[int, int]:
+    def append_many(self, payloads: Sequence[object], *, atomic: bool = False) -> tuple[int, int]:
         """Append messages in order with none between them; returns the first and the last sequence number.
 
         After a crash of the machine a frame (at most 256 KiB or 4,096 messages) is there or not; with ``atomic`` the
-        whole batch is one frame. *Raises*: as ``append``, and ``InvalidRequest`` for no messages.
+        whole batch is one frame. *Raises*: as ``append``, and ``InvalidRequest`` for no messages. A batch of several
+        frames that meets a full disk may be there in part: the error's ``appended`` says how many.
         """
-        return (self._writer or self._refuse()).append_many(payloads, atomic=atomic)
+        found: Sequence[bytes] = payloads  # type: ignore[assignment]  # refused by the writer if it is something else
+        if self._serializer is not None:
+            found = [*map(self._serializer.dump, payloads)]
+        if self._linger is not None and found:
+            if atomic:
+                self._linger.write()
+            else:
+                return self._linger.append_many(found)
+        return (self._writer or self._refuse_all()).append_many(found, atomic=atomic)
+
+    def append_unsynced(self, payload: bytes) -> int:
+        """Append and return without waiting for a sync, whatever the level: ``flush`` or ``wait_durable`` wait.
+
+        For those who wait for many at once, as the asyncio twin does.
+        """
+        return (self._writer or self._refuse_all()).append_unsynced(payload)
+
+    def wait_durable(self, seq: int) -> None:
+        """Return when ``seq`` and all before it are durable. *Raises*: ``Closed`` after a failed sync."""
+        (self._writer or self._refuse_all()).durability.wait_for(seq + 1)
 
     def flush(self) -> None:
         """Return when everything appended so far is durable. *Raises*: ``Closed`` after a failed sync."""
-        (self._writer or self._refuse()).flush()
+        if self._linger is not None:
+            self._linger.write()
+        (self._writer or self._refuse_all()).flush()
 
-    def _refuse(self) -> Writer:
+    def trim(self, *, before_seq: int) -> int:
+        """Remove the pages whose messages are all below ``before_seq``. Returns how many pages went."""
+        if self._writer is None:
+            self._refuse_all()
+        return self._space.trim_before(before_seq)
+
+    @property
+    def space(self) -> Space:
+        """Retention: ``hold``, ``release`` and ``confirmed`` are for consumers."""
+        if self._writer is None:
+            self._refuse_all()
+        return self._space
+
+    def _refuse(self, payload: bytes) -> int:  # noqa: ARG002 - stands in for a writer's append
+        raise self._refusal()
+
+    def _refuse_all(self) -> Writer:
+        raise self._refusal()
+
+    def _refusal(self) -> HoldfastError:
         if self._closed:
-            raise Closed("the queue is closed")
-        raise PermissionDenied("the queue is open for reading only", code=Code.PERMISSION_DENIED)
+            return Closed("the queue is closed")
+        return PermissionDenied("the queue is open for reading only", code=Code.PERMISSION_DENIED)
 
     # ---- where it stands --------------------------------------------------------------------------------------------
 
     @property
     def last_seq(self) -> int:
-        """The newest message, 0 before the first."""
+        """The newest message, 0 before the first; at the level "buffered" it may still be in memory."""
+        if self._linger is not None:
+            return self._linger.next_seq - 1
         if self._writer is not None:
             return self._writer.next_seq - 1
         return find_end(self._pages, read_mark(self._pages), self._port.boot_id()).next_seq - 1
@@ -332,6 +405,18 @@ class Queue:
         finally:
             reader.close()
 
+    def values(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        follow: bool = False,
+        damage: DamagePolicy | None = None,
+    ) -> Iterator[object]:
+        """As ``read``, what the serializer makes of each payload; bytes without one."""
+        found = (message.payload for message in self.read(since=since, seq=seq, follow=follow, damage=damage))
+        return found if self._serializer is None else map(self._serializer.load, found)
+
     def waiter(self) -> Waiter:
         """How to wait for the next message; for those who drive a reader themselves."""
         return Waiter(self._writer.notify_once if self._writer is not None else None)
@@ -344,12 +429,15 @@ class Queue:
         writer = self._writer
         if writer is None:
             return
+        if self._linger is not None:
+            self._linger.write()
         if writer.wants_page():
             writer.prepare()
         if writer.has_closing_pages:
             writer.durability.sync_sealed()
         if writer.sync_is_due():
             writer.flush()
+        self._space.trim()
 
     def _work(self) -> None:
         try:
@@ -366,13 +454,19 @@ class Queue:
         if self._closed:
             return
         self._closed = True
+        self._append = self._refuse
+        writer = self._writer
+        if writer is not None:
+            self._space.close()
         if self._background is not None:
             self._background.stop()
-        writer, self._writer = self._writer, None
         try:
             if writer is not None:
+                if self._linger is not None:
+                    self._linger.write()
                 writer.close()
         finally:
+            self._writer = self._linger = None
             self._close_handles()
 
     def _close_handles(self) -> None:

@@ -227,11 +227,20 @@ class Writer:
             raise InvalidRequest("append_many needs a message")
         bodies = [(batch_body(payloads), len(payloads))] if atomic else split_batches(payloads)
         if sum(len(part) for parts, _ in bodies for part in parts) > self.message_bytes_max:
-            self._check_messages(payloads)
+            self.check_messages(payloads)
         return self.append_frames(bodies)
 
+    def append_unsynced(self, payload: Octets) -> int:
+        """Append one message without the sync that the level would demand."""
+        return self._append_bodies([([bytes(payload)], 1)])[0]
+
     def append_frames(self, bodies: Sequence[tuple[list[bytes], int]]) -> tuple[int, int]:
-        """Append each body, with its number of messages, as one frame."""
+        """Append each body, with its number of messages, as one frame, and sync as the level demands."""
+        first, last = self._append_bodies(bodies)
+        self._after_append(last)
+        return first, last
+
+    def _append_bodies(self, bodies: Sequence[tuple[list[bytes], int]]) -> tuple[int, int]:
         with self._turn:
             with self._lock:
                 self.raise_if_closed()
@@ -247,7 +256,6 @@ class Writer:
             last = self.next_seq - 1
             if self._listeners:
                 self._notify()
-        self._after_append(last)
         return first, last
 
     def _write_bodies(self, bodies: Sequence[tuple[list[bytes], int]]) -> None:
@@ -303,7 +311,8 @@ class Writer:
         if HEADER_BYTES + size + SEAL_BYTES > PAGE_BYTES_MAX:
             raise LimitExceeded("batch is too large for one frame", bytes=size, max=PAGE_BYTES_MAX)
 
-    def _check_messages(self, payloads: Sequence[bytes]) -> None:
+    def check_messages(self, payloads: Sequence[bytes]) -> None:
+        """Raise ``LimitExceeded`` for a message above the bound."""
         largest = max(map(len, payloads))
         if largest > self.message_bytes_max:
             raise LimitExceeded("message is too large", bytes=largest, max=self.message_bytes_max)
@@ -542,6 +551,12 @@ class Writer:
     def sync_is_due(self) -> bool:
         """Whether the level bounds the time until a sync, and something waits for one. Call it that often."""
         return self._sync.ms_max > 0 and self.durability.next_seq < self.next_seq and self._closed is None
+
+    @property
+    def page_number(self) -> int:
+        """The page being written, or the last one that was."""
+        page = self._page
+        return page.header.number if page is not None else self._number
 
     @property
     def has_closing_pages(self) -> bool:

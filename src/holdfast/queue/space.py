@@ -1,0 +1,206 @@
+"""The space of a queue: what its pages take, and giving it back.
+
+Owns: the limit and what happens at it (``full``), the holds of consumers, removing pages. Does not own: which pages may
+go (``retention``).
+
+Failure model: pages are removed oldest first, the name of the page before that of its index, and then the directory is
+synced. A crash in between leaves an index without a page, which the next start removes, or the page, which is removed
+again. A reader that has the page open reads it to its end; one that comes later gets ``Trimmed``.
+
+What happens when another page would go above ``max_bytes``:
+
+| full | then |
+|---|---|
+| ``"drop_oldest"`` | the oldest pages go, read or not, except what a consumer holds |
+| ``"block"`` | the append waits until consumers have confirmed, or the lifetime has freed, a page |
+| ``"raise"`` | ``Backpressure`` (queue_full); nothing was appended |
+
+With ``"block"`` and ``"raise"`` pages go that every consumer has confirmed; without a consumer none do before their
+lifetime ends. The space counted is that of closed pages and of the page being written; the page that is made ahead may
+stand above the limit, so a queue takes at most ``max_bytes`` and one page, and the indexes, which are small.
+"""
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+
+from holdfast.errors import Backpressure, Closed, Code, InvalidRequest
+from holdfast.queue.retention import ClosedPage, pages_that_may_go
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.queue.page_files import PageDirectory
+    from holdfast.queue.page_header import PageHeader
+
+__all__ = ["FULL_POLICIES", "Space"]
+
+FULL_POLICIES = ("drop_oldest", "block", "raise")
+BLOCKED_LOOK_S = 0.05
+
+
+class Space:
+    """Retention of one queue. ``current`` tells the number of the page being written."""
+
+    __slots__ = (
+        "_clock",
+        "_closed",
+        "_current",
+        "_freed",
+        "_full",
+        "_headers",
+        "_holds",
+        "_last_times",
+        "_lifetime_ns",
+        "_lock",
+        "_max_bytes",
+        "_pages",
+    )
+
+    def __init__(
+        self,
+        pages: PageDirectory,
+        *,
+        lifetime_ns: int | None,
+        max_bytes: int | None,
+        full: str,
+        page_bytes: int,
+        clock: Callable[[], int],
+        current: Callable[[], int],
+    ) -> None:
+        if full not in FULL_POLICIES:
+            raise InvalidRequest("unknown policy for a full queue", full=full, hint=", ".join(FULL_POLICIES))
+        if max_bytes is not None and max_bytes < 2 * page_bytes:
+            raise InvalidRequest(
+                "max_bytes needs room for two pages",
+                max_bytes=max_bytes,
+                page_size=page_bytes,
+                hint="a smaller page_size",
+            )
+        if lifetime_ns is not None and lifetime_ns <= 0:
+            raise InvalidRequest("lifetime must be above zero", lifetime_ns=lifetime_ns)
+        self._pages = pages
+        self._lifetime_ns = lifetime_ns
+        self._max_bytes = max_bytes
+        self._full = full
+        self._clock = clock
+        self._current = current
+        self._headers: dict[int, PageHeader] = {}
+        self._holds: list[Callable[[], int]] = []
+        self._lock = threading.Lock()
+        self._freed = threading.Condition(threading.Lock())
+        self._closed = False
+
+    def hold(self, first_wanted: Callable[[], int]) -> None:
+        """Keep every message from ``first_wanted()`` on, the next that a consumer needs."""
+        self._holds = [*self._holds, first_wanted]
+
+    def release(self, first_wanted: Callable[[], int]) -> None:
+        """Undo ``hold``."""
+        self._holds = [held for held in self._holds if held is not first_wanted]
+        self.confirmed()
+
+    def confirmed(self) -> None:
+        """A consumer has moved on: an append that waits for space looks again."""
+        with self._freed:
+            self._freed.notify_all()
+
+    def before_roll(self, page_bytes: int) -> None:
+        """Make room for one more page, or do what the policy says.
+
+        Raises: ``Backpressure`` (queue_full); ``Closed`` when the queue is closed while this waits.
+        """
+        if self._max_bytes is None:
+            return
+        while True:
+            over = self.trim(page_bytes)
+            if over <= 0 or (self._full == "drop_oldest" and not self._holds):
+                return
+            if self._full != "block":
+                raise Backpressure(
+                    "the queue is full", code=Code.QUEUE_FULL, max_bytes=self._max_bytes, bytes_over=over
+                )
+            with self._freed:
+                if self._closed:
+                    raise Closed("the queue was closed while an append waited for space")
+                self._freed.wait(BLOCKED_LOOK_S)
+
+    def trim(self, page_bytes: int = 0) -> int:
+        """Remove what may go; ``page_bytes`` are about to be added. Returns the bytes still above the limit, or less
+        than 1.
+
+        Cost: one listing, and the size and time of each page.
+        """
+        if self._lifetime_ns is None and self._max_bytes is None:
+            return 0
+        with self._lock:
+            closed, total = self._survey()
+            limit = self._max_bytes
+            over = total + page_bytes - limit if limit is not None else 0
+            held = min((first_wanted() for first_wanted in self._holds), default=None)
+            dropping = over if self._full == "drop_oldest" or held is not None else 0
+            going = pages_that_may_go(
+                closed, now_ns=self._clock(), lifetime_ns=self._lifetime_ns, bytes_over=dropping, held_seq=held
+            )
+            self.remove(going)
+            return over - sum(page.bytes for page in closed[: len(going)])
+
+    def trim_before(self, seq: int) -> int:
+        """Remove the closed pages whose messages are all below ``seq``. Returns how many."""
+        with self._lock:
+            going = [page.number for page in self._survey()[0] if page.last_seq < seq]
+            self.remove(going)
+            return len(going)
+
+    def _survey(self) -> tuple[list[ClosedPage], int]:
+        """The closed pages, oldest first, and the bytes of these and of the page being written."""
+        pages, current = self._pages, self._current()
+        numbers = [number for number in pages.numbers() if number <= current]
+        closed: list[ClosedPage] = []
+        total = 0
+        for number, following in pairwise(numbers):
+            header, after = self._header(number), self._header(following)
+            name = pages.names.page(number)
+            size = pages.port.size_of(pages.directory, name)
+            total += size
+            if header is None or after is None:
+                continue
+            # The first arrival in the next page is no earlier than the last in this one: at worst a page stays longer.
+            closed.append(
+                ClosedPage(
+                    number,
+                    size,
+                    header.base_seq,
+                    after.base_seq - 1,
+                    after.base_time_ns,
+                    pages.port.modified_ns(pages.directory, name),
+                )
+            )
+        if numbers:
+            total += pages.port.size_of(pages.directory, pages.names.page(numbers[-1]))
+        return closed, total
+
+    def _header(self, number: int) -> PageHeader | None:
+        header = self._headers.get(number)
+        if header is None:
+            header = self._pages.header_of(number)
+            if header is not None and not header.prepared:
+                self._headers[number] = header
+        return None if header is None or header.prepared else header
+
+    def remove(self, numbers: list[int]) -> None:
+        """Remove pages and their indexes, then sync the directory."""
+        for number in numbers:
+            self._pages.remove(self._pages.names.page(number))
+            self._pages.remove(self._pages.names.index(number))
+            self._headers.pop(number, None)
+        if numbers:
+            self._pages.port.sync_directory(self._pages.directory)
+
+    def close(self) -> None:
+        """End every wait for space."""
+        with self._freed:
+            self._closed = True
+            self._freed.notify_all()
