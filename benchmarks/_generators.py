@@ -184,7 +184,8 @@ def holdfast_streams(
 ) -> Load:
     """``POST /v1/commits``: on each connection ``requests`` requests of ``items`` commits, one after the other.
 
-    Bodies are made before the clock starts; every result line is looked at and must say committed.
+    Bodies are made before the clock starts, all but the read version: each request names the last version that the one
+    before it was told, as a client that reads before it writes would. Every result must say committed.
     """
     bodies = [
         [_stream_body(form, read_version, f"{prefix}/{connection}/{request}", items) for request in range(requests)]
@@ -198,9 +199,12 @@ def holdfast_streams(
         with socket.create_connection(("127.0.0.1", port), timeout=GRACE_SECONDS) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             start.wait()
+            told = read_version
             for body in bodies[number]:
                 began = time.perf_counter()
-                committed[number] += _exchange(connection, body, _COMMITTED[form])
+                request = body.replace(_version_field(form, read_version), _version_field(form, told))
+                found, told = _exchange(connection, request, form)
+                committed[number] += found
                 latencies.append((time.perf_counter() - began) * 1000)
 
     threads = [threading.Thread(target=one, args=(number,)) for number in range(connections)]
@@ -241,12 +245,30 @@ def _stream_body(form: str, read_version: int, prefix: str, items: int) -> bytes
     return head.encode() + body
 
 
+def _version_field(form: str, version: int) -> bytes:
+    """A version as a body or a result holds it. All of one run take equally many bytes."""
+    return b'"version":%d' % version if form == "ndjson" else b"\xa7version" + msgpack.packb(version)
+
+
+def _last_version(form: str, results: bytes) -> int:
+    if form == "ndjson":
+        return int(results.rpartition(b'"version":')[2].partition(b",")[0].partition(b"}")[0])
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(results.rpartition(b"\xa7version")[2])
+    version: int = unpacker.unpack()
+    return version
+
+
 _COMMITTED = {"ndjson": b'"committed"', "msgpack": b"\xa9committed"}
 """What a committed result holds, and no other."""
 
 
-def _exchange(connection: socket.socket, request: bytes, mark: bytes) -> int:
-    """Send while receiving, as the answer is streamed; how many results say committed."""
+RESULT_BYTES_MAX = 256
+
+
+def _exchange(connection: socket.socket, request: bytes, form: str) -> tuple[int, int]:
+    """Send while receiving, as the answer is streamed; how many results say committed, and the last one's version."""
+    mark = _COMMITTED[form]
     sending = threading.Thread(target=connection.sendall, args=(request,))
     long = len(request) > 1 << 20
     if long:
@@ -259,11 +281,10 @@ def _exchange(connection: socket.socket, request: bytes, mark: bytes) -> int:
         data = connection.recv(1 << 20)
         if not data:
             raise RuntimeError("the service closed a stream of commits")
-        window = tail + data
-        found += window.count(mark)
-        tail = window[-(len(mark) - 1) :]
-        if window.endswith(b"0\r\n\r\n"):
+        found += (tail[-(len(mark) - 1) :] + data).count(mark)
+        tail = (tail + data)[-RESULT_BYTES_MAX:]
+        if tail.endswith(b"0\r\n\r\n"):
             break
     if long:
         sending.join()
-    return found
+    return found, _last_version(form, tail)
