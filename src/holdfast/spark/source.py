@@ -42,6 +42,8 @@ from holdfast.spark.shapes import RowFilter, arrow_schema
 from holdfast.spark.store_thread import StoreThread
 
 if TYPE_CHECKING:
+    from holdfast.spark.sink_options import WriteOptions
+    from holdfast.spark.sink_writer import HoldfastBatchWriter, HoldfastStreamWriter
     from holdfast.spark.stream_source import HoldfastStreamReader
 
 __all__ = ["HoldfastBatchReader", "HoldfastDataSource", "spark_schema"]
@@ -136,6 +138,30 @@ class HoldfastDataSource(DataSource):
         from holdfast.spark.stream_source import HoldfastStreamReader
 
         return HoldfastStreamReader(self._read_options(schema, Mode.STREAM))
+
+    def writer(self, schema: StructType, overwrite: bool) -> HoldfastBatchWriter:
+        """A batch writer; its making commits the intent of the write. Raises: InvalidRequest; what a client raises."""
+        from holdfast.spark.sink_writer import HoldfastBatchWriter
+
+        return HoldfastBatchWriter(self._write_options(schema, Mode.BATCH, overwrite=overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> HoldfastStreamWriter:  # noqa: N802  Spark's name
+        """The writer of one micro-batch. Raises: as ``writer``."""
+        from holdfast.spark.sink_writer import HoldfastStreamWriter
+
+        return HoldfastStreamWriter(self._write_options(schema, Mode.STREAM, overwrite=overwrite))
+
+    def _write_options(self, schema: StructType, mode: Mode, *, overwrite: bool) -> WriteOptions:
+        from holdfast.spark.sink_options import parse_write_options
+        from holdfast.spark.sink_rows import check_schema
+
+        if overwrite:
+            raise InvalidRequest(
+                "a log only grows", code=Code.BAD_CONFIGURATION, hint='use mode("append") or outputMode("append")'
+            )
+        options = parse_write_options(self.options, mode)
+        check_schema(schema, options.transaction_key)
+        return options
 
     def _read_options(self, schema: StructType, mode: Mode) -> ReadOptions:
         options = parse_read_options(self.options, mode)

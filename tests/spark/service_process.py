@@ -1,0 +1,62 @@
+"""A service in a process of its own, for sinks: Spark's tasks reach it as they reach any other."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.spark.log_builder import read_plainly
+
+from holdfast.commit.batch import LoggedTransaction, slot_of
+
+ROOT = Path(__file__).resolve().parents[2]
+STOP_SECONDS_MAX = 30
+
+
+class ServiceProcess:
+    """``holdfast serve`` on a log in ``root``, or at ``log_url``; ``settings`` are ``KEY=VALUE``."""
+
+    def __init__(self, root: Path, *settings: str, log_url: str | None = None, listen: str = "127.0.0.1:0") -> None:
+        self.root = root
+        self.log_url = log_url or root.as_uri()
+        sets = [text for setting in settings for text in ("--set", setting)]
+        command = ["serve", "--log", self.log_url, "--listen", listen, "--init", *sets]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.cli.main", *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = re.match(r"ready listen=(\S+) ", line)
+        assert found, f"the service did not start: {line!r}"
+        self.address = found[1]
+        self.url = f"http://{self.address}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.process.terminate()
+        self.process.communicate(timeout=STOP_SECONDS_MAX)
+
+    def kill(self) -> None:
+        """As a power cut would."""
+        self.process.kill()
+        self.process.communicate(timeout=STOP_SECONDS_MAX)
+
+    def transactions(self) -> list[LoggedTransaction]:
+        """Everything committed so far, read from the directory without the product's reader."""
+        objects = {slot_of(f"batches/{path.name}"): path.read_bytes() for path in (self.root / "batches").iterdir()}
+        live = read_plainly({slot: data for slot, data in objects.items() if slot is not None})
+        return [txn for batch in live for txn in batch.transactions]
