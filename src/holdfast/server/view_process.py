@@ -94,6 +94,9 @@ class ViewProcess:
         loop = asyncio.get_running_loop()
         announcement = await self._next(path, builder)
         walker = await self._walker_after(builder, announcement)
+        if walker.head is not None and walker.head.last_version > builder.seen[0]:
+            # Before genesis there is nothing to stand on: the walk begins at the claim, whose version is settled too.
+            builder.add(walker.head, b"")
         self._flush_due = loop.time() + FLUSH_SECONDS
         self._report(path, builder, done=False)
         while True:
