@@ -1,0 +1,117 @@
+"""``holdfast spark`` as people run it: a process of its own, on a real S3 server too, and killed in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from tests.s3_lane import gateway, s3_bucket, s3_url
+from tests.spark.log_builder import LogBuilder, latest_plainly, random_log
+from tests.spark.test_pipeline_audit import damageable, world
+from tests.spark.test_pipeline_tables import content, expected
+
+from holdfast.commit.batch import object_name
+from holdfast.objects.open import open_store
+from holdfast.objects.port import Created
+from holdfast.spark.pipeline import Changes
+from holdfast.spark.pipeline.table_location import table_location
+
+__all__ = ["gateway", "s3_bucket", "s3_url"]
+
+CONF = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+COMMANDS = """
+import json, sys
+from holdfast.cli.main import main
+print(json.dumps([main(words) for words in json.loads(sys.argv[1])]))
+"""
+
+
+def common(log: str, to: str) -> list[str]:
+    return ["--log", log, "--to", to, "--master", "local[2]", "--conf", CONF, "--json"]
+
+
+def ran(*commands: list[str]) -> tuple[list[dict[str, dict[str, object]]], list[int]]:
+    """The JSON lines and the exit codes of these commands, run one after the other in one process."""
+    words = json.dumps([["spark", *command] for command in commands])
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, words], capture_output=True, text=True, check=False, timeout=110
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    *lines, codes = done.stdout.splitlines()
+    return [json.loads(line) for line in lines], json.loads(codes)
+
+
+async def put_all(url: str, objects: dict[int, bytes]) -> None:
+    store = open_store(url)
+    for slot, data in objects.items():
+        assert isinstance(await store.create(object_name(slot), data), Created)
+    await store.close()
+
+
+def test_log_and_tables_on_a_real_s3_server(s3_bucket: str, gateway: object) -> None:
+    import asyncio
+
+    from holdfast.testing.rgw import Gateway
+
+    assert isinstance(gateway, Gateway)
+    objects = world(next(damageable()))
+    log = gateway.url(s3_bucket, prefix="log")
+    table, findings = gateway.url(s3_bucket, prefix="lake/latest"), gateway.url(s3_bucket, prefix="lake/verify")
+    asyncio.run(put_all(log, objects))
+    lines, codes = ran(
+        ["latest", *common(log, table), "--buckets", "2", "--step-bytes", "100000"],
+        ["verify", *common(log, findings)],
+        ["latest", *common(log, table)],
+    )
+    assert codes == [0, 0, 0]
+    reports = [line["report"] for line in lines if "report" in line]
+    assert reports[0]["steps"] != 1 and reports[0]["version"] == reports[0]["head_version"]
+    assert (reports[1]["findings"], reports[1]["verified"]) == (0, reports[1]["head_version"])
+    assert (reports[2]["steps"], reports[2]["started_at_version"]) == (0, reports[0]["version"])
+    where = table_location(table)
+    rows = DeltaTable(where.uri, storage_options=dict(where.options)).to_pyarrow_table()
+    held = zip(rows["value"].to_pylist(), rows["version"].to_pylist(), strict=True)
+    assert dict(zip(rows["key"].to_pylist(), held, strict=True)) == latest_plainly(dict(objects))
+
+
+def test_a_killed_process_is_continued_by_the_next(tmp_path: Path) -> None:
+    builder: LogBuilder = random_log(41, reigns=4, batches=16)
+    log = builder.write_to(tmp_path / "log")
+    output = tmp_path / "table"
+    words = [sys.executable, "-m", "holdfast.cli.main", "spark", "changes", *common(log, output.as_uri())]
+    process = subprocess.Popen(
+        [*words, "--step-bytes", "200000"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    while not list(output.glob("data/*.parquet")):
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(30)
+    lines, codes = ran(["changes", *common(log, output.as_uri())])
+    assert codes == [0] and lines[-1]["report"]["behind_versions"] == 0
+    assert content(Changes, output) == expected(Changes, builder)
+
+
+def test_damage_ends_verify_with_exit_code_6_and_a_wrong_command_with_2(tmp_path: Path) -> None:
+    objects = dict(world(next(damageable())))
+    builder = LogBuilder()
+    builder.objects = objects
+    victim = sorted(objects)[len(objects) // 2]
+    objects[victim] = objects[victim][:-1] + bytes([objects[victim][-1] ^ 1])
+    objects[victim] = objects[victim][:600] + bytes([objects[victim][600] ^ 1]) + objects[victim][601:]
+    log = builder.write_to(tmp_path / "log")
+    findings = (tmp_path / "verify").as_uri()
+    lines, codes = ran(
+        ["verify", *common(log, findings)],
+        ["verify", *common(log, findings), "--once", "--every", "5"],
+        ["latest", *common(log, findings)],
+    )
+    assert codes == [6, 2, 2]
+    found = lines[-1]["findings"]
+    assert [row["slot"] for row in found] == [object_name(victim).removeprefix("batches/")]  # type: ignore[index]
