@@ -139,6 +139,10 @@ class _Walk:
         end.resume = end.resume and not any(self._begun(number) for number in end.doubtful)
         return end
 
+    def _begun_header(self, number: int) -> PageHeader | None:
+        header = self._pages.header_of(number)
+        return None if header is None or header.prepared else header
+
     def _begun(self, number: int) -> bool:
         header = self._pages.header_of(number)
         return header is None or not header.prepared
@@ -179,18 +183,18 @@ class _Walk:
         return header is not None and header.salt == salt
 
     def _begin_without_mark(self) -> bool:
-        begun = [
-            (number, header)
-            for number in self._numbers[-(UNSYNCED_PAGES_MAX + 4) :]
-            if (header := self._pages.header_of(number)) is not None
-        ]
-        started = [(number, header) for number, header in begun if not header.prepared]
-        end = self._end
-        if started:
-            number, header = started[max(0, len(started) - 1 - UNSYNCED_PAGES_MAX)]
-        elif begun and begun[0][0] == 1:
-            # The first page of all: its base is known although its header may not say so.
-            number, header = begun[0][0], begun[0][1].started(1, 0)
+        numbers, end = self._numbers, self._end
+        begun = next((number for number in reversed(numbers) if self._begun_header(number) is not None), 0)
+        # Of the pages that wait for their sync, even the headers may have gone back to *prepared*. The one before them
+        # all is whole, or the first of all, whose base is known.
+        early = [number for number in numbers if number < begun - UNSYNCED_PAGES_MAX]
+        for number in [*early[-1:], *(number for number in numbers if number >= begun - UNSYNCED_PAGES_MAX)]:
+            header = self._pages.header_of(number)
+            if header is None or (header.prepared and number != 1):
+                continue
+            if header.prepared:
+                header = header.started(1, 0)
+            break
         else:
             return False
         end.page, end.header, end.next_seq, end.last_time_ns = number, header, header.base_seq, header.base_time_ns
@@ -301,7 +305,8 @@ def mend(pages: PageDirectory, end: LogEnd) -> None:
         for number in end.unsynced:
             _sync_page(pages, number, rewrite=end.rewrite)
         _close_page(pages, end)
-    changed = False
+    # The page made ahead will be used: the one who made it may have been killed before its name was durable.
+    changed = end.resume and bool(end.doubtful)
     for name in port.names(pages.directory):
         if pages.names.is_temporary(name):
             changed |= pages.remove(name)

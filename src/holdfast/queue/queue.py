@@ -127,6 +127,8 @@ class Queue:
                 page_bytes=page_size,
                 clock=clock,
                 current=lambda: writer.page_number,
+                safe_below=lambda: writer.pages_safe_below,
+                make_durable=lambda: writer.durability.wait_for(writer.next_seq),
             )
         except BaseException:
             self._close_handles()
@@ -238,6 +240,13 @@ class Queue:
             else:
                 return self._linger.append_many(found)
         return (self._writer or self._refuse_all()).append_many(found, atomic=atomic)
+
+    def append_at_once(self, payload: bytes) -> int | None:
+        """Append bytes if that waits for nothing, neither a sync nor a page; else do nothing and return None.
+
+        For those who must not wait where they stand, as the asyncio twin.
+        """
+        return None if self._writer is None or self._linger is not None else self._writer.append_at_once(payload)
 
     def append_unsynced(self, payload: bytes) -> int:
         """Append and return without waiting for a sync, whatever the level: ``flush`` or ``wait_durable`` wait.

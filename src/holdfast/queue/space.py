@@ -42,7 +42,11 @@ BLOCKED_LOOK_S = 0.05
 
 
 class Space:
-    """Retention of one queue. ``current`` tells the number of the page being written."""
+    """Retention of one queue.
+
+    ``current`` tells the number of the page being written; pages below ``safe_below()`` may be removed; ``make_durable``
+    moves that as far as it goes.
+    """
 
     __slots__ = (
         "_clock",
@@ -56,7 +60,9 @@ class Space:
         "_lifetime_ns",
         "_lock",
         "_max_bytes",
+        "_make_durable",
         "_pages",
+        "_safe_below",
     )
 
     def __init__(
@@ -69,6 +75,8 @@ class Space:
         page_bytes: int,
         clock: Callable[[], int],
         current: Callable[[], int],
+        safe_below: Callable[[], int],
+        make_durable: Callable[[], None],
     ) -> None:
         if full not in FULL_POLICIES:
             raise InvalidRequest("unknown policy for a full queue", full=full, hint=", ".join(FULL_POLICIES))
@@ -87,6 +95,8 @@ class Space:
         self._full = full
         self._clock = clock
         self._current = current
+        self._safe_below = safe_below
+        self._make_durable = make_durable
         self._headers: dict[int, PageHeader] = {}
         self._holds: list[Callable[[], int]] = []
         self._lock = threading.Lock()
@@ -116,6 +126,10 @@ class Space:
             return
         while True:
             over = self.trim(page_bytes)
+            if over > 0 and self._safe_below() < self._current():
+                # Only pages behind which the log is durable may go.
+                self._make_durable()
+                over = self.trim(page_bytes)
             if over <= 0 or (self._full == "drop_oldest" and not self._holds):
                 return
             if self._full != "block":
@@ -156,7 +170,7 @@ class Space:
 
     def _survey(self) -> tuple[list[ClosedPage], int]:
         """The closed pages, oldest first, and the bytes of these and of the page being written."""
-        pages, current = self._pages, self._current()
+        pages, current, safe_below = self._pages, self._current(), self._safe_below()
         numbers = [number for number in pages.numbers() if number <= current]
         closed: list[ClosedPage] = []
         total = 0
@@ -165,7 +179,7 @@ class Space:
             name = pages.names.page(number)
             size = pages.port.size_of(pages.directory, name)
             total += size
-            if header is None or after is None:
+            if header is None or after is None or number >= safe_below:
                 continue
             # The first arrival in the next page is no earlier than the last in this one: at worst a page stays longer.
             closed.append(

@@ -83,6 +83,7 @@ class Writer:
         "_closing",
         "_compression",
         "_durable",
+        "_end_place",
         "_entropy",
         "_fast",
         "_generation",
@@ -178,6 +179,7 @@ class Writer:
         place = DurableMark(
             end.page, end.header.salt if end.header else 0, end.position, end.next_seq, end.last_time_ns
         )
+        self._end_place = place
         self._durable = mark.durable if mark is not None and end.resume and not mark.clean else place
         self.durability = Durability(self._port, self._durable.next_seq, self._take, self._reached, self._poison)
         self._begin(end, clean=mark is not None and mark.clean)
@@ -229,6 +231,10 @@ class Writer:
         if sum(len(part) for parts, _ in bodies for part in parts) > self.message_bytes_max:
             self.check_messages(payloads)
         return self.append_frames(bodies)
+
+    def append_at_once(self, payload: bytes) -> int | None:
+        """Append if that needs no sync, no page and no other thread to finish; else do nothing and return None."""
+        return self.append(payload) if self._position + HEAD_BYTES + len(payload) <= self._limit else None
 
     def append_unsynced(self, payload: Octets) -> int:
         """Append one message without the sync that the level would demand."""
@@ -494,14 +500,17 @@ class Writer:
 
     def write_mark(self, *, clean: bool = False) -> None:
         """Write the next slot. Call with the lock held; not synced."""
-        page = self._page
+        page, place = self._page, self._end_place
+        if page is not None:
+            header = page.header
+            place = DurableMark(header.number, header.salt, self._position, self.next_seq, self._last_time_ns)
         self._generation += 1
         mark = WriteMark(
-            page=page.header.number if page is not None else self._durable.page,
-            salt=page.header.salt if page is not None else self._durable.salt,
-            position=self._position if page is not None else self._durable.position,
-            next_seq=self.next_seq,
-            last_time_ns=self._last_time_ns,
+            page=place.page,
+            salt=place.salt,
+            position=place.position,
+            next_seq=place.next_seq,
+            last_time_ns=place.last_time_ns,
             frames=self.next_seq - self._base_seq - self._batch_surplus,
             index_records=self._index_records,
             index_check=self._index_check,
@@ -557,6 +566,13 @@ class Writer:
         """The page being written, or the last one that was."""
         page = self._page
         return page.header.number if page is not None else self._number
+
+    @property
+    def pages_safe_below(self) -> int:
+        """Pages below this one may be removed: the page after each of them is begun durably, so that the log's first
+        page always tells its base."""
+        durable = self._durable
+        return durable.page if durable.position > HEADER_BYTES else durable.page - 1
 
     @property
     def has_closing_pages(self) -> bool:
