@@ -131,7 +131,7 @@ def split_batches(messages: Sequence[bytes]) -> list[tuple[list[bytes], int]]:
     Raises: ``TypeError`` for what is not bytes.
 
     >>> [count for parts, count in split_batches([b"x" * 100] * 5000)]
-    [2519, 2481]
+    [2516, 2484]
     """
     lengths = array("I", map(len, messages))
     count = len(lengths)

@@ -38,6 +38,7 @@ __all__ = ["WINDOW_BYTES", "PageScan", "Window"]
 
 WINDOW_BYTES = 1 << 20
 RESYNC_RECORDS_MAX = 1 << 16
+ANCHORS_MAX = 1 << 14
 
 
 class Window:
@@ -56,9 +57,11 @@ class PageScan:
     """A place in a page that moves over verified frames only.
 
     ``position`` and ``next_seq`` are where the next frame is expected, ``last_time_ns`` the arrival of the last one.
+    ``anchors`` remembers which sequence number was confirmed at which (salt, position); scans may share it.
     """
 
     __slots__ = (
+        "_anchors",
         "_checksum",
         "_file",
         "_index",
@@ -82,10 +85,12 @@ class PageScan:
         position: int = HEADER_BYTES,
         last_time_ns: int = 0,
         index: int | None = None,
+        anchors: dict[tuple[int, int], int] | None = None,
     ) -> None:
         self._port = port
         self._file = file
         self._index = index
+        self._anchors = {} if anchors is None else anchors
         self._checksum = checksum_for_reading(header.checksum_id)
         self._seed = page_seed(self._checksum, header.salt, header.number)
         self.header = header
@@ -171,7 +176,7 @@ class PageScan:
         """Move to an indexed frame at or before the one that holds ``seq``."""
 
         def at_or_before(time_ns: int, position: int) -> bool:
-            found = self._seq_at(time_ns, position)
+            found = self._anchors.get((self.header.salt, position)) or self._seq_at(time_ns, position)
             return found is not None and found <= seq
 
         self._seek(at_or_before)
@@ -187,17 +192,32 @@ class PageScan:
             self._land(position)
 
     def _land(self, position: int) -> bool:
-        """Stand at ``position`` if the frame there, and the one after it, verify; else stay."""
-        found = self._seq_at(None, position)
+        """Stand at ``position`` if the frame there implies a sequence number that the next frame confirms; else
+        stay."""
+        key = self.header.salt, position
+        found = self._anchors.get(key)
         if found is None:
-            return False
-        probe = PageScan(self._port, self._file, self.header, next_seq=found, position=position)
-        if probe.read(HEAD_BYTES) is None:
-            return False
-        if probe.read(HEAD_BYTES) is None and probe.here() is Here.INVALID:
-            return False
+            found = self._seq_at(None, position)
+            if found is None or not self._confirmed(position, found):
+                return False
+            if len(self._anchors) >= ANCHORS_MAX:
+                self._anchors.clear()
+            self._anchors[key] = found
         self.position, self.next_seq = position, found
         return True
+
+    def _confirmed(self, position: int, seq: int) -> bool:
+        """Whether what follows this frame is the frame or SEAL with the next number, or nothing yet."""
+        length, _, time_ns, tail = HEAD.unpack(self._port.read(self._file, position, HEAD_BYTES))
+        after = PageScan(
+            self._port,
+            self._file,
+            self.header,
+            next_seq=seq + (tail & SEQ_MASK),
+            position=position + HEAD_BYTES + length,
+            last_time_ns=time_ns,
+        )
+        return after.read(HEAD_BYTES) is not None or after.here() is not Here.INVALID
 
     def _seq_at(self, time_ns: int | None, position: int) -> int | None:
         """The sequence number for which the frame at ``position`` would verify, where that is possible in this page."""

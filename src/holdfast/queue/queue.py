@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import os
 import time
-from weakref import WeakSet
 
 from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, NotFound, PermissionDenied
 from holdfast.queue.background import Background
 from holdfast.queue.checksum import CRC32, checksum_for_writing
 from holdfast.queue.file_names import FileNames
 from holdfast.queue.following import Waiter
-from holdfast.queue.identity import IDENTITY_BYTES, Identity, decode_identity, encode_identity
+from holdfast.queue.forks import poison_in_children
+from holdfast.queue.identity_file import open_identity
 from holdfast.queue.linger import LINGER_S, Linger
 from holdfast.queue.local_files import LocalFiles
 from holdfast.queue.opening import find_end, mend
@@ -97,6 +97,7 @@ class Queue:
         self._names = FileNames(name)
         self._damage: DamagePolicy = damage
         self._headers: dict[int, PageHeader] = {}
+        self._anchors: dict[tuple[int, int], int] = {}
         self._writer: Writer | None = None
         self._lock_file = -1
         self._background: Background | None = None
@@ -142,7 +143,7 @@ class Queue:
         if level.name == "buffered":
             self._linger = Linger(writer, writer.on_work)
             self._append = self._linger.append
-        _track(self)
+        poison_in_children(self)
 
     def _open_writer(
         self,
@@ -155,7 +156,7 @@ class Queue:
         entropy: Callable[[int], bytes],
     ) -> Writer:
         port, pages, names = self._port, self._pages, self._names
-        identity = self._identity(entropy, page_size, checksum)
+        identity = open_identity(pages, entropy, page_size, checksum)
         mark = read_mark(pages)
         end = find_end(pages, mark, port.boot_id())
         mend(pages, end)
@@ -180,33 +181,6 @@ class Queue:
             clock=clock,
             entropy=entropy,
         )
-
-    def _identity(self, entropy: Callable[[int], bytes], page_size: int, checksum: int) -> Identity:
-        """Read what the queue is, or write it: whole under its name, or not at all."""
-        port, directory, name = self._port, self._pages.directory, self._names.identity
-        try:
-            file = port.open(directory, name, write=False)
-        except FileNotFoundError:
-            found = None
-        else:
-            try:
-                found = decode_identity(port.read(file, 0, IDENTITY_BYTES))
-            finally:
-                port.close(file)
-        if found is not None:
-            return found
-        identity = Identity(entropy(16), page_size, checksum)
-        temporary = self._names.temporary(name)
-        self._pages.remove(temporary)
-        file = port.create(directory, temporary)
-        try:
-            port.write(file, 0, (encode_identity(identity),))
-            port.sync_data(file)
-        finally:
-            port.close(file)
-        port.rename(directory, temporary, name)
-        port.sync_directory(directory)
-        return identity
 
     # ---- writing ----------------------------------------------------------------------------------------------------
 
@@ -340,6 +314,7 @@ class Queue:
             damage=damage if damage is not None else self._damage,
             live_next_seq=(lambda: writer.next_seq) if writer is not None else None,
             headers=self._headers,
+            anchors=self._anchors,
         )
         try:
             if seq is not None:
@@ -503,24 +478,6 @@ class Queue:
         if self._lock_file >= 0:
             self._port.close(self._lock_file)
             self._lock_file = -1
-
-
-_open: WeakSet[Queue] = WeakSet()
-
-
-def _track(queue: Queue) -> None:
-    if not _open and not _track_state:
-        os.register_at_fork(after_in_child=_after_fork)
-        _track_state.append(True)
-    _open.add(queue)
-
-
-_track_state: list[bool] = []
-
-
-def _after_fork() -> None:
-    for queue in list(_open):
-        queue.poison_after_fork()
 
 
 def _nanoseconds(moment: datetime) -> int:

@@ -57,10 +57,12 @@ class LogReader:
     """A place in the log that moves forward. One thread at a time.
 
     ``next_seq`` is the next message to come. ``live_next_seq`` tells how far a writer in this process is; without it,
-    its mark in the file is read. ``headers`` caches headers of begun pages and may be shared by all readers of a queue.
+    its mark in the file is read. ``headers`` caches headers of begun pages, ``anchors`` places found by earlier seeks;
+    both may be shared by all readers of a queue.
     """
 
     __slots__ = (
+        "_anchors",
         "_damage", "_file", "_from_seq", "_from_time_ns", "_headers", "_index", "_live_next_seq", "_pages", "_scan",
         "_window_bytes", "gaps",
     )  # fmt: skip
@@ -72,6 +74,7 @@ class LogReader:
         damage: DamagePolicy = "raise",
         live_next_seq: Callable[[], int] | None = None,
         headers: dict[int, PageHeader] | None = None,
+        anchors: dict[tuple[int, int], int] | None = None,
     ) -> None:
         if damage not in ("raise", "skip") and not callable(damage):
             raise InvalidRequest("unknown damage policy", damage=damage, hint="raise, skip or a callable")
@@ -79,6 +82,7 @@ class LogReader:
         self._damage = damage
         self._live_next_seq = live_next_seq
         self._headers = {} if headers is None else headers
+        self._anchors = {} if anchors is None else anchors
         self._window_bytes = WINDOW_BYTES
         self._scan: PageScan | None = None
         self._file = -1
@@ -291,6 +295,7 @@ class LogReader:
             position=HEADER_BYTES,
             last_time_ns=last_time_ns,
             index=self._index,
+            anchors=self._anchors,
         )
         return True
 

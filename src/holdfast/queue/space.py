@@ -44,8 +44,8 @@ BLOCKED_LOOK_S = 0.05
 class Space:
     """Retention of one queue.
 
-    ``current`` tells the number of the page being written; pages below ``safe_below()`` may be removed; ``make_durable``
-    moves that as far as it goes.
+    ``current`` tells the number of the page being written; pages below ``safe_below()`` may be removed;
+    ``make_durable`` moves that as far as it goes.
     """
 
     __slots__ = (

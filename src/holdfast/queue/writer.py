@@ -414,11 +414,17 @@ class Writer:
         needed = HEADER_BYTES + size + SEAL_BYTES
         self.before_roll(max(needed, self.page_bytes))
         page = self._next_page(needed)
-        if self._page is not None:
-            self._seal(self._page)
-        page.header = page.header.started(self.next_seq, time_ns)
-        self._port.write(page.file, 0, (encode_header(page.header),))
-        page.index_file = self._pages.open_index(page.header.number, write=True)
+        try:
+            if self._page is not None:
+                self._seal(self._page)
+            page.header = page.header.started(self.next_seq, time_ns)
+            self._port.write(page.file, 0, (encode_header(page.header),))
+            page.index_file = self._pages.open_index(page.header.number, write=True)
+        except BaseException:
+            # It stays the next page, whatever its header says by now: a number left out would end the log there.
+            with self._page_lock:
+                self._prepared, self._number = page, page.header.number - 1
+            raise
         with self._lock:
             if self._page is not None:
                 self._closing.append(self._page.release(self._port))
@@ -491,9 +497,11 @@ class Writer:
 
     def _checkpoint(self) -> None:
         with self._lock:
-            if self._page is not None:
-                self._flush_index(self._page)
-            self.write_mark()
+            # Hints, both: the messages are in the log, and an error here may not say that they are not.
+            with suppress(OSError):
+                if self._page is not None:
+                    self._flush_index(self._page)
+                self.write_mark()
             self._mark_due = self._position + min(MARK_BYTES, self.page_bytes // 4)
         if self.wants_page():
             self.on_work()
@@ -546,7 +554,9 @@ class Writer:
                     self._port.close(file)
             if target.place is not None and target.next_seq >= self._durable.next_seq:
                 self._durable, self._synced_bytes = target.place
-            self.write_mark()
+            # A hint: everything up to the target is durable, with or without it.
+            with suppress(OSError):
+                self.write_mark()
 
     def _poison(self) -> None:
         with self._lock:

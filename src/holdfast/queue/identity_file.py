@@ -1,0 +1,52 @@
+"""``<prefix>-allMeta``, found or made.
+
+Owns: reading it, and writing it whole or not at all. Does not own: its bytes (``identity``).
+
+Failure model: a file that is absent or does not verify is made anew: nothing in the pages depends on it. ``OSError``
+from the port passes.
+"""
+
+from __future__ import annotations
+
+from holdfast.queue.identity import IDENTITY_BYTES, Identity, decode_identity, encode_identity
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.queue.page_files import PageDirectory
+
+__all__ = ["open_identity", "read_identity"]
+
+
+def read_identity(pages: PageDirectory) -> Identity | None:
+    """What the queue is, or None where no file says so."""
+    port = pages.port
+    try:
+        file = port.open(pages.directory, pages.names.identity, write=False)
+    except FileNotFoundError:
+        return None
+    try:
+        return decode_identity(port.read(file, 0, IDENTITY_BYTES))
+    finally:
+        port.close(file)
+
+
+def open_identity(pages: PageDirectory, entropy: Callable[[int], bytes], page_bytes: int, checksum_id: int) -> Identity:
+    """Read what the queue is, or decide it: temporary file, sync, rename, sync of the directory."""
+    found = read_identity(pages)
+    if found is not None:
+        return found
+    port, name = pages.port, pages.names.identity
+    identity = Identity(entropy(16), page_bytes, checksum_id)
+    temporary = pages.names.temporary(name)
+    pages.remove(temporary)
+    file = port.create(pages.directory, temporary)
+    try:
+        port.write(file, 0, (encode_identity(identity),))
+        port.sync_data(file)
+    finally:
+        port.close(file)
+    port.rename(pages.directory, temporary, name)
+    port.sync_directory(pages.directory)
+    return identity
