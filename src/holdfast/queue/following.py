@@ -26,25 +26,36 @@ HEARTBEAT_S = 0.25
 class Waiter:
     """Waits between two looks. ``subscribe`` registers a callback for the next append where a writer is near."""
 
-    __slots__ = ("_pause_s", "_subscribe", "_woken")
+    __slots__ = ("_armed", "_pause_s", "_subscribe", "_woken")
 
     def __init__(self, subscribe: Callable[[Callable[[], None]], None] | None) -> None:
         self._subscribe = subscribe
         self._woken = threading.Event()
+        self._armed = False
         self._pause_s = PAUSE_MIN_S
 
     def arm(self) -> None:
         """Call before the look that decides whether to wait: an append after it ends the wait."""
-        if self._subscribe is not None and not self._woken.is_set():
-            self._subscribe(self._woken.set)
+        if self._subscribe is not None and not self._armed:
+            # Once until it has fired: a reader that waits for hours is one listener, not one for each look.
+            self._armed = True
+            self._subscribe(self._fired)
 
-    def wait(self) -> None:
-        """Wait for an append, or a little while."""
+    def _fired(self) -> None:
+        self._armed = False
+        self._woken.set()
+
+    def wake(self) -> None:
+        """End a wait from another thread; at once in the writer's process, within 5 ms elsewhere."""
+        self._woken.set()
+
+    def wait(self, limit_s: float | None = None) -> None:
+        """Wait for an append, or a little while, no longer than ``limit_s``."""
         if self._subscribe is not None:
-            self._woken.wait(HEARTBEAT_S)
+            self._woken.wait(HEARTBEAT_S if limit_s is None else min(HEARTBEAT_S, limit_s))
             self._woken.clear()
             return
-        time.sleep(self._pause_s)
+        time.sleep(self._pause_s if limit_s is None else min(self._pause_s, limit_s))
         self._pause_s = min(PAUSE_MAX_S, self._pause_s * 1.25)
 
     def found(self) -> None:
