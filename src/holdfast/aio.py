@@ -1,12 +1,44 @@
-"""The asyncio twin of the blocking client: ``holdfast.aio.Client``.
+"""The asyncio twins of the blocking classes: ``holdfast.aio.Client`` and ``holdfast.aio.Queue``.
 
-Owns: the names of the asynchronous surface. Does not own: anything behind them (``client.asynchronous``).
+Each name is loaded when it is first used: ``Queue`` needs the standard library alone, all others ``holdfast[client]``.
+
+Owns: the names of the asynchronous surface. Does not own: anything behind them (``client.asynchronous``,
+``queue.asynchronous``).
 """
 
 from __future__ import annotations
 
-from holdfast.client.asynchronous import AsyncTransaction, Client, Subscription
-from holdfast.client.options import ClientOptions
-from holdfast.client.shell import Transacted
+import importlib
 
-__all__ = ["AsyncTransaction", "Client", "ClientOptions", "Subscription", "Transacted"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+    from holdfast.client.asynchronous import AsyncTransaction, Client, Subscription
+    from holdfast.client.options import ClientOptions
+    from holdfast.client.shell import Transacted
+    from holdfast.queue.asynchronous import Queue
+
+__all__ = ["AsyncTransaction", "Client", "ClientOptions", "Queue", "Subscription", "Transacted"]
+
+_HOME: Final = {
+    "AsyncTransaction": "holdfast.client.asynchronous",
+    "Client": "holdfast.client.asynchronous",
+    "ClientOptions": "holdfast.client.options",
+    "Queue": "holdfast.queue.asynchronous",
+    "Subscription": "holdfast.client.asynchronous",
+    "Transacted": "holdfast.client.shell",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'holdfast.aio' has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

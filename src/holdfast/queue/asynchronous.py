@@ -1,0 +1,335 @@
+"""The asyncio twin of the queue: ``holdfast.aio.Queue``. The same names, the same files, the same code underneath.
+
+    from holdfast.aio import Queue
+
+    async with Queue("data/orders", sync="always") as queue:
+        seq = await queue.append(b"on disk when this returns")
+        async for message in queue.read(since="earliest", follow=True):
+            ...
+
+Owns: which work leaves the event loop, waiting for messages without a thread. Does not own: the queue (``queue``),
+writing in batches (``append_lane``).
+
+Failure model: that of the queue. Nothing that may wait for the disk runs on the event loop: opening, closing, reading,
+and every append that has to wait for a sync or a new page. A task that is cancelled while it appends may have appended.
+A queue belongs to the event loop on which it was opened; any number of its tasks may share it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from functools import partial
+from itertools import chain
+
+from holdfast.errors import Closed, InvalidRequest, LimitExceeded
+from holdfast.queue.append_lane import AppendLane
+from holdfast.queue.checksum import CRC32
+from holdfast.queue.following import PAUSE_MAX_S, PAUSE_MIN_S
+from holdfast.queue.queue import Queue as BlockingQueue
+from holdfast.queue.serializers import serializer_named
+from holdfast.queue.sync_levels import sync_level
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from datetime import datetime, timedelta
+    from types import TracebackType
+    from typing import Self, TypeVar
+
+    from holdfast.queue.file_port import FilePort
+    from holdfast.queue.messages import Block, Gap, Message, Trimmed
+    from holdfast.queue.reader import DamagePolicy, LogReader
+    from holdfast.queue.serializers import Serializer
+    from holdfast.queue.sync_levels import SyncLevel
+
+    Result = TypeVar("Result")
+
+__all__ = ["Queue"]
+
+
+class Queue:
+    """A durable queue for asyncio, opened by ``async with`` or ``await queue.open()``.
+
+    The arguments are those of ``holdfast.Queue``. The sync levels mean the same, except that ``"buffered"`` is
+    ``"os"``: what is appended at the same time is one batch here at every level.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        page_size: int = 64 << 20,
+        sync: SyncLevel | str = "os",
+        lifetime: timedelta | None = None,
+        max_bytes: int | None = None,
+        full: str = "drop_oldest",
+        serializer: Serializer | str = "bytes",
+        compression: int = 0,
+        max_message: int = 64 << 20,
+        checksum: int = CRC32,
+        read_only: bool = False,
+        damage: DamagePolicy = "raise",
+        files: FilePort | None = None,
+        clock: Callable[[], int] = time.time_ns,
+        entropy: Callable[[int], bytes] = os.urandom,
+        background: bool = True,
+    ) -> None:
+        level = sync_level(sync)
+        self._durable = level.name == "always"
+        self._direct = not compression and level.name in ("os", "buffered")
+        self._serializer = serializer_named(serializer)
+        self._max_message = max_message
+        self._read_only = read_only
+        # The lane syncs once for all who wait, so the writer itself must not do it for each.
+        inner = "os" if level.name in ("buffered", "always") else level
+        self._open: Callable[[], BlockingQueue] = partial(
+            BlockingQueue,
+            path,
+            page_size=page_size,
+            sync=inner,
+            lifetime=lifetime,
+            max_bytes=max_bytes,
+            full=full,
+            compression=compression,
+            max_message=max_message,
+            checksum=checksum,
+            read_only=read_only,
+            damage=damage,
+            files=files,
+            clock=clock,
+            entropy=entropy,
+            background=background,
+        )
+        self._lane: AppendLane | None = None
+        self._queue: BlockingQueue | None = None
+        self._followers: list[asyncio.Future[None]] = []
+
+    # ---- opening and closing ----------------------------------------------------------------------------------------
+
+    async def open(self) -> Self:
+        """Open the files. *Raises*: as ``holdfast.Queue``; ``Closed`` when it was open before."""
+        if self._lane is not None:
+            raise Closed("a queue is opened once", hint="make another Queue")
+        lane = self._lane = AppendLane(self._wake)
+        try:
+            self._queue = await lane.run(self._open)
+        except BaseException:
+            lane.close()
+            raise
+        lane.serve(self._queue)
+        return self
+
+    async def close(self) -> None:
+        """Finish what was appended, make everything durable, let go of the files. Doing it twice is harmless."""
+        queue, lane = self._queue, self._lane
+        self._queue = None
+        if queue is None or lane is None:
+            return
+        await lane.drain()
+        try:
+            await lane.run(queue.close)
+        finally:
+            lane.close()
+            self._wake()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _opened(self) -> tuple[BlockingQueue, AppendLane]:
+        queue, lane = self._queue, self._lane
+        if queue is None or lane is None:
+            raise Closed("the queue is closed" if lane is not None else "the queue is not open yet")
+        return queue, lane
+
+    # ---- writing ----------------------------------------------------------------------------------------------------
+
+    async def append(self, payload: object) -> int:
+        """Append one message and return its sequence number; what has happened by then is the sync level's promise.
+
+        *Raises*: as ``holdfast.Queue.append``.
+        *Cost*: a few microseconds at the level "os"; at "always" one sync for all tasks that append meanwhile.
+        """
+        queue, lane = self._opened()
+        data = self._encoded(payload)
+        if self._direct and lane.idle and (seq := queue.append_at_once(data)) is not None:
+            if self._followers:
+                self._wake()
+            return seq
+        return await lane.submit((data,), durable=self._durable)
+
+    async def append_many(self, payloads: Sequence[object], *, atomic: bool = False) -> tuple[int, int]:
+        """Append messages in order with none between them; returns the first and the last sequence number.
+
+        *Raises*: as ``holdfast.Queue.append_many``.
+        """
+        lane = self._opened()[1]
+        data = [self._encoded(payload) for payload in payloads]
+        if not data:
+            raise InvalidRequest("append_many needs a message")
+        first = await lane.submit(data, atomic=atomic, durable=self._durable)
+        return first, first + len(data) - 1
+
+    async def flush(self) -> None:
+        """Return when everything appended so far is durable. *Raises*: ``Closed`` after a failed sync."""
+        lane = self._opened()[1]
+        await lane.submit((), durable=True)
+
+    async def trim(self, *, before_seq: int) -> int:
+        """Remove the pages whose messages are all below ``before_seq``. Returns how many pages went."""
+        queue, lane = self._opened()
+        return await lane.run(partial(queue.trim, before_seq=before_seq))
+
+    def _encoded(self, payload: object) -> bytes:
+        """The bytes of a message, checked now: in a batch its error would be that of others."""
+        if self._serializer is not None:
+            data = self._serializer.dump(payload)
+        elif isinstance(payload, bytes):
+            data = payload
+        elif isinstance(payload, bytearray | memoryview):
+            data = bytes(payload)
+        else:
+            raise TypeError(f"a message is bytes, not {type(payload).__name__}: give the queue a serializer")
+        if len(data) > self._max_message:
+            raise LimitExceeded("message is too large", bytes=len(data), max=self._max_message)
+        return data
+
+    # ---- where it stands --------------------------------------------------------------------------------------------
+
+    @property
+    def first_seq(self) -> int:
+        """The oldest message that has not been removed; ``last_seq + 1`` while there is none."""
+        return self._opened()[0].first_seq
+
+    @property
+    def last_seq(self) -> int:
+        """The newest message, 0 before the first."""
+        return self._opened()[0].last_seq
+
+    @property
+    def durable_seq(self) -> int:
+        """Messages up to this one are on disk and survive everything but the loss of the disk."""
+        return self._opened()[0].durable_seq
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    async def read(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        follow: bool = False,
+        damage: DamagePolicy | None = None,
+    ) -> AsyncIterator[Message]:
+        """The messages from a starting point on, in order; as ``holdfast.Queue.read``.
+
+        With ``follow`` it waits for the next message and ends when the queue is closed, with ``Closed``. A callable
+        for ``damage`` is called on the event loop.
+        """
+        async for parts in self._along(_read_messages, since, seq, follow, damage):
+            for message in chain.from_iterable(parts):
+                yield message
+
+    async def batches(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        follow: bool = False,
+        damage: DamagePolicy | None = None,
+    ) -> AsyncIterator[Block]:
+        """As ``read``, in blocks of consecutive messages without an object for each."""
+        async for blocks in self._along(_read_blocks, since, seq, follow, damage):
+            for block in blocks:
+                yield block
+
+    async def values(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        follow: bool = False,
+        damage: DamagePolicy | None = None,
+    ) -> AsyncIterator[object]:
+        """As ``read``, what the serializer makes of each payload; bytes without one."""
+        load = self._serializer.load if self._serializer is not None else None
+        async for message in self.read(since=since, seq=seq, follow=follow, damage=damage):
+            yield message.payload if load is None else load(message.payload)
+
+    async def _along(
+        self,
+        step: Callable[[LogReader], Result | None],
+        since: datetime | str | None,
+        seq: int | None,
+        follow: bool,
+        damage: DamagePolicy | None,
+    ) -> AsyncIterator[Result]:
+        queue = self._opened()[0]
+        if callable(damage):
+            damage = _on_loop(damage)
+        reader = await _on_helper(partial(queue.reader, since=since, seq=seq, damage=damage))
+        pause_s = PAUSE_MIN_S
+        appended: asyncio.Future[None] | None = None
+        try:
+            while True:
+                if follow and not self._read_only and (appended is None or appended.done()):
+                    # Before the look, so that nothing is missed between the look and the wait.
+                    appended = asyncio.get_running_loop().create_future()
+                    self._followers.append(appended)
+                found = await _on_helper(partial(step, reader))
+                if found is not None:
+                    pause_s = PAUSE_MIN_S
+                    yield found
+                elif appended is not None:
+                    await appended
+                elif follow:
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(PAUSE_MAX_S, pause_s * 1.25)
+                else:
+                    return
+                if self._queue is None:
+                    raise Closed("the queue was closed under a reader")
+        finally:
+            reader.close()
+
+    def _wake(self) -> None:
+        """After an append, or the end: let every follower look."""
+        followers, self._followers = self._followers, []
+        for follower in followers:
+            if not follower.done():
+                follower.set_result(None)
+
+
+def _on_loop(told: Callable[[Gap | Trimmed], None]) -> Callable[[Gap | Trimmed], None]:
+    """The same callback, called on the loop although the reader is on another thread."""
+    loop = asyncio.get_running_loop()
+
+    def tell(report: Gap | Trimmed) -> None:
+        loop.call_soon_threadsafe(told, report)
+
+    return tell
+
+
+def _read_messages(reader: LogReader) -> list[list[Message]] | None:
+    parts = reader.read_message_parts()
+    return None if parts is None else [list(part) for part in parts]
+
+
+def _read_blocks(reader: LogReader) -> list[Block] | None:
+    return reader.read_blocks()
+
+
+async def _on_helper(work: Callable[[], Result]) -> Result:
+    """Run on a helper thread; it has ended when this returns, because the next step may close the files under it."""
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        raise

@@ -1,0 +1,318 @@
+"""The asyncio queue over real files: the promises of the blocking one, shared syncs, an event loop that never waits."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import inspect
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast import Queue as BlockingQueue
+from holdfast.aio import Queue
+from holdfast.errors import Closed, InvalidRequest, LimitExceeded, PermissionDenied, Unavailable
+from holdfast.queue import Gap, every
+from holdfast.queue.local_files import LocalFiles
+
+
+class WatchedFiles(LocalFiles):
+    """The real files, with a count of syncs, a gate before them, and errors on demand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.syncs = 0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.at_gate = threading.Event()
+        self.sync_error: OSError | None = None
+        self.pages_left = 1 << 30
+
+    def sync_data(self, file: int) -> None:
+        self.at_gate.set()
+        assert self.gate.wait(60)
+        self.syncs += 1
+        if self.sync_error is not None:
+            raise self.sync_error
+        super().sync_data(file)
+
+    def allocate(self, file: int, length: int) -> None:
+        if self.pages_left == 0:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        self.pages_left -= 1
+        super().allocate(file, length)
+
+
+def stored(path: Path) -> list[bytes]:
+    with BlockingQueue(path, read_only=True) as queue:
+        return [message.payload for message in queue.read()]
+
+
+def test_the_twin_has_the_names_and_the_arguments_of_the_blocking_queue() -> None:
+    assert list(inspect.signature(Queue).parameters) == list(inspect.signature(BlockingQueue).parameters)
+    for name in ("append", "append_many", "flush", "trim", "read", "batches", "values", "close"):
+        blocking = list(inspect.signature(getattr(BlockingQueue, name)).parameters)
+        assert list(inspect.signature(getattr(Queue, name)).parameters) == blocking, name
+    for name in ("first_seq", "last_seq", "durable_seq"):
+        assert isinstance(inspect.getattr_static(Queue, name), property)
+
+
+def test_importing_the_twin_needs_the_standard_library_alone() -> None:
+    script = (
+        "import sys; from holdfast.aio import Queue\n"
+        "found = {m.partition('.')[0] for m in sys.modules} - set(sys.stdlib_module_names)\n"
+        "print(sorted(m for m in found if not m.startswith(('_', 'sitecustomize', 'holdfast'))))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"
+
+
+def test_what_tasks_append_is_read_in_order_by_both_twins(tmp_path: Path) -> None:
+    async def main() -> list[bytes]:
+        async with Queue(tmp_path / "q", page_size=16384) as queue:
+            assert await queue.append(b"first") == 1
+            assert await queue.append_many([b"a" * 9000, b"b" * 9000, bytearray(b"c")]) == (2, 4)
+            assert await queue.append(b"last") == 5
+            await queue.flush()
+            assert queue.durable_seq == queue.last_seq == 5
+            assert queue.first_seq == 1
+            found = [message.payload async for message in queue.read()]
+            assert [bytes(item) async for block in queue.batches() for item in block] == found
+            assert [message.seq async for message in queue.read(seq=4)] == [4, 5]
+            return found
+
+    assert asyncio.run(main()) == stored(tmp_path / "q") == [b"first", b"a" * 9000, b"b" * 9000, b"c", b"last"]
+
+
+def test_a_thousand_tasks_that_append_at_once_share_a_sync(tmp_path: Path) -> None:
+    files = WatchedFiles()
+
+    async def main() -> None:
+        async with Queue(tmp_path / "q", sync="always", files=files) as queue:
+            await queue.append(b"the page is made")
+            before = files.syncs
+
+            async def append(number: int) -> tuple[int, int]:
+                seq = await queue.append(b"%d" % number)
+                assert queue.durable_seq >= seq
+                return seq, number
+
+            answers = await asyncio.gather(*(append(number) for number in range(1000)))
+            assert files.syncs - before == 1
+            found = {message.seq: message.payload async for message in queue.read()}
+            assert all(found[seq] == b"%d" % number for seq, number in answers)
+            assert sorted(found) == list(range(1, 1002))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("sync", ["always", "every", "os"])
+def test_the_event_loop_goes_on_while_a_sync_takes_its_time(tmp_path: Path, sync: str) -> None:
+    files = WatchedFiles()
+
+    async def main() -> None:
+        level = every(messages=1) if sync == "every" else sync
+        async with Queue(tmp_path / "q", sync=level, files=files) as queue:
+            await queue.append(b"the page is made")
+            await queue.flush()
+            files.at_gate.clear()
+            files.gate.clear()
+            if sync == "os":
+                await queue.append(b"one")
+            waiting = asyncio.create_task(queue.flush() if sync == "os" else queue.append(b"one"))
+            while not files.at_gate.is_set():
+                await asyncio.sleep(0)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert not waiting.done()
+            assert queue.durable_seq == 1
+            files.gate.set()
+            await waiting
+            assert queue.durable_seq == 2
+
+    asyncio.run(main())
+
+
+def test_after_a_failed_sync_nobody_is_told_that_it_is_durable(tmp_path: Path) -> None:
+    files = WatchedFiles()
+
+    async def main() -> None:
+        queue = await Queue(tmp_path / "q", sync="always", files=files).open()
+        await queue.append(b"durable")
+        files.sync_error = OSError(errno.EIO, "broken")
+        answers = await asyncio.gather(*(queue.append(b"lost") for _ in range(10)), return_exceptions=True)
+        assert all(isinstance(answer, Closed) for answer in answers)
+        files.sync_error = None
+        with pytest.raises(Closed):
+            await queue.append(b"after")
+        assert queue.durable_seq == 1
+        await queue.close()
+
+    asyncio.run(main())
+    assert stored(tmp_path / "q")[0] == b"durable"
+
+
+def test_on_a_full_disk_exactly_those_who_were_told_so_are_in_the_log(tmp_path: Path) -> None:
+    files = WatchedFiles()
+
+    async def main() -> list[int]:
+        async with Queue(tmp_path / "q", page_size=4096, files=files, background=False) as queue:
+            files.pages_left = 2
+            texts = [b"%d" % number + b"." * 100_000 for number in range(20)]
+            answers = await asyncio.gather(*map(queue.append, texts), return_exceptions=True)
+            good = [number for number, answer in enumerate(answers) if isinstance(answer, int)]
+            assert all(isinstance(answer, int | Unavailable) for answer in answers)
+            assert 0 < len(good) < 20
+            files.pages_left = 10
+            assert await queue.append(b"again") == len(good) + 1
+            return good
+
+    good = asyncio.run(main())
+    assert stored(tmp_path / "q") == [b"%d" % number + b"." * 100_000 for number in good] + [b"again"]
+
+
+def test_a_message_that_is_refused_is_refused_to_its_own_task_only(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Queue(tmp_path / "q", sync="always", max_message=100) as queue:
+            answers = await asyncio.gather(
+                queue.append(b"good"),
+                queue.append(b"x" * 101),
+                queue.append("text"),
+                queue.append_many([]),
+                queue.append(b"good too"),
+                return_exceptions=True,
+            )
+            assert [type(answer) for answer in answers] == [int, LimitExceeded, TypeError, InvalidRequest, int]
+
+    asyncio.run(main())
+    assert stored(tmp_path / "q") == [b"good", b"good too"]
+
+
+def test_a_cancelled_append_harms_nobody_else(tmp_path: Path) -> None:
+    files = WatchedFiles()
+
+    async def main() -> None:
+        async with Queue(tmp_path / "q", sync="always", files=files) as queue:
+            files.at_gate.clear()
+            files.gate.clear()
+            impatient, patient = (asyncio.create_task(queue.append(text)) for text in (b"impatient", b"patient"))
+            while not files.at_gate.is_set():
+                await asyncio.sleep(0)
+            impatient.cancel()
+            await asyncio.wait([impatient])
+            files.gate.set()
+            assert await patient == 2
+            assert impatient.cancelled()
+
+    asyncio.run(main())
+    assert stored(tmp_path / "q") == [b"impatient", b"patient"]
+
+
+def test_closing_finishes_what_was_submitted(tmp_path: Path) -> None:
+    async def main() -> None:
+        queue = await Queue(tmp_path / "q", sync="always").open()
+        appends = [asyncio.create_task(queue.append(b"%d" % number)) for number in range(50)]
+        await asyncio.sleep(0)
+        await queue.close()
+        await queue.close()
+        assert await asyncio.gather(*appends) == list(range(1, 51))
+        with pytest.raises(Closed):
+            await queue.append(b"late")
+        with pytest.raises(Closed):
+            await queue.open()
+
+    asyncio.run(main())
+    assert len(stored(tmp_path / "q")) == 50
+
+
+@pytest.mark.parametrize("sync", ["os", "always"])
+def test_followers_get_every_message_once_and_end_when_the_queue_is_closed(tmp_path: Path, sync: str) -> None:
+    async def main() -> None:
+        queue = await Queue(tmp_path / "q", sync=sync, page_size=8192).open()
+        got: list[list[int]] = [[], [], []]
+
+        async def follow(mine: list[int]) -> None:
+            async for message in queue.read(follow=True):
+                mine.append(message.seq)
+
+        followers = [asyncio.create_task(follow(mine)) for mine in got]
+        for number in range(300):
+            await queue.append(b"%d" % number * 20)
+            if number == 100:
+                followers[2].cancel()
+        while min(map(len, got[:2])) < 300:
+            await asyncio.sleep(0)
+        await queue.close()
+        answers = await asyncio.gather(*followers, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [Closed, Closed, asyncio.CancelledError]
+        assert got[0] == got[1] == list(range(1, 301))
+        assert got[2] == list(range(1, len(got[2]) + 1))
+
+    asyncio.run(main())
+
+
+def test_a_reader_follows_a_writer_in_another_process(tmp_path: Path) -> None:
+    script = (
+        "import sys; from holdfast import Queue\n"
+        "with Queue(sys.argv[1], page_size=8192) as queue:\n"
+        "    print('open', flush=True)\n"
+        "    for line in sys.stdin: queue.append(line.strip().encode())\n"
+    )
+
+    async def main() -> None:
+        writer = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", script, tmp_path / "q", stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert writer.stdin is not None and writer.stdout is not None
+        assert await writer.stdout.readline() == b"open\n"
+        writer.stdin.write(b"first\n")
+        async with Queue(tmp_path / "q", read_only=True) as queue:
+            with pytest.raises(PermissionDenied):
+                await queue.append(b"refused")
+            got: list[bytes] = []
+            async for message in queue.read(follow=True):
+                got.append(message.payload)
+                if len(got) == 500:
+                    break
+                writer.stdin.write(b"%d\n" % len(got))
+            assert got == [b"first", *(b"%d" % number for number in range(1, 500))]
+        writer.stdin.close()
+        assert await writer.wait() == 0
+
+    asyncio.run(main())
+
+
+def test_serializers_and_damage_reports_are_those_of_the_blocking_queue(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Queue(tmp_path / "q", serializer="json") as queue:
+            for number in range(5):
+                await queue.append({"n": number})
+            assert [value async for value in queue.values(seq=3)] == [{"n": 2}, {"n": 3}, {"n": 4}]
+        page = tmp_path / "q-1.page"
+        data = bytearray(page.read_bytes())
+        data[data.index(b'{"n":2}')] ^= 1
+        page.write_bytes(data)
+        told: list[Gap] = []
+        async with Queue(tmp_path / "q", serializer="json", read_only=True) as queue:
+            found = [value async for value in queue.values(damage=told.append)]
+            assert found == [{"n": 0}, {"n": 1}, {"n": 3}, {"n": 4}]
+            with pytest.raises(Gap):
+                async for _ in queue.read():
+                    continue
+        assert [(gap.first, gap.last) for gap in told] == [(3, 3)]
+
+    asyncio.run(main())
+
+
+def test_a_second_writer_is_refused_and_leaves_nothing_open(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Queue(tmp_path / "q"):
+            with pytest.raises(Unavailable):
+                await Queue(tmp_path / "q").open()
+        async with Queue(tmp_path / "q") as queue:
+            assert await queue.append(b"x") == 1
+
+    asyncio.run(main())
