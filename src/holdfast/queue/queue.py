@@ -114,7 +114,8 @@ class Queue:
         self._pages = PageDirectory(self._port, directory, self._names)
         try:
             if read_only:
-                if not self._pages.numbers():
+                # A queue without a page is one that nothing was appended to yet: a reader may come first.
+                if not self._pages.numbers() and self._names.identity not in self._port.names(directory):
                     raise NotFound("no such queue", path=os.fspath(path))
                 return
             self._lock_file = self._port.lock(directory, self._names.lock)
