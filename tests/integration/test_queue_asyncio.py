@@ -123,8 +123,7 @@ def test_the_event_loop_goes_on_while_a_sync_takes_its_time(tmp_path: Path, sync
             if sync == "os":
                 await queue.append(b"one")
             waiting = asyncio.create_task(queue.flush() if sync == "os" else queue.append(b"one"))
-            while not files.at_gate.is_set():
-                await asyncio.sleep(0)
+            await asyncio.to_thread(files.at_gate.wait)
             for _ in range(100):
                 await asyncio.sleep(0)
             assert not waiting.done()
@@ -199,8 +198,7 @@ def test_a_cancelled_append_harms_nobody_else(tmp_path: Path) -> None:
             files.at_gate.clear()
             files.gate.clear()
             impatient, patient = (asyncio.create_task(queue.append(text)) for text in (b"impatient", b"patient"))
-            while not files.at_gate.is_set():
-                await asyncio.sleep(0)
+            await asyncio.to_thread(files.at_gate.wait)
             impatient.cancel()
             await asyncio.wait([impatient])
             files.gate.set()
@@ -237,14 +235,17 @@ def test_followers_get_every_message_once_and_end_when_the_queue_is_closed(tmp_p
         async def follow(mine: list[int]) -> None:
             async for message in queue.read(follow=True):
                 mine.append(message.seq)
+                if len(mine) == 300:
+                    arrived.release()
 
+        arrived = asyncio.Semaphore(0)
         followers = [asyncio.create_task(follow(mine)) for mine in got]
         for number in range(300):
             await queue.append(b"%d" % number * 20)
             if number == 100:
                 followers[2].cancel()
-        while min(map(len, got[:2])) < 300:
-            await asyncio.sleep(0)
+        for _ in got[:2]:
+            await arrived.acquire()
         await queue.close()
         answers = await asyncio.gather(*followers, return_exceptions=True)
         assert [type(answer) for answer in answers] == [Closed, Closed, asyncio.CancelledError]
@@ -300,8 +301,7 @@ def test_serializers_and_damage_reports_are_those_of_the_blocking_queue(tmp_path
             found = [value async for value in queue.values(damage=told.append)]
             assert found == [{"n": 0}, {"n": 1}, {"n": 3}, {"n": 4}]
             with pytest.raises(Gap):
-                async for _ in queue.read():
-                    continue
+                [message async for message in queue.read()]
         assert [(gap.first, gap.last) for gap in told] == [(3, 3)]
 
     asyncio.run(main())
