@@ -50,6 +50,9 @@ EveryOption: TypeAlias = Annotated[
 UntilOption: TypeAlias = Annotated[
     int | None, typer.Option("--until", min=0, metavar="VERSION", help="Go on until this version is in; then stop.")
 ]
+AtOption: TypeAlias = Annotated[
+    int | None, typer.Option("--at", "--until", min=0, metavar="VERSION", help="Of this version; the head's if none.")
+]
 StepOption: TypeAlias = Annotated[
     int | None, typer.Option("--step-bytes", min=1, help="How much of the log a step reads; 512 MiB by default.")
 ]
@@ -112,6 +115,40 @@ def history(
     """Every value that every key ever had, with the versions between which it was the newest, in a Delta table."""
     command = _command("history", log, to, master, remote, conf)
     _run(command, once, every, until, {"step_bytes": step_bytes, "buckets": buckets}, as_json=as_json)
+
+
+@commands.command()
+def snapshot(
+    log: LogOption,
+    to: ToOption,
+    master: MasterOption = None,
+    remote: RemoteOption = None,
+    conf: ConfOption = None,
+    once: OnceOption = False,
+    every: EveryOption = None,
+    until: AtOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The whole state at one version, sorted by key, in a Delta table."""
+    _run(_command("snapshot", log, to, master, remote, conf), once, every, until, {}, as_json=as_json)
+
+
+@commands.command()
+def verify(
+    log: LogOption,
+    to: ToOption,
+    master: MasterOption = None,
+    remote: RemoteOption = None,
+    conf: ConfOption = None,
+    once: OnceOption = False,
+    every: EveryOption = None,
+    until: UntilOption = None,
+    step_bytes: StepOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Audit the log: every object, every link, every verdict decided again. Exit code 6 when anything is damaged."""
+    command = _command("verify", log, to, master, remote, conf)
+    _run(command, once, every, until, {"step_bytes": step_bytes}, as_json=as_json)
 
 
 def _command(name: str, log: str, to: str, master: str | None, remote: str | None, conf: list[str] | None) -> Command:

@@ -61,7 +61,7 @@ async def survey(store: ObjectStore) -> Survey:
         raise NotFound("log is empty: nothing is listed under batches/", code=Code.LOG_EMPTY, url=store.url)
     newest = await _first_readable(store, slots)
     is_claim = sizes == CLAIM_BYTES
-    begin = FIRST_SLOT
+    begin: int = FIRST_SLOT
     if int(slots[-1]) != FIRST_SLOT or not is_claim[-1]:
         claims = slots[is_claim]
         if not len(claims):

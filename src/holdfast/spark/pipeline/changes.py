@@ -111,9 +111,13 @@ def write_days(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
 
 def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
     days = batch["timestamp"].cast(pa.date32())
-    distinct = pc.unique(days).to_pylist()
+    distinct = days.unique().to_pylist()
     for day in distinct:
-        same = batch if len(distinct) == 1 else batch.filter(pc.equal(days, pa.scalar(day, pa.date32())))
+        same = (
+            batch
+            if len(distinct) == 1
+            else batch.filter(pc.call_function("equal", [days, pa.scalar(day, pa.date32())]))
+        )
         yield day.isoformat(), same
 
 

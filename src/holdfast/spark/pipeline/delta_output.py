@@ -113,6 +113,7 @@ class DeltaOutput:
         Raises: InvalidRequest (another log's, another pipeline's or a foreign table), Unavailable.
         After a crash: there is no table, or an empty one at offset 0.
         """
+        failure: Exception | None = None
         for _ in range(DELTA_TRIES):
             found = self.find()
             if found is not None:
@@ -121,10 +122,10 @@ class DeltaOutput:
                 self._create(log_id, settings)
             except (DeltaError, OSError) as error:
                 # Somebody else may have made it meanwhile; the next look tells.
-                failure: Exception = error
-            else:
-                failure = Unavailable("the table was made and is not there")
-        raise Unavailable("the table cannot be made", url=self.location.uri, cause=_line(failure)) from failure
+                failure = error
+        raise Unavailable(
+            "the table cannot be made", url=self.location.uri, cause="" if failure is None else _line(failure)
+        ) from failure
 
     def find(self) -> DeltaTable | None:
         """The table as it is now, None when there is none. Raises: Unavailable."""

@@ -54,6 +54,8 @@ ROWS: Final = pa.schema(
     ]
 )
 SCHEMA: Final = ROWS.append(pa.field("bucket", pa.int32())).append(pa.field("is_current", pa.bool_()))
+WRITE: Final = "write"
+RANGE_DELETE: Final = "range_delete"
 CURRENT: Final = {"is_current": "true"}
 ENDED: Final = {"is_current": "false"}
 
@@ -113,20 +115,28 @@ def merge_history(current: pa.Table | None, changes: pa.Table) -> Sequence[Bucke
     Shape: ``changes`` has version, position, kind, key, end, value, timestamp, in no order; all of them are newer than
     every row of ``current``. Each part is sorted by key and version.
     """
-    rows = _written(current, changes.filter(pc.not_equal(changes["kind"], "range_delete")))
-    keys = pc.unique(rows["key"])
-    keys = keys.take(pc.sort_indices(keys))
-    key = pc.index_in(rows["key"], value_set=keys).to_numpy().astype(np.int64)
+    rows = _written(current, changes.filter(pc.call_function("not_equal", [changes["kind"], RANGE_DELETE])))
+    keys = rows["key"].unique().sort()
+    key = pc.call_function("index_in", [rows["key"]], pc.SetLookupOptions(value_set=keys)).to_numpy().astype(np.int64)
     source = np.arange(rows.num_rows, dtype=np.int64)
-    events = [(key, _numbers(rows["version"]), _numbers(rows["position"]), source)]
-    ranges = changes.filter(pc.equal(changes["kind"], "range_delete"))
+    events: list[tuple[Numbers, Numbers, Numbers, Numbers]] = [
+        (key, _numbers(rows["version"]), _numbers(rows["position"]), source)
+    ]
+    ranges = changes.filter(pc.call_function("equal", [changes["kind"], RANGE_DELETE]))
     names = keys.to_pylist() if ranges.num_rows else []
     first_range = rows.num_rows
     for index, (begin, end) in enumerate(zip(ranges["key"].to_pylist(), ranges["end"].to_pylist(), strict=True)):
         past = len(names) if end is None else bisect_left(names, end)
         covered = np.arange(bisect_left(names, begin), past, dtype=np.int64)
-        constant = (ranges["version"][index].as_py(), ranges["position"][index].as_py(), first_range + index)
-        events.append((covered, *(np.full(len(covered), value, dtype=np.int64) for value in constant)))
+        version, position = ranges["version"][index].as_py(), ranges["position"][index].as_py()
+        events.append(
+            (
+                covered,
+                _repeated(version, covered),
+                _repeated(position, covered),
+                _repeated(first_range + index, covered),
+            )
+        )
     key, version, position, source = (np.concatenate(parts) for parts in zip(*events, strict=True))
     order = np.lexsort((position, version, key))
     key, version, source = key[order], version[order], source[order]
@@ -153,8 +163,8 @@ def merge_history(current: pa.Table | None, changes: pa.Table) -> Sequence[Bucke
         ],
         schema=ROWS,
     )
-    open_rows = pc.is_null(table["valid_to"])
-    return [BucketPart(table.filter(open_rows), CURRENT), BucketPart(table.filter(pc.invert(open_rows)), ENDED)]
+    open_rows = table["valid_to"].is_null()
+    return [BucketPart(table.filter(open_rows), CURRENT), BucketPart(table.filter(table["valid_to"].is_valid()), ENDED)]
 
 
 def _written(current: pa.Table | None, points: pa.Table) -> pa.Table:
@@ -166,7 +176,7 @@ def _written(current: pa.Table | None, points: pa.Table) -> pa.Table:
             "version": points["version"],
             "position": points["position"],
             "timestamp": points["timestamp"].cast(_TIME),
-            "lives": pc.equal(points["kind"], "write"),
+            "lives": pc.call_function("equal", [points["kind"], WRITE]),
         }
     )
     if current is None:
@@ -182,6 +192,10 @@ def _written(current: pa.Table | None, points: pa.Table) -> pa.Table:
         }
     )
     return pa.concat_tables([before, both]).combine_chunks()
+
+
+def _repeated(value: int, rows: Numbers) -> Numbers:
+    return np.full(len(rows), value, dtype=np.int64)
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

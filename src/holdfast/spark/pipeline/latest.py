@@ -95,15 +95,17 @@ def merge_latest(current: pa.Table | None, changes: pa.Table) -> Sequence[Bucket
     Shape: ``changes`` has version, position, kind, key, end, value, in no order; all of them are newer than every row
     of ``current``. Cost: O(n log n) in native code, and a Python step per row when there are range deletes.
     """
-    is_range = pc.equal(changes["kind"], "range_delete")
-    points = changes.filter(pc.invert(is_range)).sort_by([("version", "ascending"), ("position", "ascending")])
+    is_range = pc.call_function("equal", [changes["kind"], "range_delete"])
+    points = changes.filter(pc.call_function("invert", [is_range])).sort_by(
+        [("version", "ascending"), ("position", "ascending")]
+    )
     both = pa.table(
         {
             "key": points["key"],
             "value": points["value"],
             "version": points["version"],
             "position": points["position"],
-            "lives": pc.equal(points["kind"], "write"),
+            "lives": pc.call_function("equal", [points["kind"], "write"]),
         }
     )
     if current is not None:

@@ -23,6 +23,7 @@ import structlog
 
 from holdfast.errors import Conflict, InvalidRequest, Unavailable
 from holdfast.spark.pipeline.increments import Increment
+from holdfast.spark.pipeline.task_errors import task_errors
 
 __all__ = ["Job", "RunReport", "Schedule", "StepReport", "StepResult", "run_pipeline"]
 
@@ -271,7 +272,8 @@ class _Run:
 
     def _step(self, increment: Increment) -> None:
         began = time.monotonic()
-        result = self._job.advance(increment)
+        with task_errors():
+            result = self._job.advance(increment)
         step = StepReport(
             after=increment.after,
             through=increment.through,

@@ -84,7 +84,7 @@ def write_table(url: str, table: pa.Table, partition: Mapping[str, str], statist
     """
     sink = pa.BufferOutputStream()
     pq.write_table(
-        table, sink, compression="zstd", compression_level=1, row_group_size=ROW_GROUP_ROWS, use_dictionary=["kind"]
+        table, sink, compression="zstd", compression_level=1, row_group_size=ROW_GROUP_ROWS, use_dictionary=False
     )
     data = sink.getvalue().to_pybytes()
     path = f"data/{uuid.uuid4().hex}.parquet"
@@ -96,7 +96,7 @@ def _stats(table: pa.Table, columns: Sequence[str]) -> str:
     lowest: dict[str, int] = {}
     highest: dict[str, int] = {}
     for name in columns:
-        bounds = pc.min_max(table[name]).as_py()
+        bounds = pc.call_function("min_max", [table[name]]).as_py()
         if bounds["min"] is not None:
             lowest[name], highest[name] = bounds["min"], bounds["max"]
     nulls = {name: table[name].null_count for name in columns}

@@ -43,6 +43,7 @@ from holdfast.spark.pipeline.increments import Increment, LogHead, first_above
 from holdfast.spark.pipeline.runner import StepResult
 from holdfast.spark.pipeline.table_files import write_table
 from holdfast.spark.pipeline.table_location import table_location
+from holdfast.spark.pipeline.task_errors import task_errors
 from holdfast.spark.plan import Chain, Piece, cut
 from holdfast.spark.store_thread import StoreThread
 from holdfast.values import slot_text
@@ -125,7 +126,8 @@ class _Share:
 def audit(spark: SparkSession, url: str) -> Audit:
     """Audit the whole log at ``url`` now, without a table. Raises: NotFound, CorruptData, Unavailable."""
     share = _look(url, 0, None, 2**63)
-    return _audit(spark, url, share, verified=0)
+    with task_errors():
+        return _audit(spark, url, share, verified=0)
 
 
 class Verify:
@@ -222,7 +224,7 @@ async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes:
         reached, past = (newest_place, head), len(chain.slots)
     else:
         past = reached[0] + 1
-    through = reached[1].last_version
+    through: int = reached[1].last_version
     if until is not None and until < through:
         through = until
         past = await first_above(store, chain, until)
