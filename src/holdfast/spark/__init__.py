@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.spark.pipeline.state import last_version, materialise_latest
+    from holdfast.spark.reading import read_log
     from holdfast.spark.source import HoldfastDataSource
     from holdfast.spark.spark_session import find_java, session
 
-__all__ = ["HoldfastDataSource", "find_java", "last_version", "materialise_latest", "session"]
+__all__ = ["HoldfastDataSource", "find_java", "last_version", "materialise_latest", "read_log", "session"]
 
 _HOMES = {
     "HoldfastDataSource": "source",
     "find_java": "spark_session",
     "last_version": "pipeline.state",
     "materialise_latest": "pipeline.state",
+    "read_log": "reading",
     "session": "spark_session",
 }
 

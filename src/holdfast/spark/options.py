@@ -89,6 +89,7 @@ _APPLIES: Final[Mapping[str, tuple[frozenset[Shape], frozenset[Mode]]]] = {
     "failOnDataLoss": (_EVERY_SHAPE, _BOTH),
     "verify": (_ROWS, _BOTH),
     "targetPartitionBytes": (_EVERY_SHAPE, _BOTH),
+    "pushdown": (_EVERY_SHAPE, _BATCH),
     "kinds": (_KEYED, _BOTH),
     "keyPrefix": (_KEYED, _BOTH),
     "keyBegin": (_KEYED, _BOTH),
@@ -157,6 +158,7 @@ class ReadOptions:
     ending_version: int | None = None
     fail_on_data_loss: bool = True
     verify: bool = True
+    pushdown: bool = False
     target_partition_bytes: int = PARTITION_BYTES_DEFAULT
     kinds: tuple[ItemKind, ...] = OPERATION_KINDS
     key_begin: bytes = b""
@@ -197,6 +199,7 @@ def parse_read_options(given: Mapping[str, str], mode: Mode | None = None) -> Re
         ending_version=ending,
         fail_on_data_loss=_boolean(options, "failOnDataLoss", default=True),
         verify=_boolean(options, "verify", default=True),
+        pushdown=_boolean(options, "pushdown", default=False),
         target_partition_bytes=_partition_bytes(options),
         kinds=_kinds(options),
         key_begin=key_begin,

@@ -3,7 +3,7 @@
 Owns: what Spark calls when. Does not own: the protocol (``sink_driver``, ``sink_task``).
 
 Spark makes the writer on the driver when a write, or a micro-batch, is planned: there the intent is committed. It
-pickles the writer to the tasks, whose ``write`` sends, and calls ``commit`` on the driver when all tasks are done, for a
+pickles the writer to the tasks, whose ``write`` sends, and calls ``commit`` on the driver when all are done, for a
 micro-batch on a writer made anew. A micro-batch that Spark runs again, after it or the driver died, gets a writer for
 the same offset range, finds done or its own intent, and sends nothing or what is missing.
 

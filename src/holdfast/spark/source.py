@@ -96,7 +96,8 @@ class HoldfastBatchReader(DataSourceReader):
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._pushed: RowFilter | None = None
-        self.pushFilters = _PushWhereItIsOn(self)  # type: ignore[method-assign]
+        if options.pushdown:
+            self.pushFilters = _PushWhereItIsOn(self)  # type: ignore[method-assign]
 
     def narrow(self, filters: Iterable[Filter]) -> Iterable[Filter]:
         """Note what these filters leave to be read. Returns all of them: Spark still evaluates each row."""
