@@ -6,10 +6,10 @@ import os
 import random
 
 import pytest
+from tests.property.queue_memory_files import Crash, MemoryFiles
 
 from holdfast.errors import HoldfastError
 from holdfast.queue import Queue
-from tests.property.queue_memory_files import Crash, MemoryFiles
 
 SEEDS = range(4000 if os.environ.get("HOLDFAST_PROVE") else 250)
 
@@ -106,7 +106,7 @@ def live(seed: int) -> None:
                 life.durable = acknowledged
         except Crash:
             if queue is not None:
-                life.durable = max(life.durable, queue.durable_seq if queue.durable_seq else 0)
+                life.durable = max(life.durable, queue.durable_seq or 0)
                 acknowledged = max(acknowledged, 0)
         finally:
             if queue is not None:

@@ -171,8 +171,8 @@ class LocalFiles:
             raise AlreadyOpen(
                 "another process has it open", code=Code.ALREADY_OPEN, file=name, pid=holder or None
             ) from error
-        os.ftruncate(file, 0)
-        os.pwrite(file, b"%d\n" % os.getpid(), 0)
+        # Of a fixed width, because cutting the file can wait for the file system's journal.
+        os.pwrite(file, b"%-20d\n" % os.getpid(), 0)
         return file
 
     def boot_id(self) -> bytes:

@@ -65,6 +65,7 @@ class LogEnd:
     """
 
     __slots__ = (
+        "clean",
         "doubtful",
         "frames",
         "gaps",
@@ -88,6 +89,7 @@ class LogEnd:
         self.last_time_ns = 0
         self.frames = 0
         self.index = PageIndex()
+        self.clean = False
         self.resume = False
         self.rewrite = True
         self.sealed = False
@@ -153,6 +155,7 @@ class _Walk:
         # Without the word of a mark, or after a failed sync, the page cache may hold what the disk never got.
         end.rewrite = mark is None or not any(mark.boot_id)
         if mark is not None:
+            end.clean = mark.clean
             durable = mark.durable
             if self._mark_holds(durable.page, durable.salt):
                 self._floor, self._first_unsynced = durable.next_seq, durable.page
@@ -306,7 +309,7 @@ def mend(pages: PageDirectory, end: LogEnd) -> None:
             _sync_page(pages, number, rewrite=end.rewrite)
         _close_page(pages, end)
     # The page made ahead will be used: the one who made it may have been killed before its name was durable.
-    changed = end.resume and bool(end.doubtful)
+    changed = end.resume and not end.clean and bool(end.doubtful)
     for name in port.names(pages.directory):
         if pages.names.is_temporary(name):
             changed |= pages.remove(name)

@@ -56,7 +56,9 @@ class PageDirectory:
             port.sync_directory(directory)
         except BaseException:
             port.close(file)
+            # Also under its name: a page whose name may not be durable must not be found and used later.
             self._remove_quietly(temporary)
+            self._remove_quietly(name)
             raise
         return file
 

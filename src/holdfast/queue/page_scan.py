@@ -188,7 +188,9 @@ class PageScan:
         position = last_before(
             lambda offset, length: self._port.read(index, offset, length), self.index_records(), belongs_before
         )
-        if position:
+        head = self._port.read(self._file, position, HEAD_BYTES) if position else b""
+        # The record may be damaged: what counts is the frame itself, once it has been confirmed.
+        if len(head) == HEAD_BYTES and belongs_before(HEAD.unpack(head)[2], position):
             self._land(position)
 
     def _land(self, position: int) -> bool:

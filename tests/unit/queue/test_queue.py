@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -211,3 +212,26 @@ def test_a_reader_cannot_write_and_a_closed_queue_is_closed(tmp_path: Path) -> N
         queue.append(b"y")
     with Queue(tmp_path / "q", read_only=True) as reader, pytest.raises(PermissionDenied):
         reader.append(b"y")
+
+
+def test_a_damaged_index_never_hides_a_message(tmp_path: Path) -> None:
+    clock = Clock()
+    clock.step = 1_000_000
+    with Queue(tmp_path / "q", page_size=SMALL, clock=clock) as queue:
+        for number in range(600):
+            queue.append_many([b"%d" % number, b"x" * 20])
+        found = list(queue.read())
+    chance = random.Random(7)
+    indexes = sorted(tmp_path.glob("*.idx"))
+    whole = {path: path.read_bytes() for path in indexes}
+    for _ in range(60):
+        for path in indexes:
+            damaged = bytearray(whole[path])
+            for _ in range(chance.randrange(1, 6)):
+                place = chance.randrange(len(damaged))
+                damaged[place] ^= 1 << chance.randrange(8)
+            path.write_bytes(damaged[: chance.choice((len(damaged), chance.randrange(len(damaged))))])
+        with Queue(tmp_path / "q", read_only=True) as queue:
+            since = chance.choice(found)
+            assert list(queue.read(since=since.time)) == [m for m in found if m.time_ns >= since.time_ns]
+            assert list(queue.read(seq=since.seq)) == found[since.seq - 1 :]
