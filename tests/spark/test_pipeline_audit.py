@@ -28,7 +28,7 @@ from holdfast.commit.batch import (
     encode_object,
     object_name,
 )
-from holdfast.commit.transaction import PointRead, Write
+from holdfast.commit.transaction import PointRead, RangeDelete, Write
 from holdfast.errors import CorruptData
 from holdfast.objects import memory
 from holdfast.objects.open import open_store
@@ -254,6 +254,13 @@ def a_request_id_committed_twice(log: Log) -> int:
     raise AssertionError("a world has an attempt with an id before another transaction in one window")
 
 
+def an_empty_range_delete(log: Log) -> int:
+    batch = log.data()
+    victim = batch.transactions[0]
+    forged = replaced(victim, operations=[*victim.operations, RangeDelete(b"b", b"a")])
+    return log.put(batch.header, [forged, *batch.transactions[1:]])
+
+
 def replaced(txn: LoggedTransaction, **changes: object) -> LoggedTransaction:
     names = ("version", "request_id", "read_version", "operations", "preconditions")
     return LoggedTransaction(**{**{name: getattr(txn, name) for name in names}, **changes})  # type: ignore[arg-type]
@@ -276,6 +283,7 @@ DAMAGES: list[Callable[[Log], int]] = [
     a_forged_verdict,
     a_read_below_the_window,
     a_request_id_committed_twice,
+    an_empty_range_delete,
 ]
 
 

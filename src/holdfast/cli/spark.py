@@ -134,6 +134,27 @@ def snapshot(
 
 
 @commands.command()
+def replay(
+    log: LogOption,
+    to: ToOption,
+    master: MasterOption = None,
+    remote: RemoteOption = None,
+    conf: ConfOption = None,
+    once: OnceOption = False,
+    every: EveryOption = None,
+    until: UntilOption = None,
+    step_bytes: StepOption = None,
+    after: Annotated[
+        int | None, typer.Option("--after", min=0, help="Only transactions with a higher version.", metavar="VERSION")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Commit the transactions of one log to another log, in their order, each once."""
+    command = _command("replay", log, to, master, remote, conf)
+    _run(command, once, every, until, {"step_bytes": step_bytes, "after": after}, as_json=as_json)
+
+
+@commands.command()
 def verify(
     log: LogOption,
     to: ToOption,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from holdfast.spark.pipeline.changes import Changes
     from holdfast.spark.pipeline.history import History
     from holdfast.spark.pipeline.latest import Latest
+    from holdfast.spark.pipeline.replay import Replay
     from holdfast.spark.pipeline.runner import RunReport, Schedule, StepReport, run_pipeline
     from holdfast.spark.pipeline.snapshot import Snapshot
     from holdfast.spark.pipeline.verify import Verify, audit
@@ -28,6 +29,7 @@ __all__ = [
     "Changes",
     "History",
     "Latest",
+    "Replay",
     "RunReport",
     "Schedule",
     "Snapshot",
@@ -41,6 +43,7 @@ _HOMES = {
     "Changes": "changes",
     "History": "history",
     "Latest": "latest",
+    "Replay": "replay",
     "RunReport": "runner",
     "Schedule": "runner",
     "Snapshot": "snapshot",

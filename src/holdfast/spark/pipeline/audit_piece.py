@@ -43,7 +43,7 @@ from holdfast.commit.chain import check_genesis, check_link, next_slot
 from holdfast.commit.entry import CommitEntry
 from holdfast.commit.recent_writes import RecentWrites
 from holdfast.commit.resolve import Resolve
-from holdfast.commit.transaction import RangeRead, Rejected, Transaction, Write
+from holdfast.commit.transaction import RangeDelete, RangeRead, Rejected, Transaction, Write
 from holdfast.errors import CorruptData, NotFound
 from holdfast.objects.port import ObjectReader
 from holdfast.spark.pipeline.audit_survey import Finding
@@ -83,7 +83,7 @@ class Verdicts:
 
     def remember(self, txn: LoggedTransaction) -> None:
         """What a committed transaction changed, for those after it."""
-        if txn.version > self._resolve.recent.last_version:
+        if txn.version > self._resolve.recent.last_version and _malformed(txn) is None:
             self._resolve.recent.record(txn.version, txn.operations)
             self._remember_id(txn)
 
@@ -134,7 +134,10 @@ def _nobody(entry: CommitEntry) -> None:
 
 
 def _malformed(txn: LoggedTransaction) -> tuple[str, str] | None:
-    """Preconditions that no leader would have taken in, and that cannot be judged."""
+    """What no leader would have taken in, and what can therefore not be judged."""
+    for position, operation in enumerate(txn.operations):
+        if isinstance(operation, RangeDelete) and operation.end is not None and operation.begin >= operation.end:
+            return "a range delete is empty", f"operation={position}"
     if txn.request_id is not None and txn.read_version is None:
         return "a request id without a read version", ""
     for index, read in enumerate(txn.preconditions):

@@ -20,6 +20,7 @@ from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.pipeline.changes import Changes
 from holdfast.spark.pipeline.history import History
 from holdfast.spark.pipeline.latest import Latest
+from holdfast.spark.pipeline.replay import Replay
 from holdfast.spark.pipeline.runner import STEP_BYTES_DEFAULT, Job, RunReport, Schedule, StepReport, run_pipeline
 from holdfast.spark.pipeline.snapshot import Snapshot
 from holdfast.spark.pipeline.verify import Verify
@@ -124,6 +125,14 @@ def _snapshot(spark: SparkSession, command: Command, running: Running) -> Made:
     return Made(_incremental(command, running, Snapshot(spark, command.log, command.to)).fields())
 
 
+def _replay(spark: SparkSession, command: Command, running: Running) -> Made:
+    job = Replay(spark, command.log, command.to, after=running.options.get("after", 0))
+    try:
+        return Made(_incremental(command, running, job).fields())
+    finally:
+        job.close()
+
+
 def _verify(spark: SparkSession, command: Command, running: Running) -> Made:
     job = Verify(spark, command.log, command.to)
     report = _incremental(command, running, job)
@@ -136,6 +145,7 @@ _PIPELINES: Final[Mapping[str, Callable[[SparkSession, Command, Running], Made]]
     "changes": _changes,
     "latest": _latest,
     "history": _history,
+    "replay": _replay,
     "snapshot": _snapshot,
     "verify": _verify,
 }
