@@ -21,12 +21,13 @@ __all__ = ["Follower"]
 class Follower:
     """One subscriber. A durable one keeps what it saw; the other also sees early, and rolls back at a leader's end."""
 
-    __slots__ = ("_durable", "_early_upto", "_node", "_world", "seen")
+    __slots__ = ("_after", "_durable", "_early_upto", "_node", "_world", "seen")
 
     def __init__(self, world: World, *, durable: bool) -> None:
         self._world = world
         self._durable = durable
         self._node: Node | None = None
+        self._after = 0
         self._early_upto = 0
         self.seen: list[int] = []
 
@@ -47,7 +48,7 @@ class Follower:
     def _attach(self, node: Node, batches: list[Batch]) -> None:
         """History from the store up to where the live stream goes on."""
         self._node = node
-        after = self.seen[-1] if self.seen else 0
+        self._after = after = self.seen[-1] if self.seen else 0
         for version in self._world.promises.versions:
             if after < version <= batches[0].header.prev_version:
                 self.seen.append(version)
@@ -55,6 +56,11 @@ class Follower:
 
     def _take(self, version: int, previous: int) -> None:
         last = self.seen[-1] if self.seen else 0
+        if version <= self._after:
+            # A leader of long ago may still learn what it made durable. Who resumed above it is not told again.
+            if version not in self._world.promises.transactions:
+                raise PromiseBroken("a subscriber misses nothing", f"{version} is shown and not in the log")
+            return
         if version <= self._early_upto and not self._durable:
             if version not in self.seen[-200:]:
                 raise PromiseBroken("what is shown early becomes durable in order", f"{version} was not shown")
