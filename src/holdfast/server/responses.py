@@ -184,6 +184,14 @@ STATUS_OF: Final[Mapping[Code, int]] = {
     Code.LOG_EMPTY: 503,
     Code.CLOSED: 503,
     Code.OUTCOME_UNKNOWN: 504,
+    # Codes of the embedded queue: no route answers with them, and the table is whole so that none ever lacks a status.
+    Code.CORRUPT_QUEUE: 500,
+    Code.SYNC_FAILED: 500,
+    Code.FORKED: 500,
+    Code.ALREADY_OPEN: 409,
+    Code.QUEUE_TRIMMED: 410,
+    Code.QUEUE_FULL: 503,
+    Code.DISK_FULL: 503,
 }
 
 _JSON: Final = msgspec.json.Encoder()
