@@ -86,6 +86,10 @@ def test_asking_the_status_bans_the_attempt() -> None:
         ("/v1/range?begin=Yg&end=YQ", 400, "bad_range"),
         ("/v1/range?limit=0", 400, "malformed"),
         ("/v1/subscribe?after=x", 400, "malformed"),
+        ("/v1/subscribe?affter=1", 400, "malformed"),
+        ("/v1/keys/a2V5?version=1", 400, "malformed"),
+        ("/v1/version?local=true", 400, "malformed"),
+        ("/livez?now=", 400, "malformed"),
         ("/v1/subscribe?durable=maybe", 400, "malformed"),
         ("/v1/subscribe?prefix=YQ&begin=YQ", 400, "malformed"),
         ("/v1/subscribe?begin=Yg&end=YQ", 400, "bad_range"),
@@ -101,6 +105,23 @@ def test_every_refusal_is_coded(target: str, status: int, code: str) -> None:
         async with serving() as here:
             answer = await (await here.connect()).ask("GET", target)
             assert (answer.status, answer.code) == (status, code)
+
+    run(scenario)
+
+
+def test_an_unknown_query_parameter_is_named_with_those_that_there_are() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            answer = await client.ask("GET", "/v1/range?begin=YQ&lmit=5")
+            assert (answer.status, answer.code) == (400, "malformed")
+            message = answer.json["error"]["message"]
+            assert "'lmit'" in message and "at, begin, end, limit" in message
+            hot = await client.ask("POST", "/v1/commit?durable=false", write())
+            assert (hot.status, hot.code) == (400, "malformed")
+            assert "it has none" in hot.json["error"]["message"]
+            assert here.service.metrics.committed == 0
+            assert (await client.ask("POST", "/v1/commit", write())).json["status"] == "committed"
 
     run(scenario)
 
@@ -258,6 +279,7 @@ TOKENS = {"r" * 16: Role.READ, "w" * 16: Role.WRITE, "a" * 16: Role.ADMIN}
         ("GET", "/v1/version?consistency=local", Role.READ),
         ("GET", "/v1/range", Role.READ),
         ("GET", "/metrics", Role.READ),
+        ("GET", f"/v1/status/{REQUEST_ID}?min_version=0", Role.WRITE),
         ("POST", "/v1/commit", Role.WRITE),
         ("POST", "/v1/commits", Role.WRITE),
         ("POST", "/v1/admin/step-down", Role.ADMIN),

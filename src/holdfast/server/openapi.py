@@ -59,6 +59,7 @@ def describe(routes: Iterable[Route], *, version: str, with_tokens: bool) -> byt
             "title": "Holdfast commit log",
             "version": version,
             "summary": "Transactions in, one total order out, durable before they are answered",
+            "description": "A query parameter or a field that is not described is refused as malformed, never ignored.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,

@@ -48,6 +48,10 @@ ANY_ROUTE_CODES: Final = (Code.MALFORMED, Code.UNAUTHENTICATED, Code.PERMISSION_
 """What every route may answer: ``overloaded`` when the connection is one too many."""
 
 
+NAME_CHARACTERS_MAX: Final = 64
+"""How much of a wrong name an error repeats."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A whole answer."""
@@ -84,6 +88,16 @@ class Call:
     def path_text(self, name: str) -> str:
         """A part of the path, percent-decoded."""
         return str(self.request.path_params[name])
+
+    def require_known_parameters(self, known: frozenset[str]) -> None:
+        """Refuse a query parameter that the route does not have: an option that is ignored looks like one that worked.
+
+        Raises: InvalidRequest naming it and those that there are.
+        """
+        for name in self.request.query_params:
+            if name not in known:
+                has = f"it has {', '.join(sorted(known))}" if known else "it has none"
+                raise InvalidRequest(f"the route has no query parameter {name[:NAME_CHARACTERS_MAX]!r}: {has}")
 
     def text(self, name: str) -> str | None:
         """A query parameter, or None. Raises: InvalidRequest when it is given more than once."""
@@ -211,6 +225,11 @@ class Route:
         """How metrics and the description call it: the path without the framework's converters."""
         return self.path.replace(":any}", "}")
 
+    @property
+    def query_names(self) -> frozenset[str]:
+        """The query parameters that it has."""
+        return frozenset(parameter.name for parameter in self.parameters if parameter.place == "query")
+
 
 class Endpoint:
     """A route as an ASGI application."""
@@ -219,6 +238,7 @@ class Endpoint:
         assert (route.handler is None) != (route.stream is None), "a route answers whole or streams"
         self._front = front
         self._route = route
+        self._query_names = route.query_names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -232,6 +252,7 @@ class Endpoint:
             )
             if problem is not None:
                 raise problem
+            call.require_known_parameters(self._query_names)
             if route.stream is not None:
                 await route.stream(call)
             else:

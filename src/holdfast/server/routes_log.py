@@ -144,7 +144,7 @@ ROUTES = (
     Route(
         method="GET",
         path="/v1/status/{request_id:any}",
-        role=Role.READ,
+        role=Role.WRITE,  # asking closes the attempt, which decides over a commit
         summary="The final outcome of an attempt; asking closes an attempt that has not committed",
         handler=status,
         parameters=(
