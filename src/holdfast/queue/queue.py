@@ -137,20 +137,26 @@ class Queue:
                 make_durable=lambda: writer.durability.wait_for(writer.next_seq),
             )
         except BaseException:
+            if self._writer is not None:
+                self._writer.close()
             self._close_handles()
             raise
-        writer.before_roll = self._space.before_roll
         if lifetime is not None or max_bytes is not None:
             self._space.hold(self._first_held)
+        self._start(writer, level, look_s=LIFETIME_LOOK_S if lifetime is not None else None, background=background)
+        poison_in_children(self)
+
+    def _start(self, writer: Writer, level: SyncLevel, *, look_s: float | None, background: bool) -> None:
+        """Join the writer to the space, the helper thread and the buffer."""
+        writer.before_roll = self._space.before_roll
         self._append = writer.append
         if background:
-            interval_s = level.ms_max / 1000 if level.ms_max else LIFETIME_LOOK_S if lifetime is not None else None
+            interval_s = level.ms_max / 1000 if level.ms_max else look_s
             self._background = Background(self._work, interval_s, LINGER_S if level.name == "buffered" else 0)
             writer.on_work = self._background.wake
         if level.name == "buffered":
             self._linger = Linger(writer, writer.on_work)
             self._append = self._linger.append
-        poison_in_children(self)
 
     def _open_writer(
         self,

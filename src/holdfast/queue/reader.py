@@ -162,6 +162,11 @@ class LogReader:
         """The sequence number expected next."""
         return self._scan.next_seq if self._scan is not None else self._from_seq
 
+    @property
+    def page(self) -> PageHeader | None:
+        """The page that the last messages came from."""
+        return self._scan.header if self._scan is not None else None
+
     def read_window(self) -> Window | None:
         """The next verified frames, or None where there is nothing more now.
 
@@ -300,6 +305,8 @@ class LogReader:
         return True
 
     def _report(self, report: Gap | Trimmed) -> None:
+        if isinstance(report, Gap) and report.last < self._from_seq:
+            return  # on the way to the starting point: nobody asked for these
         self.gaps += 1
         if self._damage == "raise":
             raise report

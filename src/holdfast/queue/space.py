@@ -3,9 +3,9 @@
 Owns: the limit and what happens at it (``full``), the holds of consumers, removing pages. Does not own: which pages may
 go (``retention``).
 
-Failure model: pages are removed oldest first, the name of the page before that of its index, and then the directory is
-synced. A crash in between leaves an index without a page, which the next start removes, or the page, which is removed
-again. A reader that has the page open reads it to its end; one that comes later gets ``Trimmed``.
+Failure model: pages are removed oldest first, the name of a page before that of its index, and the directory is synced
+before the next one goes. A crash in between leaves an index without a page, which the next start removes, or the page,
+which is removed again. A reader that has the page open reads it to its end; one that comes later gets ``Trimmed``.
 
 What happens when another page would go above ``max_bytes``:
 
@@ -98,16 +98,16 @@ class Space:
         self._safe_below = safe_below
         self._make_durable = make_durable
         self._headers: dict[int, PageHeader] = {}
-        self._holds: list[Callable[[], int]] = []
+        self._holds: list[Callable[[], int | None]] = []
         self._lock = threading.Lock()
         self._freed = threading.Condition(threading.Lock())
         self._closed = False
 
-    def hold(self, first_wanted: Callable[[], int]) -> None:
-        """Keep every message from ``first_wanted()`` on, the next that a consumer needs."""
+    def hold(self, first_wanted: Callable[[], int | None]) -> None:
+        """Keep every message from ``first_wanted()`` on, the next that a consumer needs; nothing while it is None."""
         self._holds = [*self._holds, first_wanted]
 
-    def release(self, first_wanted: Callable[[], int]) -> None:
+    def release(self, first_wanted: Callable[[], int | None]) -> None:
         """Undo ``hold``."""
         self._holds = [held for held in self._holds if held is not first_wanted]
         self.confirmed()
@@ -130,7 +130,7 @@ class Space:
                 # Only pages behind which the log is durable may go.
                 self._make_durable()
                 over = self.trim(page_bytes)
-            if over <= 0 or (self._full == "drop_oldest" and not self._holds):
+            if over <= 0 or (self._full == "drop_oldest" and self._held_seq() is None):
                 return
             if self._full != "block":
                 raise Backpressure(
@@ -153,13 +153,17 @@ class Space:
             closed, total = self._survey()
             limit = self._max_bytes
             over = total + page_bytes - limit if limit is not None else 0
-            held = min((first_wanted() for first_wanted in self._holds), default=None)
+            held = self._held_seq()
             dropping = over if self._full == "drop_oldest" or held is not None else 0
             going = pages_that_may_go(
                 closed, now_ns=self._clock(), lifetime_ns=self._lifetime_ns, bytes_over=dropping, held_seq=held
             )
             self.remove(going)
             return over - sum(page.bytes for page in closed[: len(going)])
+
+    def _held_seq(self) -> int | None:
+        wanted = [seq for first_wanted in self._holds if (seq := first_wanted()) is not None]
+        return min(wanted, default=None)
 
     def trim_before(self, seq: int) -> int:
         """Remove the closed pages whose messages are all below ``seq``. Returns how many."""
@@ -205,12 +209,12 @@ class Space:
         return None if header is None or header.prepared else header
 
     def remove(self, numbers: list[int]) -> None:
-        """Remove pages and their indexes, then sync the directory."""
+        """Remove pages and their indexes, oldest first, with a sync of the directory after each: of two names removed at
+        once, a crash may bring back the older alone, and what is left has a hole."""
         for number in numbers:
             self._pages.remove(self._pages.names.page(number))
             self._pages.remove(self._pages.names.index(number))
             self._headers.pop(number, None)
-        if numbers:
             self._pages.port.sync_directory(self._pages.directory)
 
     def close(self) -> None:

@@ -182,7 +182,11 @@ class Writer:
         self._end_place = place
         self._durable = mark.durable if mark is not None and end.resume and not mark.clean else place
         self.durability = Durability(self._port, self._durable.next_seq, self._take, self._reached, self._poison)
-        self._begin(end, clean=mark is not None and mark.clean)
+        try:
+            self._begin(end, clean=mark is not None and mark.clean)
+        except BaseException:
+            self._close_files()
+            raise
 
     # ---- appending --------------------------------------------------------------------------------------------------
 
@@ -415,11 +419,14 @@ class Writer:
         self.before_roll(max(needed, self.page_bytes))
         page = self._next_page(needed)
         try:
+            if page.index_file is None:
+                page.index_file = self._pages.open_index(page.header.number, write=True)
             if self._page is not None:
+                # No message goes into it any more, also if the rest fails: a reader may have left it by its SEAL.
+                self._page.limit = 0
                 self._seal(self._page)
             page.header = page.header.started(self.next_seq, time_ns)
             self._port.write(page.file, 0, (encode_header(page.header),))
-            page.index_file = self._pages.open_index(page.header.number, write=True)
         except BaseException:
             # It stays the next page, whatever its header says by now: a number left out would end the log there.
             with self._page_lock:
@@ -443,11 +450,13 @@ class Writer:
                 self._prepared = None
                 self._number = ahead.header.number
                 return ahead
-            # One of its own for a message that does not fit: its name replaces that of the page made ahead.
-            page = self._create(self._number + 1, max(needed, self.page_bytes) if ahead is None else needed)
+            # One of its own for a message that does not fit: its name replaces that of the page made ahead, which is let
+            # go of first. Should this fail half way, that page may have no name any more, and nothing may go into it.
+            size = max(needed, self.page_bytes) if ahead is None else needed
             if ahead is not None:
-                ahead.close(self._port)
                 self._prepared = None
+                ahead.close(self._port)
+            page = self._create(self._number + 1, size)
             self._number = page.header.number
             return page
 
@@ -626,8 +635,8 @@ class Writer:
             if self._closed is not None:
                 return
             try:
+                self.durability.wait_for(self.next_seq)
                 if self.durability.failure is None:
-                    self.durability.wait_for(self.next_seq)
                     with self._lock:
                         if self._page is not None:
                             self._flush_index(self._page)

@@ -110,7 +110,8 @@ def test_a_failed_sync_is_never_tried_again(tmp_path: Path) -> None:
         with pytest.raises(Closed):
             refused()
     assert queue.durable_seq == 1
-    queue.close()
+    with pytest.raises(Closed):
+        queue.close()
     assert files.calls["sync_data"] == syncs
     # The next start writes what it found once more, on the same page, and begins another.
     with Queue(tmp_path / "q") as again:
@@ -128,7 +129,8 @@ def test_the_level_always_refuses_those_whose_sync_failed(tmp_path: Path) -> Non
     with pytest.raises(Closed):
         queue.append(b"second")
     assert queue.durable_seq == 1
-    queue.close()
+    with pytest.raises(Closed):
+        queue.close()
 
 
 def test_threads_that_wait_for_a_sync_share_one(tmp_path: Path) -> None:
