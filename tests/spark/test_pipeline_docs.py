@@ -1,0 +1,43 @@
+"""The Python of every page about pipelines runs as it stands there, on tables made of a generated log."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.spark.log_builder import read_plainly
+from tests.spark.test_pipeline_audit import damageable, on_disk, world
+
+from holdfast.spark.pipeline import Changes, History, Latest, Snapshot, Verify, run_pipeline
+
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "pipelines"
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+MADE_BY = {"changes": Changes, "history": History, "latest": Latest, "snapshot": Snapshot, "verify": Verify}
+
+
+@pytest.mark.parametrize("page", sorted(path.stem for path in PAGES.glob("*.md")))
+def test_the_examples_of_the_page_run(spark: SparkSession, tmp_path: Path, page: str) -> None:
+    objects = world(next(damageable()))
+    log = on_disk(dict(objects), tmp_path / "log")
+    path = tmp_path / page
+    if page in MADE_BY:
+        run_pipeline(MADE_BY[page](spark, log, path.as_uri()), log, path.as_uri())
+    versions = [txn.version for batch in read_plainly(objects) for txn in batch.transactions]
+    names = {
+        "spark": spark,
+        "log": log,
+        "table": path.as_uri(),
+        "path": str(path),
+        "target": (tmp_path / "target").as_uri(),
+        "version": versions[len(versions) // 2],
+    }
+    blocks = PYTHON.findall((PAGES / f"{page}.md").read_text(encoding="utf-8"))
+    assert blocks, "every page has a runnable example"
+    for block in blocks:
+        with warnings.catch_warnings():
+            # What other tools warn about in their own code is not ours to fail on.
+            warnings.simplefilter("ignore")
+            exec(compile(block, f"{page}.md", "exec"), dict(names))
