@@ -1,0 +1,171 @@
+"""The files of named cursors.
+
+Owns: making, reading and writing ``<prefix>-<name>.cursor``, which names are allowed, which cursors retention waits
+for. Does not own: the value (``cursor``), its slots (``slots``), when it is written (``consumer``, ``work_queue``).
+
+Failure model: ``OSError`` from the port; a crash at any moment leaves the old value or the new one. The file is made
+whole, durable and under its name before a consumer gets its first message; a crash before that leaves no cursor, which
+is how it was. A file that is deleted loses its position and nothing else.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from holdfast.errors import InvalidRequest, PermissionDenied
+from holdfast.queue.cursor import HISTORY_PAGES_MAX, Cursor, decode_cursor, kept_seq
+from holdfast.queue.slots import SLOTS_BYTES, encode_slot, newest_slot, slot_offset
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from holdfast.queue.cursor import Place
+    from holdfast.queue.page_files import PageDirectory
+
+__all__ = [
+    "CursorFile",
+    "check_name",
+    "committed_seqs",
+    "first_held_seq",
+    "kept_in",
+    "lock_name",
+    "log_history",
+    "read_cursor",
+]
+
+NAME_BYTES_MAX = 100
+SUFFIX = ".cursor"
+_IDENTITY = "-allMeta"
+
+
+class CursorFile:
+    """One open cursor. One thread at a time."""
+
+    __slots__ = ("_file", "_generation", "_pages", "found")
+
+    def __init__(self, pages: PageDirectory, name: str) -> None:
+        port, directory, file_name = pages.port, pages.directory, pages.names.cursor(name)
+        self._pages = pages
+        try:
+            self._file = port.open(directory, file_name, write=True)
+        except FileNotFoundError:
+            self._file = port.create(directory, file_name)
+        try:
+            if port.size(self._file) < SLOTS_BYTES:
+                port.allocate(self._file, SLOTS_BYTES)
+                port.sync_data(self._file)
+                port.sync_directory(directory)
+            slot = newest_slot(port.read(self._file, 0, SLOTS_BYTES))
+        except BaseException:
+            port.close(self._file)
+            raise
+        self._generation = slot[0] if slot is not None else 0
+        self.found: Cursor | None = decode_cursor(slot[1]) if slot is not None else None
+
+    def write(self, value: bytes) -> None:
+        """Replace the value, in the slot that does not hold the present one. Cost: one small write."""
+        generation = self._generation + 1
+        self._pages.port.write(self._file, slot_offset(generation), (encode_slot(generation, value),))
+        # Only now: after an error the same slot is written again, and the other one stays whole.
+        self._generation = generation
+
+    def sync(self) -> None:
+        """The value is durable on return."""
+        self._pages.port.sync_data(self._file)
+
+    def close(self) -> None:
+        """Close the file. Syncs nothing."""
+        self._pages.port.close(self._file)
+
+
+def check_name(pages: PageDirectory, name: str) -> None:
+    """Refuse a consumer's name that cannot be, or whose files belong to another queue in this directory.
+
+    The files of the queue ``orders`` for ``eu-billing`` are called as those of the queue ``orders-eu`` for ``billing``.
+
+    Raises: ``InvalidRequest``.
+    """
+    if not name or "/" in name or "\0" in name or len(name.encode()) > NAME_BYTES_MAX:
+        raise InvalidRequest("this cannot be a name", name=name, bytes_max=NAME_BYTES_MAX)
+    owner = _other_owner(pages.names.prefix, name, set(pages.port.names(pages.directory)))
+    if owner is not None:
+        raise InvalidRequest("this name belongs to another queue here", name=name, queue=owner)
+
+
+def _other_owner(prefix: str, name: str, files: set[str]) -> str | None:
+    """The queue, other than ``prefix``, that the files of ``name`` could belong to."""
+    parts = name.split("-")
+    for count in range(1, len(parts) + 1):
+        other = "-".join((prefix, *parts[:count]))
+        if other + _IDENTITY in files:
+            return other
+    return None
+
+
+def read_cursor(pages: PageDirectory, name: str) -> Cursor | None:
+    """The cursor of a name as it is on disk, or None. Reads only; its owner may be another process."""
+    try:
+        file = pages.port.open(pages.directory, pages.names.cursor(name), write=False)
+    except FileNotFoundError:
+        return None
+    try:
+        slot = newest_slot(pages.port.read(file, 0, SLOTS_BYTES))
+    finally:
+        pages.port.close(file)
+    return decode_cursor(slot[1]) if slot is not None else None
+
+
+def kept_in(pages: PageDirectory, cursor: Cursor, last_seq: int) -> int:
+    """How much of what a cursor has committed is still in the log; see ``kept_seq``. Cost: one listing, a few
+    headers."""
+    return kept_seq(cursor.committed_seq, cursor.pages, pages.numbers(), pages.header_of, last_seq)
+
+
+def _cursors(pages: PageDirectory) -> Iterable[tuple[str, Cursor]]:
+    files = set(pages.port.names(pages.directory))
+    start = f"{pages.names.prefix}-"
+    for file_name in sorted(files):
+        name = file_name[len(start) : -len(SUFFIX)]
+        if not file_name.startswith(start) or not file_name.endswith(SUFFIX) or not name:
+            continue
+        if _other_owner(pages.names.prefix, name, files) is None and (found := read_cursor(pages, name)) is not None:
+            yield name, found
+
+
+def committed_seqs(pages: PageDirectory, last_seq: int) -> dict[str, int]:
+    """The last message that each named consumer and work queue is done with, by name.
+
+    Cost: one listing and a few small reads for each cursor.
+    """
+    return {name: kept_in(pages, found, last_seq) for name, found in _cursors(pages)}
+
+
+def first_held_seq(pages: PageDirectory, last_seq: Callable[[], int]) -> int | None:
+    """The lowest message that a cursor which retention waits for has yet to commit; None where there is no such cursor.
+
+    Whether the consumer is open, here or in another process, makes no difference.
+    """
+    held = [kept_in(pages, found, last_seq()) + 1 for _, found in _cursors(pages) if found.holds]
+    return min(held, default=None)
+
+
+def log_history(pages: PageDirectory, until: int) -> list[Place]:
+    """The pages of the log up to ``until``, as a cursor remembers them. Cost: one listing and twelve headers."""
+    numbers = [number for number in pages.numbers() if number <= until][-HISTORY_PAGES_MAX:]
+    headers = [header for number in numbers if (header := pages.header_of(number)) is not None]
+    return [(header.number, header.salt) for header in headers]
+
+
+def lock_name(pages: PageDirectory, name: str) -> int:
+    """Hold the lock of a consumer or work queue, once its name is found to be allowed. Returns the lock's file.
+
+    Raises: ``InvalidRequest``; ``AlreadyOpen``; ``PermissionDenied`` where nothing may be written.
+    """
+    check_name(pages, name)
+    try:
+        return pages.port.lock(pages.directory, pages.names.named_lock(name))
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        raise PermissionDenied("a cursor cannot be kept here", name=name, cause=error.strerror) from error
