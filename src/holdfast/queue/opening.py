@@ -320,9 +320,10 @@ def mend(pages: PageDirectory, end: LogEnd) -> None:
     for number in [] if end.resume else end.doubtful:
         name = pages.names.page(number)
         header = pages.header_of(number)
-        if header is None or header.prepared:
+        if header is not None and header.prepared:
             pages.remove(name)
         else:
+            # Also one whose header is damaged: under its name a page was whole once, and repair may read it.
             port.rename(pages.directory, name, pages.names.set_aside(name))
         pages.remove(pages.names.index(number))
         changed = True
