@@ -209,8 +209,8 @@ class Space:
         return None if header is None or header.prepared else header
 
     def remove(self, numbers: list[int]) -> None:
-        """Remove pages and their indexes, oldest first, with a sync of the directory after each: of two names removed at
-        once, a crash may bring back the older alone, and what is left has a hole."""
+        """Remove pages and their indexes, oldest first, with a sync of the directory after each: of two names removed
+        at once, a crash may bring back the older alone, and what is left has a hole."""
         for number in numbers:
             self._pages.remove(self._pages.names.page(number))
             self._pages.remove(self._pages.names.index(number))
