@@ -451,7 +451,8 @@ class Writer:
                 self._number = ahead.header.number
                 return ahead
             # One of its own for a message that does not fit: its name replaces that of the page made ahead, which is
-            # let go of first. Should this fail half way, that page may have no name any more, and nothing may go into it.
+            # let go of first. Should this fail half way, that page may have no name any more, and nothing may go into
+            # it.
             size = max(needed, self.page_bytes) if ahead is None else needed
             if ahead is not None:
                 self._prepared = None
