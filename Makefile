@@ -16,7 +16,7 @@ BIN := .venv/bin
 STAMPS := .venv/.stamps
 LANES ?= unit property scripts compat conformance simulation integration crash spark
 LANE_FOLDERS = $(addprefix tests/,$(LANES))
-REQUIREMENT_SETS := server client spark all demo test dev
+REQUIREMENT_SETS := server client spark all demo bench test dev
 
 .PHONY: help demo serve test check prove bench docs requirements clean
 
