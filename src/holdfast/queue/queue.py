@@ -177,8 +177,12 @@ class Queue:
             mark_file = port.open(pages.directory, names.write_meta, write=True)
         except FileNotFoundError:
             mark_file = port.create(pages.directory, names.write_meta)
-            port.write(mark_file, 0, (bytes(SLOTS_BYTES),))
-            port.sync_directory(pages.directory)
+            try:
+                port.write(mark_file, 0, (bytes(SLOTS_BYTES),))
+                port.sync_directory(pages.directory)
+            except BaseException:
+                port.close(mark_file)
+                raise
         self.identity = identity
         self.recovered_gaps: list[tuple[int, int]] = end.gaps
         return Writer(

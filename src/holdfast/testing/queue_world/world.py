@@ -1,0 +1,422 @@
+"""One world: a queue that is written, read, killed and cut off from power, and looked at after every such moment.
+
+Owns: the life of a queue from one seed, and which moments are crash points. Does not own: what crashes leave
+(``files``), what must hold (``ledger``).
+
+Failure model: a world that breaks a promise raises ``PromiseBroken``; the seed repeats it exactly.
+
+A world has several lives of one queue, each ended by a clean close, a kill or a loss of power; what that leaves is
+where the next begins. Before every operation that changes a file, in the middle of every write and after every call
+of the queue's methods, an image is taken of what a crash at that moment leaves. On every image the queue is opened,
+judged, written to and read again; on some, the recovery itself is crashed at each of its operations, and has to end
+where it would have ended.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from hashlib import sha256
+from random import Random
+from typing import Final
+
+from holdfast.errors import Backpressure, Closed, HoldfastError, Unavailable
+from holdfast.queue import Gap, Message, Queue
+from holdfast.testing.queue_world.files import CrashFiles
+from holdfast.testing.queue_world.ledger import Ledger, PromiseBroken, check_reading
+from holdfast.testing.queue_world.shape import FRAME_BYTES, Shape, draw_shape
+
+__all__ = ["World", "WorldReport", "run_world"]
+
+PATH: Final = "d/q"
+DIRECTORY: Final = "d"
+HEAD_BYTES: Final = 24
+HOUR_NS: Final = 3_600_000_000_000
+DERIVED_SUFFIXES: Final = (".idx", "Meta", ".lock")
+
+
+@dataclass(frozen=True, slots=True)
+class WorldReport:
+    """What a world did: crash states judged, kinds of events counted, and a digest of every byte it left."""
+
+    seed: int
+    states: int
+    seen: Counter[str]
+    digest: str
+
+
+def run_world(seed: int) -> WorldReport:
+    """Run one world to its end.
+
+    Raises: ``PromiseBroken``, or whatever the queue raises that it should not.
+    """
+    return World(seed).run()
+
+
+class World:
+    """See the module. ``seen`` counts what happened."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.random = Random(seed)
+        self.shape: Shape = draw_shape(self.random)
+        self.seen: Counter[str] = Counter()
+        self.states = 0
+        self.ledger = Ledger()
+        self.now_ns = 1_700_000_000_000_000_000
+        self.latest_ns = self.now_ns
+        self.serial = 0
+        self.files = CrashFiles(Random(self.random.random()), seen=self.seen)
+        self._digest = sha256()
+        self._queue: Queue | None = None
+        self._doubt = False  # a sync has failed: until the next start, what was not durable may be damaged
+        if self.shape.stale:
+            self.files.graveyard = self._earlier_life()
+
+    # ---- what a queue is given --------------------------------------------------------------------------------------
+
+    def clock(self) -> int:
+        """The world's wall clock: often stands still, mostly goes on."""
+        if self.random.random() < 0.5:
+            self.now_ns += self.random.choice((1000, 1000, 50_000, 1_000_000_000))
+        self.latest_ns = max(self.latest_ns, self.now_ns)
+        return self.now_ns
+
+    def entropy(self, count: int) -> bytes:
+        """Salts and identifiers."""
+        return self.random.randbytes(count)
+
+    def open(self, files: CrashFiles) -> Queue:
+        """A writer on these files."""
+        shape = self.shape
+        return Queue(
+            PATH,
+            page_size=shape.page_bytes,
+            sync=shape.sync,
+            lifetime=None if shape.lifetime_ns is None else timedelta(microseconds=shape.lifetime_ns // 1000),
+            max_bytes=shape.max_bytes,
+            compression=shape.compression,
+            files=files,
+            clock=self.clock,
+            entropy=self.entropy,
+            background=False,
+        )
+
+    def payload(self, size: int | None = None) -> bytes:
+        """A message like no other."""
+        self.serial += 1
+        head = b"%d/%d:" % (self.seed, self.serial)
+        if size is None:
+            if self.shape.uniform:
+                size = FRAME_BYTES - HEAD_BYTES
+            else:
+                size = self.random.choice((0, 1, 30, 90, 90, 200, 488, 700, 1500))
+        return (head + self.random.randbytes(8).hex().encode() * (size // 16 + 1))[:size] if size >= 16 else head
+
+    def _earlier_life(self) -> dict[str, bytes]:
+        """What the disk held before: pages of a queue of the same name, whose clock was ahead, removed since."""
+        files = CrashFiles(Random(self.random.random()))
+        self.now_ns += 24 * HOUR_NS
+        with self.open(files) as queue:
+            for _ in range(40):
+                queue.append(self.payload())
+        self.now_ns -= 48 * HOUR_NS
+        return files.contents(DIRECTORY)
+
+    # ---- lives ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> WorldReport:
+        """Live every life; raises ``PromiseBroken``."""
+        for _ in range(self.shape.lives):
+            try:
+                self._live()
+            except Gap:
+                if not self._doubt:
+                    raise
+                self.seen["loss by a failed sync told"] += 1
+                break
+            for name, data in self.files.contents(DIRECTORY).items():
+                self._digest.update(name.encode() + data)
+        return WorldReport(self.seed, self.states, self.seen, self._digest.hexdigest())
+
+    def _live(self) -> None:
+        queue = self._begin()
+        self._queue = queue
+        poisoned = False
+        for _ in range(self.shape.steps):
+            try:
+                self._act(queue)
+            except Closed:
+                # A sync has failed. What was accepted since the last good one is in doubt, also for a reader.
+                self.seen["poisoned"] += 1
+                poisoned = True
+                break
+            self.ledger.durable = max(self.ledger.durable, queue.durable_seq)
+            self._crash_point("between calls")
+        self._end(queue, poisoned=poisoned)
+
+    def _begin(self) -> Queue:
+        """Open, with a crash at every operation; then take what was found as the truth."""
+        files, ledger = self.files, self.ledger
+        self.seen["opened"] += 1
+        files.before, files.refuse = self._crash_point, self._refuse
+        try:
+            queue = self.open(files)
+        except (OSError, HoldfastError):
+            self.seen["opening refused"] += 1
+            files.refuse = None
+            queue = self.open(files)
+        with files.quiet():
+            messages = list(queue.read())
+            first = messages[0].seq if messages else queue.first_seq
+            ledger.check(messages, first, queue.last_seq, floor=ledger.durable)
+        self._doubt = False
+        ledger.recovered(queue.last_seq)
+        ledger.accepted = queue.last_seq
+        ledger.durable = max(ledger.durable, queue.durable_seq)
+        return queue
+
+    def _end(self, queue: Queue, *, poisoned: bool) -> None:
+        files, random = self.files, self.random
+        how = random.choice(("clean close", "kill", "kill", "power loss", "power loss"))
+        if how == "clean close":
+            try:
+                queue.close()
+            except HoldfastError as error:
+                if not poisoned and not isinstance(error, Closed | Unavailable):
+                    raise
+                how = "close refused"
+            except OSError:
+                how = "close refused"
+            else:
+                self.ledger.durable = self.ledger.accepted = len(self.ledger.payloads)
+                if files.open_handles:
+                    raise PromiseBroken(f"a closed queue holds {files.open_handles} handles")
+        self.seen[how] += 1
+        self._queue = None
+        files.before = files.refuse = None
+        after = Random(random.random())
+        self.files = files.after_power_loss(after) if how == "power loss" else files.after_kill(after)
+        if how == "power loss":
+            self.ledger.accepted = self.ledger.durable
+        with suppress(HoldfastError, OSError):
+            queue.close()  # of the old world, whose files nobody sees any more
+
+    # ---- acts -------------------------------------------------------------------------------------------------------
+
+    def _act(self, queue: Queue) -> None:
+        act = self.random.choice((
+            self._append, self._append, self._append, self._append, self._append_many, self._append_many,
+            self._flush, self._background_work, self._background_work, self._clock_jump, self._read,
+        ))  # fmt: skip
+        self.files.now_ns = self.now_ns
+        self._allow_retention()
+        act(queue)
+
+    def _append(self, queue: Queue) -> None:
+        size = self.random.randint(4500, 14_000) if self.random.random() < 0.06 else None
+        if size is not None:
+            self.seen["jumbo"] += 1
+        self._put(queue, [self.payload(size)], frame=True)
+
+    def _append_many(self, queue: Queue) -> None:
+        count = self.random.choice((1, 2, 3, 8, 20))
+        self._put(queue, [self.payload() for _ in range(count)], frame=True)
+
+    def _put(self, queue: Queue, payloads: list[bytes], *, frame: bool) -> None:
+        ledger = self.ledger
+        buffered = self.shape.sync == "buffered"
+        arrival_ns = self.now_ns  # the clock does not go back while this runs
+        ledger.begin(payloads, arrival_ns, frame=frame and not buffered)
+        self._allow_retention()
+        try:
+            if len(payloads) == 1 and self.random.random() < 0.9:
+                first = last = queue.append(payloads[0])
+            else:
+                first, last = queue.append_many(payloads, atomic=self.random.random() < 0.3)
+        except (Unavailable, Backpressure) as error:
+            appended = error.fields.get("appended", 0)
+            assert isinstance(appended, int), "the count of messages is a number"
+            self.seen["append refused"] += 1
+            ledger.refused(0 if buffered else appended)
+            return
+        ledger.appended(first, last, accepted=not buffered)
+
+    def _allow_retention(self) -> None:
+        """Any page but the newest may go for its size; for its age, those that are old by the clock."""
+        ledger, shape = self.ledger, self.shape
+        if shape.max_bytes is not None:
+            ledger.trimmed_max = len(ledger.payloads) + len(ledger.pending)
+        elif shape.lifetime_ns is not None:
+            arrivals = ledger.arrivals
+            while (
+                ledger.trimmed_max < len(arrivals) and self.latest_ns - arrivals[ledger.trimmed_max] > shape.lifetime_ns
+            ):
+                ledger.trimmed_max += 1
+
+    def _flush(self, queue: Queue) -> None:
+        wanted = len(self.ledger.payloads)
+        try:
+            queue.flush()
+        except Unavailable:
+            self.seen["flush refused"] += 1
+            return
+        self.ledger.durable = self.ledger.accepted = wanted
+        self.seen["flushed"] += 1
+
+    def _background_work(self, queue: Queue) -> None:
+        self._allow_retention()
+        try:
+            queue.run_background_work()
+        except Closed:
+            raise
+        except (OSError, HoldfastError):
+            self.seen["background work refused"] += 1
+
+    def _clock_jump(self, queue: Queue) -> None:  # noqa: ARG002 - one signature for every act
+        hours = self.random.choice((-1000, -5, 5, 1000))
+        self.seen["clock back" if hours < 0 else "clock ahead"] += 1
+        self.now_ns += hours * HOUR_NS
+        self.latest_ns = max(self.latest_ns, self.now_ns)
+        if self.shape.sync == "buffered":
+            # At this level a message arrives when it is written.
+            arrivals, written = self.ledger.arrivals, self.ledger.accepted
+            arrivals[written:] = [min(arrival, self.now_ns) for arrival in arrivals[written:]]
+
+    def _read(self, queue: Queue) -> None:
+        """In the writer's process, and in another one, which sees the same files and holds no lock."""
+        with self.files.quiet():
+            messages = list(queue.read())
+            self._check_live(messages)
+            check_reading(queue, self.ledger, messages, messages[-1].seq if messages else 0, self.random)
+            if self.ledger.accepted:
+                self._read_from_elsewhere()
+        self.seen["read"] += 1
+
+    def _read_from_elsewhere(self) -> None:
+        with Queue(PATH, files=self.files, read_only=True) as other:
+            self._check_live(list(other.read()))
+        self.seen["read from another process"] += 1
+
+    def _check_live(self, messages: list[Message]) -> None:
+        ledger = self.ledger
+        if not messages and ledger.accepted <= ledger.trimmed_max:
+            return
+        first, last = (messages[0].seq, messages[-1].seq) if messages else (1, 0)
+        ledger.check(messages, first, last, floor=min(ledger.accepted, len(ledger.payloads)))
+
+    def _refuse(self, operation: str, name: str) -> OSError | None:
+        if self.random.random() >= self.shape.fault_rate:
+            return None
+        self.seen[f"{operation} refused"] += 1
+        if operation in ("sync", "sync directory"):
+            self.ledger.accepted = self.ledger.durable
+            self._doubt = True
+            return OSError(errno.EIO, f"{operation} {name}")
+        return OSError(self.random.choice((errno.ENOSPC, errno.EIO)), f"{operation} {name}")
+
+    # ---- crash points -----------------------------------------------------------------------------------------------
+
+    def _crash_point(self, operation: str) -> None:
+        """Take an image of what a crash now leaves, and judge it."""
+        files, random = self.files, self.random
+        self.seen[f"crash before {operation}" if operation != "half a write" else "crash in a write"] += 1
+        killed = random.random() < 0.3
+        if self._queue is not None:
+            self.ledger.durable = max(self.ledger.durable, self._queue.durable_seq)
+        with files.quiet():
+            image_random = Random(random.random())
+            image = files.after_kill(image_random) if killed else files.after_power_loss(image_random)
+        try:
+            self._judge(image, self.ledger, floor=self.ledger.accepted if killed else self.ledger.durable)
+        except Gap:
+            if not (killed and self._doubt):
+                raise
+            self.seen["loss by a failed sync told"] += 1
+
+    def _judge(self, image: CrashFiles, ledger: Ledger, *, floor: int) -> None:
+        """Open the image, hold it to the promises, write on, and sometimes lose power once more."""
+        self.states += 1
+        random = self.random
+        saved_ns = self.now_ns
+        during: list[CrashFiles] = []
+        if random.random() < 0.08:
+            # What was killed is in doubt on disk until it is synced, so only a second kill has to find the same.
+            crash = (
+                image.after_power_loss if image.boot > self.files.boot and random.random() < 0.7 else image.after_kill
+            )
+            image.before = lambda _: during.append(crash(Random(random.random())))
+        hintless = self._without_hints(image) if random.random() < 0.1 else None
+        queue = self.open(image)
+        image.before = None
+        last_seq = self._check(queue, ledger, floor)
+        for interrupted in during:
+            self._judge_exactly(interrupted, ledger, last_seq, "a recovery that was interrupted")
+            self.seen["crash in recovery"] += 1
+        if hintless is not None:
+            self._judge_exactly(hintless, ledger, last_seq, "I5: without index and metadata files, the log")
+            self.seen["hints deleted"] += 1
+        self._write_on(image, queue, ledger, last_seq)
+        self.now_ns = saved_ns
+
+    def _check(self, queue: Queue, ledger: Ledger, floor: int) -> int:
+        messages = list(queue.read())
+        last_seq = queue.last_seq
+        for first, last in queue.recovered_gaps:
+            raise Gap(first, last, 0)
+        ledger.check(messages, messages[0].seq if messages else queue.first_seq, last_seq, floor=floor)
+        if self.random.random() < 0.15:
+            found = ledger.copy()
+            found.recovered(last_seq)
+            check_reading(queue, found, messages, last_seq, self.random)
+        return last_seq
+
+    def _judge_exactly(self, image: CrashFiles, ledger: Ledger, last_seq: int, what: str) -> None:
+        self.states += 1
+        queue = self.open(image)
+        found = self._check(queue, ledger, 0)
+        queue.close()
+        if found != last_seq:
+            raise PromiseBroken(f"I2: {what} ends at {found}, not at {last_seq}")
+
+    def _without_hints(self, image: CrashFiles) -> CrashFiles:
+        copy = image.after_kill(Random(self.random.random()))
+        for name in copy.contents(DIRECTORY):
+            if name.endswith(DERIVED_SUFFIXES):
+                copy.set_content(DIRECTORY, name, None)
+        return copy
+
+    def _write_on(self, image: CrashFiles, queue: Queue, ledger: Ledger, last_seq: int) -> None:
+        """Append what has the length of what was lost, the worst case; then all must be there, and stay."""
+        then = ledger.copy()
+        lost = [*then.payloads, *then.pending][last_seq : last_seq + 1]
+        then.recovered(last_seq)
+        then.durable = queue.durable_seq
+        for _ in range(self.random.randint(1, 2)):
+            then.begin([self.payload(len(lost[0]) if lost else None)], self.now_ns, frame=True)
+            self._allow_retention_of(then)
+            seq = queue.append(then.pending[0])
+            then.appended(seq, seq, accepted=True)
+        if self.random.random() < 0.3:
+            queue.flush()
+            then.durable = len(then.payloads)
+        then.durable = max(then.durable, queue.durable_seq)
+        if self.random.random() < 0.3:
+            again = image.after_power_loss(Random(self.random.random()))
+            self.states += 1
+            self.seen["crash after a crash"] += 1
+            successor = self.open(again)
+            self._check(successor, then, then.durable)
+            successor.close()
+        queue.close()
+        then.durable = len(then.payloads)
+        with Queue(PATH, files=image, read_only=True) as reader:
+            messages = list(reader.read())
+            then.check(messages, messages[0].seq if messages else reader.first_seq, reader.last_seq, floor=then.durable)
+
+    def _allow_retention_of(self, ledger: Ledger) -> None:
+        if self.shape.max_bytes is not None:
+            ledger.trimmed_max = max(ledger.trimmed_max, len(ledger.payloads))
