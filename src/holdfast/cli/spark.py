@@ -118,6 +118,26 @@ def history(
 
 
 @commands.command()
+def segments(
+    log: LogOption,
+    to: ToOption,
+    master: MasterOption = None,
+    remote: RemoteOption = None,
+    conf: ConfOption = None,
+    once: OnceOption = False,
+    every: EveryOption = None,
+    step_bytes: StepOption = None,
+    min_bytes: Annotated[
+        int | None, typer.Option("--min-bytes", min=1, help="Leave less than this in the log; 64 MiB by default.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The log's operations in few large Parquet files, in log order."""
+    command = _command("segments", log, to, master, remote, conf)
+    _run(command, once, every, None, {"step_bytes": step_bytes, "log_bytes_min": min_bytes}, as_json=as_json)
+
+
+@commands.command()
 def snapshot(
     log: LogOption,
     to: ToOption,

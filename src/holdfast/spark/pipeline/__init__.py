@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from holdfast.spark.pipeline.latest import Latest
     from holdfast.spark.pipeline.replay import Replay
     from holdfast.spark.pipeline.runner import RunReport, Schedule, StepReport, run_pipeline
+    from holdfast.spark.pipeline.segments import Segments, read_operations
     from holdfast.spark.pipeline.snapshot import Snapshot
     from holdfast.spark.pipeline.verify import Verify, audit
 
@@ -32,10 +33,12 @@ __all__ = [
     "Replay",
     "RunReport",
     "Schedule",
+    "Segments",
     "Snapshot",
     "StepReport",
     "Verify",
     "audit",
+    "read_operations",
     "run_pipeline",
 ]
 
@@ -46,10 +49,12 @@ _HOMES = {
     "Replay": "replay",
     "RunReport": "runner",
     "Schedule": "runner",
+    "Segments": "segments",
     "Snapshot": "snapshot",
     "StepReport": "runner",
     "Verify": "verify",
     "audit": "verify",
+    "read_operations": "segments",
     "run_pipeline": "runner",
 }
 

@@ -22,6 +22,7 @@ from holdfast.spark.pipeline.history import History
 from holdfast.spark.pipeline.latest import Latest
 from holdfast.spark.pipeline.replay import Replay
 from holdfast.spark.pipeline.runner import STEP_BYTES_DEFAULT, Job, RunReport, Schedule, StepReport, run_pipeline
+from holdfast.spark.pipeline.segments import SEGMENT_LOG_BYTES_MIN, Segments
 from holdfast.spark.pipeline.snapshot import Snapshot
 from holdfast.spark.pipeline.verify import Verify
 from holdfast.spark.spark_session import session
@@ -121,6 +122,11 @@ def _history(spark: SparkSession, command: Command, running: Running) -> Made:
     return Made(_incremental(command, running, job).fields())
 
 
+def _segments(spark: SparkSession, command: Command, running: Running) -> Made:
+    least = running.options.get("log_bytes_min", SEGMENT_LOG_BYTES_MIN)
+    return Made(_incremental(command, running, Segments(spark, command.log, command.to, log_bytes_min=least)).fields())
+
+
 def _snapshot(spark: SparkSession, command: Command, running: Running) -> Made:
     return Made(_incremental(command, running, Snapshot(spark, command.log, command.to)).fields())
 
@@ -146,6 +152,7 @@ _PIPELINES: Final[Mapping[str, Callable[[SparkSession, Command, Running], Made]]
     "latest": _latest,
     "history": _history,
     "replay": _replay,
+    "segments": _segments,
     "snapshot": _snapshot,
     "verify": _verify,
 }

@@ -34,7 +34,17 @@ from holdfast.errors import Unavailable
 from holdfast.objects.port import Created, ObjectStore, Refused
 from holdfast.spark.pipeline.table_location import open_table_store
 
-__all__ = ["FILES_SCHEMA", "FILES_TYPE", "NewFile", "new_files", "read_files", "read_table", "told", "write_table"]
+__all__ = [
+    "FILES_SCHEMA",
+    "FILES_TYPE",
+    "NewFile",
+    "new_files",
+    "read_files",
+    "read_objects",
+    "read_table",
+    "told",
+    "write_table",
+]
 
 FILES_SCHEMA: Final = pa.schema(
     [
@@ -51,6 +61,7 @@ FILES_TYPE: Final = "path string, size long, rows long, partition string, stats 
 ATTEMPTS_MAX: Final = 6
 BACKOFF_SECONDS: Final = 0.2
 ROW_GROUP_ROWS: Final = 128 * 1024
+BLOOM_FALSE_POSITIVES: Final = 0.01
 TASKS_OF_A_READ_MAX: Final = 256
 
 
@@ -77,14 +88,27 @@ async def _opened(url: str) -> AsyncGenerator[ObjectStore]:
         await store.close()
 
 
-def write_table(url: str, table: pa.Table, partition: Mapping[str, str], statistics: Sequence[str] = ()) -> NewFile:
-    """Write ``table`` as one new file of the table at ``url``. ``statistics`` names the columns to give bounds of.
+def write_table(
+    url: str,
+    table: pa.Table,
+    partition: Mapping[str, str],
+    statistics: Sequence[str] = (),
+    blooms: Sequence[str] = (),
+) -> NewFile:
+    """Write ``table`` as one new file of the table at ``url``. ``statistics`` names the columns to give bounds of,
+    ``blooms`` those that get a bloom filter in each row group.
 
     Raises: Unavailable. After a crash: a file that no commit names.
     """
     sink = pa.BufferOutputStream()
     pq.write_table(
-        table, sink, compression="zstd", compression_level=1, row_group_size=ROW_GROUP_ROWS, use_dictionary=False
+        table,
+        sink,
+        compression="zstd",
+        compression_level=1,
+        row_group_size=ROW_GROUP_ROWS,
+        use_dictionary=False,
+        bloom_filter_options={name: {"ndv": ROW_GROUP_ROWS, "fpp": BLOOM_FALSE_POSITIVES} for name in blooms} or None,
     )
     data = sink.getvalue().to_pybytes()
     path = f"data/{uuid.uuid4().hex}.parquet"
@@ -117,8 +141,13 @@ async def _create(url: str, path: str, data: bytes) -> None:
 
 def read_table(url: str, paths: Iterable[str]) -> pa.Table | None:
     """The rows of these files, in the order of ``paths``; None for no file. Raises: NotFound, Unavailable."""
-    tables = [pq.read_table(pa.BufferReader(data)) for data in asyncio.run(_read(url, tuple(paths)))]
+    tables = [pq.read_table(pa.BufferReader(data)) for data in read_objects(url, tuple(paths))]
     return pa.concat_tables(tables) if tables else None
+
+
+def read_objects(url: str, paths: Sequence[str]) -> list[bytes]:
+    """The bytes of these files. Raises: NotFound, Unavailable."""
+    return asyncio.run(_read(url, paths))
 
 
 async def _read(url: str, paths: Sequence[str]) -> list[bytes]:

@@ -1,0 +1,90 @@
+"""Segments hold every operation of the log once, in its order, and serve reads in its place."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.spark.log_builder import random_log, read_plainly
+from tests.spark.plain import operation_rows, spark_rows
+from tests.spark.test_pipeline_audit import damageable, on_disk, world
+
+from holdfast.commit.batch import CLAIM_BYTES
+from holdfast.errors import InvalidRequest, NotFound
+from holdfast.spark.pipeline import Segments, read_operations, run_pipeline
+from holdfast.spark.pipeline.runner import RunReport
+from holdfast.spark.pipeline.table_files import read_objects
+from holdfast.spark.segment_reading import read_segment_index, segment_rows
+
+COLUMNS = "version,position,kind,key,end,value,request_id,seq,timestamp,leader_id"
+
+
+def run(spark: SparkSession, log: str, table: Path, *, least: int, step: int = 2**40) -> RunReport:
+    job = Segments(spark, log, table.as_uri(), log_bytes_min=least)
+    return run_pipeline(job, log, table.as_uri(), step_bytes=step)
+
+
+def test_segments_and_the_log_behind_them_equal_the_plain_reading(spark: SparkSession, tmp_path: Path) -> None:
+    builder = random_log(61, reigns=6, batches=14)
+    log = builder.write_to(tmp_path / "log")
+    live = list(read_plainly(builder.objects))
+    total = sum(len(builder.objects[batch.header.slot]) for batch in live)
+    report = run(spark, log, tmp_path / "segments", least=total // 4, step=total // 3)
+    assert 1 <= report.step_count <= 3 and 0 < report.behind_bytes < total // 4, "the rest is not enough for a segment"
+    index = read_segment_index(str(tmp_path / "segments"), {})
+    assert 0 < index.through < live[-1].header.last_version
+    for older, newer in pairwise(index.segments):
+        assert older.version_max < newer.version_min, "no version is in two segments"
+    wanted = operation_rows(live)
+    names = COLUMNS.split(",")
+    rows = spark_rows(read_operations(spark, log, (tmp_path / "segments").as_uri(), COLUMNS), "version", "position")
+    assert rows == [{name: row[name] for name in names} for row in wanted]
+    for segment in index.segments:
+        (data,) = read_objects((tmp_path / "segments").as_uri(), [segment.path])
+        found = [
+            row for batch in segment_rows(data, names, version_min=0, version_max=2**53) for row in batch.to_pylist()
+        ]
+        order = [(row["version"], row["position"]) for row in found]
+        assert order == sorted(order) and len(order) == segment.rows
+        middle = order[len(order) // 2][0]
+        some = segment_rows(
+            data,
+            ["version", "key"],
+            version_min=middle,
+            version_max=middle,
+            kinds=["write"],
+            key_begin=b"a",
+            key_end=b"c",
+        )
+        picked = [row["key"] for batch in some for row in batch.to_pylist()]
+        of_version = [row for row in wanted if row["version"] == middle and row["kind"] == "write"]
+        assert picked == [row["key"] for row in of_version if b"a" <= row["key"] < b"c"]  # type: ignore[operator]
+
+
+def test_what_is_in_segments_may_leave_the_log(spark: SparkSession, tmp_path: Path) -> None:
+    objects = dict(world(next(damageable())))
+    live = list(read_plainly(objects))
+    log = on_disk(objects, tmp_path / "log")
+    table = tmp_path / "segments"
+    assert run(spark, log, table, least=1).behind_bytes == 0
+    with pytest.raises(InvalidRequest, match="of another log"):
+        read_operations(spark, random_log(62, reigns=1).write_to(tmp_path / "other"), table.as_uri())
+    with pytest.raises(NotFound, match="no segments"):
+        read_operations(spark, log, (tmp_path / "nothing").as_uri())
+    for path in sorted((tmp_path / "log" / "batches").iterdir())[len(live) // 2 :]:
+        if path.stat().st_size != CLAIM_BYTES:
+            path.unlink()
+    index = read_segment_index(str(table), {})
+    held = [segment for segment in index.segments if segment.rows]
+    found = [
+        row
+        for segment in held
+        for data in read_objects(table.as_uri(), [segment.path])
+        for batch in segment_rows(data, COLUMNS.split(","), version_min=0, version_max=2**53)
+        for row in batch.to_pylist()
+    ]
+    assert [(row["version"], row["position"], row["key"]) for row in found] == [
+        (row["version"], row["position"], row["key"]) for row in operation_rows(live)
+    ]
