@@ -23,9 +23,15 @@ SECONDS_MAX = 30
 class Process:
     """``holdfast serve`` as a process of its own."""
 
-    def __init__(self, log: Path, *arguments: str, listen: str = "127.0.0.1:0") -> None:
+    def __init__(self, log: Path, *arguments: str, listen: str = "127.0.0.1:0", without_override: bool = False) -> None:
+        # A superuser may write anywhere, unless this right is taken away.
+        limits = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.cli.main", "serve", "--log", log.as_uri(), "--listen", listen, *arguments],
+            [
+                *(limits if without_override else []),
+                *(sys.executable, "-m", "holdfast.cli.main", "serve"),
+                *("--log", log.as_uri(), "--listen", listen, *arguments),
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -68,6 +74,26 @@ class Process:
         finally:
             connection.close()
 
+    def metric(self, name: str) -> float:
+        """One figure without labels."""
+        connection = http.client.HTTPConnection(self.address, timeout=SECONDS_MAX)
+        try:
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read().decode()
+        finally:
+            connection.close()
+        return float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE)[1])  # type: ignore[index]
+
+    def workers(self) -> list[int]:
+        """The processes that touch the log's directory for this one."""
+        found: list[int] = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == self.process.pid and b"directory_worker" in (folder / "cmdline").read_bytes():
+                    found.append(int(folder.name))
+        return found
+
     def commit(self) -> int:
         status, answer = self.ask("POST", "/v1/commit", WRITE)
         assert (status, answer["status"]) == (200, "committed"), answer
@@ -81,8 +107,8 @@ WRITE = {"operations": [{"type": "write", "key": "a2V5", "value": "dmFs"}]}
 def start(tmp_path: Path) -> Iterator[Any]:
     started: list[Process] = []
 
-    def start_one(*arguments: str, log: Path | None = None, listen: str = "127.0.0.1:0") -> Process:
-        started.append(Process(log or tmp_path / "log", *arguments, listen=listen))
+    def start_one(*arguments: str, log: Path | None = None, **how: Any) -> Process:
+        started.append(Process(log or tmp_path / "log", *arguments, **how))
         return started[-1]
 
     yield start_one
@@ -167,6 +193,49 @@ def test_nothing_to_open_exits_5_and_says_how_to_begin(start: Any, tmp_path: Pat
     (tmp_path / "empty").mkdir()
     code, errors = start(log=tmp_path / "empty").end()
     assert code == 5 and "init" in errors
+
+
+def test_a_log_that_is_a_plain_file_exits_2_at_once_and_is_named(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a log")
+    for log in (tmp_path / "file", tmp_path / "file" / "below"):
+        code, errors = start("--init", log=log).end()
+        assert code == 2 and f"path={tmp_path / 'file'}" in errors and "not a directory" in errors
+    assert (tmp_path / "file").read_text() == "not a log"
+
+
+@pytest.mark.parametrize("closed", ["", "batches"])
+def test_a_log_that_may_not_be_written_exits_2_at_once_and_is_named(start: Any, tmp_path: Path, closed: str) -> None:
+    log = tmp_path / "log"
+    (log / "batches").mkdir(parents=True)
+    (log / closed).chmod(0o555)
+    code, errors = start("--init", log=log, without_override=True).end()
+    assert code == 2 and f"path={log / closed}" in errors and "not the right" in errors
+
+
+def test_a_directory_that_may_not_be_made_exits_2_at_once(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "parent").mkdir(mode=0o555)
+    code, errors = start("--init", log=tmp_path / "parent" / "log", without_override=True).end()
+    assert code == 2 and f"path={tmp_path / 'parent'}" in errors
+
+
+def test_a_drain_that_a_store_holds_up_ends_in_time_with_6_and_an_unknown_outcome(start: Any) -> None:
+    server = start("--init", "--set", "server.drain_seconds_max=0.5").ready()
+    assert server.commit() > 0
+    workers = server.workers()
+    assert workers
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    host, _, port = server.address.rpartition(":")
+    body = json.dumps(WRITE).encode()
+    with socket.create_connection((host, int(port)), timeout=SECONDS_MAX) as connection:
+        connection.sendall(b"POST /v1/commit HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        while server.metric("holdfast_commits_in_flight") == 0:
+            pass
+        server.signal(signal.SIGTERM)
+        answer = connection.recv(1 << 16)
+    assert b"504" in answer.split(b"\r\n")[0] and b"outcome_unknown" in answer
+    code, errors = server.end()
+    assert code == 6 and "drain_given_up" in errors and "outcomes_unknown=1" in errors
 
 
 def test_an_address_in_use_exits_2_and_is_named(start: Any) -> None:

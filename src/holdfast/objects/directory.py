@@ -176,8 +176,7 @@ class _Lane:
         async with self._starting:
             for one in list(self._workers):
                 one.stop()
-        for process in self._unreaped:
-            await asyncio.to_thread(_reap, process)
+        await asyncio.gather(*(asyncio.to_thread(_reap, process) for process in self._unreaped))
 
 
 def _itself(one: _Worker) -> _Worker:
@@ -189,7 +188,8 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
         process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a disk that hangs holds a process even against this
+            process.wait(STOP_SECONDS)
 
 
 class DirectoryStore:
@@ -290,8 +290,7 @@ class DirectoryStore:
     async def close(self) -> None:
         """As the port says, once the requests in hand are done and the workers have ended."""
         self._poisoned("the store is closed")
-        await self._writers.close()
-        await self._readers.close()
+        await asyncio.gather(self._writers.close(), self._readers.close())
 
 
 def _make_durably(path: Path) -> None:

@@ -4,7 +4,8 @@ Owns: the order of starting and stopping, signals, leading or standing by, and e
 (given), serving (``http_server``), leading (``commit.service``).
 
     start    bind and listen (answering not_leader), open the store, recover and claim, print "ready"
-    stop     SIGTERM or SIGINT: accept nothing more, drain to durable, answer, resign, close, exit 0
+    stop     SIGTERM or SIGINT: accept nothing more, drain to durable, answer, resign, close, exit 0; a store that takes
+             longer than ``server.drain_seconds_max`` is not waited for: the rest is answered outcome_unknown, exit 6
     again    a second signal exits at once; nothing that was answered is lost, the next leader recovers
 
 Exit codes: 0 drained or stepped down; 2 bad configuration; 3 another leader is alive (named); 4 deposed; 5 nothing to
@@ -43,6 +44,7 @@ from holdfast.server.auth import Authenticator, Role
 from holdfast.server.embedded_view import EmbeddedView
 from holdfast.server.front import Front, FrontLimits
 from holdfast.server.http_server import HttpServer
+from holdfast.server.log_place import require_writable_place
 from holdfast.server.logs import configure_logs
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.pandas_absent import keep_pandas_out
@@ -72,6 +74,7 @@ def main(settings: Settings, *, init: bool, take_over: bool, standby: bool) -> i
     _raise_file_limit()
     keep_pandas_out()
     try:
+        require_writable_place(settings.log.url)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_Process(settings, init=init, take_over=take_over, standby=standby).run())
     except HoldfastError as error:
@@ -245,8 +248,18 @@ class _Process:
             log.info("draining", commits_in_flight=self._front.in_flight_commits)
             self._front.draining = True
             self._server.stop_accepting()
-            await service.step_down()
+            await self._drain(service)
         return service.ended.result()
+
+    async def _drain(self, service: CommitService) -> None:
+        """Make durable what was accepted, and resign; after ``drain_seconds_max`` leave the rest to the next leader."""
+        seconds_max = self._settings.server.drain_seconds_max
+        try:
+            async with asyncio.timeout(seconds_max):
+                await service.step_down()
+        except TimeoutError:
+            log.error("drain_given_up", seconds=seconds_max, outcomes_unknown=self._front.in_flight_commits)
+            await service.close()
 
     async def _no_longer_leading(self) -> None:
         self._service = self._metrics.service = None

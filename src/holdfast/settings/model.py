@@ -45,6 +45,8 @@ class ServerSettings:
     advertised_address: str
     max_request_size_bytes: int
     max_connections: int
+    client_commits_per_second_max: int
+    drain_seconds_max: float
     tls_certificate: str | None
     tls_key: str | None
     tokens: tuple[Token, ...]
@@ -166,6 +168,15 @@ ADVERTISED: Final = Key(
 )
 REQUEST_SIZE: Final = Key("server.max_request_size_bytes", parse.size(1), MEBI, "> 0; answered 413 above")
 CONNECTIONS: Final = Key("server.max_connections", parse.whole(0), 50_000, ">= 0; 0 is unlimited")
+CLIENT_RATE: Final = Key(
+    "server.client_commits_per_second_max",
+    parse.whole(0),
+    0,
+    ">= 0 for each client; 0 is off; answered 429 above, streams are slowed",
+)
+DRAIN: Final = Key(
+    "server.drain_seconds_max", POSITIVE, 30.0, "> 0; a stop that takes longer leaves the rest unknown and exits 6"
+)
 TLS_CERTIFICATE: Final = Key(
     "server.tls_certificate", parse.optional_text, None, "PEM file; together with server.tls_key"
 )
@@ -230,7 +241,7 @@ LOG_LEVEL: Final = Key(
 KEYS: Final[tuple[Key[object], ...]] = cast(
     "tuple[Key[object], ...]",
     (
-        LISTEN, ADVERTISED, REQUEST_SIZE, CONNECTIONS, TLS_CERTIFICATE, TLS_KEY, TOKENS,
+        LISTEN, ADVERTISED, REQUEST_SIZE, CONNECTIONS, CLIENT_RATE, DRAIN, TLS_CERTIFICATE, TLS_KEY, TOKENS,
         URL,
         BATCH_TIMEOUT, BATCH_TIMEOUT_MAX, BATCH_SIZE, PUTS_PER_SECOND, IN_FLIGHT, POOL, REQUEST_TIMEOUT, RETRIES,
         GIVE_UP, RETRY_BASE, RETRY_MAX, HEDGE,
@@ -277,6 +288,8 @@ def build(values: Mapping[str, object], *, default_url: str) -> tuple[Settings, 
             advertised_address=chosen.get(ADVERTISED) or listen[0],
             max_request_size_bytes=chosen.get(REQUEST_SIZE),
             max_connections=chosen.get(CONNECTIONS),
+            client_commits_per_second_max=chosen.get(CLIENT_RATE),
+            drain_seconds_max=chosen.get(DRAIN),
             tls_certificate=chosen.get(TLS_CERTIFICATE),
             tls_key=chosen.get(TLS_KEY),
             tokens=chosen.get(TOKENS),
