@@ -18,6 +18,7 @@ from typing import Final, Generic, Self, TypeVar
 from holdfast.objects.budget import BudgetedStore
 from holdfast.objects.open import open_durable_reader, open_store
 from holdfast.objects.port import ObjectReader, ObjectStore
+from holdfast.spark.directory_here import DirectoryHere
 
 __all__ = ["PlannedObjectsThread", "StoreThread", "is_directory"]
 
@@ -88,14 +89,13 @@ class StoreThread(_LoopThread[ObjectStore]):
     """The whole store at ``url``: listing, reading, creating. Requests are within a budget and repeated as it says."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(lambda: _budgeted(url))
+        super().__init__(lambda: DirectoryHere(url) if is_directory(url) else _budgeted(url))
 
 
 class PlannedObjectsThread(_LoopThread[ObjectReader]):
     """Reads only what a plan has seen, and so what is durable.
 
-    A directory is then read in this process: the whole store would start worker processes, 40 ms for each task, and
-    copy every object through a socket.
+    A directory is then read by name, without the syncs that a name nobody vouched for needs.
     """
 
     def __init__(self, url: str) -> None:

@@ -1,0 +1,277 @@
+"""The targets of the Spark pipeline, measured in one run: the same data, the same cores, one session.
+
+    python benchmarks/spark.py [--rows 1500000] [--cores 2] [--only scan,small,stream,sink] [--json FILE] [--plot FILE]
+
+What is compared is run in pairs, one after the other, several times, and a ratio is the median of the pairs' ratios:
+on shared cores a single run says little. Each figure is printed with the target that it is held to; a target that is
+missed is printed as missed and fails nothing.
+
+    scan     the log through the source, beside Spark's native Parquet scan of the same rows
+    small    5,000 objects of about 10 KB, beside the same rows in 8 objects
+    stream   from an object's name appearing to its micro-batch done, default trigger, local checkpoint, noop sink
+    sink     rows to transactions through a service, beside native Parquet; a rate, for the sink is made for small
+             loads and streams, and bulk loads write batch objects themselves
+
+A further measurement is a function in ``MEASUREMENTS`` that returns its findings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+from pyspark.sql import DataFrame, SparkSession  # noqa: E402
+
+from benchmarks._spark_logs import Growing, write_log  # noqa: E402
+from holdfast.spark import session  # noqa: E402
+
+PAIRS = 5
+STREAM_OBJECTS = 40
+STREAM_WARM = 8
+SINK_SHARE = 15
+"""The sink writes one in so many of the rows: it is measured as a rate."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the table. ``target`` is a bound on ``value`` and its direction, None where there is none."""
+
+    what: str
+    value: float
+    unit: str
+    target: float | None = None
+    at_least: bool = False
+    detail: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is kept."""
+        if self.target is None:
+            return None
+        return self.value >= self.target if self.at_least else self.value <= self.target
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every measurement works with."""
+
+    spark: SparkSession
+    root: Path
+    rows: int
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds of one run."""
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def in_pairs(one: Callable[[], object], other: Callable[[], object]) -> tuple[float, float, float]:
+    """Both run in turn after a warm-up of each: their medians, and the median of the pairs' ratios (one to other)."""
+    one()
+    other()
+    pairs = [(timed(one), timed(other)) for _ in range(PAIRS)]
+    ones, others = zip(*pairs, strict=True)
+    return statistics.median(ones), statistics.median(others), statistics.median(a / b for a, b in pairs)
+
+
+def scan(frame: DataFrame) -> None:
+    """Every column of every row, and nothing else."""
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def log(spark: SparkSession, url: str) -> DataFrame:
+    """The log as it is read by default."""
+    return spark.read.format("holdfast").option("url", url).load()
+
+
+def measure_scan(bench: Bench) -> list[Finding]:
+    """The log beside native Parquet."""
+    spark, rows = bench.spark, bench.rows
+    url = write_log(bench.root / "large", rows, max(1, rows // 7500), keys=rows)
+    parquet = str(bench.root / "parquet")
+    log(spark, url).write.parquet(parquet)
+    native, own, ratio = in_pairs(lambda: scan(spark.read.parquet(parquet)), lambda: scan(log(spark, url)))
+    unverified = spark.read.format("holdfast").option("url", url).option("verify", "false")
+    unchecked = statistics.median(timed(lambda: scan(unverified.load())) for _ in range(3))
+    one_column = spark.read.format("holdfast").option("url", url).option("columns", "version")
+    pruned = statistics.median(timed(lambda: scan(one_column.load())) for _ in range(3))
+    return [
+        Finding(
+            "scan of the log, rate to Spark's native Parquet",
+            ratio,
+            "x",
+            target=0.9,
+            at_least=True,
+            detail=f"{own:.2f} s ({rows / own / 1e6:.2f} M rows/s) and {native:.2f} s",
+        ),
+        Finding("the same without verifying bodies", unchecked, "s"),
+        Finding("the same, one column", pruned, "s"),
+    ]
+
+
+def measure_small(bench: Bench) -> list[Finding]:
+    """Many small objects beside few large ones."""
+    spark, rows = bench.spark, bench.rows // 6
+    few = write_log(bench.root / "few", rows, 8, keys=rows)
+    tiny = write_log(bench.root / "tiny", rows, 5000, keys=rows)
+    small, large, ratio = in_pairs(lambda: scan(log(spark, tiny)), lambda: scan(log(spark, few)))
+    detail = f"{small:.2f} s and {large:.2f} s for {rows} rows"
+    return [Finding("5,000 small objects, time to 8 large ones", ratio, "x", target=1.5, detail=detail)]
+
+
+def measure_stream(bench: Bench) -> list[Finding]:
+    """From visible to done, one object at a time."""
+    spark = bench.spark
+    growing = Growing(bench.root / "growing")
+    growing.add(20)
+    query = (
+        spark.readStream.format("holdfast")
+        .load((bench.root / "growing").as_uri())
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(bench.root / "checkpoint"))
+        .start()
+    )
+    query.processAllAvailable()
+    times: list[float] = []
+    for number in range(STREAM_WARM + STREAM_OBJECTS):
+        done = len(query.recentProgress)
+        begin = time.perf_counter()
+        growing.add(20)
+        wanted = number + 2
+        commits = bench.root / "checkpoint" / "commits" / str(wanted - 1)
+        while not commits.exists():
+            time.sleep(0.001)
+            assert query.isActive and done >= 0, "the query has ended"
+        if number >= STREAM_WARM:
+            times.append((time.perf_counter() - begin) * 1000)
+    query.stop()
+    quantiles = statistics.quantiles(times, n=20)
+    detail = f"p95 {quantiles[18]:.0f} ms, {len(times)} objects of 20 transactions, trigger as fast as possible"
+    return [
+        Finding("stream, object visible to micro-batch done, p50", statistics.median(times), "ms", 200, detail=detail)
+    ]
+
+
+def measure_sink(bench: Bench) -> list[Finding]:
+    """Rows to transactions through a service on the same cores."""
+    spark, rows = bench.spark, max(1, bench.rows // SINK_SHARE)
+    frame = spark.range(0, rows, numPartitions=2).selectExpr(
+        "format_string('account/%012d', id) AS key", "repeat('v', 100) AS value"
+    )
+    data = str(bench.root / "rows")
+    frame.write.parquet(data)
+    source = spark.read.parquet(data)
+    folder = bench.root / "served"
+    folder.mkdir()
+    command = ["-m", "holdfast.cli.main", "serve", "--log", folder.as_uri(), "--listen", "127.0.0.1:0", "--init"]
+    service = subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=folder
+    )
+    assert service.stdout is not None
+    found = re.match(r"ready listen=(\S+) ", service.stdout.readline())
+    assert found is not None, "the service starts"
+    threading.Thread(target=service.stdout.read, daemon=True).start()
+
+    def write() -> None:
+        writer = source.write.format("holdfast").mode("append").option("url", f"http://{found[1]}")
+        writer.option("application", "benchmark").save()
+
+    def native() -> None:
+        source.write.mode("overwrite").parquet(str(bench.root / "copied"))
+
+    try:
+        write()
+        native()
+        own = statistics.median(timed(write) for _ in range(3))
+        plain = statistics.median(timed(native) for _ in range(3))
+    finally:
+        service.terminate()
+        service.wait(30)
+    return [
+        Finding("sink, one transaction a row, through a service", rows / own / 1000, "k rows/s", detail=f"{rows} rows"),
+        Finding("the same, time to native Parquet write", own / plain, "x", detail=f"{own:.2f} s and {plain:.2f} s"),
+    ]
+
+
+MEASUREMENTS: dict[str, Callable[[Bench], list[Finding]]] = {
+    "scan": measure_scan,
+    "small": measure_small,
+    "stream": measure_stream,
+    "sink": measure_sink,
+}
+
+
+def line(one: Finding) -> str:
+    """A finding as a line of the table."""
+    target = ""
+    if one.target is not None:
+        sign = ">=" if one.at_least else "<="
+        target = f"{sign} {one.target:g} {one.unit}: {'met' if one.met else 'missed'}"
+    return f"{one.what:52} {one.value:8.2f} {one.unit:9} {target:22} {one.detail}".rstrip()
+
+
+def plot(findings: list[Finding], path: Path) -> None:
+    """Each target as a bar: how far the measured value is from it, 1 being the target."""
+    import matplotlib.pyplot as plt
+
+    held = [one for one in findings if one.target is not None]
+    figure, axes = plt.subplots(figsize=(9, 0.6 * len(held) + 1.2), layout="constrained")
+    shares = [one.value / one.target if one.at_least else one.target / one.value for one in held if one.target]
+    axes.barh([one.what for one in held], shares, color=["tab:green" if one.met else "tab:red" for one in held])
+    axes.axvline(1.0, color="black", linewidth=1)
+    axes.set_xlabel("measured to target, more is better")
+    axes.invert_yaxis()
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_500_000)
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--only", default=",".join(MEASUREMENTS), help="names of measurements, with commas")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    spark = session("holdfast-benchmark", master=f"local[{arguments.cores}]")
+    spark.sparkContext.setLogLevel("ERROR")
+    findings: list[Finding] = []
+    machine = f"python {platform.python_version()}, spark {spark.version}, {platform.machine()}, {os.cpu_count()} cores"
+    print(f"{machine}, {arguments.rows} rows", flush=True)
+    for name in arguments.only.split(","):
+        folder = Path(tempfile.mkdtemp(prefix="holdfast-benchmark-"))
+        try:
+            for finding in MEASUREMENTS[name](Bench(spark, folder, arguments.rows)):
+                findings.append(finding)
+                print(line(finding), flush=True)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    spark.stop()
+    if arguments.json:
+        rows = [asdict(one) | {"met": one.met} for one in findings]
+        arguments.json.write_text(json.dumps({"machine": machine, "rows": arguments.rows, "findings": rows}, indent=2))
+    if arguments.plot:
+        plot(findings, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()
