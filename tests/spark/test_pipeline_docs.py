@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,18 @@ from pyspark.sql import SparkSession
 from tests.spark.log_builder import read_plainly
 from tests.spark.test_pipeline_audit import damageable, on_disk, world
 
-from holdfast.spark.pipeline import Changes, History, Latest, Snapshot, Verify, run_pipeline
+from holdfast.spark.pipeline import Changes, History, Latest, Segments, Snapshot, Verify, run_pipeline
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "pipelines"
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-MADE_BY = {"changes": Changes, "history": History, "latest": Latest, "snapshot": Snapshot, "verify": Verify}
+MADE_BY = {
+    "changes": Changes,
+    "segments": partial(Segments, log_bytes_min=1),
+    "history": History,
+    "latest": Latest,
+    "snapshot": Snapshot,
+    "verify": Verify,
+}
 
 
 @pytest.mark.parametrize("page", sorted(path.stem for path in PAGES.glob("*.md")))

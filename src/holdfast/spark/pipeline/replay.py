@@ -130,11 +130,12 @@ class Replay:
 
     async def _reached(self, service: CommitService) -> int:
         """The offset in the newest transaction that has one. Cost: the objects of others since then."""
-        header: Header | None = service.claim
-        while header is not None and header.slot != header.prev:
-            header = await read_header(service.store, header.prev)
-            if header is None:
+        header = service.claim
+        while header.slot != header.prev:
+            before = await read_header(service.store, header.prev)
+            if before is None:
                 raise NotFound("retention removed the replay's last offset", code=Code.LOG_TRUNCATED)
+            header = before
             if header.kind is Kind.DATA and header.transactions:
                 found = await _newest_value(service.store, header, self._key)
                 if found is not None:
