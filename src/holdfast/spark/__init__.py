@@ -15,14 +15,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from holdfast.spark.decoding import with_decoded
+    from holdfast.spark.doctor import diagnose
     from holdfast.spark.pipeline.state import last_version, materialise_latest
     from holdfast.spark.reading import read_log
     from holdfast.spark.source import HoldfastDataSource
     from holdfast.spark.spark_session import find_java, session
 
-__all__ = ["HoldfastDataSource", "find_java", "last_version", "materialise_latest", "read_log", "session"]
+__all__ = [
+    "HoldfastDataSource",
+    "diagnose",
+    "find_java",
+    "last_version",
+    "materialise_latest",
+    "read_log",
+    "session",
+    "with_decoded",
+]
 
 _HOMES = {
+    "diagnose": "doctor",
+    "with_decoded": "decoding",
     "HoldfastDataSource": "source",
     "find_java": "spark_session",
     "last_version": "pipeline.state",

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from holdfast.errors import Code, InvalidRequest
 
-__all__ = ["find_java", "session"]
+__all__ = ["find_java", "require_pandas", "session"]
 
 JAVA_MAJORS: Final = (17, 21)
 """The Javas that Spark 4 runs on, best first."""
@@ -61,7 +61,7 @@ def session(
     >>> spark = session(master="local[2]")                                      # doctest: +SKIP
     >>> spark.read.format("holdfast").option("url", "file:///var/lib/log")      # doctest: +SKIP
     """
-    _require_pandas()
+    require_pandas()
     if remote is not None and master is not None:
         raise InvalidRequest("a session has a master or a remote address, not both", code=Code.BAD_CONFIGURATION)
     builder = SparkSession.builder.appName(app_name)
@@ -90,7 +90,8 @@ def _shuffle(master: str) -> dict[str, str]:
     return {"spark.sql.shuffle.partitions": str(min(SHUFFLE_PARTITIONS_MAX, 2 * cores))}
 
 
-def _require_pandas() -> None:
+def require_pandas() -> str:
+    """The version of pandas, when Spark supports it. Raises: InvalidRequest."""
     try:
         version = importlib.metadata.version("pandas")
     except importlib.metadata.PackageNotFoundError:
@@ -104,6 +105,7 @@ def _require_pandas() -> None:
             hint='pip install "pandas>=2.2,<3"',
             pandas=version,
         )
+    return version
 
 
 def find_java(environment: Mapping[str, str] | None = None, installed: Path = Path("/usr/lib/jvm")) -> Path:
