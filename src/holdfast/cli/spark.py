@@ -192,6 +192,25 @@ def verify(
     _run(command, once, every, until, {"step_bytes": step_bytes}, as_json=as_json)
 
 
+@commands.command()
+def doctor(
+    log: Annotated[str | None, typer.Option("--log", help="Check that this log can be read.")] = None,
+    to: Annotated[str | None, typer.Option("--to", help="Check that this output can be written.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Whether pipelines can run here, and what mends it if not. Exit code 1 when something is missing."""
+    from holdfast.spark.pipeline import command
+
+    made = command.doctor(log, to)
+    if as_json:
+        print_json({"checks": made.findings, "good": made.is_good})
+    else:
+        names = ("check", "verdict", "found", "mend")
+        print_table(names, [[str(row[name]) for name in names] for row in made.findings])
+    if not made.is_good:
+        raise typer.Exit(Exit.NO)
+
+
 def _command(name: str, log: str, to: str, master: str | None, remote: str | None, conf: list[str] | None) -> Command:
     from holdfast.spark.pipeline.command import Command
 

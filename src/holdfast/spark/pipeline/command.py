@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from threading import Event
 from typing import Final, TypeAlias
 
 from pyspark.sql import SparkSession
 
 from holdfast.errors import Code, InvalidRequest
+from holdfast.spark.doctor import Diagnosis, diagnose
 from holdfast.spark.pipeline.changes import Changes
 from holdfast.spark.pipeline.history import History
 from holdfast.spark.pipeline.latest import Latest
@@ -24,10 +26,11 @@ from holdfast.spark.pipeline.replay import Replay
 from holdfast.spark.pipeline.runner import STEP_BYTES_DEFAULT, Job, RunReport, Schedule, StepReport, run_pipeline
 from holdfast.spark.pipeline.segments import SEGMENT_LOG_BYTES_MIN, Segments
 from holdfast.spark.pipeline.snapshot import Snapshot
+from holdfast.spark.pipeline.table_location import table_location
 from holdfast.spark.pipeline.verify import Verify
 from holdfast.spark.spark_session import session
 
-__all__ = ["Command", "Made", "Running", "Told"]
+__all__ = ["Command", "Made", "Running", "Told", "doctor"]
 
 Told: TypeAlias = Callable[[Mapping[str, object]], None]
 """Hears of every committed step: names and numbers."""
@@ -91,6 +94,27 @@ class Command:
                 return _PIPELINES[self.name](spark, self, Running(schedule, options, told, stop))
         finally:
             spark.stop()
+
+
+def doctor(log: str | None, to: str | None) -> Made:
+    """Whether pipelines can run here: one finding for each check. ``is_good`` unless one of them is bad.
+
+    The output gets one small object, which is removed again; an absent directory is made, as a pipeline would.
+    """
+    checks = diagnose(log)
+    if to is not None:
+        checks.append(_output_access(to))
+    rows = [{"check": each.check, "verdict": each.verdict, "found": each.found, "mend": each.mend} for each in checks]
+    return Made({}, rows, is_good=all(each.verdict != "bad" for each in checks))
+
+
+def _output_access(to: str) -> Diagnosis:
+    try:
+        if table_location(to).url.startswith("file:"):
+            Path(table_location(to).uri).mkdir(parents=True, exist_ok=True)
+    except (InvalidRequest, OSError) as error:
+        return Diagnosis("output", "bad", str(error), "name a place that this user may write to")
+    return replace(diagnose(to, writes=True)[-1], check="output")
 
 
 def _incremental(command: Command, running: Running, job: Job) -> RunReport:
