@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from typing import cast
 
 from holdfast.client.effects import Failed, Open, Reply, Send
 from holdfast.client.endpoint import Endpoint
@@ -37,8 +38,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The transport is ready."""
-        assert isinstance(transport, asyncio.Transport), "a stream protocol gets a stream transport"
-        self._transport = transport
+        # Not asserted: uvloop's transports do not derive from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         """More of the answer."""

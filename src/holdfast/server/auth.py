@@ -1,7 +1,7 @@
 """Who may do what: bearer tokens with roles.
 
-Owns: the order of the roles and how a token is recognised. Does not own: which route asks for which role (the route
-table), TLS (``run``), nor where tokens come from (``settings``).
+Owns: the order of the roles, how a token is recognised, and who counts as one client. Does not own: which route asks
+for which role (the route table), TLS (``run``), nor where tokens come from (``settings``).
 
 Failure model: pure. Without configured tokens everybody has every role. A token is compared by its SHA-256 digest in a
 table, so neither its length nor a common beginning shows in the time a refusal takes, and no token is kept in memory.
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import IntEnum
 from hashlib import sha256
+from typing import cast
 
 from holdfast.errors import Code, HoldfastError, PermissionDenied
 
@@ -43,8 +44,8 @@ class Authenticator:
         """
         if not self.required or role is Role.OPEN:
             return None
-        scheme, _, token = (authorization or b"").partition(b" ")
-        held = self._roles.get(sha256(token.strip()).digest()) if scheme.lower() == b"bearer" else None
+        digest = _digest_of(authorization)
+        held = None if digest is None else self._roles.get(digest)
         if held is None:
             return PermissionDenied(
                 "a valid bearer token is needed", code=Code.UNAUTHENTICATED, hint="send Authorization: Bearer <token>"
@@ -52,3 +53,18 @@ class Authenticator:
         if held < role:
             return PermissionDenied("the token has not the role", role=role.name.lower())
         return None
+
+    def client_of(self, authorization: bytes | None, peer: object) -> bytes | str:
+        """Whose requests are counted together: those of one token, or of one address where there are no tokens.
+
+        ``peer`` is the address of the connection's other end as sockets tell it; all peers of Unix sockets are one.
+        """
+        if self.required:
+            return _digest_of(authorization) or b""
+        host: object = cast("tuple[object, ...]", peer)[0] if isinstance(peer, tuple) and peer else None
+        return host if isinstance(host, str) else "unix"
+
+
+def _digest_of(authorization: bytes | None) -> bytes | None:
+    scheme, _, token = (authorization or b"").partition(b" ")
+    return sha256(token.strip()).digest() if scheme.lower() == b"bearer" else None

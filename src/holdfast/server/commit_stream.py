@@ -12,7 +12,8 @@ An item that cannot be decoded, or exceeds the size limit, gets an error result 
 it can be found with certainty. The status is 200 throughout, unless the stream is refused before its first item.
 
 Failure model: the peer may stop anywhere. What was submitted stands; items without a result are unknown to it, and it
-asks status. Back-pressure: at most ``WINDOW_ITEMS`` and ``WINDOW_BYTES`` are unanswered, then nothing more is read.
+asks status. Back-pressure: at most ``WINDOW_ITEMS`` and ``WINDOW_BYTES`` are unanswered, then nothing more is read; nor
+while its client is over its own rate.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ MSGPACK_NAMES: Final = frozenset({MSGPACK, "application/x-msgpack", "application
 WINDOW_ITEMS: Final = 8192
 WINDOW_BYTES: Final = 16 * 1_048_576
 RETRY_ADMISSION_SECONDS: Final = 0.02
+RATE_SLICES: Final = 20
+"""A stream takes of its client's rate by so many parts of a second, so that the client's other requests get theirs."""
+RATE_LOOK_SECONDS: Final = 0.5
+"""A stream that waits for its client's rate looks so often whether it is still wanted."""
 DISCARD_BYTES_MAX: Final = 16 * 1_048_576
 DISCARD_SECONDS_MAX: Final = 2.0
 
@@ -232,6 +237,11 @@ class _CommitStream:
         self._index = 0
         self._room: asyncio.Future[None] | None = None
         self._ready: asyncio.Future[None] | None = None
+        self._client = call.client
+        rates = self._front.client_rates
+        self._block_items = (
+            WINDOW_ITEMS if rates is None else min(WINDOW_ITEMS, max(1, rates.per_second_max // RATE_SLICES))
+        )
 
     # Reading
 
@@ -253,8 +263,9 @@ class _CommitStream:
         txns = reader.take(part, last=last)
         if txns:
             weight = max(1, (size - reader.unfinished_bytes) // len(txns))
-            for start in range(0, len(txns), WINDOW_ITEMS):
-                block = txns[start : start + WINDOW_ITEMS]
+            for start in range(0, len(txns), self._block_items):
+                block = txns[start : start + self._block_items]
+                await self._within_rate(len(block))
                 await self._room_for(len(block))
                 problem = await self._admitted()
                 if problem is not None:
@@ -291,6 +302,21 @@ class _CommitStream:
         entry = CommitEntry(Transaction([]), self._settle, problem)
         self._due.append(entry)
         self._wake_writer()
+
+    async def _within_rate(self, items: int) -> None:
+        """Wait until the client's own rate bears these items. Raises: ClientDisconnect."""
+        front = self._front
+        rates = front.client_rates
+        if rates is None:
+            return
+        now = front.loop.time()
+        until = now + rates.wait_after_taking(self._client, items, now)
+        if until > now:
+            front.counters.rate_slowed_items += items
+        while (left := until - front.loop.time()) > 0 and front.service is not None and not front.draining:
+            await asyncio.sleep(min(left, RATE_LOOK_SECONDS))
+            if self._call.connection.is_over:
+                raise ClientDisconnect
 
     async def _room_for(self, items: int) -> None:
         while self._due and (len(self._due) + items > WINDOW_ITEMS or self._due_bytes > WINDOW_BYTES):

@@ -279,6 +279,8 @@ class FastLane(asyncio.Protocol):
             problem = front.authenticator.problem_with(self._authorization, Role.WRITE)
         if problem is None:
             problem = front.admission()
+        if problem is None and front.client_rates is not None:
+            problem = front.over_rate(self._client())
         if problem is None:
             try:
                 txn = decode_json(body)
@@ -297,6 +299,11 @@ class FastLane(asyncio.Protocol):
         status, headers, answer = error_answer(problem, front.leader)
         front.counters.answers["/v1/commit", status] += 1
         self._answer_now(status, headers, answer)
+
+    def _client(self) -> bytes | str:
+        transport = self._transport
+        assert transport is not None, "requests are read from live connections"
+        return self._front.authenticator.client_of(self._authorization, transport.get_extra_info("peername"))
 
     def _version(self) -> None:
         front = self._front

@@ -42,6 +42,16 @@ class Connection:
         self.on_end: Callable[[], object] | None = None
         """Called once when the connection ends, if it does while a route waits for something else."""
 
+    @property
+    def peer(self) -> object:
+        """The address of the other end, as sockets tell it."""
+        return self._transport.get_extra_info("peername")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, or is about to."""
+        return self._transport.is_closing()
+
     def unsent_bytes(self) -> int:
         """Bytes written that the peer has not taken yet, beyond what the kernel holds for it."""
         return 0 if self._transport.is_closing() else self._transport.get_write_buffer_size()

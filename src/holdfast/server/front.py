@@ -1,7 +1,8 @@
 """What all connections of one server share: the service behind them, the bounds in front of it, and the counters.
 
-Owns: admission (how much may be in flight), handing commits to the service in one list per turn of the loop, asking the
-version once for everybody who asked in the same turn, and who leads as far as this process knows.
+Owns: admission (how much may be in flight, and from one client in a second), handing commits to the service in one list
+per turn of the loop, asking the version once for everybody who asked in the same turn, and who leads as far as this
+process knows.
 Does not own: bytes on connections (``fast_lane``, ``framework_lane``), what a request means (``requests``), deciding.
 
 Failure model: one event loop, no locks. A reply never raises into the service: whatever a connection has become in the
@@ -12,6 +13,7 @@ meantime, the other commits of the batch are answered. While nothing leads here 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from holdfast.commit.entry import CommitEntry
 from holdfast.commit.transaction import Transaction, Unanswered
 from holdfast.errors import Backpressure, Code, HoldfastError, Unavailable
 from holdfast.server.auth import Authenticator
+from holdfast.server.client_rates import ClientRates
 from holdfast.server.responses import CommitAnswers, LeaderHint, not_leading
 
 __all__ = ["Front", "FrontLimits", "LeadingService", "RequestCounters", "StatusVerdict"]
@@ -97,6 +100,7 @@ class FrontLimits:
     request_bytes_max: int = 1_048_576
     request_id_length_min: int = 20
     connections_max: int = 50_000
+    client_commits_per_second_max: int = 0
     in_flight_commits_max: int = 65_536
     in_flight_bytes_max: int = 256 * 1_048_576
     subscriber_unsent_bytes_max: int = 10 * 1_048_576
@@ -113,6 +117,10 @@ class RequestCounters:
     handed_over_connections: int = 0
     request_bytes: int = 0
     stream_items: int = 0
+    rate_limited_commits: int = 0
+    """Refused because their client is over its own limit."""
+    rate_slowed_items: int = 0
+    """Items of streams that waited for the same reason."""
 
 
 class Front:
@@ -136,6 +144,8 @@ class Front:
         """Who leads as far as this process knows; itself while ``service`` is set."""
         self.service: LeadingService | None = None
         self.answers = CommitAnswers(self.own)
+        rate = limits.client_commits_per_second_max
+        self.client_rates = ClientRates(rate) if rate else None
         self.draining = False
         self.in_flight_commits = 0
         self.in_flight_bytes = 0
@@ -181,6 +191,20 @@ class Front:
                 commits_in_flight=self.in_flight_commits,
             )
         return service.admission()
+
+    def over_rate(self, client: bytes | str) -> HoldfastError | None:
+        """Take one commit from the client's own budget: None, or the error to answer when it is spent."""
+        rates = self.client_rates
+        wait = 0.0 if rates is None else rates.wait_for_one(client, self.loop.time())
+        if rates is None or wait == 0.0:
+            return None
+        self.counters.rate_limited_commits += 1
+        return Backpressure(
+            "this client commits faster than it may",
+            code=Code.RATE_LIMITED,
+            retry_after_ms=math.ceil(wait * 1000),
+            per_second_max=rates.per_second_max,
+        )
 
     # Commits
 

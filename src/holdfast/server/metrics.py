@@ -77,6 +77,16 @@ class ServerMetrics(Collector):
         for (route, status), count in sorted(counters.answers.items()):
             answers.add_metric([route, str(status)], count)
         yield answers
+        yield _counter(
+            "holdfast_rate_limited_commits",
+            "Commits refused: over their client's own limit",
+            counters.rate_limited_commits,
+        )
+        yield _counter(
+            "holdfast_rate_slowed_items", "Items of commit streams that waited for it", counters.rate_slowed_items
+        )
+        if front.client_rates is not None:
+            yield _gauge("holdfast_rate_clients", "Clients whose rate is remembered", len(front.client_rates))
         yield _counter("holdfast_stream_items", "Items of commit streams taken in", counters.stream_items)
         yield _counter("holdfast_connections_refused", "Connections above the limit", counters.refused_connections)
         yield _counter(

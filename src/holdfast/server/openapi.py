@@ -145,7 +145,7 @@ def _error_response(status: int, codes: Sequence[Code], schema_of: Mapping[int, 
             }
         },
     }
-    if status == 503:
+    if status in (429, 503):
         response["headers"] = {
             "Retry-After": {"description": "Whole seconds to wait", "schema": {"type": "integer", "minimum": 1}}
         }

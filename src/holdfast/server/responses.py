@@ -189,6 +189,7 @@ STATUS_OF: Final[Mapping[Code, int]] = {
     Code.SYNC_FAILED: 500,
     Code.FORKED: 500,
     Code.ALREADY_OPEN: 409,
+    Code.LEASE_LOST: 409,
     Code.QUEUE_TRIMMED: 410,
     Code.QUEUE_FULL: 503,
     Code.DISK_FULL: 503,

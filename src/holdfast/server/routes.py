@@ -85,6 +85,17 @@ class Call:
         """The connection that this request came on."""
         return cast(Connection, self.request.scope["state"]["connection"])
 
+    @property
+    def authorization(self) -> bytes | None:
+        """The header, None when there was none."""
+        given = self.request.headers.get("authorization")
+        return None if given is None else given.encode("latin-1")
+
+    @property
+    def client(self) -> bytes | str:
+        """Whose request this is, as limits count it."""
+        return self.front.authenticator.client_of(self.authorization, self.connection.peer)
+
     def path_text(self, name: str) -> str:
         """A part of the path, percent-decoded."""
         return str(self.request.path_params[name])
@@ -246,10 +257,7 @@ class Endpoint:
         call = Call(front, scope, receive, send)
         status = 200
         try:
-            authorization = call.request.headers.get("authorization")
-            problem = front.authenticator.problem_with(
-                None if authorization is None else authorization.encode("latin-1"), route.role
-            )
+            problem = front.authenticator.problem_with(call.authorization, route.role)
             if problem is not None:
                 raise problem
             call.require_known_parameters(self._query_names)

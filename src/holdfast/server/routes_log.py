@@ -44,7 +44,7 @@ COMMIT_CODES = (
 async def commit(call: Call) -> Answer:
     """``POST /v1/commit``."""
     front = call.front
-    problem = front.admission()
+    problem = front.admission() or front.over_rate(call.client)
     if problem is not None:
         raise problem
     body = await call.body()

@@ -340,6 +340,7 @@ def _limits(settings: Settings) -> FrontLimits:
         request_bytes_max=settings.server.max_request_size_bytes,
         request_id_length_min=settings.commit.min_request_id_length,
         connections_max=settings.server.max_connections,
+        client_commits_per_second_max=settings.server.client_commits_per_second_max,
         subscriber_unsent_bytes_max=settings.subscription.max_buffer_size_bytes,
         keepalive_interval_seconds=settings.subscription.keepalive_interval_seconds,
     )
