@@ -24,6 +24,7 @@ from holdfast.server.embedded_view import EmbeddedView
 from holdfast.server.front import Front, FrontLimits
 from holdfast.server.http_server import HttpServer
 from holdfast.server.metrics import ServerMetrics
+from holdfast.server.readiness import STALLED_MS_MAX, StoreWatch
 from holdfast.server.route_table import route_table
 from holdfast.server.sse import Subscriptions
 from holdfast.server.view_messages import ViewStart
@@ -150,6 +151,7 @@ class Serving:
     subscriptions: Subscriptions
     view: EmbeddedView
     metrics: ServerMetrics
+    watch: StoreWatch
     host: str
     port: int
     clients: list[Client] = field(default_factory=list)
@@ -168,6 +170,7 @@ async def serving(
     view: bool = True,
     options: ServiceOptions | None = None,
     store: GatedStore | None = None,
+    stalled_ms_max: float = STALLED_MS_MAX,
 ) -> AsyncGenerator[Serving]:
     """A server that leads a log; everything ends with the block."""
     store = store or GatedStore()
@@ -179,16 +182,18 @@ async def serving(
         return subscribe(service, after=after, durable=durable)
 
     metrics = ServerMetrics(front)
+    watch = StoreWatch(front, stalled_ms_max=stalled_ms_max)
+    watch.service = service
     subscriptions = Subscriptions(front, subscribed)
     embedded = EmbeddedView(view, ViewStart(log_url="memory:"), subscribed)
-    rows = route_table(front, metrics=metrics, subscriptions=subscriptions, view=embedded, version="test")
+    rows = route_table(front, metrics=metrics, watch=watch, subscriptions=subscriptions, view=embedded, version="test")
     server = HttpServer(front, rows)
     metrics.server, metrics.subscriptions, metrics.service = server, subscriptions, service
     (address,) = await server.listen(["127.0.0.1:0"])
     host, _, port = address.rpartition(":")
     front.lead(service)
     embedded.follow(service)
-    found = Serving(server, front, service, store, subscriptions, embedded, metrics, host, int(port))
+    found = Serving(server, front, service, store, subscriptions, embedded, metrics, watch, host, int(port))
     try:
         yield found
     finally:

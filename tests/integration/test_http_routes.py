@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,6 +12,7 @@ from tests.integration.http_harness import commit, request, run, serving, until,
 from holdfast.commit.service import ServiceOptions
 from holdfast.commit.transaction import Transaction
 from holdfast.errors import Code
+from holdfast.objects.budget import StoreMetrics
 from holdfast.server.auth import Role
 from holdfast.server.front import FrontLimits
 from holdfast.server.responses import STATUS_OF, LeaderHint
@@ -170,6 +172,44 @@ def test_while_the_store_stalls_commits_are_refused_and_health_answers() -> None
             for other in stuck:
                 codes = [(await other.answer()).status for _ in range(40)]
                 assert set(codes) <= {200, 503} and codes[0] == 200
+
+    run(scenario)
+
+
+def test_a_leader_whose_batches_wait_for_the_store_is_not_ready_until_they_get_through() -> None:
+    async def scenario() -> None:
+        async with serving(stalled_ms_max=20) as here:
+            client, asking = await here.connect(), await here.connect()
+            assert (await asking.ask("GET", "/readyz")).json["ready"] is True
+            here.watch.store = StoreMetrics(last_failure="no space left")
+            here.store.gate.clear()
+            client.send(commit())
+            while (answer := await asking.ask("GET", "/readyz")).status == 200:
+                pass
+            assert (answer.status, answer.code) == (503, "store_unavailable")
+            assert "no space left" in answer.json["error"]["message"]
+            assert int(answer.headers["retry-after"]) >= 1
+            assert (await asking.ask("GET", "/livez")).status == 200
+            here.store.gate.set()
+            assert (await client.answer()).status == 200
+            assert (await asking.ask("GET", "/readyz")).status == 200
+
+    run(scenario)
+
+
+def test_an_idle_leader_whose_store_is_silent_is_not_ready_until_it_answers() -> None:
+    async def scenario() -> None:
+        async with serving(tokens=TOKENS) as here:
+            here.watch.store = store = StoreMetrics(last_failure="key=secret/place")
+            asking = await here.connect()
+            store.consecutive_failures, store.last_success_seconds = 3, time.monotonic() - 60
+            answer = await asking.ask("GET", "/readyz")
+            assert (answer.status, answer.code) == (503, "store_unavailable")
+            assert "secret" not in answer.json["error"]["message"], "where there are tokens, strangers are told less"
+            store.last_success_seconds = time.monotonic()  # a few that failed together are no silence
+            assert (await asking.ask("GET", "/readyz")).status == 200
+            store.consecutive_failures, store.last_success_seconds = 0, time.monotonic() - 60
+            assert (await asking.ask("GET", "/readyz")).status == 200
 
     run(scenario)
 

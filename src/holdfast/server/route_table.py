@@ -10,6 +10,7 @@ from holdfast.server.embedded_view import EmbeddedView
 from holdfast.server.front import Front
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.openapi import describe
+from holdfast.server.readiness import StoreWatch
 from holdfast.server.routes import Route
 from holdfast.server.routes_health import health_routes
 from holdfast.server.routes_log import ROUTES as LOG_ROUTES
@@ -20,7 +21,13 @@ __all__ = ["route_table"]
 
 
 def route_table(
-    front: Front, *, metrics: ServerMetrics, subscriptions: Subscriptions, view: EmbeddedView, version: str
+    front: Front,
+    *,
+    metrics: ServerMetrics,
+    watch: StoreWatch,
+    subscriptions: Subscriptions,
+    view: EmbeddedView,
+    version: str,
 ) -> list[Route]:
     """The rows. ``version`` is what the description says of this package."""
     rows: list[Route] = [
@@ -28,7 +35,7 @@ def route_table(
         *STREAM_ROUTES,
         subscribe_route(subscriptions),
         *view_routes(view),
-        *health_routes(scrape=metrics.text, description=lambda: described),
+        *health_routes(unready=watch.problem, scrape=metrics.text, description=lambda: described),
     ]
     described = describe(rows, version=version, with_tokens=front.authenticator.required)
     return rows

@@ -1,7 +1,7 @@
 """The routes that tell how the process is, and what its API is.
 
 Owns: ``/livez``, ``/readyz``, ``/ok``, ``/metrics``, ``/openapi.json``, ``/docs``. Does not own: the numbers
-(``metrics``), the description (``openapi``).
+(``metrics``), the reasons for not being ready (``readiness``), the description (``openapi``).
 
 Failure model: none of these passes through admission, so they answer while the service is full or the store has
 stalled; only ``/ok`` travels the pipeline, which is its purpose, and it gives up after ``OK_SECONDS_MAX``.
@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import Backpressure, Code
+from holdfast.errors import Backpressure, Code, HoldfastError
 from holdfast.server.auth import Role
 from holdfast.server.docs_page import DOCS_PAGE
 from holdfast.server.responses import Liveness, Readiness
@@ -39,16 +39,6 @@ async def livez(call: Call) -> Answer:
     if call.switch("standby", default=False) and front.service is not None:
         front.service.standby_seen()
     return json_answer(Liveness(front.own.leader_id, front.service is not None, front.own.address))
-
-
-async def readyz(call: Call) -> Answer:
-    """``GET /readyz``."""
-    front = call.front
-    problem = front.admission()
-    if problem is not None:
-        raise problem
-    service = front.leading()
-    return json_answer(Readiness(True, service.leader_id, service.local_version()))
 
 
 async def pipeline_ok(call: Call) -> Answer:
@@ -84,16 +74,6 @@ _HEALTH: Final = (
     ),
     Route(
         method="GET",
-        path="/readyz",
-        role=Role.OPEN,
-        summary="This process leads and accepts commits",
-        handler=readyz,
-        answers={"application/json": Readiness},
-        codes=_NOT_READY,
-        tag="health",
-    ),
-    Route(
-        method="GET",
         path="/ok",
         role=Role.OPEN,
         summary="A no-op went through all four stages",
@@ -105,8 +85,21 @@ _HEALTH: Final = (
 )
 
 
-def health_routes(*, scrape: Callable[[], bytes], description: Callable[[], bytes]) -> tuple[Route, ...]:
-    """The rows of the route table. ``scrape`` gives the metrics as text, ``description`` the OpenAPI document."""
+def health_routes(
+    *, unready: Callable[[], HoldfastError | None], scrape: Callable[[], bytes], description: Callable[[], bytes]
+) -> tuple[Route, ...]:
+    """The rows of the route table.
+
+    ``unready`` says why commits would not get through now, ``scrape`` gives the metrics as text, ``description`` the
+    OpenAPI document.
+    """
+
+    async def readyz(call: Call) -> Answer:
+        problem = unready()
+        if problem is not None:
+            raise problem
+        service = call.front.leading()
+        return json_answer(Readiness(True, service.leader_id, service.local_version()))
 
     async def metrics(_: Call) -> Answer:
         return Answer(scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -119,6 +112,16 @@ def health_routes(*, scrape: Callable[[], bytes], description: Callable[[], byte
 
     return (
         *_HEALTH,
+        Route(
+            method="GET",
+            path="/readyz",
+            role=Role.OPEN,
+            summary="This process leads, accepts commits, and its store takes them",
+            handler=readyz,
+            answers={"application/json": Readiness},
+            codes=(*_NOT_READY, Code.STORE_UNAVAILABLE),
+            tag="health",
+        ),
         Route(
             method="GET",
             path="/metrics",

@@ -48,6 +48,7 @@ from holdfast.server.log_place import require_writable_place
 from holdfast.server.logs import configure_logs
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.pandas_absent import keep_pandas_out
+from holdfast.server.readiness import StoreWatch
 from holdfast.server.responses import LeaderHint
 from holdfast.server.route_table import route_table
 from holdfast.server.routes import Route
@@ -124,6 +125,7 @@ class _Process:
             authenticator=Authenticator({token.token: Role[token.role.upper()] for token in settings.server.tokens}),
         )
         self._metrics = ServerMetrics(self._front)
+        self._watch = StoreWatch(self._front)
         self._subscriptions = Subscriptions(self._front, self._subscribe)
         self._view = EmbeddedView(
             settings.view.enabled,
@@ -153,6 +155,7 @@ class _Process:
         return route_table(
             self._front,
             metrics=self._metrics,
+            watch=self._watch,
             subscriptions=self._subscriptions,
             view=self._view,
             version=_package_version(),
@@ -174,7 +177,7 @@ class _Process:
             creates_max=max(1, min(settings.persist.max_in_flight_requests * 2, settings.persist.target_pool_size - 8)),
             not_created=_tell_not_created,
         )
-        self._metrics.store = store.metrics
+        self._metrics.store = self._watch.store = store.metrics
         try:
             while True:
                 service = await self._lead(store)
@@ -222,7 +225,7 @@ class _Process:
 
     async def _reign(self, service: CommitService, addresses: list[str]) -> ServiceEnd:
         """Answer for the log until this leader's end, which a signal brings about in good order."""
-        self._service = self._metrics.service = service
+        self._service = self._metrics.service = self._watch.service = service
         self._front.lead(service)
         self._view.follow(service)
         takeover = service.takeover
@@ -262,7 +265,7 @@ class _Process:
             await service.close()
 
     async def _no_longer_leading(self) -> None:
-        self._service = self._metrics.service = None
+        self._service = self._metrics.service = self._watch.service = None
         self._front.stop_leading(LeaderHint())
         await self._view.stop()
 
