@@ -122,6 +122,8 @@ class _Walk:
     def run(self) -> LogEnd:
         end = self._end
         if not self._begin():
+            if self._floor:
+                end.gaps, end.next_seq = [(1, self._floor - 1)], self._floor
             end.doubtful = list(self._numbers)
             return end
         step = Step.NEXT_PAGE
@@ -130,7 +132,7 @@ class _Walk:
             if step in (Step.NEXT_PAGE, Step.NEXT_PAGE_AFTER_GAP) and not self._enter_next(
                 after_gap=step is not Step.NEXT_PAGE
             ):
-                break
+                step = Step.END_AFTER_GAP if end.next_seq < self._floor else Step.END
         if step is Step.END_AFTER_GAP:
             end.gaps.append((end.next_seq, self._floor - 1))
             end.next_seq = self._floor
@@ -170,6 +172,13 @@ class _Walk:
             elif self._floor:
                 end.page, end.position, end.next_seq = durable.page, durable.position, durable.next_seq
                 end.last_time_ns = durable.last_time_ns
+            if not end.page:
+                # The page of the mark is there and cannot be read: what it held is owed, and its numbers stay used.
+                self._floor = max(
+                    self._floor,
+                    durable.next_seq if self._is_unreadable(durable.page) else 0,
+                    mark.next_seq if (same_run or mark.clean) and self._is_unreadable(mark.page) else 0,
+                )
         if end.page:
             header = self._pages.header_of(end.page)
             if header is not None and header.prepared:
@@ -178,6 +187,9 @@ class _Walk:
             end.header = header
             return True
         return self._begin_without_mark()
+
+    def _is_unreadable(self, page: int) -> bool:
+        return page in self._numbers and self._pages.header_of(page) is None
 
     def _mark_holds(self, page: int, salt: int) -> bool:
         if page not in self._numbers:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["LogReader", "read_mark"]
 
 SINGLES_MIN = 8
+NEAR_BYTES = 8 << 10
 SINGLES_WINDOW_BYTES = 128 << 10
 """Windows of single messages are smaller: thousands of small objects at a time cost more than a system call."""
 
@@ -96,10 +97,8 @@ class LogReader:
     def seek_earliest(self) -> None:
         """Stand at the oldest message that there is."""
         self._from_seq, self._from_time_ns = 1, None
-        for number in self._pages.numbers():
-            if self._enter(number, 1 if number == 1 else None):
-                self._from_seq = self.next_seq
-                return
+        self._enter_first(self._pages.numbers())
+        self._from_seq = self.next_seq
 
     def seek_latest(self) -> None:
         """Stand behind the newest message."""
@@ -151,9 +150,17 @@ class LogReader:
                 low = middle + 1
             else:
                 high = middle
-        for number in numbers[max(0, low - 1) :]:
+        self._enter_first(numbers[max(0, low - 1) :])
+
+    def _enter_first(self, numbers: list[int]) -> bool:
+        """Enter the first of these pages that can be read. Those before it that are there and cannot are told."""
+        for place, number in enumerate(numbers):
             if self._enter(number, 1 if number == 1 else None):
-                return
+                if any(self._pages.header_of(skipped) is None for skipped in numbers[:place]):
+                    # Where the log began is not known any more: at most this much is gone.
+                    self._report(Gap(1, self.next_seq - 1, numbers[0]))
+                return True
+        return False
 
     # ---- moving -----------------------------------------------------------------------------------------------------
 
@@ -175,9 +182,14 @@ class LogReader:
         while True:
             scan = self._scan
             if scan is None:
-                if not self._enter_first():
-                    return None
-                continue
+                numbers = self._pages.numbers()
+                if self._enter_first(numbers):
+                    continue
+                last = self._owed_seq() - 1
+                if last >= self._from_seq and any(self._pages.header_of(number) is None for number in numbers):
+                    self._report(Gap(self._from_seq, last, numbers[0]))
+                    self._from_seq = last + 1
+                return None
             window = scan.read(self._window_bytes)
             if window is not None:
                 many = len(window.frames) > SINGLES_WINDOW_BYTES >> 10
@@ -186,10 +198,6 @@ class LogReader:
             if not self._move_on(scan):
                 # What was written since the failed read counts: a roll may have happened in between.
                 return scan.read(self._window_bytes)
-
-    def _enter_first(self) -> bool:
-        numbers = self._pages.numbers()
-        return any(self._enter(number, 1 if number == 1 else None) for number in numbers)
 
     def _move_on(self, scan: PageScan) -> bool:
         """Decide at a stop. True where reading may go on."""
@@ -222,23 +230,19 @@ class LogReader:
 
     def _leave_page(self, scan: PageScan, step: Step, found: int | None) -> bool:
         first, number = scan.next_seq, scan.header.number
-        if step is Step.END_AFTER_GAP or found is None:
-            last = self._owed_seq() - 1
-            if last < first:
-                return False
-            self._report(Gap(first, last, number))
-            scan.next_seq = last + 1
-            return False
-        if step is Step.NEXT_PAGE:
+        if step is Step.NEXT_PAGE and found is not None:
             return self._enter(found, first)
-        numbers = [later for later in self._pages.numbers() if later > number]
-        for later in numbers:
+        for later in self._pages.numbers() if found is not None and step is not Step.END_AFTER_GAP else []:
             header = self._header(later)
-            if header is None or header.prepared:
+            if later <= number or header is None or header.prepared:
                 continue
             removed = self._pages.header_of(number) is None
             self._report(Trimmed(first, header.base_seq) if removed else Gap(first, header.base_seq - 1, number))
             return self._enter(later, None)
+        last = self._owed_seq() - 1
+        if last >= first:
+            self._report(Gap(first, last, number))
+            scan.next_seq = last + 1
         return False
 
     def _following(self, scan: PageScan) -> tuple[Following, int | None]:
@@ -328,6 +332,11 @@ class LogReader:
         """The next messages, at least one, or None where there is nothing more now."""
         parts = self.read_message_parts()
         return None if parts is None else [message for part in parts for message in part]
+
+    def read_near(self) -> list[Message] | None:
+        """As ``read_messages``, little: for those who want one from the middle. Cost: about 8 KiB, or its batch."""
+        self._window_bytes = NEAR_BYTES
+        return self.read_messages()
 
     def read_message_parts(self) -> Iterator[Iterable[Message]] | None:
         """As ``read_messages``, made as they are taken: what has been used is free before the next is made.

@@ -25,15 +25,19 @@ from typing import Final
 
 from holdfast.errors import Backpressure, Closed, HoldfastError, Unavailable
 from holdfast.queue import Gap, Message, Queue
+from holdfast.testing.queue_world.damage import check_damaged
 from holdfast.testing.queue_world.files import CrashFiles
 from holdfast.testing.queue_world.ledger import Ledger, PromiseBroken, check_reading
+from holdfast.testing.queue_world.seals import check_seals
 from holdfast.testing.queue_world.shape import FRAME_BYTES, Shape, draw_shape
 
 __all__ = ["World", "WorldReport", "run_world"]
 
 PATH: Final = "d/q"
 DIRECTORY: Final = "d"
+PREFIX: Final = "q"
 HEAD_BYTES: Final = 24
+DAMAGE_ROUNDS: Final = 20
 HOUR_NS: Final = 3_600_000_000_000
 DERIVED_SUFFIXES: Final = (".idx", "Meta", ".lock")
 
@@ -72,6 +76,7 @@ class World:
         self.files = CrashFiles(Random(self.random.random()), seen=self.seen)
         self._digest = sha256()
         self._queue: Queue | None = None
+        self._lives_lived = 0
         self._doubt = False  # a sync has failed: until the next start, what was not durable may be damaged
         if self.shape.stale:
             self.files.graveyard = self._earlier_life()
@@ -193,10 +198,12 @@ class World:
                 how = "close refused"
             else:
                 self.ledger.durable = self.ledger.accepted = len(self.ledger.payloads)
+                self._end_of_a_clean_close(files)
                 if files.open_handles:
                     raise PromiseBroken(f"a closed queue holds {files.open_handles} handles")
         self.seen[how] += 1
         self._queue = None
+        self._lives_lived += 1
         files.before = files.refuse = None
         after = Random(random.random())
         self.files = files.after_power_loss(after) if how == "power loss" else files.after_kill(after)
@@ -204,6 +211,14 @@ class World:
             self.ledger.accepted = self.ledger.durable
         with suppress(HoldfastError, OSError):
             queue.close()  # of the old world, whose files nobody sees any more
+
+    def _end_of_a_clean_close(self, files: CrashFiles) -> None:
+        """SEALs, where no crash has taken one; and media damage, on copies."""
+        with files.quiet():
+            if self._lives_lived == 0:
+                check_seals(files, DIRECTORY, PREFIX)
+            if self.random.random() < 0.5 and len(self.ledger.payloads) > self.ledger.trimmed_max:
+                self.states += check_damaged(files, self.random, DAMAGE_ROUNDS, self.seen)
 
     # ---- acts -------------------------------------------------------------------------------------------------------
 
