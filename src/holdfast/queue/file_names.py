@@ -71,8 +71,8 @@ class FileNames:
         )
 
     def _number(self, name: str, suffix: str) -> int | None:
-        head = len(self.prefix) + 1
-        middle = name[head : -len(suffix)]
-        if not name.startswith(f"{self.prefix}-") or not name.endswith(suffix):
+        # The ending first: it tells most files of a directory apart, and a seek lists the directory.
+        if not name.endswith(suffix) or not name.startswith(f"{self.prefix}-"):
             return None
+        middle = name[len(self.prefix) + 1 : -len(suffix)]
         return int(middle) if middle.isascii() and middle.isdigit() and not middle.startswith("0") else None

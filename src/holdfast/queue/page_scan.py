@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 __all__ = ["WINDOW_BYTES", "PageScan", "Window"]
 
 WINDOW_BYTES = 1 << 20
+FIRST_WINDOW_BYTES = 16 << 10
+"""Of the first read after a seek, and after each that found nothing: who wants a hundred messages, or waits for the
+next one, does not pay for a megabyte. Each read that finds something makes the next four times as large."""
 RESYNC_RECORDS_MAX = 1 << 16
 ANCHORS_MAX = 1 << 14
 
@@ -67,6 +70,7 @@ class PageScan:
         "_index",
         "_port",
         "_seed",
+        "_window_bytes",
         "frames",
         "header",
         "last_time_ns",
@@ -93,6 +97,7 @@ class PageScan:
         self._anchors = {} if anchors is None else anchors
         self._checksum = checksum_for_reading(header.checksum_id)
         self._seed = page_seed(self._checksum, header.salt, header.number)
+        self._window_bytes = FIRST_WINDOW_BYTES
         self.header = header
         self.position = position
         self.next_seq = next_seq
@@ -101,9 +106,12 @@ class PageScan:
         self.seal: bytes | None = None
 
     def read(self, window_bytes: int = WINDOW_BYTES) -> Window | None:
-        """The next frames, at least one, or None where the next does not verify. Stops before a SEAL and keeps it."""
+        """The next frames, at least one, or None where the next does not verify. Stops before a SEAL and keeps it.
+
+        ``window_bytes`` bounds what is read at once, unless one frame alone is larger.
+        """
         limit = self.header.page_bytes - self.position
-        data = self._port.read(self._file, self.position, min(window_bytes, limit))
+        data = self._port.read(self._file, self.position, min(window_bytes, self._window_bytes, limit))
         frames = self._verify(data)
         if not frames and self.seal is None and len(data) >= HEAD_BYTES:
             length, _, _, tail = HEAD.unpack_from(data)
@@ -112,7 +120,9 @@ class PageScan:
                 data = self._port.read(self._file, self.position, whole)
                 frames = self._verify(data)
         if not frames:
+            self._window_bytes = FIRST_WINDOW_BYTES
             return None
+        self._window_bytes = min(4 * self._window_bytes, WINDOW_BYTES)
         window = Window(data, self.position, frames)
         self.position += frames[-1][5]
         self.next_seq = frames[-1][0] + frames[-1][2]
