@@ -24,6 +24,9 @@ from holdfast.spark.pipeline.table_location import table_location
 
 __all__ = ["gateway", "s3_bucket", "s3_url"]
 
+# Each of these starts a Java process or two, which takes long on a machine that does much else.
+pytestmark = pytest.mark.timeout(420)
+
 CONF = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 COMMANDS = """
 import json, sys
@@ -40,7 +43,7 @@ def ran(*commands: list[str]) -> tuple[list[dict[str, dict[str, object]]], list[
     """The JSON lines and the exit codes of these commands, run one after the other in one process."""
     words = json.dumps([["spark", *command] for command in commands])
     done = subprocess.run(
-        [sys.executable, "-c", COMMANDS, words], capture_output=True, text=True, check=False, timeout=110
+        [sys.executable, "-c", COMMANDS, words], capture_output=True, text=True, check=False, timeout=180
     )
     assert done.returncode == 0, done.stderr[-4000:]
     *lines, codes = done.stdout.splitlines()
