@@ -28,6 +28,7 @@ from holdfast.spark.pipeline.segments import SEGMENT_LOG_BYTES_MIN, Segments
 from holdfast.spark.pipeline.snapshot import Snapshot
 from holdfast.spark.pipeline.table_location import table_location
 from holdfast.spark.pipeline.verify import Verify
+from holdfast.spark.source import HoldfastDataSource
 from holdfast.spark.spark_session import session
 
 __all__ = ["Command", "Made", "Running", "Told", "doctor"]
@@ -87,8 +88,13 @@ class Command:
         if self.name not in _PIPELINES:
             raise InvalidRequest(f"there is no pipeline {self.name!r}", code=Code.BAD_CONFIGURATION)
         schedule = Schedule(every_seconds, until)
-        presets = {"spark.log.level": "ERROR", "spark.sql.session.timeZone": "UTC"}
+        presets = {"spark.sql.session.timeZone": "UTC"}
+        if self.remote is None:
+            presets["spark.log.level"] = "ERROR"
         spark = session(f"holdfast {self.name}", master=self.master, remote=self.remote, conf={**presets, **self.conf})
+        if self.remote is not None:
+            # A server of Spark Connect may have been started without this package in sight of its driver.
+            spark.dataSource.register(HoldfastDataSource)
         try:
             with stopping() as stop:
                 return _PIPELINES[self.name](spark, self, Running(schedule, options, told, stop))
