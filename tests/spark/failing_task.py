@@ -1,4 +1,4 @@
-"""A write whose tasks fail in the middle at their first try, run in a session of its own: ``local[2,3]`` tries again."""
+"""A write whose tasks fail in the middle at their first try, in a session of its own: ``local[2,3]`` tries again."""
 
 import os
 import sys

@@ -29,7 +29,7 @@ def test_values_become_columns_and_what_does_not_decode_is_null_or_loud(
     found = {bytes(row.key): row.value for row in with_decoded(frame, value_format, SCHEMA).collect()}
     assert found[b"a"].asDict() == {"name": "Ada", "age": 36}
     assert found[b"b"] is None or found[b"b"].name is None
-    with pytest.raises((PySparkException, Py4JJavaError), match="MALFORMED_RECORD|a value is not msgpack"):
+    with pytest.raises((PySparkException, Py4JJavaError), match=r"MALFORMED_RECORD|a value is not msgpack"):
         with_decoded(frame, value_format, SCHEMA, strict=True).collect()
 
 

@@ -354,9 +354,8 @@ def _wanted_objects(headers: Sequence[Header], wanted: RowFilter) -> npt.NDArray
 
 
 def _is_in(texts: pa.Array, wanted: Sequence[str]) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = pc.is_in(texts, value_set=pa.array(wanted, pa.string())).to_numpy(
-        zero_copy_only=False
-    )
+    options = pc.SetLookupOptions(value_set=pa.array(wanted, pa.string()))
+    found: npt.NDArray[np.bool_] = pc.call_function("is_in", [texts], options).to_numpy(zero_copy_only=False)
     return found
 
 
