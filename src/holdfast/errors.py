@@ -89,6 +89,7 @@ class Code(StrEnum):
     DISK_FULL = "disk_full"
     SYNC_FAILED = "sync_failed"
     FORKED = "forked"
+    LEASE_LOST = "lease_lost"
     # the service
     OVERLOADED = "overloaded"
     RATE_LIMITED = "rate_limited"

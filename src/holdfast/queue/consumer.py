@@ -31,7 +31,7 @@ from itertools import chain, islice
 
 from holdfast.errors import Closed, Code, InvalidRequest
 from holdfast.queue.cursor import HISTORY_PAGES_MAX, cursor_pages, encode_cursor
-from holdfast.queue.cursor_file import CursorFile, kept_in, lock_name, log_history
+from holdfast.queue.cursor_file import CursorFile, history_at, kept_in, lock_name, log_history, seq_since
 from holdfast.queue.forks import poison_in_children
 
 TYPE_CHECKING = False
@@ -100,7 +100,7 @@ class Consumer:
         """Where the cursor says, or where a new consumer begins."""
         found = self._cursor.found
         if found is None:
-            self._stand(self._seq_since(since) - 1)
+            self._stand(seq_since(self._queue, since) - 1)
             self._cursor.sync()
             return
         if found.of_work_queue:
@@ -109,7 +109,7 @@ class Consumer:
 
     def _stand(self, committed_seq: int) -> None:
         """Be at a place, and say so in the cursor."""
-        history = self._history_at(committed_seq)
+        history = history_at(self._pages, committed_seq)
         packed = cursor_pages(history)
         self._cursor.write(encode_cursor(committed_seq, packed, of_work_queue=False, holds=self._hold))
         self._drop_reader()
@@ -117,25 +117,6 @@ class Consumer:
         self._page_starts, self._page_values = [0], [packed]
         self.committed_seq = committed_seq
         self._delivered_seq = committed_seq
-
-    def _history_at(self, seq: int) -> list[Place]:
-        """The pages up to the one that holds ``seq``, or the last where it has yet to come."""
-        until = 0
-        for number in reversed(self._pages.numbers()):
-            header = self._pages.header_of(number)
-            if header is not None and not header.prepared and header.base_seq <= max(seq, 1):
-                until = number
-                break
-        return log_history(self._pages, until)
-
-    def _seq_since(self, since: datetime | str | None) -> int:
-        """The first message from a starting point on."""
-        reader = self._queue.reader(since=since, damage="skip")
-        try:
-            found = reader.read_messages()
-            return found[0].seq if found else reader.next_seq
-        finally:
-            reader.close()
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -313,7 +294,7 @@ class Consumer:
         if (since is None) == (seq is None):
             raise InvalidRequest("reset needs either since or seq")
         if seq is None:
-            seq = self._seq_since(since)
+            seq = seq_since(self._queue, since)
         elif not 1 <= seq <= self._queue.last_seq + 1:
             raise InvalidRequest("there is no such place", seq=seq, last_seq=self._queue.last_seq)
         self._sync_log(seq - 1)

@@ -19,19 +19,23 @@ from holdfast.queue.slots import SLOTS_BYTES, encode_slot, newest_slot, slot_off
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from datetime import datetime
 
     from holdfast.queue.cursor import Place
     from holdfast.queue.page_files import PageDirectory
+    from holdfast.queue.queue import Queue
 
 __all__ = [
     "CursorFile",
     "check_name",
     "committed_seqs",
     "first_held_seq",
+    "history_at",
     "kept_in",
     "lock_name",
     "log_history",
     "read_cursor",
+    "seq_since",
 ]
 
 NAME_BYTES_MAX = 100
@@ -155,6 +159,25 @@ def log_history(pages: PageDirectory, until: int) -> list[Place]:
     numbers = [number for number in pages.numbers() if number <= until][-HISTORY_PAGES_MAX:]
     headers = [header for number in numbers if (header := pages.header_of(number)) is not None]
     return [(header.number, header.salt) for header in headers]
+
+
+def history_at(pages: PageDirectory, seq: int) -> list[Place]:
+    """The pages of the log up to the one that holds ``seq``, or to the last where that has yet to come."""
+    for number in reversed(pages.numbers()):
+        header = pages.header_of(number)
+        if header is not None and not header.prepared and header.base_seq <= max(seq, 1):
+            return log_history(pages, number)
+    return []
+
+
+def seq_since(queue: Queue, since: datetime | str | None) -> int:
+    """The first message from a starting point on, or the next one to come."""
+    reader = queue.reader(since=since, damage="skip")
+    try:
+        found = reader.read_near()
+        return found[0].seq if found is not None else reader.next_seq
+    finally:
+        reader.close()
 
 
 def lock_name(pages: PageDirectory, name: str) -> int:

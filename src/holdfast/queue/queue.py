@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from holdfast.queue.reader import DamagePolicy
     from holdfast.queue.serializers import Serializer
     from holdfast.queue.sync_levels import SyncLevel
+    from holdfast.queue.work_queue import WorkQueue
 
     Found = TypeVar("Found")
 
@@ -108,7 +109,9 @@ class Queue:
         self._append: Callable[[bytes], int] = self._refuse
         self._closed = False
         self._full = full
-        self._dependents: WeakSet[Consumer] = WeakSet()
+        self._path, self._level = os.fspath(path), level
+        self._clock, self._entropy, self._with_background = clock, entropy, background
+        self._dependents: WeakSet[Consumer | WorkQueue] = WeakSet()
         if not read_only:
             self._port.make_directory(folder)
         try:
@@ -449,6 +452,80 @@ class Queue:
         found = Consumer(self, self._pages, name, since=since, damage=damage, hold=holding)
         self._dependents.add(found)
         return found
+
+    def work_queue(
+        self,
+        name: str,
+        *,
+        visibility: float = 30.0,
+        max_deliveries: int = 5,
+        retry_delay: float = 1.0,
+        max_retry_delay: float = 300.0,
+        max_started: int = 100_000,
+        since: datetime | str | None = None,
+        damage: DamagePolicy | None = None,
+        hold: bool = True,
+    ) -> WorkQueue:
+        """Jobs for workers, each message to one of them until one has acknowledged it; see ``queue.work_queue``.
+
+        A job is a worker's for ``visibility`` seconds. After ``max_deliveries`` it goes to the dead letters, the queue
+        ``<path>-<name>-dead``. ``retry`` waits ``retry_delay`` seconds, doubled with each delivery up to
+        ``max_retry_delay``. At most ``max_started`` messages are leased or delayed at a time. ``since``, ``damage``
+        and ``hold`` are as for ``consumer``; a work queue holds unless it is told not to. *Raises*: as ``consumer``.
+        *Cost*: replays about 128 KiB of commands, and a sync.
+        """
+        from holdfast.queue.work_queue import WorkQueue
+
+        if self._closed:
+            raise Closed("the queue is closed")
+        found = WorkQueue(
+            self,
+            self._pages,
+            name,
+            clock=self._clock,
+            visibility=visibility,
+            max_deliveries=max_deliveries,
+            retry_delay=retry_delay,
+            max_retry_delay=max_retry_delay,
+            max_started=max_started,
+            since=since,
+            damage=self._damage if damage is None else damage,
+            hold=hold,
+        )
+        self._dependents.add(found)
+        return found
+
+    def beside(
+        self,
+        name: str,
+        *,
+        page_size: int = 1 << 20,
+        sync: str | None = None,
+        clock: Callable[[], int] | None = None,
+        read_only: bool = False,
+    ) -> Queue:
+        """The queue ``<path>-<name>``, over the same files, for what is built on this one.
+
+        ``sync`` is by default the level of this queue, where "buffered" is "os", and "always" is left to
+        ``wait_durable``.
+        """
+        level = self._level if sync is None and self._level.name == "every" else (sync or "os")
+        return Queue(
+            f"{self._path}-{name}",
+            page_size=page_size,
+            sync=level,
+            max_message=MESSAGE_BYTES_MAX,
+            read_only=read_only,
+            files=self._port,
+            clock=clock if clock is not None else self._clock,
+            entropy=self._entropy,
+            background=self._with_background,
+        )
+
+    @property
+    def syncs_always(self) -> bool:
+        """Whether the level is "always"."""
+        return self._level.name == "always"
 
     def _first_held(self) -> int | None:
         """For retention: the next message that a consumer which holds has yet to commit."""

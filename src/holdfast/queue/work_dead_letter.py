@@ -1,0 +1,68 @@
+"""Dead letters: messages that nobody could work off, with the reason.
+
+Owns: the bytes of one, as a message of the queue ``<prefix>-<name>-dead``. Does not own: that queue, which any program
+may read while the work queue is open; when a message is given up (``work_queue``).
+
+Failure model: pure. Bytes that are no dead letter raise ``CorruptData``.
+
+| offset | bytes | field |
+|---|---|---|
+| 0 | 2 | version: 1 |
+| 2 | 2 | length of the reason |
+| 4 | 4 | deliveries |
+| 8 | 8 | sequence number of the message in its queue |
+| 16 | 8 | its arrival there: nanoseconds since 1970, signed |
+| 24 | reason | the reason, UTF-8 |
+| | | the message, to the end |
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from holdfast.errors import Code, CorruptData
+
+__all__ = ["DeadLetter"]
+
+HEAD = Struct("<HHIQq")
+VERSION = 1
+REASON_BYTES_MAX = 4096
+
+
+class DeadLetter:
+    """A message that was given up: where it was, how often it was handed out, why it is here.
+
+    >>> letter = DeadLetter(7, 5, b"hello", deliveries=3, reason="no such address")
+    >>> found = DeadLetter.decode(letter.encode())
+    >>> found.seq, found.payload, found.deliveries, found.reason
+    (7, b'hello', 3, 'no such address')
+    """
+
+    __slots__ = ("deliveries", "payload", "reason", "seq", "time_ns")
+
+    def __init__(self, seq: int, time_ns: int, payload: bytes, *, deliveries: int, reason: str) -> None:
+        self.seq = seq
+        self.time_ns = time_ns
+        self.payload = payload
+        self.deliveries = deliveries
+        self.reason = reason
+
+    def encode(self) -> bytes:
+        """The bytes. A reason above 4 KiB is cut at a character."""
+        reason = self.reason.encode("utf-8", "replace")[:REASON_BYTES_MAX].decode("utf-8", "ignore").encode()
+        return HEAD.pack(VERSION, len(reason), self.deliveries, self.seq, self.time_ns) + reason + self.payload
+
+    @classmethod
+    def decode(cls, data: bytes) -> DeadLetter:
+        """The dead letter in a message of the queue of dead letters. *Raises*: ``CorruptData``."""
+        if len(data) < HEAD.size:
+            raise CorruptData("no dead letter", code=Code.CORRUPT_QUEUE, bytes=len(data))
+        version, reason_bytes, deliveries, seq, time_ns = HEAD.unpack_from(data)
+        end = HEAD.size + reason_bytes
+        if version != VERSION or end > len(data):
+            raise CorruptData("no dead letter", code=Code.CORRUPT_QUEUE, bytes=len(data), version=version)
+        reason = data[HEAD.size : end].decode("utf-8", "replace")
+        return cls(seq, time_ns, data[end:], deliveries=deliveries, reason=reason)
+
+    def __repr__(self) -> str:
+        return f"DeadLetter(seq={self.seq}, deliveries={self.deliveries}, reason={self.reason!r})"
