@@ -37,9 +37,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
 
+from benchmarks._spark_logs import Growing, write_log  # noqa: E402
 from pyspark.sql import DataFrame, SparkSession  # noqa: E402
 
-from benchmarks._spark_logs import Growing, write_log  # noqa: E402
 from holdfast.spark import session  # noqa: E402
 
 PAIRS = 5

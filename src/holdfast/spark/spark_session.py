@@ -68,19 +68,25 @@ def session(
     if remote is not None:
         presets = dict(_EVERYWHERE)
         builder = builder.remote(remote)
+        if remote.startswith("local"):  # then the server is a process of this machine, too
+            _this_python_and_java()
     else:
         master = master if master is not None else "local[*]"
         presets = _EVERYWHERE | (_LOCAL | _shuffle(master) if master.startswith("local") else {})
         builder = builder.master(master)
         if master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        os.environ["JAVA_HOME"] = str(find_java())
-        # Tasks must run the interpreter that has this package, not whatever ``python3`` the path names.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        _this_python_and_java()
     for name, value in {**presets, **(conf or {})}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def _this_python_and_java() -> None:
+    os.environ["JAVA_HOME"] = str(find_java())
+    # Tasks must run the interpreter that has this package, not whatever ``python3`` the path names.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 
 
 def _shuffle(master: str) -> dict[str, str]:
