@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import AsyncIterator
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.http_harness import commit, request, run, serving, until, write
 
+from holdfast.commit.feed import EventBatch
 from holdfast.commit.service import ServiceOptions
+from holdfast.commit.subscription import subscribe
 from holdfast.commit.transaction import Transaction
-from holdfast.errors import Code
+from holdfast.errors import Code, CorruptData
 from holdfast.objects.budget import StoreMetrics
 from holdfast.server.auth import Role
 from holdfast.server.front import FrontLimits
 from holdfast.server.responses import STATUS_OF, LeaderHint
+from holdfast.server.view_in_process import ViewInProcess
 
 REQUEST_ID = "an-id-of-more-than-twenty-characters"
 
@@ -291,6 +295,38 @@ def test_reads_of_the_view_see_ones_own_writes_and_wait_for_at() -> None:
             assert [item["key"] for item in page["items"]] == ["a2V5"] and page["more"] is True
             rest = (await client.ask("GET", "/v1/range?begin=a2V5AA")).json
             assert [item["key"] for item in rest["items"]] == ["/+++"] and rest["more"] is False
+
+    run(scenario)
+
+
+def test_a_view_in_memory_that_meets_damage_names_it_and_shows_what_was_before() -> None:
+    async def scenario() -> None:
+        async with serving(view=False) as here:
+            client = await here.connect()
+            first = (await client.ask("POST", "/v1/commit", write())).json["version"]
+            damaged, met = False, 0
+
+            async def stream(after: int, durable: bool) -> AsyncIterator[EventBatch]:
+                nonlocal met
+                async for batch in subscribe(here.service, after=after, durable=durable):
+                    if damaged:
+                        met += 1
+                        raise CorruptData("body CRC does not match", code=Code.CORRUPT_BATCH, slot="5")
+                    yield batch
+
+            view = ViewInProcess(here.service, stream)
+            try:
+                await view.at(first)
+                damaged = True
+                second = (await client.ask("POST", "/v1/commit", write())).json["version"]
+                for _ in range(2):
+                    with pytest.raises(CorruptData, match="slot=5"):
+                        await view.at(second)
+                found = await (await view.at(first)).get(b"key")
+                assert found is not None and found[1] == first
+                assert met == 1, "damage is not looked for again and again"
+            finally:
+                await view.close()
 
     run(scenario)
 

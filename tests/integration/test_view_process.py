@@ -19,6 +19,7 @@ from tests.integration.test_client_server import PATIENT, free_port
 
 from holdfast.client import Client
 from holdfast.commit.transaction import Delete, RangeDelete, Transaction, Write
+from holdfast.errors import Code, CorruptData
 from holdfast.view import View
 
 SECONDS_MAX = 30.0
@@ -223,6 +224,44 @@ def test_a_file_that_is_past_the_log_is_begun_anew(tmp_path):
     with serving(tmp_path) as server, connected(server) as client:
         assert_shows_the_log(client)
         assert "view_starts_over" in server.tail()
+
+
+def damage(batches: Path, slot: int) -> Path:
+    """Flip a bit in the body of one object."""
+    path = batches / f"{slot:020d}"
+    data = bytearray(path.read_bytes())
+    assert len(data) > 600, "an object with a body"
+    data[-40] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+    return path
+
+
+def test_over_a_damaged_log_reads_name_the_damage_once_it_is_met_and_commits_go_on(tmp_path):
+    with serving(tmp_path) as server, connected(server) as client:
+        versions = [client.commit([Write(b"k%02d" % number, b"v")]).version for number in range(40)]
+        assert client.get(b"k39") is not None
+        assert server.stop() == 0
+    (file,) = (tmp_path / "log" / "view").glob("*.sqlite")
+    file.unlink()
+    slots = sorted((int(path.name) for path in (tmp_path / "log" / "batches").iterdir()), reverse=True)
+    broken = damage(tmp_path / "log" / "batches", slots[20])
+    with serving(tmp_path) as server, connected(server) as client:
+        for _ in range(3):
+            with pytest.raises(CorruptData, match=f"slot={broken.name}") as caught:
+                client.get(b"k39")
+            assert caught.value.code is Code.CORRUPT_BATCH
+        with pytest.raises(CorruptData, match=f"slot={broken.name}"):
+            client.range(at=versions[-1])
+        before = client.get(b"k00", at=versions[5])
+        assert before is not None
+        assert before.version == versions[0]
+        version = client.commit([Write(b"after", b"damage")]).version
+        assert version > versions[-1]
+        with pytest.raises(CorruptData):
+            client.get(b"after", at=version)
+        assert server.tail().count("view_stops_at_damage") == 1
+        assert "view_starts_over" not in server.tail()
 
 
 def test_on_s3_a_new_process_goes_on_with_the_file_of_the_last(tmp_path, s3_url):

@@ -7,7 +7,8 @@ own: keeping it (``view_child`` in a process of its own, ``view_in_process`` for
 Where: a ``file:`` log keeps it in its own directory (``view/LOG_ID.sqlite``), so a restart goes on where it was; a
 ``memory:`` log in memory; other logs in a temporary directory, rebuilt by every leader.
 
-Failure model: a convenience, on which nothing of the log depends. It shows durable transactions only.
+Failure model: a convenience, on which nothing of the log depends. It shows durable transactions only. Over a damaged
+log it stops before the damage; commits go on.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class EmbeddedView:
     async def get(self, key: bytes, *, at: int) -> Stored | None:
         """The key's value and the version that wrote it, not older than ``at``.
 
-        Raises: InvalidRequest (view_disabled), Unavailable (view_behind, after ``CATCH_UP_SECONDS_MAX``).
+        Raises: InvalidRequest (view_disabled), Unavailable (view_behind, after ``CATCH_UP_SECONDS_MAX``), CorruptData
+        (the log is damaged at or before ``at``; it names the slot).
         """
         reads = await self._at(at)
         with self._told_as_behind(at):

@@ -35,7 +35,7 @@ _STATUS_TEXT: Final[Mapping[int, str]] = {
     413: "The request is larger than the bound",
     429: "The client is over its own limit",
     431: "The head of the request is larger than the bound",
-    500: "A bug of the service",
+    500: "A bug of the service, or a damaged log, which is named by slot and rule",
     503: "Not now: wait for Retry-After, or go to the leader that is named",
     504: "The outcome is unknown: ask the status",
 }

@@ -4,7 +4,8 @@ Owns: ``/v1/keys`` and ``/v1/range``: which version they wait for and how much t
 
 Failure model: a read is never older than ``at``, and without ``at`` never older than the newest version this process
 knew to be durable when it was asked, so whoever committed here reads their own writes. A view that does not come that
-far in time answers ``view_behind``.
+far in time answers ``view_behind``; one that never will, because the log is damaged before that version, answers the
+damage (``corrupt_batch``, ``corrupt_log``) with its slot and rule.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ _CODES: Final = (
     Code.VIEW_BEHIND,
     Code.NOT_LEADER,
     Code.STORE_UNAVAILABLE,
+    Code.CORRUPT_LOG,
+    Code.CORRUPT_BATCH,
 )
 
 

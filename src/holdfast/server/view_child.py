@@ -9,7 +9,8 @@ waits, however many commits there are: the newest stands for all.
 
 Failure model: a process that ends is started again, after a pause that grows while it keeps ending; meanwhile nothing
 can be read and whoever asks waits. A report is sent after the file's transaction, so a read that begins after it sees
-at least that version. A SQLite error of a read is ``view_behind`` to the one who asked.
+at least that version. Damage of the log ends the following, not the reading: whoever asks for what is behind it is told
+of it at once. A SQLite error of a read is ``view_behind`` to the one who asked.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ import structlog
 
 from holdfast.commit.service import CommitService
 from holdfast.errors import Closed
-from holdfast.server.view_messages import Announcement, Report, ViewStart
+from holdfast.server.view_messages import Announcement, Damage, Report, ViewStart
 from holdfast.view.layer import Stored
 from holdfast.view.sqlite_file import open_for_readers
 from holdfast.view.view import Row
@@ -122,6 +123,7 @@ class ViewChild:
         self._service = service
         self._file: ViewFile | None = None
         self._version = 0
+        self._damage: Damage | None = None
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
         self._poked = asyncio.Event()
@@ -134,8 +136,10 @@ class ViewChild:
         return self._version
 
     async def at(self, version: int) -> ViewFile:
-        """The file, once it shows everything up to ``version``."""
+        """The file, once it shows everything up to ``version``. Raises: CorruptData when it never will."""
         while self._file is None or self._version < version:
+            if self._damage is not None:
+                raise self._damage.error()
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             heapq.heappush(self._waiters, (version, next(self._numbers), waiter))
             self._poked.set()
@@ -185,7 +189,7 @@ class ViewChild:
         finally:
             announcing.cancel()
             announcements.transport.abort()
-            file, self._file, self._version = self._file, None, 0
+            file, self._file, self._version, self._damage = self._file, None, 0, None
             if file is not None:
                 await asyncio.to_thread(file.close)
             await asyncio.to_thread(_reap, process)
@@ -238,8 +242,8 @@ class ViewChild:
     def _reported(self, report: Report) -> None:
         if self._file is None:
             self._file = ViewFile(Path(report.path))
-        self._version = report.version
-        while self._waiters and self._waiters[0][0] <= report.version:
+        self._version, self._damage = report.version, report.damage
+        while self._waiters and (self._damage is not None or self._waiters[0][0] <= report.version):
             waiter = heapq.heappop(self._waiters)[2]
             if not waiter.done():
                 waiter.set_result(None)

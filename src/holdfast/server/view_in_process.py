@@ -3,7 +3,8 @@
 Owns: feeding it from this process's change stream, and starting over when it does not fit. Does not own: the view.
 
 Failure model: it follows durable events only. When the stream breaks off it is resumed after the view's own position;
-a position that the log does not know, or a gap, makes it start over from the beginning.
+a position that the log does not know, or a gap, makes it start over from the beginning. Damage of the log itself ends
+the following: what was before it stays readable, and whoever asks for more is told of it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import structlog
 from holdfast.commit.feed import EventBatch
 from holdfast.commit.service import CommitService
 from holdfast.errors import Closed, Code, CorruptData, Fenced, HoldfastError, InvalidRequest, NotFound
+from holdfast.server.view_messages import Damage
 from holdfast.view import View
 from holdfast.view.layer import Stored
 from holdfast.view.view import Row
@@ -53,6 +55,7 @@ class ViewInProcess:
         self._service = service
         self._subscribe = subscribe
         self._view = View.memory()
+        self._damage: Damage | None = None
         self._following = asyncio.get_running_loop().create_task(self._follow())
 
     @property
@@ -61,10 +64,22 @@ class ViewInProcess:
         return self._view.version
 
     async def at(self, version: int) -> MemoryReads:
-        """What is read once it shows everything up to ``version``. Raises: Closed when the view started over."""
+        """What is read once it shows everything up to ``version``.
+
+        Raises: Closed when the view started over or has ended, CorruptData when it will never come so far.
+        """
         view = self._view
         if view.version < version:
-            await view.reached(version)
+            reached = asyncio.ensure_future(view.reached(version))
+            try:
+                await asyncio.wait({reached, self._following}, return_when=asyncio.FIRST_COMPLETED)
+                if self._damage is not None:
+                    raise self._damage.error()
+                if not reached.done():
+                    raise Closed("this view is not kept any more")
+                reached.result()
+            finally:
+                reached.cancel()
         return MemoryReads(view)
 
     async def close(self) -> None:
@@ -75,11 +90,16 @@ class ViewInProcess:
 
     async def _follow(self) -> None:
         while not self._service.ended.done():
+            is_new = self._view.version == 0
             try:
                 await self._apply_stream()
             except (Fenced, Closed):
                 return
             except HoldfastError as error:
+                if isinstance(error, CorruptData) and (is_new or error.code is Code.CORRUPT_BATCH):
+                    log.error("view_stops_at_damage", error=str(error), view_version=self._view.version)
+                    self._damage = Damage.of(error)
+                    return
                 if isinstance(error, CorruptData | InvalidRequest | NotFound) or error.code is Code.ROLLED_BACK:
                     log.warning("view_starts_over", error=str(error))
                     self._view.close()

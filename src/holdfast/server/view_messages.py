@@ -1,6 +1,6 @@
 """What a server and its view process say to each other: JSON objects, one per line.
 
-Owns: the three messages. Does not own: when they are sent (``view_child``, ``view_process``).
+Owns: the messages. Does not own: when they are sent (``view_child``, ``view_process``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-__all__ = ["Announcement", "Report", "ViewStart"]
+from holdfast.errors import Code, CorruptData
+
+__all__ = ["Announcement", "Damage", "Report", "ViewStart"]
 
 
 class ViewStart(Struct, frozen=True, kw_only=True):
@@ -31,9 +33,31 @@ class Announcement(Struct, frozen=True):
     flush: bool
 
 
-class Report(Struct, frozen=True):
-    """From the process: the file at ``path`` is the state at ``version``. ``done``: with the last announcement."""
+class Damage(Struct, frozen=True):
+    """Why nothing after the view's version can be shown: the log itself breaks a rule. ``fields`` name the slot."""
+
+    code: Code
+    rule: str
+    fields: dict[str, str]
+
+    @classmethod
+    def of(cls, error: CorruptData) -> Damage:
+        """The same as a message."""
+        fields = {name: str(value) for name, value in error.fields.items() if value is not None}
+        return cls(error.code, error.message, fields)
+
+    def error(self) -> CorruptData:
+        """The same as an error."""
+        return CorruptData(self.rule, code=self.code, facts=self.fields)
+
+
+class Report(Struct, frozen=True, omit_defaults=True):
+    """From the process: the file at ``path`` is the state at ``version``. ``done``: with the last announcement.
+
+    With ``damage`` it is the last report: the file stays where it is.
+    """
 
     path: str
     version: int
     done: bool
+    damage: Damage | None = None

@@ -11,7 +11,9 @@ write older values over newer ones. Whoever does not get the lock keeps its file
 
 Failure model: a convenience, on which nothing of the log depends. Killed at any point, it leaves the file at a position
 it had, and the next process goes on from there. A file that does not fit the log is removed and the process ends; the
-next one begins anew. A store that does not answer is asked again. The end of the socket is the end of the server, and
+next one begins anew. Damage that is the log's own (an object that is broken in itself, or a rule that breaks for a file
+begun anew too) would be met again and again: it is logged and told to the server once, and what was before it stays
+readable. A store that does not answer is asked again. The end of the socket is the end of the server, and
 ends the process; signals do not, because a terminal sends them to the whole group while the server still drains.
 """
 
@@ -27,20 +29,20 @@ import sqlite3
 import sys
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import msgspec
 import structlog
 
 from holdfast.commit.chain import ChainWalker
 from holdfast.commit.reader import Reign, follow, read_header, reigns_back, start_after
-from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, NotFound
+from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound
 from holdfast.objects.open import open_durable_reader
 from holdfast.objects.port import ObjectReader
 from holdfast.server.logs import configure_logs
 from holdfast.server.pandas_absent import keep_pandas_out
 from holdfast.server.view_builder import ViewBuilder
-from holdfast.server.view_messages import Announcement, Report, ViewStart
+from holdfast.server.view_messages import Announcement, Damage, Report, ViewStart
 from holdfast.values import Slot
 
 __all__ = ["ViewProcess", "main"]
@@ -77,8 +79,14 @@ class ViewProcess:
         while True:
             try:
                 builder = ViewBuilder(path)
+                began_at = builder.position[0]
                 with contextlib.closing(builder):
-                    await self._follow(path, builder)
+                    try:
+                        await self._follow(path, builder)
+                    except CorruptData as error:
+                        if began_at and error.code is not Code.CORRUPT_BATCH:
+                            raise
+                        await self._stay_before(error, path, builder)
             except (CorruptData, InvalidRequest, NotFound) as error:
                 log.warning("view_starts_over", error=str(error))
                 for suffix in ("", "-wal", "-shm"):
@@ -89,6 +97,14 @@ class ViewProcess:
             await asyncio.sleep(RETRY_SECONDS)
             if self._newest is not None:
                 self._news.set()
+
+    async def _stay_before(self, error: CorruptData, path: Path, builder: ViewBuilder) -> NoReturn:
+        """Show what stands before the damage, until the server ends this process."""
+        builder.flush()
+        log.error("view_stops_at_damage", error=str(error), code=str(error.code), view_version=builder.position[0])
+        self._report(path, builder, done=False, damage=Damage.of(error))
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError("nothing sets this future")
 
     async def _follow(self, path: Path, builder: ViewBuilder) -> None:
         loop = asyncio.get_running_loop()
@@ -127,8 +143,8 @@ class ViewProcess:
         self._flush_due = asyncio.get_running_loop().time() + FLUSH_SECONDS
         self._report(path, builder, done=False)
 
-    def _report(self, path: Path, builder: ViewBuilder, *, done: bool) -> None:
-        self._reports.write(msgspec.json.encode(Report(str(path), builder.position[0], done)) + b"\n")
+    def _report(self, path: Path, builder: ViewBuilder, *, done: bool, damage: Damage | None = None) -> None:
+        self._reports.write(msgspec.json.encode(Report(str(path), builder.position[0], done, damage)) + b"\n")
 
     async def _walker_after(self, builder: ViewBuilder, announcement: Announcement) -> ChainWalker:
         """A walker on the object whose state the file holds. Raises: CorruptData when the log has no such object."""
