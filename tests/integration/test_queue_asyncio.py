@@ -14,9 +14,11 @@ import pytest
 
 from holdfast import Queue as BlockingQueue
 from holdfast.aio import Queue
-from holdfast.errors import Closed, InvalidRequest, LimitExceeded, PermissionDenied, Unavailable
-from holdfast.queue import Gap, every
+from holdfast.errors import AlreadyOpen, Closed, Fenced, InvalidRequest, LimitExceeded, PermissionDenied, Unavailable
+from holdfast.queue import Gap, asynchronous_work, every
+from holdfast.queue.consumer import Consumer
 from holdfast.queue.local_files import LocalFiles
+from holdfast.queue.work_queue import WorkQueue
 
 
 class WatchedFiles(LocalFiles):
@@ -58,6 +60,31 @@ def test_the_twin_has_the_names_and_the_arguments_of_the_blocking_queue() -> Non
         assert list(inspect.signature(getattr(Queue, name)).parameters) == blocking, name
     for name in ("first_seq", "last_seq", "durable_seq"):
         assert isinstance(inspect.getattr_static(Queue, name), property)
+
+
+@pytest.mark.parametrize(
+    ("twin", "blocking"),
+    [(Queue, BlockingQueue), (asynchronous_work.Consumer, Consumer), (asynchronous_work.WorkQueue, WorkQueue)],
+)
+def test_a_twin_method_takes_what_the_blocking_one_takes(twin: type, blocking: type) -> None:
+    own = {"open", "wait_until"}
+    names = {name for name in vars(twin) if not name.startswith("_")} - own
+    assert names, "the twin has methods"
+    for name in sorted(names):
+        found = inspect.getattr_static(twin, name)
+        if isinstance(found, property):
+            continue
+        wanted = inspect.getattr_static(blocking, name)
+        parameters = [(p.name, p.kind, p.default) for p in inspect.signature(found).parameters.values()]
+        assert parameters == [(p.name, p.kind, p.default) for p in inspect.signature(wanted).parameters.values()], name
+
+
+@pytest.mark.parametrize(
+    ("twin", "blocking"), [(asynchronous_work.Consumer, Consumer), (asynchronous_work.WorkQueue, WorkQueue)]
+)
+def test_nothing_of_a_consumer_or_work_queue_is_left_out(twin: type, blocking: type) -> None:
+    wanted = {name for name in vars(blocking) if not name.startswith("_")} - {"poison_after_fork"}
+    assert wanted <= {name for name in dir(twin) if not name.startswith("_")}
 
 
 def test_importing_the_twin_needs_the_standard_library_alone() -> None:
@@ -148,7 +175,8 @@ def test_after_a_failed_sync_nobody_is_told_that_it_is_durable(tmp_path: Path) -
         with pytest.raises(Closed):
             await queue.append(b"after")
         assert queue.durable_seq == 1
-        await queue.close()
+        with pytest.raises(Closed):
+            await queue.close()
 
     asyncio.run(main())
     assert stored(tmp_path / "q")[0] == b"durable"
@@ -314,5 +342,113 @@ def test_a_second_writer_is_refused_and_leaves_nothing_open(tmp_path: Path) -> N
                 await Queue(tmp_path / "q").open()
         async with Queue(tmp_path / "q") as queue:
             assert await queue.append(b"x") == 1
+
+    asyncio.run(main())
+
+
+# ---- consumers and work queues --------------------------------------------------------------------------------------
+
+
+def test_a_consumer_goes_on_behind_its_last_commit(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Queue(tmp_path / "q") as queue:
+            await queue.append_many([b"%d" % number for number in range(1, 3001)])
+            async with queue.consumer("billing") as consumer:
+                with pytest.raises(AlreadyOpen):
+                    await queue.consumer("billing").open()
+                async for message in consumer:
+                    if message.seq == 10:
+                        break
+                assert consumer.next_seq == 11
+                with pytest.raises(InvalidRequest):
+                    await consumer.commit(11)
+                await consumer.commit(message)
+                assert [found.seq for found in await consumer.poll(max_messages=3)] == [11, 12, 13]
+                await consumer.rewind()
+                assert [found.seq for found in await consumer.poll(max_messages=3)] == [11, 12, 13]
+                await consumer.commit(durable=True)
+                assert (consumer.committed_seq, queue.durable_seq, await consumer.lag()) == (13, 3000, 2987)
+                assert [found.seq for found in await consumer.poll(max_messages=1)] == [14]
+            async with queue.consumer("billing") as consumer:
+                assert [message.seq async for message in consumer] == list(range(14, 3001))
+                assert await consumer.poll(timeout=0.01) == []
+                await consumer.reset(seq=2999)
+                assert [message.seq async for message in consumer] == [2999, 3000]
+
+    asyncio.run(main())
+
+
+def test_a_consumer_follows_and_ends_when_it_has_waited_long_enough(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Queue(tmp_path / "q") as queue, queue.consumer("c") as consumer:
+            seen = asyncio.Semaphore(0)
+
+            async def follow() -> list[int]:
+                found = []
+                async for message in consumer.follow():
+                    found.append(message.seq)
+                    seen.release()
+                    if len(found) == 100:
+                        break
+                return found
+
+            task = asyncio.create_task(follow())
+            for _ in range(100):
+                await queue.append(b"x")
+                await seen.acquire()
+            assert await task == list(range(1, 101))
+            await consumer.commit()
+            assert [message.seq async for message in consumer.follow(timeout=0)] == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("sync", ["os", "always"])
+def test_every_job_is_done_once_by_one_of_many_tasks(tmp_path: Path, sync: str) -> None:
+    done: list[int] = []
+
+    async def main() -> None:
+        async with Queue(tmp_path / "q", sync=sync) as queue, queue.work_queue("mailer") as work:
+
+            async def worker() -> None:
+                while (job := await work.get()) is not None:
+                    if job.payload == b"stop":
+                        await work.ack(job)
+                        return
+                    if job.seq % 10 == 0 and job.deliveries == 1:
+                        await work.nack(job)
+                        continue
+                    done.append(job.seq)
+                    await work.ack(job)
+                    finished.release()
+
+            finished = asyncio.Semaphore(0)
+            workers = [asyncio.create_task(worker()) for _ in range(8)]
+            await asyncio.gather(*(queue.append(b"%d" % number) for number in range(100)))
+            for _ in range(100):
+                await finished.acquire()
+            await queue.append_many([b"stop"] * 8)
+            await asyncio.gather(*workers)
+            assert await work.get(timeout=0) is None
+            assert (work.started, await work.lag()) == (0, 0)
+
+    asyncio.run(main())
+    assert sorted(done) == list(range(1, 101))
+
+
+def test_a_job_that_is_given_back_with_a_delay_wakes_a_waiting_task(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Queue(tmp_path / "q") as queue, queue.work_queue("w", max_deliveries=2) as work:
+            await queue.append(b"job")
+            first = await work.get()
+            assert first is not None
+            await work.nack(first, delay=0.05)
+            second = await work.get(timeout=60)
+            assert second is not None and second.deliveries == 2
+            with pytest.raises(Fenced):
+                await work.ack(first)
+            await work.dead_letter(second, "no such address")
+            assert [letter.payload async for letter in work.dead_letters()] == [b"job"]
+            assert await work.get(timeout=0.01) is None
 
     asyncio.run(main())

@@ -5,10 +5,11 @@ Owns: the order of appends and flushes, joining them, who gets which answer. Doe
 
 Failure model: each request is answered once, on the event loop. Where a write ends in the middle (a full disk), the
 requests that are wholly in the log succeed and all others of that batch get the error. A failed sync is the answer of
-every request that asked for one, and of all that follow. A task that is cancelled while it waits has still appended.
+every request that needs one, and of all that follow. A task that is cancelled while it waits has still appended.
 
 How it shares syncs: requests wait in a list while the thread is busy. When it is free it takes the whole list, writes
-it, syncs once if anyone asked for it, and answers all. A request so waits for two syncs at most.
+it as one batch, for which the queue syncs once if its level demands it, and answers all. A request so waits for two
+syncs at most; only an ``atomic`` batch has one of its own.
 """
 
 from __future__ import annotations
@@ -31,15 +32,14 @@ __all__ = ["AppendLane"]
 
 
 class _Request:
-    """Messages to append, none for a flush; ``durable`` asks for a sync before the answer."""
+    """Messages to append, none for a flush."""
 
-    __slots__ = ("answer", "atomic", "durable", "error", "first", "payloads")
+    __slots__ = ("answer", "atomic", "error", "first", "payloads")
 
-    def __init__(self, payloads: Sequence[bytes], answer: asyncio.Future[int], *, atomic: bool, durable: bool) -> None:
+    def __init__(self, payloads: Sequence[bytes], answer: asyncio.Future[int], *, atomic: bool) -> None:
         self.payloads = payloads
         self.answer = answer
         self.atomic = atomic
-        self.durable = durable
         self.first = 0
         self.error: BaseException | None = None
 
@@ -69,10 +69,10 @@ class AppendLane:
         """Whether nothing waits and nothing is being written."""
         return self._running is None and not self._waiting
 
-    def submit(self, payloads: Sequence[bytes], *, atomic: bool = False, durable: bool = False) -> asyncio.Future[int]:
-        """Append after everything submitted before. The answer is the first sequence number; 0 for no messages."""
+    def submit(self, payloads: Sequence[bytes], *, atomic: bool = False) -> asyncio.Future[int]:
+        """Append after everything submitted before, none: flush. The answer is the first sequence number, or 0."""
         answer: asyncio.Future[int] = self._loop.create_future()
-        self._waiting.append(_Request(payloads, answer, atomic=atomic, durable=durable))
+        self._waiting.append(_Request(payloads, answer, atomic=atomic))
         if self._running is None:
             self._running = self._loop.create_future()
             # Not now: every task that is ready to append in this turn of the loop comes along.
@@ -90,11 +90,11 @@ class AppendLane:
         try:
             for batch in _batches(requests):
                 _write(queue, batch)
-            if any(request.durable and request.error is None for request in requests):
+            if not all(request.payloads for request in requests):
                 queue.flush()
         except BaseException as error:  # noqa: BLE001 - told to those who wait
             for request in requests:
-                if request.durable and request.error is None:
+                if not request.payloads:
                     request.error = error
         finally:
             self._loop.call_soon_threadsafe(self._finish, requests)

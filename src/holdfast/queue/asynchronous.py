@@ -25,6 +25,7 @@ from itertools import chain
 
 from holdfast.errors import Closed, InvalidRequest, LimitExceeded
 from holdfast.queue.append_lane import AppendLane
+from holdfast.queue.asynchronous_work import Consumer, WorkQueue, on_helper
 from holdfast.queue.checksum import CRC32
 from holdfast.queue.following import PAUSE_MAX_S, PAUSE_MIN_S
 from holdfast.queue.queue import Queue as BlockingQueue
@@ -33,7 +34,7 @@ from holdfast.queue.sync_levels import sync_level
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from datetime import datetime, timedelta
     from types import TracebackType
     from typing import Self, TypeVar
@@ -77,18 +78,15 @@ class Queue:
         background: bool = True,
     ) -> None:
         level = sync_level(sync)
-        self._durable = level.name == "always"
         self._direct = not compression and level.name in ("os", "buffered")
         self._serializer = serializer_named(serializer)
         self._max_message = max_message
         self._read_only = read_only
-        # The lane syncs once for all who wait, so the writer itself must not do it for each.
-        inner = "os" if level.name in ("buffered", "always") else level
         self._open: Callable[[], BlockingQueue] = partial(
             BlockingQueue,
             path,
             page_size=page_size,
-            sync=inner,
+            sync="os" if level.name == "buffered" else level,
             lifetime=lifetime,
             max_bytes=max_bytes,
             full=full,
@@ -162,7 +160,7 @@ class Queue:
             if self._followers:
                 self._wake()
             return seq
-        return await lane.submit((data,), durable=self._durable)
+        return await lane.submit((data,))
 
     async def append_many(self, payloads: Sequence[object], *, atomic: bool = False) -> tuple[int, int]:
         """Append messages in order with none between them; returns the first and the last sequence number.
@@ -173,13 +171,13 @@ class Queue:
         data = [self._encoded(payload) for payload in payloads]
         if not data:
             raise InvalidRequest("append_many needs a message")
-        first = await lane.submit(data, atomic=atomic, durable=self._durable)
+        first = await lane.submit(data, atomic=atomic)
         return first, first + len(data) - 1
 
     async def flush(self) -> None:
         """Return when everything appended so far is durable. *Raises*: ``Closed`` after a failed sync."""
         lane = self._opened()[1]
-        await lane.submit((), durable=True)
+        await lane.submit(())
 
     async def trim(self, *, before_seq: int) -> int:
         """Remove the pages whose messages are all below ``before_seq``. Returns how many pages went."""
@@ -216,6 +214,52 @@ class Queue:
     def durable_seq(self) -> int:
         """Messages up to this one are on disk and survive everything but the loss of the disk."""
         return self._opened()[0].durable_seq
+
+    # ---- consumers --------------------------------------------------------------------------------------------------
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        since: datetime | str | None = None,
+        damage: DamagePolicy | None = None,
+        hold: bool | None = None,
+    ) -> Consumer:
+        """A reader whose place is kept under ``name``, for ``async with``; as ``holdfast.Queue.consumer``."""
+        queue = self._opened()[0]
+        return Consumer(self, name, partial(queue.consumer, name, since=since, damage=damage, hold=hold))
+
+    def work_queue(
+        self,
+        name: str,
+        *,
+        visibility: float = 30.0,
+        max_deliveries: int = 5,
+        retry_delay: float = 1.0,
+        max_retry_delay: float = 300.0,
+        max_started: int = 100_000,
+        since: datetime | str | None = None,
+        damage: DamagePolicy | None = None,
+        hold: bool = True,
+    ) -> WorkQueue:
+        """Jobs for workers, for ``async with``; as ``holdfast.Queue.work_queue``."""
+        queue = self._opened()[0]
+        return WorkQueue(
+            self,
+            name,
+            partial(
+                queue.work_queue,
+                name,
+                visibility=visibility,
+                max_deliveries=max_deliveries,
+                retry_delay=retry_delay,
+                max_retry_delay=max_retry_delay,
+                max_started=max_started,
+                since=since,
+                damage=damage,
+                hold=hold,
+            ),
+        )
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -273,24 +317,17 @@ class Queue:
         queue = self._opened()[0]
         if callable(damage):
             damage = _on_loop(damage)
-        reader = await _on_helper(partial(queue.reader, since=since, seq=seq, damage=damage))
-        pause_s = PAUSE_MIN_S
-        appended: asyncio.Future[None] | None = None
+        reader = await on_helper(partial(queue.reader, since=since, seq=seq, damage=damage))
+        wait = _Wait(self._followers, polls=self._read_only)
         try:
             while True:
-                if follow and not self._read_only and (appended is None or appended.done()):
-                    # Before the look, so that nothing is missed between the look and the wait.
-                    appended = asyncio.get_running_loop().create_future()
-                    self._followers.append(appended)
-                found = await _on_helper(partial(step, reader))
+                wait.arm()
+                found = await on_helper(partial(step, reader))
                 if found is not None:
-                    pause_s = PAUSE_MIN_S
+                    wait.found()
                     yield found
-                elif appended is not None:
-                    await appended
                 elif follow:
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(PAUSE_MAX_S, pause_s * 1.25)
+                    await wait.until_appended(None)
                 else:
                     return
                 if self._queue is None:
@@ -298,12 +335,59 @@ class Queue:
         finally:
             reader.close()
 
+    async def wait_until(
+        self, look: Callable[[], Awaitable[bool]], timeout: float | None, *, look_again_s: float | None = None
+    ) -> bool:
+        """Look until there is something, after each append and every ``look_again_s``; False after ``timeout``
+        seconds.
+        """
+        loop = asyncio.get_running_loop()
+        until = None if timeout is None else loop.time() + timeout
+        wait = _Wait(self._followers, polls=self._read_only)
+        while True:
+            wait.arm()
+            if await look():
+                return True
+            left_s = None if until is None else until - loop.time()
+            if left_s is not None and left_s <= 0:
+                return False
+            limits = [limit for limit in (left_s, look_again_s) if limit is not None]
+            await wait.until_appended(min(limits, default=None))
+
     def _wake(self) -> None:
         """After an append, or the end: let every follower look."""
-        followers, self._followers = self._followers, []
-        for follower in followers:
+        for follower in self._followers:
             if not follower.done():
                 follower.set_result(None)
+        self._followers.clear()
+
+
+class _Wait:
+    """Waiting for an append: of a writer on this loop it is told, of one elsewhere it finds out by looking."""
+
+    def __init__(self, followers: list[asyncio.Future[None]], *, polls: bool) -> None:
+        self._followers = followers
+        self._polls = polls
+        self._pause_s = PAUSE_MIN_S
+        self._appended: asyncio.Future[None] | None = None
+
+    def arm(self) -> None:
+        """Call before the look that decides whether to wait: an append after it ends the wait."""
+        if not self._polls and (self._appended is None or self._appended.done()):
+            self._appended = asyncio.get_running_loop().create_future()
+            self._followers.append(self._appended)
+
+    async def until_appended(self, limit_s: float | None) -> None:
+        """Wait for an append, at most ``limit_s``."""
+        if self._appended is not None:
+            await asyncio.wait([self._appended], timeout=limit_s)
+            return
+        await asyncio.sleep(self._pause_s if limit_s is None else min(self._pause_s, limit_s))
+        self._pause_s = min(PAUSE_MAX_S, self._pause_s * 1.25)
+
+    def found(self) -> None:
+        """There was something: look again soon after the next miss."""
+        self._pause_s = PAUSE_MIN_S
 
 
 def _on_loop(told: Callable[[Gap | Trimmed], None]) -> Callable[[Gap | Trimmed], None]:
@@ -323,13 +407,3 @@ def _read_messages(reader: LogReader) -> list[list[Message]] | None:
 
 def _read_blocks(reader: LogReader) -> list[Block] | None:
     return reader.read_blocks()
-
-
-async def _on_helper(work: Callable[[], Result]) -> Result:
-    """Run on a helper thread; it has ended when this returns, because the next step may close the files under it."""
-    future = asyncio.get_running_loop().run_in_executor(None, work)
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        await asyncio.wait([future])
-        raise

@@ -1,0 +1,259 @@
+"""Consumers and work queues for asyncio: what ``holdfast.aio.Queue.consumer`` and ``work_queue`` give.
+
+Owns: waiting for a message or a job without a thread. Does not own: consumers and work queues themselves (``consumer``,
+``work_queue``), which do all the rest, on a helper thread.
+
+Failure model: that of the blocking classes. A task that is cancelled while it waits has lost nothing: what it was not
+given is given to the next. A call that is cancelled has ended when the cancellation is reported, and may have been
+done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from functools import partial
+
+from holdfast.errors import Closed, InvalidRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from datetime import datetime
+    from types import TracebackType
+    from typing import Self, TypeVar
+
+    from holdfast.queue import consumer as blocking_consumer
+    from holdfast.queue import work_queue as blocking_work_queue
+    from holdfast.queue.asynchronous import Queue
+    from holdfast.queue.messages import Message
+    from holdfast.queue.work_dead_letter import DeadLetter
+    from holdfast.queue.work_job import Job
+
+    Result = TypeVar("Result")
+
+__all__ = ["Consumer", "WorkQueue", "on_helper"]
+
+POLL_MESSAGES = 1000
+DUE_LOOK_S = 0.05
+"""How often a task that waits for a job looks for one whose delay or lease has ended."""
+
+
+async def on_helper(work: Callable[[], Result]) -> Result:
+    """Run on a helper thread; it has ended when this returns, because the next step may close the files under it."""
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        raise
+
+
+class Consumer:
+    """A place in the log that is kept under a name, opened by ``async with`` or ``await consumer.open()``.
+
+    The methods are those of the blocking consumer; see ``queue.consumer``. One task at a time.
+    """
+
+    def __init__(self, queue: Queue, name: str, open_blocking: Callable[[], blocking_consumer.Consumer]) -> None:
+        self.name = name
+        self._queue = queue
+        self._open = open_blocking
+        self._inner: blocking_consumer.Consumer | None = None
+        # Fetched from the inner consumer and not handed out yet.
+        self._ready: deque[Message] = deque()
+        self._handed_seq = 0
+
+    async def open(self) -> Self:
+        """Take the name. *Raises*: as ``holdfast.Queue.consumer``."""
+        if self._inner is not None:
+            raise Closed("a consumer is opened once", hint="make another")
+        self._inner = await on_helper(self._open)
+        self._handed_seq = self._inner.next_seq - 1
+        return self
+
+    def _opened(self) -> blocking_consumer.Consumer:
+        if self._inner is None:
+            raise Closed("the consumer is not open yet", hint="async with")
+        return self._inner
+
+    @property
+    def committed_seq(self) -> int:
+        """The last message that is done."""
+        return self._opened().committed_seq
+
+    @property
+    def next_seq(self) -> int:
+        """The next message to be handed out."""
+        return self._ready[0].seq if self._ready else self._opened().next_seq
+
+    async def _refill(self) -> bool:
+        """Fetch what is there now. False where there is nothing more."""
+        if not self._ready:
+            self._ready.extend(await on_helper(partial(self._opened().poll, 0.0, POLL_MESSAGES)))
+        return bool(self._ready)
+
+    def _hand_out(self) -> Message:
+        message = self._ready.popleft()
+        self._handed_seq = message.seq
+        return message
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """The messages that are there, from the first that was not handed out yet. Ends where the log does now."""
+        while self._ready or await self._refill():
+            yield self._hand_out()
+
+    async def follow(self, timeout: float | None = None) -> AsyncIterator[Message]:
+        """As iterating, but waits for more; ends after ``timeout`` seconds without a message, without one never."""
+        while self._ready or await self._queue.wait_until(self._refill, timeout):
+            yield self._hand_out()
+
+    async def poll(self, timeout: float | None = 0.0, max_messages: int = POLL_MESSAGES) -> list[Message]:
+        """The next messages, at least one and at most ``max_messages``; none after ``timeout`` seconds (None:
+        waits)."""
+        if max_messages < 1:
+            raise InvalidRequest("max_messages must be above zero", max_messages=max_messages)
+        if not self._ready and not await self._queue.wait_until(self._refill, timeout):
+            return []
+        return [self._hand_out() for _ in range(min(max_messages, len(self._ready)))]
+
+    async def commit(self, message: Message | int | None = None, *, durable: bool = False) -> None:
+        """This message and all before it are done; without one, all that were handed out. See ``queue.consumer``."""
+        inner = self._opened()
+        seq = self._handed_seq if message is None else message if isinstance(message, int) else message.seq
+        if seq > self._handed_seq:
+            raise InvalidRequest("this message was not handed out", seq=seq, next_seq=self.next_seq)
+        if durable:
+            await on_helper(partial(inner.commit, seq, durable=True))
+        else:
+            inner.commit(seq)
+
+    async def rewind(self) -> None:
+        """Hand out again what was handed out and not committed."""
+        inner = self._opened()
+        await on_helper(inner.rewind)
+        self._start_over(inner)
+
+    async def reset(self, *, since: datetime | str | None = None, seq: int | None = None) -> None:
+        """Go on from elsewhere; committed at once, durably. See ``queue.consumer``."""
+        inner = self._opened()
+        await on_helper(partial(inner.reset, since=since, seq=seq))
+        self._start_over(inner)
+
+    def _start_over(self, inner: blocking_consumer.Consumer) -> None:
+        self._ready.clear()
+        self._handed_seq = inner.next_seq - 1
+
+    async def lag(self) -> int:
+        """How many messages of the log are not committed; those that were removed do not count."""
+        return await on_helper(self._opened().lag)
+
+    async def close(self) -> None:
+        """Let go of the files and the name. Commits nothing. Doing it twice is harmless."""
+        if self._inner is not None:
+            await on_helper(self._inner.close)
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class WorkQueue:
+    """Jobs for the tasks of an event loop, opened by ``async with`` or ``await work.open()``.
+
+    The methods are those of the blocking work queue; see ``queue.work_queue``. Any number of tasks may share it.
+    """
+
+    def __init__(self, queue: Queue, name: str, open_blocking: Callable[[], blocking_work_queue.WorkQueue]) -> None:
+        self.name = name
+        self._queue = queue
+        self._open = open_blocking
+        self._inner: blocking_work_queue.WorkQueue | None = None
+
+    async def open(self) -> Self:
+        """Take the name. *Raises*: as ``holdfast.Queue.work_queue``."""
+        if self._inner is not None:
+            raise Closed("a work queue is opened once", hint="make another")
+        self._inner = await on_helper(self._open)
+        return self
+
+    def _opened(self) -> blocking_work_queue.WorkQueue:
+        if self._inner is None:
+            raise Closed("the work queue is not open yet", hint="async with")
+        return self._inner
+
+    async def get(self, timeout: float | None = None) -> Job | None:
+        """The next job, or None after ``timeout`` seconds without one (None: waits; 0: looks).
+
+        A job whose delay or lease has ended is found within 50 ms.
+        """
+        found = await self.get_many(1, timeout)
+        return found[0] if found else None
+
+    async def get_many(self, max_jobs: int, timeout: float | None = 0.0) -> list[Job]:
+        """As ``get``, as many as are there now, at most ``max_jobs``; waits only for the first."""
+        inner = self._opened()
+        found: list[Job] = []
+
+        async def look() -> bool:
+            found.extend(await on_helper(partial(inner.get_many, max_jobs, 0.0)))
+            return bool(found)
+
+        await self._queue.wait_until(look, timeout, look_again_s=DUE_LOOK_S)
+        return found
+
+    async def ack(self, job: Job) -> None:
+        """This job is done and never comes back. *Raises*: ``Fenced`` (lease_lost)."""
+        await on_helper(partial(self._opened().ack, job))
+
+    async def ack_many(self, jobs: Sequence[Job]) -> None:
+        """As ``ack``, all of them."""
+        await on_helper(partial(self._opened().ack_many, jobs))
+
+    async def nack(self, job: Job, *, delay: float = 0.0, reason: str = "") -> None:
+        """Give a job back, to be handed out again after ``delay`` seconds."""
+        await on_helper(partial(self._opened().nack, job, delay=delay, reason=reason))
+
+    async def retry(self, job: Job, *, reason: str = "") -> None:
+        """Give a job back, to be handed out again after a wait that doubles with each delivery."""
+        await on_helper(partial(self._opened().retry, job, reason=reason))
+
+    async def extend(self, job: Job, visibility: float | None = None) -> None:
+        """Keep a job for longer."""
+        await on_helper(partial(self._opened().extend, job, visibility))
+
+    async def dead_letter(self, job: Job, reason: str = "given up") -> None:
+        """Give a job up now."""
+        await on_helper(partial(self._opened().dead_letter, job, reason))
+
+    async def dead_letters(self) -> AsyncIterator[DeadLetter]:
+        """What was given up, oldest first."""
+        inner = self._opened()
+        for letter in await on_helper(lambda: list(inner.dead_letters())):
+            yield letter
+
+    @property
+    def started(self) -> int:
+        """Messages that are leased or delayed."""
+        return self._opened().started
+
+    async def lag(self) -> int:
+        """Messages that are not done."""
+        return await on_helper(self._opened().lag)
+
+    async def close(self) -> None:
+        """Let go of the files and the name. Doing it twice is harmless."""
+        if self._inner is not None:
+            await on_helper(self._inner.close)
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
