@@ -67,7 +67,7 @@ class Writer:
     """Appends frames. Thread-safe. Every method raises ``Closed`` when the writer is closed, poisoned or forked.
 
     ``_turn`` is held by one careful operation from its beginning to its end; ``_lock`` by every change of the place
-    where the next frame goes. While a careful operation runs, ``_limit`` is -1, which sends all others to wait for
+    where the next frame goes. While a careful operation runs, the limits are -1, which sends all others to wait for
     their turn.
     """
 
@@ -83,6 +83,7 @@ class Writer:
         "_closing",
         "_compression",
         "_durable",
+        "_durable_limit",
         "_end_place",
         "_entropy",
         "_fast",
@@ -157,7 +158,8 @@ class Writer:
         self._number = end.page
         self._mark_file = mark_file
         self._boot_id = self._port.boot_id()
-        self._limit = -1
+        self._limit = -1  # the end up to which a frame may be stored into the mapped page, or at level "always"
+        self._durable_limit = -1  # written, without care: no roll, no mark, nobody to wake
         self._map: WritableMap = bytearray()
         self._seed = 0
         self._position = end.position
@@ -220,7 +222,36 @@ class Writer:
                 self._position = end
                 self.next_seq = seq + 1
                 return seq
+        if self._durable_limit > 0 and type(payload) is bytes:
+            seq = self._append_durable(payload)
+            if seq:
+                return seq
         return self.append_frames([([bytes(payload)], 1)])[0]
+
+    def _append_durable(self, payload: bytes) -> int:
+        """The quick way at the level "always", or 0 where that takes care. Storing into the mapped page would make
+        every sync dearer: the kernel takes the page's write permission away and gives it back at the next store."""
+        with self._lock:
+            position, page = self._position, self._page
+            end = position + HEAD_BYTES + len(payload)
+            if end > self._durable_limit or page is None:
+                return 0
+            time_ns = max(self._clock(), self._last_time_ns)
+            seq = self.next_seq
+            parts = (encode_head(page.checksum, page.seed, seq, time_ns, 1, 0, (payload,)), payload)
+            try:
+                self._port.write(page.file, position, parts)
+            except OSError as error:
+                raise self._refused(error, 0) from error
+            if position >= self._index_due:
+                self._index_due = position + SINGLES_SPACING_BYTES
+                self._index_pending += _pack_record(time_ns, position)
+            self._last_time_ns = time_ns
+            self._written_bytes += end - position
+            self._position = end
+            self.next_seq = seq + 1
+        self.durability.wait_for(seq + 1)
+        return seq
 
     def append_many(self, payloads: Sequence[bytes], *, atomic: bool) -> tuple[int, int]:
         """Append messages in order, none between them. Returns the first and the last sequence number.
@@ -254,7 +285,7 @@ class Writer:
         with self._turn:
             with self._lock:
                 self.raise_if_closed()
-                self._limit = -1
+                self._close_limits()
             first = self.next_seq
             try:
                 self._write_bodies(bodies)
@@ -262,7 +293,7 @@ class Writer:
                 raise self._refused(error, self.next_seq - first) from error
             finally:
                 with self._lock:
-                    self._refresh_limit()
+                    self._refresh_limits()
             last = self.next_seq - 1
             if self._listeners:
                 self._notify()
@@ -353,12 +384,12 @@ class Writer:
         nothing."""
         with self._lock:
             self._listeners.append(listener)
-            self._limit = -1
+            self._close_limits()
 
     def _notify(self) -> None:
         with self._lock:
             listeners, self._listeners = self._listeners, []
-            self._refresh_limit()
+            self._refresh_limits()
         for listener in listeners:
             listener()
 
@@ -382,7 +413,7 @@ class Writer:
         self.write_mark()
         if clean:
             self._port.sync_data(self._mark_file)
-        self._refresh_limit()
+        self._refresh_limits()
 
     def _resume(self, end: LogEnd) -> None:
         header = end.header
@@ -571,7 +602,7 @@ class Writer:
     def _poison(self) -> None:
         with self._lock:
             self._poisoned = True
-            self._limit = -1
+            self._close_limits()
             # The mark is a hint. It now says that the page cache is not to be trusted; where even that cannot be
             # written, there is nothing else to do, and the failure itself is told to every caller.
             with suppress(OSError):
@@ -610,13 +641,17 @@ class Writer:
             raise self._closed
         self.durability.raise_if_failed()
 
-    def _refresh_limit(self) -> None:
-        """Open the fast path as far as it may go without care: to the next mark, or the end of the page."""
+    def _refresh_limits(self) -> None:
+        """Open the quick ways as far as they may go without care: to the next mark, or the end of the page."""
         page = self._page
-        open_to_all = self._fast and self._closed is None and not self._poisoned and not self._listeners
-        self._limit = (
-            min(page.limit, self._mark_due) if open_to_all and page is not None and page.map is not None else -1
-        )
+        if page is None or self._closed is not None or self._poisoned or self._listeners:
+            return
+        limit = min(page.limit, self._mark_due)
+        self._limit = limit if self._fast and page.map is not None else -1
+        self._durable_limit = limit if self._sync.name == "always" and not self._compression else -1
+
+    def _close_limits(self) -> None:
+        self._limit = self._durable_limit = -1
 
     def _refused(self, error: OSError, appended: int) -> Unavailable:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -656,7 +691,7 @@ class Writer:
     def abandon(self, reason: Closed) -> None:
         """Refuse everything from now on; touches no file."""
         self._closed = reason
-        self._limit = -1
+        self._close_limits()
 
     def _close_files(self) -> None:
         with self._lock, self._page_lock:
