@@ -379,6 +379,46 @@ def test_a_role_opens_its_routes_and_those_below(method: str, target: str, neede
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    ("target", "framing"),
+    [
+        ("/v1/commit", "Content-Length: 1000000"),
+        ("/v1/commit", "Transfer-Encoding: chunked"),
+        ("/v1/commit", "Content-Length: 1000000\r\nExpect: 100-continue"),
+        ("/v1/commits", "Content-Length: 1000000"),
+        ("/v1/commits", "Transfer-Encoding: chunked"),
+        ("/v1/admin/step-down", "Content-Length: 1000000"),
+    ],
+)
+@pytest.mark.parametrize(("token", "status"), [("x" * 16, 401), ("r" * 16, 403)])
+def test_who_has_no_right_is_told_before_a_byte_of_the_body_is_waited_for(
+    target: str, framing: str, token: str, status: int
+) -> None:
+    async def scenario() -> None:
+        async with serving(tokens=TOKENS) as here:
+            client = await here.connect()
+            head = f"POST {target} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n{framing}\r\n\r\n"
+            client.send(head.encode())
+            assert (await client.answer()).status == status
+            # And nobody waits long for the body that is not wanted.
+            assert await client.is_closed_by_peer()
+
+    run(scenario)
+
+
+def test_a_refused_request_that_arrives_whole_leaves_its_connection_usable() -> None:
+    async def scenario() -> None:
+        async with serving(tokens=TOKENS) as here:
+            for target in ("/v1/commit", "/v1/commits"):
+                client = await here.connect()
+                for _ in range(2):
+                    assert (await client.ask("POST", target, write())).status == 401
+                allowed = await client.ask("POST", target, write(), Authorization="Bearer " + "w" * 16)
+                assert allowed.status == 200
+
+    run(scenario)
+
+
 def test_every_code_has_a_status() -> None:
     assert set(STATUS_OF) == set(Code)
 

@@ -32,6 +32,7 @@ from holdfast.server.auth import Role
 from holdfast.server.lanes import Lanes, Unanswered
 from holdfast.server.requests import decode_json, problem_with
 from holdfast.server.responses import (
+    STATUS_OF,
     Liveness,
     VersionAnswer,
     encode,
@@ -211,7 +212,8 @@ class FastLane(asyncio.Protocol):
                     self._refuse_body()
                     return 0
                 if end > len(data):
-                    self._await_body(end - start)
+                    if not self._refused_unread(data, start):
+                        self._await_body(end - start)
                     return 0
                 self._parser.feed_data(data[head_end:end])
             if not self._complete:
@@ -400,6 +402,19 @@ class FastLane(asyncio.Protocol):
         )
         self._front.counters.answers["/v1/commit", 413] += 1
         self._refuse(self._lanes.error_response(error, closes=True))
+
+    def _refused_unread(self, data: bytes, start: int) -> bool:
+        """Whether the sender has not the right to be read; it is told so before its body is waited for."""
+        hot_commit = data.startswith(_COMMIT, start)
+        if not hot_commit and not data.startswith(_VERSION, start):
+            return False
+        role, route = (Role.WRITE, "/v1/commit") if hot_commit else (Role.READ, "/v1/version")
+        problem = self._front.authenticator.problem_with(self._authorization, role)
+        if problem is None:
+            return False
+        self._front.counters.answers[route, STATUS_OF[problem.code]] += 1
+        self._refuse(self._lanes.error_response(problem, closes=True))
+        return True
 
     def _refuse(self, response: bytes) -> None:
         """Answer in turn, end our direction, and read away what the peer still sends until it ends, within bounds.

@@ -5,8 +5,8 @@ a connection that a streaming route needs (its unsent bytes, its end). Does not 
 
 ``uvicorn.protocols.http.httptools_impl.HttpToolsProtocol`` is not public API. What is used of it, checked by tests and
 pinned to a minor version in ``pyproject.toml``: the constructor, ``connection_made``, ``connection_lost``, the parser's
-callbacks ``on_message_begin``, ``on_url``, ``on_header`` and ``on_headers_complete``, ``send_400_response``, and that
-``app_state`` is copied into every scope as ``state``.
+callbacks ``on_message_begin``, ``on_url``, ``on_header``, ``on_headers_complete`` and ``on_message_complete``,
+``send_400_response``, and that ``app_state`` is copied into every scope as ``state``.
 
 Failure model: as the fast lane's: a peer may send anything. A head above its bound or in pieces for too long ends the
 connection; an exception inside the application ends its request (``app`` turns it into a coded answer).
@@ -35,12 +35,16 @@ ErrorResponse = Callable[[HoldfastError], bytes]
 class Connection:
     """What a streaming route may know about the connection under it."""
 
-    __slots__ = ("_transport", "on_end")
+    __slots__ = ("_transport", "body_open", "heads", "on_end")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self.on_end: Callable[[], object] | None = None
         """Called once when the connection ends, if it does while a route waits for something else."""
+        self.heads = 0
+        """How many requests have begun."""
+        self.body_open = False
+        """Whether the newest of them has not arrived whole."""
 
     @property
     def peer(self) -> object:
@@ -63,6 +67,20 @@ class Connection:
     def close(self) -> None:
         """End the connection after what is written has been sent."""
         self._transport.close()
+
+    def end_unless_whole(self, seconds: float) -> None:
+        """End the connection if the rest of a refused request has not arrived within ``seconds``.
+
+        Until then it is read away, a piece at a time, because closing at once could take the answer from the peer.
+        """
+        refused = self.heads
+
+        def look() -> None:
+            if self.body_open and self.heads == refused:
+                self._transport.close()
+
+        if self.body_open:
+            asyncio.get_running_loop().call_later(seconds, look)
 
     def close_within(self, seconds: float) -> None:
         """End the connection after what is written has been sent, and in any case after ``seconds``."""
@@ -170,7 +188,14 @@ class FrameworkLane(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head has arrived."""
         self.head_since = None
+        self._connection.heads += 1
+        self._connection.body_open = True
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The body has arrived too."""
+        self._connection.body_open = False
+        super().on_message_complete()
 
     def _count(self, size: int) -> None:
         self._head_bytes += size

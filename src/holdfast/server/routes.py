@@ -287,9 +287,12 @@ class Endpoint:
         if error.code is Code.TOO_LARGE:
             headers["Connection"] = "close"  # the rest of the body is not wanted
         await call.answer(Answer(body, status, headers))
+        call.connection.end_unless_whole(UNWANTED_SECONDS_MAX)
         return status
 
 
+UNWANTED_SECONDS_MAX: Final = 2.0
+"""How long the body of a request that was refused before it was read may still arrive."""
 STATUS_CUT_SHORT: Final = 499
 """Counted for a stream that ended without its end; no answer ever carries it."""
 
