@@ -63,7 +63,12 @@ class LocalFiles:
 
     def names(self, directory: int) -> list[str]:
         """See ``FilePort``."""
-        return os.listdir(directory)
+        # A listing moves the position of the open directory, so two threads with one would share its names out.
+        own = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory)
+        try:
+            return os.listdir(own)
+        finally:
+            os.close(own)
 
     def create(self, directory: int, name: str) -> int:
         """See ``FilePort``."""
