@@ -108,8 +108,7 @@ class Queue:
         self._serializer = serializer_named(serializer)
         self._append: Callable[[bytes], int] = self._refuse
         self._closed = False
-        self._full = full
-        self._path, self._level = os.fspath(path), level
+        self._path, self._level, self._full = os.fspath(path), level, full
         self._clock, self._entropy, self._with_background = clock, entropy, background
         self._dependents: WeakSet[Consumer | WorkQueue] = WeakSet()
         if not read_only:

@@ -10,7 +10,7 @@
                 work.ack(job)
 
 Owns: what workers call, the threads that wait for a job, dead letters, the order of all steps. Does not own: the state
-(``work_machine``), its log (``work_log``), messages (``reader``).
+(``work_machine``), its log (``work_log``), fetching messages (``work_source``).
 
 Failure model: at least once. Every step is written to the work queue's own log before it counts, at the sync level of
 the queue; "buffered" counts as "os" here. After a crash:
@@ -41,16 +41,16 @@ import time
 from itertools import chain
 
 from holdfast.errors import Closed, Code, Fenced, HoldfastError, InvalidRequest, NotFound
-from holdfast.queue.cursor import Cursor, cursor_pages, encode_cursor
-from holdfast.queue.cursor_file import CursorFile, history_at, kept_in, lock_name, log_history, seq_since
+from holdfast.queue.cursor import cursor_pages, encode_cursor
+from holdfast.queue.cursor_file import CursorFile, lock_name, log_history
 from holdfast.queue.forks import poison_in_children
-from holdfast.queue.messages import Gap, Message
 from holdfast.queue.work_clock import WorkClock
-from holdfast.queue.work_command import Kind, WorkState, encode_command, encode_one
+from holdfast.queue.work_command import Kind, encode_command, encode_one
 from holdfast.queue.work_dead_letter import DeadLetter
 from holdfast.queue.work_job import Job
 from holdfast.queue.work_log import WorkLog
-from holdfast.queue.work_machine import WorkMachine
+from holdfast.queue.work_opening import find_state
+from holdfast.queue.work_source import WorkSource
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,9 +60,10 @@ if TYPE_CHECKING:
     from typing import Self
 
     from holdfast.queue.following import Waiter
+    from holdfast.queue.messages import Message
     from holdfast.queue.page_files import PageDirectory
     from holdfast.queue.queue import Queue
-    from holdfast.queue.reader import DamagePolicy, LogReader
+    from holdfast.queue.reader import DamagePolicy
 
 __all__ = ["WorkQueue"]
 
@@ -117,10 +118,8 @@ class WorkQueue:
         self._synced = queue.syncs_always
         self._closed: Closed | None = None
         self._waiters: list[Waiter] = []
-        self._reader: LogReader | None = None
-        self._ready: Iterator[Message] = iter(())
-        self._peeked: Message | None = None
-        self._near: list[Message] = []
+        self._source = WorkSource(queue, damage)
+        self._place = (0, 0)  # the page that the last PAGES named, in this process
         self._dead: Queue | None = None
         self._until_cursor = CURSOR_EVERY
         self._lock_file = lock_name(pages, name)
@@ -134,21 +133,20 @@ class WorkQueue:
     # ---- starting ---------------------------------------------------------------------------------------------------
 
     def _open(self, since: datetime | str | None) -> None:
-        """Replay, compare with the log and the dead letters as they are now, write down what was found.
-
-        The comparison leaves nothing durable behind until its result is; a crash before that repeats it.
-        """
+        queue = self._queue
         self._cursor = CursorFile(self._pages, self.name)
         try:
             found = self._cursor.found
             if found is not None and not found.of_work_queue:
                 raise InvalidRequest("this name is a consumer's", name=self.name)
             self._log = WorkLog(
-                self._queue.beside(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock),
+                queue.beside(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock),
                 synced=self._synced,
             )
             try:
-                self._machine = self._replayed(found, since)
+                self._machine = find_state(
+                    queue, self.name, self._log, self._clock, found, since=since, damage=self._damage, hold=self._hold
+                )
                 self._note_cursor()
             except BaseException:
                 self._log.close()
@@ -156,39 +154,6 @@ class WorkQueue:
         except BaseException:
             self._cursor.close()
             raise
-
-    def _replayed(self, found: Cursor | None, since: datetime | str | None) -> WorkMachine:
-        machine, last_ns = self._log.replay(self._damage)
-        self._clock.not_before(last_ns)
-        if machine is None and found is not None:
-            # The log of commands is lost. Behind the cursor everything is handed out again.
-            machine = WorkMachine(WorkState(found.committed_seq + 1, 0, list(found.pages), {}))
-        elif machine is None:
-            first = seq_since(self._queue, since)
-            machine = WorkMachine(WorkState(first, 0, history_at(self._pages, first), {}))
-        before = (machine.next_seq, len(machine.started), machine.dead_seq)
-        known = Cursor(machine.next_seq - 1, machine.pages, of_work_queue=True, holds=self._hold)
-        kept = kept_in(self._pages, known, self._queue.last_seq)
-        if kept < machine.next_seq - 1:
-            machine.cut(kept, history_at(self._pages, kept))
-        self._find_buried(machine)
-        if not self._log.is_compact or before != (machine.next_seq, len(machine.started), machine.dead_seq):
-            self._log.compact(machine, now=True)
-        return machine
-
-    def _find_buried(self, machine: WorkMachine) -> None:
-        """Apply the dead letters whose BURY was lost."""
-        try:
-            dead = self._queue.beside(f"{self.name}-dead", read_only=True)
-        except NotFound:
-            return
-        with dead:
-            if dead.last_seq > machine.dead_seq:
-                for message in dead.read(seq=machine.dead_seq + 1, damage="skip"):
-                    seq = DeadLetter.decode(message.payload).seq
-                    if seq in machine.started:
-                        machine.finish(seq)
-                machine.dead_seq = dead.last_seq
 
     # ---- getting ----------------------------------------------------------------------------------------------------
 
@@ -273,9 +238,8 @@ class WorkQueue:
         seq, time_ns, payload = message
         ends_ns = now_ns + self._visibility_ns
         log.record(encode_one(TAKE, ends_ns, seq))
-        if message is self._peeked:
-            # Written, and only now forgotten here: what could not be written is not skipped.
-            self._peeked = None
+        # Written, and only now forgotten there: what could not be written is not skipped.
+        self._source.taken(message)
         job = Job((seq, time_ns, payload, machine.take(seq, ends_ns)))
         if log.left < 0:
             self._compact()
@@ -283,51 +247,23 @@ class WorkQueue:
 
     def _next_new(self) -> Message | None:
         """The next message that was never handed out; the same one until it is taken."""
-        message = self._peeked
+        source, next_seq = self._source, self._machine.next_seq
+        message = source.peek(next_seq)
         if message is None:
-            message = next(self._ready, None)
-            if message is None:
-                message = self._refill()
-                if message is None:
-                    return None
-            self._peeked = message
-            next_seq = self._machine.next_seq
-            if message[0] > next_seq:
-                self._do(Kind.SKIP, 0, next_seq, message[0] - 1)
+            return None
+        if source.place != self._place:
+            self._do(Kind.PAGES, 0, *chain.from_iterable(log_history(self._pages, source.place[0])))
+            self._place = source.place
+        if message[0] > next_seq:
+            self._do(Kind.SKIP, 0, next_seq, message[0] - 1)
         return message
-
-    def _refill(self) -> Message | None:
-        """Read on in the queue; where that stops half-way, begin again at the first message that was not taken."""
-        try:
-            reader = self._reader
-            if reader is None:
-                reader = self._reader = self._queue.reader(seq=self._machine.next_seq, damage=self._damage)
-            parts = reader.read_message_parts()
-            if parts is None:
-                return None
-            page = reader.page
-            assert page is not None, "messages come from a page"
-            if self._machine.pages[-1:] != [(page.number, page.salt)]:
-                self._do(Kind.PAGES, 0, *chain.from_iterable(log_history(self._pages, page.number)))
-            self._ready = chain.from_iterable(parts)
-            return next(self._ready, None)
-        except BaseException:
-            self._drop_reader()
-            raise
-
-    def _drop_reader(self) -> None:
-        self._ready = iter(())
-        self._peeked = None
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
 
     def _next_due(self, now_ns: int) -> Message | None:
         """The message that has been due for longest and may be handed out again; gives up those that may not."""
         machine = self._machine
         while (seq := machine.due(now_ns)) is not None:
             _, deliveries, leased = machine.started[seq]
-            message = self._fetch(seq)
+            message = self._source.fetch(seq)
             if message is None:
                 self._do(Kind.SKIP, 0, seq, seq)
             elif deliveries < self._max_deliveries:
@@ -336,24 +272,6 @@ class WorkQueue:
                 how = "its last lease ended" if leased else "it was given back"
                 self._bury(message, deliveries, f"delivered {deliveries} times: {how}")
         return None
-
-    def _fetch(self, seq: int) -> Message | None:
-        """One started message; None where it is gone, or damaged, and the policy goes on."""
-        # Those that come back together were mostly appended together: a batch is read once.
-        near = self._near
-        place = seq - near[0].seq if near else -1
-        if not 0 <= place < len(near) or near[place].seq != seq:
-            reader = self._queue.reader(seq=seq, damage=self._damage)
-            try:
-                near = self._near = reader.read_near() or []
-            finally:
-                reader.close()
-            place = 0
-            if not near or near[0].seq != seq:
-                if self._damage == "raise":
-                    raise Gap(seq, seq, 0)
-                return None
-        return near[place]
 
     # ---- finishing --------------------------------------------------------------------------------------------------
 
@@ -536,7 +454,7 @@ class WorkQueue:
             waiter.wake()
 
     def _let_go(self) -> None:
-        self._drop_reader()
+        self._source.close()
         try:
             self._log.close()
         finally:

@@ -24,10 +24,12 @@ from holdfast.errors import AlreadyOpen, Closed, Code, CorruptData, Fenced, Inva
 from holdfast.queue import Queue, Trimmed
 from holdfast.queue.cursor_file import committed_seqs
 from holdfast.queue.local_files import LocalFiles
+from holdfast.queue.work_clock import WorkClock
 from holdfast.queue.work_dead_letter import DeadLetter
 from holdfast.queue.work_job import Job
 from holdfast.queue.work_log import WorkLog
 from holdfast.queue.work_machine import WorkMachine
+from holdfast.queue.work_opening import find_state
 from holdfast.queue.work_queue import WorkQueue
 
 NS = 10**9
@@ -765,16 +767,16 @@ def test_an_acknowledgement_before_it_is_durable_is_caught(tmp_path: Path, monke
 
 
 def test_a_timer_that_begins_anew_at_a_restart_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    replayed = WorkQueue._replayed
-
-    def reset(work: WorkQueue, *arguments: object) -> WorkMachine:
-        machine = replayed(work, *arguments)  # type: ignore[arg-type]
+    def reset(
+        queue: Queue, name: str, log: WorkLog, clock: WorkClock, *arguments: object, **more: object
+    ) -> WorkMachine:
+        machine = find_state(queue, name, log, clock, *arguments, **more)  # type: ignore[arg-type]
         for seq, (_, count, leased) in list(machine.started.items()):
-            machine.started[seq] = (work._clock() + 30 * NS, count, leased)
-            machine._push(work._clock() + 30 * NS, seq)
+            machine.started[seq] = (clock() + 30 * NS, count, leased)
+            machine._push(clock() + 30 * NS, seq)
         return machine
 
-    monkeypatch.setattr(WorkQueue, "_replayed", reset)
+    monkeypatch.setattr("holdfast.queue.work_queue.find_state", reset)
     with pytest.raises(AssertionError, match="a lease ended late"):
         deadlines_survive(tmp_path / "files")
 
@@ -792,12 +794,12 @@ def test_a_command_that_is_not_written_is_caught(tmp_path: Path, monkeypatch: py
 
 
 def test_a_dead_letter_that_is_not_looked_for_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WorkQueue, "_find_buried", lambda _self, _machine: None)
+    monkeypatch.setattr("holdfast.queue.work_opening.find_buried", lambda _queue, _name, _machine: None)
     with pytest.raises(AssertionError, match="twice among the dead letters"):
         a_dead_letter_is_there_once_whenever_it_is_killed(tmp_path / "files")
 
 
 def test_a_work_queue_that_trusts_its_numbers_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.queue.work_queue.kept_in", lambda _pages, cursor, _last: cursor.committed_seq)
+    monkeypatch.setattr("holdfast.queue.work_opening.kept_in", lambda _pages, cursor, _last: cursor.committed_seq)
     with pytest.raises((AssertionError, CorruptData)):
         a_crash_takes_messages_that_were_done(tmp_path / "files", 100)
