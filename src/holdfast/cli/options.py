@@ -23,6 +23,7 @@ __all__ = [
     "JsonOption",
     "LogArgument",
     "SetOption",
+    "TimeoutOption",
     "TokenOption",
     "UrlOption",
     "configuration",
@@ -45,6 +46,17 @@ UrlOption: TypeAlias = Annotated[
 ]
 TokenOption: TypeAlias = Annotated[
     str | None, typer.Option("--token", envvar="HOLDFAST_TOKEN", help="Bearer token.", show_default=False)
+]
+TimeoutOption: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        min=0.001,
+        max=86_400,
+        metavar="SECONDS",
+        help="How long to try; 60 by default, 5 when nothing listens. A lost outcome is asked for as long again.",
+        show_default=False,
+    ),
 ]
 EncodingOption: TypeAlias = Annotated[
     Encoding, typer.Option("--encoding", help="How keys and values are written here.")

@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING, Annotated, assert_never
 
 import typer
 
-from holdfast.cli.options import Encoding, EncodingOption, JsonOption, TokenOption, UrlOption, parse_bytes
+from holdfast.cli.options import (
+    Encoding,
+    EncodingOption,
+    JsonOption,
+    TimeoutOption,
+    TokenOption,
+    UrlOption,
+    parse_bytes,
+)
 from holdfast.cli.output import print_json, print_line
+from holdfast.cli.service import STREAM_SECONDS, WaitNotice, following
 from holdfast.cli.transactions import LOCAL
 
 if TYPE_CHECKING:
@@ -36,18 +45,21 @@ def subscribe(
     ] = 0,
     url: UrlOption = LOCAL,
     token: TokenOption = None,
+    timeout: TimeoutOption = None,
     encoding: EncodingOption = Encoding.TEXT,
     as_json: JsonOption = False,
 ) -> None:
     """Follow the log: every committed transaction in order, without a gap, across reconnects and changes of leader."""
-    from holdfast.client import Client, TransactionEvent
+    from holdfast.client import TransactionEvent
 
     seen = 0
+    notice = WaitNotice(url, STREAM_SECONDS if timeout is None else timeout, as_json=as_json)
     keys = None if prefix is None else parse_bytes(prefix, encoding)
-    with Client(url, token=token) as client:
+    with following(url, token, timeout, notice) as client:
         start = client.version().version if after is None else after
         with client.subscribe(start, durable=not speculative, prefix=keys, checkpoints=checkpoints) as events:
             for event in events:
+                notice.got_through()
                 print_json(event_fields(event)) if as_json else print_line(event_text(event))
                 sys.stdout.flush()
                 seen += isinstance(event, TransactionEvent)

@@ -15,8 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from holdfast.cli.exits import Exit
-from holdfast.cli.options import Encoding, EncodingOption, JsonOption, TokenOption, UrlOption, parse_bytes
+from holdfast.cli.options import (
+    Encoding,
+    EncodingOption,
+    JsonOption,
+    TimeoutOption,
+    TokenOption,
+    UrlOption,
+    parse_bytes,
+)
 from holdfast.cli.output import base64_text, print_json, print_line, readable, write_bytes
+from holdfast.cli.service import asking
 from holdfast.errors import Conflict, InvalidRequest, OutcomeUnknown
 
 if TYPE_CHECKING:
@@ -51,6 +60,7 @@ def commit(
     file: Annotated[Path | None, typer.Option("--file", help="A request as JSON, as POST /v1/commit takes it.")] = None,
     url: UrlOption = LOCAL,
     token: TokenOption = None,
+    timeout: TimeoutOption = None,
     encoding: EncodingOption = Encoding.TEXT,
     as_json: JsonOption = False,
 ) -> None:
@@ -58,8 +68,6 @@ def commit(
 
     For example: holdfast commit seat/12A=taken --if-unchanged seat/12A@1200000017
     """
-    from holdfast.client import Client
-
     if file is not None and (operations or if_unchanged):
         raise InvalidRequest("--file holds the whole transaction: give it alone")
     request = _read_request(file) if file is not None else None
@@ -69,7 +77,7 @@ def commit(
         read_version = request.read_version if read_version is None else read_version
         request_id = request.request_id if request_id is None else request_id
     leader_id = request.leader_id if request is not None else None
-    with Client(url, token=token) as client:
+    with asking(url, token, timeout, as_json=as_json) as client:
         try:
             receipt = client.commit(
                 wanted, reads, read_version=read_version, request_id=request_id, leader_id=leader_id
@@ -98,6 +106,7 @@ def get(
     at: Annotated[int | None, typer.Option("--at", min=0, help="Wait until the view has reached this version.")] = None,
     url: UrlOption = LOCAL,
     token: TokenOption = None,
+    timeout: TimeoutOption = None,
     encoding: EncodingOption = Encoding.TEXT,
     as_json: JsonOption = False,
 ) -> None:
@@ -105,10 +114,8 @@ def get(
 
     Exit code 1 when there is no such key.
     """
-    from holdfast.client import Client
-
     begin = parse_bytes(key, encoding)
-    with Client(url, token=token) as client:
+    with asking(url, token, timeout, as_json=as_json) as client:
         if end is not None:
             found = client.range(begin, parse_bytes(end, encoding) or None, limit=limit, at=at)
             for item in found.items:
@@ -134,15 +141,14 @@ def status(
     min_version: Annotated[int, typer.Option("--min-version", min=0, help="The attempt's read version.")],
     url: UrlOption = LOCAL,
     token: TokenOption = None,
+    timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask for the final outcome of an attempt. Asking closes it: if it has not committed, it never will.
 
     Exit code 0 when it committed, 1 otherwise.
     """
-    from holdfast.client import Client
-
-    with Client(url, token=token) as client:
+    with asking(url, token, timeout, as_json=as_json) as client:
         answer = client.status(request_id, min_version)
     if as_json:
         print_json({"status": answer.status} | ({} if answer.version is None else {"version": answer.version}))
@@ -156,12 +162,11 @@ def version(
     local: Annotated[bool, typer.Option("--local", help="Do not prove that no other leader is ahead.")] = False,
     url: UrlOption = LOCAL,
     token: TokenOption = None,
+    timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print a version at least as new as every commit that was known when the question arrived."""
-    from holdfast.client import Client
-
-    with Client(url, token=token) as client:
+    with asking(url, token, timeout, as_json=as_json) as client:
         answer = client.version(local=local)
     if as_json:
         print_json({"version": answer.version, "leader_id": answer.leader_id})

@@ -132,11 +132,11 @@ class Patience:
         """No more tries."""
         return now_ms >= self._end_ms
 
-    def next_wait(self, at_least_ms: float = 0.0) -> Wait:
+    def next_wait(self, at_least_ms: float = 0.0, reason: str = "") -> Wait:
         """The next wait; never before ``at_least_ms``, spread so that a crowd does not return as one."""
         spread = max(self._ceiling_ms, at_least_ms / 4)
         self._ceiling_ms = min(self._ceiling_ms * 2, self._options.retry_max_ms)
-        return Wait(at_least_ms, at_least_ms + spread)
+        return Wait(at_least_ms, at_least_ms + spread, reason)
 
     def left_ms(self, now_ms: float) -> float:
         """Time until this operation gives up, at least one millisecond."""
@@ -156,8 +156,10 @@ def _exchange(session: Session, request: Request, timeout_ms: float) -> Procedur
 def pause(session: Session, patience: Patience, asked: Endpoint, answer: Reply | Failed) -> Procedure[float]:
     """Wait as the answer asks, or not at all when it names another leader that was not followed yet."""
     at_least = 0.0
+    reason = answer.reason if isinstance(answer, Failed) else f"HTTP status {answer.status}"
     if isinstance(answer, Reply):
         error = service_error(answer)
+        reason = reason if error is None else str(error.code)
         if error is not None and error.code in COORDINATION_CODES and session.options.follow_leader:
             if not patience.followed and session.route.follow(asked, error.leader_address):
                 patience.followed = True
@@ -166,7 +168,7 @@ def pause(session: Session, patience: Patience, asked: Endpoint, answer: Reply |
                 session.route.failed(asked)
         at_least = float(retry_after_ms(error, answer.headers) or 0)
     # A pause may not outlast the operation's own bound, whatever a service asks for.
-    woken = yield patience.next_wait(min(at_least, patience.left_ms(answer.now_ms)))
+    woken = yield patience.next_wait(min(at_least, patience.left_ms(answer.now_ms)), reason)
     assert isinstance(woken, Woken), "a Wait is answered by Woken"
     patience.followed = False
     return woken.now_ms

@@ -69,10 +69,11 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Sleep for a time drawn evenly from the two bounds. Answered by ``Woken``."""
+    """Sleep for a time drawn evenly from the two bounds. Answered by ``Woken``. ``reason`` is for people."""
 
     at_least_ms: float
     at_most_ms: float
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
