@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.commit.batch import PREFIX, Header, slot_of
+from holdfast.commit.batch import Header
+from holdfast.commit.reader import find_frontier
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.plan import Chain, live_chain, read_header
@@ -60,7 +61,9 @@ class Increment:
 
 
 def log_head(url: str) -> LogHead:
-    """What the newest object of the log says. Cost: one LIST of one key, one header.
+    """What the newest live object of the log says. Cost: one LIST page, two rounds of headers.
+
+    The newest key of the listing may be another one: what a deposed leader wrote into a dead slot.
 
     Raises: NotFound (``log_empty``), CorruptData, Unavailable.
     """
@@ -69,11 +72,10 @@ def log_head(url: str) -> LogHead:
 
 
 async def _head(store: ObjectStore) -> LogHead:
-    rows = await store.list(PREFIX, limit=1)
-    slot = slot_of(rows[0].key) if rows else None
-    if slot is None:
+    frontier = await find_frontier(store)
+    if frontier is None:
         raise NotFound("log is empty: nothing is listed under batches/", code=Code.LOG_EMPTY, url=store.url)
-    newest = await read_header(store, slot)
+    newest = frontier[0]
     return LogHead(newest.log_id.hex(), newest.last_version)
 
 
