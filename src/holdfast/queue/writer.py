@@ -24,8 +24,6 @@ from holdfast.errors import Closed, Code, InvalidRequest, LimitExceeded, Unavail
 from holdfast.queue.durability import Durability, SyncTarget
 from holdfast.queue.frame import (
     COMPRESSED,
-    FIELDS,
-    HEAD,
     HEAD_BYTES,
     SEAL_BYTES,
     SEQ_MASK,
@@ -33,6 +31,7 @@ from holdfast.queue.frame import (
     compress_body,
     encode_head,
     encode_seal,
+    single_packers,
     split_batches,
 )
 from holdfast.queue.open_page import OpenPage
@@ -56,10 +55,8 @@ __all__ = ["MARK_BYTES", "Writer"]
 MARK_BYTES = 512 << 10
 """A mark is written when this much was appended since the last: what a start after a kill reads at most."""
 SMALL_FRAME_BYTES = 4096
-"""Up to here storing into the mapped page is quicker than a system call."""
+"""Up to here storing into the mapped page is quicker than a system call. The quick way of ``append`` stops here."""
 
-_pack_into = HEAD.pack_into
-_pack_fields = FIELDS.pack
 _pack_record = RECORD.pack
 
 
@@ -108,6 +105,7 @@ class Writer:
         "_position",
         "_prepared",
         "_seed",
+        "_small_max",
         "_sync",
         "_synced_bytes",
         "_turn",
@@ -174,6 +172,7 @@ class Writer:
         self._synced_bytes = 0
         self.page_bytes = page_bytes
         self.message_bytes_max = message_bytes_max
+        self._small_max = min(SMALL_FRAME_BYTES, message_bytes_max)
         self.next_seq = end.next_seq
         self._last_time_ns = end.last_time_ns
         self.on_work: Callable[[], None] = _nothing
@@ -202,19 +201,15 @@ class Writer:
         with self._lock:
             size = len(payload)
             position = self._position
-            body = position + HEAD_BYTES
-            end = body + size
-            if end <= self._limit:
+            end = position + HEAD_BYTES + size
+            if end <= self._limit and size <= self._small_max and type(payload) is bytes:
                 time_ns = self._clock()
                 if time_ns < self._last_time_ns:
                     time_ns = self._last_time_ns
                 seq = self.next_seq
-                checksum, page = self._checksum, self._map
-                fields = _pack_fields(size, time_ns, 1)
-                check = checksum(fields, checksum(payload, self._seed)) ^ (seq & SEQ_MASK)
-                # The payload first: its type is refused by it before anything has changed.
-                page[body:end] = payload
-                _pack_into(page, position, size, check, time_ns, 1)
+                pack, store = single_packers[size]
+                check = self._checksum(pack(payload, size, time_ns, 1), self._seed) ^ (seq & SEQ_MASK)
+                store(self._map, position, size, check, time_ns, 1, payload)
                 if position >= self._index_due:
                     self._index_due = position + SINGLES_SPACING_BYTES
                     self._index_pending += _pack_record(time_ns, position)
@@ -234,7 +229,7 @@ class Writer:
         with self._lock:
             position, page = self._position, self._page
             end = position + HEAD_BYTES + len(payload)
-            if end > self._durable_limit or page is None:
+            if end > self._durable_limit or len(payload) > self.message_bytes_max or page is None:
                 return 0
             time_ns = max(self._clock(), self._last_time_ns)
             seq = self.next_seq
