@@ -7,22 +7,27 @@ Failure model: pure; a seed gives one shape.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from random import Random
+from types import MappingProxyType
 from typing import Final
 
 from holdfast.queue import SyncLevel, every
 
-__all__ = ["FRAME_BYTES", "Shape", "draw_shape"]
+__all__ = ["FRAME_BYTES", "NO_FOCUS", "Shape", "draw_shape", "focused"]
 
-FRAME_BYTES: Final = 512
-"""In a uniform world each frame of one message takes this much, so that what is stale or misplaced is aligned."""
+FRAME_BYTES: Final = 64
+"""In a uniform world each message has a frame of this size. It divides a sector and is the size of a page's header, so
+that frames begin where sectors and blocks do, and what is stale or misplaced is aligned."""
 LIFETIME_NS: Final = 60_000_000_000
+NO_FOCUS: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One world. ``stale``: the file system may show old bytes in blocks that were allocated and never written."""
+    """One world. ``stale``: the file system may show old bytes in blocks that were allocated and never written.
+    ``damage_rounds``: so often a log that was closed cleanly is damaged, on a copy."""
 
     page_bytes: int
     sync: str | SyncLevel
@@ -32,6 +37,7 @@ class Shape:
     lifetime_ns: int | None
     max_bytes: int | None
     compression: int
+    damage_rounds: int
     steps: int
     lives: int
 
@@ -48,15 +54,26 @@ def draw_shape(random: Random) -> Shape:
     elif level == "every ms":
         sync = every(ms=5)
     retention = random.choice(("keep", "keep", "keep", "lifetime", "max_bytes"))
+    uniform = random.random() < 0.4
     return Shape(
         page_bytes=page_bytes,
         sync=sync,
-        uniform=random.random() < 0.4,
+        uniform=uniform,
         stale=random.random() < 0.4,
         fault_rate=random.choice((0.0, 0.0, 0.02, 0.06)),
         lifetime_ns=LIFETIME_NS if retention == "lifetime" else None,
         max_bytes=page_bytes * random.randint(3, 5) if retention == "max_bytes" else None,
-        compression=random.choice((0, 0, 0, 1)),
+        compression=0 if uniform else random.choice((0, 0, 0, 1)),
+        damage_rounds=random.choice((0, 20)),
         steps=random.randint(6, 28),
         lives=random.randint(1, 4),
     )
+
+
+def focused(shape: Shape, focus: Mapping[str, object]) -> Shape:
+    """The same shape with some of its fields replaced.
+
+    >>> focused(draw_shape(Random(1)), {"page_bytes": 8192}).page_bytes
+    8192
+    """
+    return replace(shape, **focus)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]

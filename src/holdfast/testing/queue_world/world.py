@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,7 +30,7 @@ from holdfast.testing.queue_world.damage import check_damaged
 from holdfast.testing.queue_world.files import CrashFiles
 from holdfast.testing.queue_world.ledger import Ledger, PromiseBroken, check_reading
 from holdfast.testing.queue_world.seals import check_seals
-from holdfast.testing.queue_world.shape import FRAME_BYTES, Shape, draw_shape
+from holdfast.testing.queue_world.shape import FRAME_BYTES, NO_FOCUS, Shape, draw_shape, focused
 
 __all__ = ["World", "WorldReport", "run_world"]
 
@@ -37,7 +38,6 @@ PATH: Final = "d/q"
 DIRECTORY: Final = "d"
 PREFIX: Final = "q"
 HEAD_BYTES: Final = 24
-DAMAGE_ROUNDS: Final = 20
 HOUR_NS: Final = 3_600_000_000_000
 DERIVED_SUFFIXES: Final = (".idx", "Meta", ".lock")
 
@@ -52,21 +52,21 @@ class WorldReport:
     digest: str
 
 
-def run_world(seed: int) -> WorldReport:
-    """Run one world to its end.
+def run_world(seed: int, focus: Mapping[str, object] = NO_FOCUS) -> WorldReport:
+    """Run one world to its end. ``focus`` replaces fields of its ``Shape``, to look where something is expected.
 
     Raises: ``PromiseBroken``, or whatever the queue raises that it should not.
     """
-    return World(seed).run()
+    return World(seed, focus).run()
 
 
 class World:
     """See the module. ``seen`` counts what happened."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, focus: Mapping[str, object] = NO_FOCUS) -> None:
         self.seed = seed
         self.random = Random(seed)
-        self.shape: Shape = draw_shape(self.random)
+        self.shape: Shape = focused(draw_shape(self.random), focus)
         self.seen: Counter[str] = Counter()
         self.states = 0
         self.ledger = Ledger()
@@ -77,7 +77,8 @@ class World:
         self._digest = sha256()
         self._queue: Queue | None = None
         self._lives_lived = 0
-        self._doubt = False  # a sync has failed: until the next start, what was not durable may be damaged
+        # A sync has failed, and the mark does not say so yet, or could not: what was not durable may be damaged.
+        self._doubt = self._poison_refused = False
         if self.shape.stale:
             self.files.graveyard = self._earlier_life()
 
@@ -114,11 +115,11 @@ class World:
         """A message like no other."""
         self.serial += 1
         head = b"%d/%d:" % (self.seed, self.serial)
+        if self.shape.uniform:
+            size = FRAME_BYTES - HEAD_BYTES
+            return (head + self.random.randbytes(size).hex().encode())[:size]
         if size is None:
-            if self.shape.uniform:
-                size = FRAME_BYTES - HEAD_BYTES
-            else:
-                size = self.random.choice((0, 1, 30, 90, 90, 200, 488, 700, 1500))
+            size = self.random.choice((0, 1, 30, 90, 90, 200, 488, 700, 1500))
         return (head + self.random.randbytes(8).hex().encode() * (size // 16 + 1))[:size] if size >= 16 else head
 
     def _earlier_life(self) -> dict[str, bytes]:
@@ -126,7 +127,7 @@ class World:
         files = CrashFiles(Random(self.random.random()))
         self.now_ns += 24 * HOUR_NS
         with self.open(files) as queue:
-            for _ in range(40):
+            for _ in range(200):
                 queue.append(self.payload())
         self.now_ns -= 48 * HOUR_NS
         return files.contents(DIRECTORY)
@@ -136,19 +137,24 @@ class World:
     def run(self) -> WorldReport:
         """Live every life; raises ``PromiseBroken``."""
         for _ in range(self.shape.lives):
-            try:
-                self._live()
-            except Gap:
-                if not self._doubt:
-                    raise
-                self.seen["loss by a failed sync told"] += 1
+            queue = self._begin_or_hear_of_the_loss()
+            if queue is None:
                 break
+            self._live(queue)
             for name, data in self.files.contents(DIRECTORY).items():
                 self._digest.update(name.encode() + data)
         return WorldReport(self.seed, self.states, self.seen, self._digest.hexdigest())
 
-    def _live(self) -> None:
-        queue = self._begin()
+    def _begin_or_hear_of_the_loss(self) -> Queue | None:
+        try:
+            return self._begin()
+        except Gap:
+            if not self._doubt:
+                raise
+            self.seen["loss by a failed sync told"] += 1
+            return None
+
+    def _live(self, queue: Queue) -> None:
         self._queue = queue
         poisoned = False
         for _ in range(self.shape.steps):
@@ -159,6 +165,8 @@ class World:
                 self.seen["poisoned"] += 1
                 poisoned = True
                 break
+            finally:
+                self._doubt = self._doubt and self._poison_refused
             self.ledger.durable = max(self.ledger.durable, queue.durable_seq)
             self._crash_point("between calls")
         self._end(queue, poisoned=poisoned)
@@ -203,6 +211,7 @@ class World:
                     raise PromiseBroken(f"a closed queue holds {files.open_handles} handles")
         self.seen[how] += 1
         self._queue = None
+        self._doubt = self._doubt and self._poison_refused
         self._lives_lived += 1
         files.before = files.refuse = None
         after = Random(random.random())
@@ -217,8 +226,8 @@ class World:
         with files.quiet():
             if self._lives_lived == 0:
                 check_seals(files, DIRECTORY, PREFIX)
-            if self.random.random() < 0.5 and len(self.ledger.payloads) > self.ledger.trimmed_max:
-                self.states += check_damaged(files, self.random, DAMAGE_ROUNDS, self.seen)
+            if len(self.ledger.payloads) > self.ledger.trimmed_max:
+                self.states += check_damaged(files, self.random, self.shape.damage_rounds, self.seen)
 
     # ---- acts -------------------------------------------------------------------------------------------------------
 
@@ -232,13 +241,17 @@ class World:
         act(queue)
 
     def _append(self, queue: Queue) -> None:
-        size = self.random.randint(4500, 14_000) if self.random.random() < 0.06 else None
+        size = self.random.randint(4500, 14_000) if not self.shape.uniform and self.random.random() < 0.06 else None
         if size is not None:
             self.seen["jumbo"] += 1
         self._put(queue, [self.payload(size)], frame=True)
 
     def _append_many(self, queue: Queue) -> None:
         count = self.random.choice((1, 2, 3, 8, 20))
+        if self.shape.uniform:
+            for _ in range(2 * count):
+                self._put(queue, [self.payload()], frame=True)
+            return
         self._put(queue, [self.payload() for _ in range(count)], frame=True)
 
     def _put(self, queue: Queue, payloads: list[bytes], *, frame: bool) -> None:
@@ -248,7 +261,7 @@ class World:
         ledger.begin(payloads, arrival_ns, frame=frame and not buffered)
         self._allow_retention()
         try:
-            if len(payloads) == 1 and self.random.random() < 0.9:
+            if len(payloads) == 1 and (self.shape.uniform or self.random.random() < 0.9):
                 first = last = queue.append(payloads[0])
             else:
                 first, last = queue.append_many(payloads, atomic=self.random.random() < 0.3)
@@ -329,8 +342,9 @@ class World:
         self.seen[f"{operation} refused"] += 1
         if operation in ("sync", "sync directory"):
             self.ledger.accepted = self.ledger.durable
-            self._doubt = True
+            self._doubt, self._poison_refused = True, False
             return OSError(errno.EIO, f"{operation} {name}")
+        self._poison_refused = self._doubt and name.endswith("writeMeta")
         return OSError(self.random.choice((errno.ENOSPC, errno.EIO)), f"{operation} {name}")
 
     # ---- crash points -----------------------------------------------------------------------------------------------

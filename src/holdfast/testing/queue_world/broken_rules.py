@@ -1,0 +1,215 @@
+"""The broken versions of the rules that ``mutants`` puts in the place of the real ones.
+
+Owns: each broken rule, as close to the real code as its rule allows. Does not own: which rule is replaced where.
+
+Failure model: these lose data by intent. Never import them but for mutants.
+"""
+
+# They stand in for private methods of the real code, and know its fields.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.queue import opening
+from holdfast.queue.durability import Durability, SyncTarget
+from holdfast.queue.frame import HEAD, HEAD_BYTES, SEAL, SEQ_MASK, implied_seq, page_seed
+from holdfast.queue.open_page import OpenPage
+from holdfast.queue.opening import LogEnd
+from holdfast.queue.page_files import PageDirectory
+from holdfast.queue.page_header import PageHeader, encode_header
+from holdfast.queue.page_scan import PageScan
+from holdfast.queue.reader import LogReader
+from holdfast.queue.recovery import Following, Here, Step, decide
+from holdfast.queue.space import Space
+from holdfast.queue.write_mark import WriteMark
+from holdfast.queue.writer import Writer
+from holdfast.testing.queue_world.files import CrashFiles
+
+if TYPE_CHECKING:
+    from holdfast.queue.checksum import Checksum, Octets
+    from holdfast.queue.page_scan import FrameView
+
+_sync_data = CrashFiles.sync_data
+_take = Writer._take
+_find_end = opening.find_end
+_write_mark = Writer.write_mark
+
+
+def seed_without_salt(checksum: Checksum, salt: int, page_number: int) -> int:
+    """Every life of a page has the same checks."""
+    return page_seed(checksum, salt & 0, page_number)
+
+
+def verify_without_sequence(self: PageScan, data: bytes) -> list[FrameView]:
+    """A frame is valid wherever it lies in its page, whatever the number that it was written with."""
+    frames: list[FrameView] = []
+    seq, last_time_ns, start = self.next_seq, self.last_time_ns, HEAD_BYTES
+    view = memoryview(data)
+    while start <= len(data):
+        length, check, time_ns, tail = HEAD.unpack_from(data, start - HEAD_BYTES)
+        end = start + length
+        if end > len(data) or tail == 0 or time_ns < last_time_ns:
+            break
+        implied = implied_seq(self._checksum, self._seed, (length, check, time_ns, tail), view[start:end])
+        if not 0 <= implied - self.header.base_seq <= self.header.page_bytes:
+            break
+        count, flags = tail & SEQ_MASK, tail >> 32
+        if count == 0:
+            if flags == SEAL:
+                self._keep_seal(data[start:end], frames)
+            break
+        frames.append((seq, time_ns, count, flags, start, end))
+        seq, last_time_ns, start = seq + count, time_ns, end + HEAD_BYTES
+    return frames
+
+
+def check_without_bytes(data: Octets, value: int = 0) -> int:  # noqa: ARG001 - the signature of a checksum
+    """A frame is believed for its length and its place."""
+    return value
+
+
+def checksum_without_bytes(checksum_id: int) -> Checksum:  # noqa: ARG001 - the signature of the real one
+    """The function of every page."""
+    return check_without_bytes
+
+
+def pointer_before_data(self: Durability, *, sealed_only: bool) -> None:
+    """The durable place is written, and made durable, before the data are."""
+    target = self._take(sealed_only)
+    try:
+        self._reached(SyncTarget([], target.next_seq, target.place))
+        for file in target.files:
+            self._port.sync_data(file)
+        self._reached(target)
+        self.next_seq = max(self.next_seq, target.next_seq)
+    finally:
+        with self._condition:
+            self._syncing = False
+            self._condition.notify_all()
+
+
+def acknowledge_unsynced(self: Durability, next_seq: int) -> None:
+    """What was written counts as durable."""
+    self.next_seq = max(self.next_seq, next_seq)
+
+
+def sync_again(self: CrashFiles, file: int) -> None:
+    """A sync that failed is tried once more, and then it succeeds."""
+    try:
+        _sync_data(self, file)
+    except OSError:
+        refuse, self.refuse = self.refuse, None
+        try:
+            _sync_data(self, file)
+        finally:
+            self.refuse = refuse
+
+
+def no_seal(self: Writer, page: OpenPage) -> None:
+    """A page is left as it is when it is full."""
+    self._flush_index(page)
+
+
+def end_without_seal(here: Here, following: Following, *, owed: bool) -> Step:
+    """Where there is no SEAL, the log ends, whatever follows."""
+    if here is Here.NOTHING and following is Following.CONTINUES:
+        return Step.END
+    return decide(here, following, owed=owed)
+
+
+def seek_latest_page_at_or_before(self: LogReader, time_ns: int) -> None:
+    """The latest page whose first time is at most T, instead of strictly below."""
+    self._seek_page(lambda header: header.base_time_ns <= time_ns)
+    self._from_seq, self._from_time_ns = 1, time_ns
+    if self._scan is not None:
+        self._scan.seek_time(time_ns)
+
+
+def seek_last_record_at_or_before(self: PageScan, time_ns: int) -> None:
+    """The last record whose time is at most T, instead of strictly below."""
+    self._seek(lambda indexed, _: indexed <= time_ns)
+
+
+def end_at_the_written_mark(pages: PageDirectory, mark: WriteMark | None, boot_id: bytes) -> LogEnd:
+    """Writing goes on where the writer was, not where verified frames end."""
+    end = _find_end(pages, mark, boot_id)
+    if mark is not None and mark.page == end.page and mark.next_seq > end.next_seq:
+        end.position, end.next_seq, end.last_time_ns = mark.position, mark.next_seq, mark.last_time_ns
+    return end
+
+
+def mark_of_any_boot(pages: PageDirectory, mark: WriteMark | None, boot_id: bytes) -> LogEnd:
+    """The page cache is taken for whole, also after a loss of power."""
+    if mark is not None:
+        boot_id = mark.boot_id
+    return _find_end(pages, mark, boot_id)
+
+
+def resume_the_torn_page(pages: PageDirectory, mark: WriteMark | None, boot_id: bytes) -> LogEnd:
+    """After a loss of power writing goes on in the same page, in front of what may lie behind the hole."""
+    end = _find_end(pages, mark, boot_id)
+    end.resume = end.resume or (end.page > 0 and not end.sealed and not end.doubtful)
+    return end
+
+
+def directory_not_synced(self: CrashFiles, directory: int) -> None:
+    """A name is taken for durable when it is there."""
+    del self, directory
+
+
+def create_without_sync(self: PageDirectory, header: PageHeader) -> int:
+    """A page gets its name before its bytes are durable."""
+    name = self.names.page(header.number)
+    temporary = self.names.temporary(name)
+    self.remove(temporary)
+    file = self.port.create(self.directory, temporary)
+    self.port.allocate(file, header.page_bytes)
+    self.port.write(file, 0, (encode_header(header),))
+    self.port.rename(self.directory, temporary, name)
+    self.port.sync_directory(self.directory)
+    return file
+
+
+def forget_closed_pages(self: Writer, sealed_only: bool) -> SyncTarget:
+    """Only the page being written is synced: that those before it are durable is taken for granted."""
+    target = _take(self, sealed_only)
+    page = self._page
+    return target if page is None or sealed_only else SyncTarget([page.file], target.next_seq, target.place)
+
+
+def no_poison(self: Writer) -> None:
+    """The mark does not say that the page cache is in doubt."""
+    del self
+
+
+def nothing_written_again(pages: PageDirectory, file: int, end: int) -> None:
+    """After a failed sync a start syncs once more what the cache counts as clean."""
+    del pages, file, end
+
+
+def remove_any_page(self: Space, numbers: list[int]) -> None:
+    """Retention takes one more page than it may: the one after, closed or not."""
+    names, port, directory = self._pages.names, self._pages.port, self._pages.directory
+    for number in [*numbers, *([numbers[-1] + 1] if numbers else [])]:
+        self._pages.remove(names.page(number))
+        self._pages.remove(names.index(number))
+    if numbers:
+        port.sync_directory(directory)
+
+
+def remove_pages_at_once(self: Space, numbers: list[int]) -> None:
+    """Pages are removed together, with one sync of the directory for all."""
+    for number in numbers:
+        self._pages.remove(self._pages.names.page(number))
+        self._pages.remove(self._pages.names.index(number))
+        self._headers.pop(number, None)
+    if numbers:
+        self._pages.port.sync_directory(self._pages.directory)
+
+
+def clean_mark_stays(self: Writer, *, clean: bool = False) -> None:
+    """Opening leaves the mark of the clean close where it is."""
+    if clean or self._page is None or self.next_seq > self._durable.next_seq:
+        _write_mark(self, clean=clean)

@@ -1,0 +1,206 @@
+"""Broken rules, one at a time: the proof that the queue's worlds would notice.
+
+Owns: a registry of mutants, each the real code with one rule taken out, and the search for a seed that catches it. Does
+not own: the rules, nor their broken versions (``broken_rules``).
+
+A mutant is caught when a world under it breaks a promise or reports damage that no disk has done, within ``SEEDS_MAX``
+seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.errors import CorruptData
+from holdfast.queue import open_page, opening, page_scan, queue, reader
+from holdfast.queue.durability import Durability
+from holdfast.queue.page_files import PageDirectory
+from holdfast.queue.page_scan import PageScan
+from holdfast.queue.reader import LogReader
+from holdfast.queue.space import Space
+from holdfast.queue.writer import Writer
+from holdfast.testing.queue_world import broken_rules as broken
+from holdfast.testing.queue_world.files import CrashFiles
+from holdfast.testing.queue_world.shape import LIFETIME_NS
+from holdfast.testing.queue_world.world import run_world
+
+__all__ = ["EQUIVALENT", "MUTANTS", "SEEDS_MAX", "Caught", "Mutant", "catch"]
+
+SEEDS_MAX: Final = 200
+FAULTS: Final = {"fault_rate": 0.06, "page_bytes": 12_288, "uniform": False, "max_bytes": None}
+ALIGNED: Final = {"uniform": True, "fault_rate": 0.0, "max_bytes": None, "sync": "os", "steps": 40, "lives": 1}
+
+Patch = tuple[object, str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One rule taken out: ``patches`` replace attributes of the real code. ``focus`` is where it is looked for."""
+
+    name: str
+    rule: str
+    patches: tuple[Patch, ...]
+    focus: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """How a mutant was noticed: in which seed, by what; ``seed`` is None when it was not."""
+
+    mutant: str
+    seed: int | None
+    promise: str
+    seeds_tried: int
+
+
+@contextmanager
+def _applied(patches: tuple[Patch, ...]) -> Generator[None]:
+    with ExitStack() as stack:
+        for owner, name, value in patches:
+            stack.callback(setattr, owner, name, vars(owner)[name])
+            setattr(owner, name, value)
+        yield
+
+
+def catch(mutant: Mutant, *, first_seed: int = 0, seeds: int = SEEDS_MAX) -> Caught:
+    """Run worlds under a mutant until one breaks a promise."""
+    for tried in range(seeds):
+        seed = first_seed + tried
+        with _applied(mutant.patches):
+            try:
+                run_world(seed, mutant.focus)
+            except (AssertionError, CorruptData) as error:
+                return Caught(mutant.name, seed, str(error), tried + 1)
+    return Caught(mutant.name, None, "", seeds)
+
+
+def _everywhere(name: str, value: object, *modules: object) -> tuple[Patch, ...]:
+    return tuple((module, name, value) for module in modules)
+
+
+_FIND_END: Final = (queue, reader)
+_REGISTRY: Final = (
+    Mutant(
+        "no_salt",
+        "stale bytes of another life of a page never verify",
+        _everywhere("page_seed", broken.seed_without_salt, open_page, opening, page_scan),
+        {**ALIGNED, "stale": True, "page_bytes": 8192},
+    ),
+    Mutant(
+        "no_sequence_number_in_the_check",
+        "a frame verifies in one place only",
+        ((PageScan, "_verify", broken.verify_without_sequence),),
+        {**ALIGNED, "page_bytes": 16_384, "damage_rounds": 200},
+    ),
+    Mutant(
+        "no_check",
+        "a frame is whole or it is not there",
+        (
+            *_everywhere("checksum_for_writing", broken.checksum_without_bytes, open_page),
+            *_everywhere("checksum_for_reading", broken.checksum_without_bytes, opening, page_scan),
+        ),
+    ),
+    Mutant(
+        "pointer_before_data",
+        "the data are synced before the pointer says so",
+        ((Durability, "_sync", broken.pointer_before_data),),
+    ),
+    Mutant(
+        "acknowledge_unsynced",
+        "durable is what a sync returned for",
+        ((Durability, "wait_for", broken.acknowledge_unsynced),),
+    ),
+    Mutant(
+        "sync_tried_again",
+        "a failed sync is never repeated",
+        ((CrashFiles, "sync_data", broken.sync_again),),
+        FAULTS,
+    ),
+    Mutant(
+        "no_poison_mark",
+        "after a failed sync the cache is not trusted",
+        ((Writer, "_poison", broken.no_poison),),
+        FAULTS,
+    ),
+    Mutant(
+        "nothing_written_again",
+        "after a failed sync what is found is written again",
+        ((opening, "_rewrite", broken.nothing_written_again),),
+        {**FAULTS, "fault_rate": 0.15, "lives": 4},
+    ),
+    Mutant("no_seal", "a closed page says that it is", ((Writer, "_seal", broken.no_seal),)),
+    Mutant(
+        "no_seal_and_no_end_of_page",
+        "a page ends where nothing valid is and the next begins",
+        ((Writer, "_seal", broken.no_seal), *_everywhere("decide", broken.end_without_seal, opening, reader)),
+    ),
+    Mutant(
+        "latest_page_at_or_before",
+        "reading since T begins in the last page strictly before T",
+        ((LogReader, "seek_time", broken.seek_latest_page_at_or_before),),
+    ),
+    Mutant(
+        "last_record_at_or_before",
+        "reading since T begins at the last record strictly before T",
+        ((PageScan, "seek_time", broken.seek_last_record_at_or_before),),
+    ),
+    Mutant(
+        "resume_past_a_hole",
+        "writing goes on at the verified end",
+        _everywhere("find_end", broken.end_at_the_written_mark, *_FIND_END),
+    ),
+    Mutant(
+        "mark_of_any_boot",
+        "the written mark is true only while the page cache lives",
+        _everywhere("find_end", broken.mark_of_any_boot, *_FIND_END),
+    ),
+    Mutant(
+        "torn_page_written_on",
+        "behind a torn tail a new page is begun",
+        _everywhere("find_end", broken.resume_the_torn_page, *_FIND_END),
+    ),
+    Mutant(
+        "directory_not_synced",
+        "a name is durable before anything in its file is acknowledged",
+        ((CrashFiles, "sync_directory", broken.directory_not_synced),),
+    ),
+    Mutant(
+        "page_named_before_its_sync",
+        "under its name a page is whole",
+        ((PageDirectory, "create", broken.create_without_sync),),
+    ),
+    Mutant(
+        "closed_pages_forgotten",
+        "nothing is durable before the pages in front of it are",
+        ((Writer, "_take", broken.forget_closed_pages),),
+    ),
+    Mutant(
+        "clean_mark_stays",
+        "an open queue has no clean mark on disk",
+        ((Writer, "write_mark", broken.clean_mark_stays),),
+        {**ALIGNED, "lives": 4, "steps": 10},
+    ),
+    Mutant(
+        "page_in_use_removed",
+        "retention removes closed pages only",
+        ((Space, "remove", broken.remove_any_page),),
+        {"page_bytes": 4096, "max_bytes": 12_288},
+    ),
+    Mutant(
+        "pages_removed_at_once",
+        "the name of a page is gone for good before the next goes",
+        ((Space, "remove", broken.remove_pages_at_once),),
+        {"uniform": False, "page_bytes": 4096, "lifetime_ns": LIFETIME_NS, "max_bytes": None, "sync": "os"},
+    ),
+)
+
+MUTANTS: Final[Mapping[str, Mutant]] = {mutant.name: mutant for mutant in _REGISTRY}
+
+EQUIVALENT: Final[Mapping[str, str]] = {
+    "slots written in place": "a mark is a hint: without one a start reads more and finds the same (I5)",
+    "no second writing of the header": "the base of a page follows from the page before it",
+}
+"""Rules whose loss costs time and no message: named here so that nobody takes them for proved."""

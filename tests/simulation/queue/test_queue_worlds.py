@@ -1,0 +1,83 @@
+"""Whole worlds of the queue keep every promise over crashes at any moment, and a broken promise is noticed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.testing.queue_world.mutants import EQUIVALENT, MUTANTS, SEEDS_MAX, catch
+from holdfast.testing.queue_world.runner import Summary, coverage_table, run_seeds
+from holdfast.testing.queue_world.world import run_world
+
+FIXED_WORLDS = 12
+FRESH_WORLDS = 12
+STATES_PROVED = 100_000
+RecordProperty = Callable[[str, object], None]
+
+
+def assert_clean(summary: Summary) -> None:
+    assert not summary.failures, "\n".join(f"seed {seed}: {detail}" for seed, detail in summary.failures[:5])
+
+
+def test_fixed_worlds_keep_every_promise(record_property: RecordProperty) -> None:
+    summary = run_seeds(range(FIXED_WORLDS))
+    record_property("queue_crash_states", summary.states)
+    assert_clean(summary)
+    assert summary.states > 1_000
+
+
+@pytest.mark.timeout(3_600)
+def test_fresh_worlds_keep_every_promise(
+    prove: bool, record_property: RecordProperty, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seeds that nobody has seen before; a failure names its seed, which reproduces it.
+
+    The proof goes on until 100,000 crash states were judged, and must meet every kind of event.
+    """
+    first = int.from_bytes(os.urandom(5), "little")
+    if prove:
+        summary = run_seeds(range(first, first + 10_000), jobs=2, states_min=STATES_PROVED)
+        with capsys.disabled():
+            print("\n" + coverage_table(summary))
+            print(f"{summary.states} crash states in {summary.worlds} worlds from seed {first}")
+        assert summary.states >= STATES_PROVED or summary.failures
+        assert summary.missing() == [] or summary.failures
+    else:
+        summary = run_seeds(range(first, first + FRESH_WORLDS))
+    record_property("queue_crash_states", summary.states)
+    record_property("queue_worlds", summary.worlds)
+    assert_clean(summary)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_broken_rule_of_the_queue_is_noticed(name: str, record_property: RecordProperty) -> None:
+    found = catch(MUTANTS[name])
+    assert found.seed is not None, f"{MUTANTS[name].rule}: not caught in {SEEDS_MAX} seeds"
+    # The same world without the broken rule keeps every promise.
+    run_world(found.seed, MUTANTS[name].focus)
+    record_property("queue_mutants", 1)
+
+
+def test_rules_that_no_world_can_prove_are_named() -> None:
+    assert not set(EQUIVALENT) & set(MUTANTS)
+    assert all(EQUIVALENT.values())
+
+
+def test_one_seed_is_one_world_whatever_the_hash_seed() -> None:
+    program = "from holdfast.testing.queue_world import run_world\nprint([(run_world(s).digest) for s in (1, 2, 3)])"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "4711")
+    }
+    assert len(digests) == 1
