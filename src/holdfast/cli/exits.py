@@ -38,9 +38,9 @@ class Exit(IntEnum):
     DEPOSED = 4
     LOG_EMPTY = 5
     DAMAGED = 6
-    """The store or the log is damaged or unfit."""
+    """The store, the log or a queue is damaged or unfit."""
     UNAVAILABLE = 7
-    """Nobody answered, or the service is full: the same command may work later."""
+    """Nobody answered, the service is full, or another process has it open: the same command may work later."""
     OUTCOME_UNKNOWN = 8
     """The commit may have happened: ask ``holdfast status``."""
     INTERNAL = 70

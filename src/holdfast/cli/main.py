@@ -20,7 +20,7 @@ __all__ = ["main"]
 
 MISSING_EXTRA = (
     "holdfast: the command line needs the package {name}\n"
-    "  hint: pip install 'holdfast[server]' to run a service, 'holdfast[client]' to talk to one\n"
+    "  hint: pip install 'holdfast[client]', or 'holdfast[server]' to run a service\n"
 )
 
 

@@ -19,7 +19,7 @@ from holdfast.cli.output import print_fields, print_json, print_line, progress
 from holdfast.cli.queue_files import opened_files, parse_time
 from holdfast.cli.queue_repair import KnownGap, Repaired, is_known, known_gaps, repair_queue
 from holdfast.cli.queue_survey import GapFound, QueueSurvey, survey_queue
-from holdfast.cli.queue_views import size_text
+from holdfast.cli.queue_views import counted, size_text
 from holdfast.errors import Code, CorruptData, InvalidRequest
 from holdfast.queue import Queue
 from holdfast.queue.cursor_file import committed_seqs
@@ -129,7 +129,7 @@ def _say_what_repair_would_find(path: str, *, as_json: bool) -> None:
         return
     fresh = sum(not is_known(gap, known) for gap in found.gaps)
     _print_survey(path, found, known)
-    print_line(f"a repair would keep aside {fresh} damaged places; nothing was changed")
+    print_line(f"a repair would keep aside {counted(fresh, 'damaged place')}; nothing was changed")
 
 
 def _repair_fields(path: str, done: Repaired) -> dict[str, object]:
@@ -154,7 +154,7 @@ def _print_repair(done: Repaired) -> None:
             print_line(f"kept: {name}")
     if not (done.gaps or done.mended or done.kept):
         print_line("there was nothing to repair")
-    print_line(f"{done.after.messages:,} messages can be read")
+    print_line(f"{counted(done.after.messages, 'message')} can be read")
 
 
 # ---- trim -----------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def trim(
         print_json(facts)
         return
     verb = "would be removed" if dry_run else "removed"
-    print_line(f"{removed} pages {verb}; messages {facts['first_seq']}..{facts['last_seq']} are there")
+    print_line(f"{counted(removed, 'page')} {verb}; messages {facts['first_seq']}..{facts['last_seq']} are there")
     if facts["held_by"]:
         print_line(f"held back by {', '.join(name for name, seq in held.items() if seq + 1 < wanted)}")
 

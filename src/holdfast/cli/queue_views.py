@@ -32,7 +32,7 @@ from holdfast.queue.page_files import PageDirectory
 from holdfast.queue.page_header import HEADER_BYTES
 from holdfast.queue.reader import read_mark
 
-__all__ = ["dump", "info", "size_text", "tail"]
+__all__ = ["counted", "dump", "info", "size_text", "tail"]
 
 CHARACTERS_MAX = 100
 PROGRESS_MESSAGES = 10_000
@@ -50,6 +50,15 @@ def size_text(count: int) -> str:
             break
         size /= 1024
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def counted(count: int, word: str) -> str:
+    """A number and its word.
+
+    >>> counted(1, "page"), counted(1200, "page")
+    ('1 page', '1,200 pages')
+    """
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
 # ---- info -----------------------------------------------------------------------------------------------------------
@@ -174,7 +183,7 @@ class _Facts:
             "messages": f"{messages:,}" + (f"  ({self.first_seq}..{self.last_seq})" if messages else ""),
             "durable": f"up to {self.durable_seq}" if self.durable_seq else "nothing yet",
             "newest": moment_ns(self.last_time_ns) if messages else "-",
-            "on disk": f"{size_text(self.bytes)} in {len(self.pages)} pages",
+            "on disk": f"{size_text(self.bytes)} in {counted(len(self.pages), 'page')}",
             "writer": _writer_text(self.writer, clean=self.clean),
         }
         if self.set_aside:
