@@ -148,7 +148,8 @@ class History:
 def check_history(history: History) -> list[Violation]:
     """Every violation found, in the order of the laws; empty when the history is explained by the log.
 
-    Cost: O(n log n) for n calls and entries, times the range deletes that fall between a precondition and its verdict.
+    Cost: O(n log n) for n calls and entries, and for each precondition the range deletes between its version and its
+    verdict; for each range read also the transactions between the two or the keys in the range, whichever are fewer.
     """
     log = _Log(history.log)
     return [
@@ -175,6 +176,7 @@ class _Log:
     by_request_id: dict[str, list[LogEntry]] = field(init=False)
     _changes: dict[bytes, list[int]] = field(init=False)
     _keys: list[bytes] = field(init=False)
+    _versions: list[int] = field(init=False)
     _range_deletes: list[tuple[int, RangeDelete]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -192,6 +194,7 @@ class _Log:
                     changes[operation.key].append(entry.version)
         self._changes = dict(changes)
         self._keys = sorted(changes)
+        self._versions = sorted(self.by_version)
 
     def attempt(self, request_id: str, read_version: int | None) -> list[LogEntry]:
         """The entries of one attempt; a log that does not keep read versions cannot tell attempts apart."""
@@ -201,20 +204,25 @@ class _Log:
     def first_change(self, read: Precondition, after: int, before: int) -> int | None:
         """The first version strictly between the two bounds that changed what ``read`` reads."""
         found = self._first_range_delete(read, after, before)
-        keys = (read.key,) if isinstance(read, PointRead) else self._keys_in(read.begin, read.end)
+        if isinstance(read, PointRead):
+            keys = [read.key]
+        else:
+            first = bisect_left(self._keys, read.begin)
+            last = len(self._keys) if read.end is None else bisect_left(self._keys, read.end)
+            start, stop = bisect_right(self._versions, after), bisect_left(self._versions, before)
+            if stop - start < last - first:
+                # Fewer transactions between the two than keys in the range: look at those.
+                for version in self._versions[start:stop]:
+                    if any(_changes(operation, read) for operation in self.by_version[version].operations):
+                        return version
+                return None
+            keys = self._keys[first:last]
         for key in keys:
             versions = self._changes.get(key, [])
             position = bisect_right(versions, after)
             if position < len(versions) and versions[position] < before:
                 found = versions[position] if found is None else min(found, versions[position])
         return found
-
-    def _keys_in(self, begin: bytes, end: bytes | None) -> Iterator[bytes]:
-        for position in range(bisect_left(self._keys, begin), len(self._keys)):
-            key = self._keys[position]
-            if end is not None and key >= end:
-                return
-            yield key
 
     def _first_range_delete(self, read: Precondition, after: int, before: int) -> int | None:
         start = bisect_right(self._range_deletes, after, key=lambda item: item[0])
