@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from holdfast.cli.main import main
 from holdfast.cli.queue_files import paths_like
 from holdfast.queue import Gap
 from holdfast.queue.frame import HEAD_BYTES
+from holdfast.queue.local_files import LocalFiles
 from holdfast.queue.page_header import HEADER_BYTES
 
 PAGE = 8192
@@ -171,15 +173,19 @@ def test_commands_that_read_change_no_file(path: Path, capsys: pytest.CaptureFix
     assert sorted(os.listdir(path.parent)) == listing
 
 
-def test_commands_that_read_work_where_nothing_may_be_written(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for file in path.parent.iterdir():
-        file.chmod(0o444)
-    path.parent.chmod(0o555)
-    try:
-        for command in ("info", "tail", "dump", "verify"):
-            assert run(capsys, command, path)[0] == ANSWERED
-    finally:
-        path.parent.chmod(0o755)
+def test_commands_that_read_work_where_nothing_may_be_written(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("make_directory", "create", "write", "allocate", "truncate", "map", "rename", "unlink", "lock"):
+        monkeypatch.setattr(LocalFiles, name, refuse)
+    for command in ("info", "tail", "dump", "verify"):
+        assert run(capsys, command, path)[0] == ANSWERED
+    for words in (("repair", path), ("trim", path, "--before-seq", 9)):
+        code, _, err = run(capsys, *words)
+        assert code == BAD_REQUEST and "nothing may be written here" in err
 
 
 def test_tail_prints_the_last_messages(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

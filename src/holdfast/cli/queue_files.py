@@ -9,6 +9,7 @@ Failure model: ``NotFound`` with the queues that are there instead, ``InvalidReq
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import time
@@ -101,6 +102,8 @@ def system_errors(path: str) -> Generator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
+        if error.errno == errno.EROFS:
+            raise PermissionDenied("nothing may be written here", path=path, cause=error.strerror) from error
         raise Unavailable("the file system failed", path=error.filename or path, cause=error.strerror) from error
 
 
