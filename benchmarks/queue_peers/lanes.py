@@ -65,7 +65,7 @@ READ: dict[str, int] = {
 """Messages of 100 bytes in the logs that are read; a fifth of it at 1 KiB."""
 SOUGHT = ("holdfast", "lmdb", "sqlite3", "persist-queue SQLite")
 OPENED = ("holdfast", "lmdb", "sqlite3", "litequeue", "persist-queue SQLite")
-WORKED = ("holdfast", "persist-queue ack")
+WORKED = ("holdfast", "persist-queue ack, unsynced", "persist-queue ack")
 BATCH_SIZES = (1, 10, 100, 1000, 4000)
 MESSAGE_SIZES = (10, 100, 1024, 10_240, 102_400)
 LOG_LENGTHS = (10_000, 1_000_000, 10_000_000)
@@ -178,8 +178,11 @@ class Lanes:
 
     def _works(self, number: int) -> None:
         for system in turned(WORKED, number):
-            for waiting in (2_000, 20_000) if system == "holdfast" else (2_000,):
-                self._fresh(f"work {waiting}", system, cell="work", size=100, count=waiting)
+            for waiting in (2_000, 200_000):
+                if system != "persist-queue ack":
+                    self._fresh(f"work {waiting}", system, cell="work", size=100, count=waiting, synced=False)
+            if system != "persist-queue ack, unsynced":
+                self._fresh("work synced 2000", system, cell="work", size=100, count=2_000, synced=True)
 
     def _growth(self) -> None:
         for batch in BATCH_SIZES:

@@ -63,14 +63,15 @@ def _rates(console: Console, lanes: Lanes, size: int) -> None:
 
 
 def _times(console: Console, lanes: Lanes, lengths: Sequence[int]) -> None:
-    table = Table(title="a time in a log of 1 M messages of 100 bytes, warm", title_justify="left")
+    table = Table(title="reading since a time, messages of 100 bytes in batches of 100, warm", title_justify="left")
     for heading in ("", "seek, us", "seek and the first 100 messages, us"):
         table.add_column(heading, justify="left" if not heading else "right")
     for (measured, system), lane in lanes.found.items():
         if measured.startswith("since"):
             seek = f"{lane.median('seek_us'):,.1f}" if "seek_us" in lane.values else ""
-            length = measured.removeprefix("since ").replace("000000", " M").replace("000", ",000")
-            table.add_row(f"{system}, {length}", seek, f"{lane.median('first_us'):,.1f}")
+            length, *how = measured.removeprefix("since ").split()
+            told = f"{system}, {int(length):,} messages{', written one by one' if how else ''}"
+            table.add_row(told, seek, f"{lane.median('first_us'):,.1f}")
     console.print(table)
     table = Table(title="milliseconds to open", title_justify="left")
     for heading in ("", "after a clean close", "after kill -9"):
@@ -83,12 +84,14 @@ def _times(console: Console, lanes: Lanes, lengths: Sequence[int]) -> None:
     for each, title in ((1, "killed after appends one by one"), (1000, "killed after batches of 1,000")):
         table.add_row(f"holdfast, {title}", "", f"{lanes.lane(f'open killed, by {each}').median('ms'):.2f}")
     console.print(table)
-    table = Table(title="get and ack, one by one, by messages waiting", title_justify="left")
+    table = Table(title="work queues: get and ack, one by one", title_justify="left")
     for heading in ("", "messages/s"):
         table.add_column(heading, justify="left" if not heading else "right")
     for (measured, system), lane in lanes.found.items():
         if measured.startswith("work "):
-            table.add_row(f"{system}, {int(measured.removeprefix('work ')):,}", f"{lane.median():,.0f}")
+            *synced, waiting = measured.removeprefix("work ").split()
+            told = f"{system}, {int(waiting):,} waiting{', synced' if synced else ''}"
+            table.add_row(told, f"{lane.median():,.0f}")
     console.print(table)
 
 

@@ -72,6 +72,8 @@ def targets(lanes: Lanes, lengths: Sequence[int]) -> list[Target]:
         found.append(Target(name, f"<= {bound:g} ms", measured, bound / max(times.values())))
     ratio = lanes.rate("tasks 100") / lanes.rate("synced 100")
     found.append(Target("1,000 tasks, over one sync each", ">= 30 x", f"{ratio:,.1f} x", ratio / 30))
-    ratio = lanes.rate("work 2000") / lanes.rate("work 2000", "persist-queue ack")
-    found.append(Target("work queue get and ack, over persist-queue ack", ">= 50 x", f"{ratio:,.1f} x", ratio / 50))
+    ratio = lanes.rate("work 2000") / lanes.rate("work 2000", "persist-queue ack, unsynced")
+    shipped = lanes.rate("work 2000") / lanes.rate("work synced 2000", "persist-queue ack")
+    measured = f"{ratio:,.1f} x unsynced by hand   (as it comes, which always syncs, {shipped:,.1f} x)"
+    found.append(Target("work queue, get and ack, over persist-queue ack", ">= 50 x", measured, ratio / 50))
     return found

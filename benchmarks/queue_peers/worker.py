@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import random
 import signal
 import statistics
@@ -316,28 +317,51 @@ def open_log(system: type[System], folder: Path) -> dict[str, Any]:
 # ---- work queues ----------------------------------------------------------------------------------------------------
 
 
-def work(system: str, folder: Path, size: int, count: int, seconds: float) -> dict[str, Any]:
+def work(system: str, folder: Path, size: int, count: int, synced: bool, seconds: float) -> dict[str, Any]:
     """Messages taken and acknowledged one by one, per second, with ``count`` waiting at the start."""
-    messages = endless(made(size), count)
+    messages = list(endless(made(size), count))
+    step = _worker(folder, messages, synced) if system == "holdfast" else _peer_worker(system, folder, messages)
     done = 0
-    if system == "holdfast":
-        queue = Queue(folder / "log")
-        rest = iter(messages)
-        while batch := list(islice(rest, 1000)):
-            queue.append_many(batch)
-        jobs: Any = queue.work_queue("bench")
-    else:
-        from persistqueue import SQLiteAckQueue
-
-        jobs = SQLiteAckQueue(str(folder))
-        for message in messages:
-            jobs.put(message)
     with Clock() as clock:
         end = time.perf_counter() + seconds
         while done < count and time.perf_counter() < end:
-            jobs.ack(jobs.get())
+            expect(step() == messages[done], f"{system}: job {done + 1} is the message appended as that")
             done += 1
     return {"rate": done / clock.seconds, "messages": done, "other_cores": clock.other_cores}
+
+
+def _worker(folder: Path, messages: list[bytes], synced: bool) -> Callable[[], bytes]:
+    queue = Queue(folder / "log", sync="always" if synced else "os")
+    queue.append_many(messages)
+    jobs = queue.work_queue("bench")
+
+    def step() -> bytes:
+        job = jobs.get()
+        assert job is not None, "there are more jobs than are taken"
+        jobs.ack(job)
+        return job.payload
+
+    return step
+
+
+def _peer_worker(system: str, folder: Path, messages: list[bytes]) -> Callable[[], bytes]:
+    from persistqueue import SQLiteAckQueue
+
+    filled = SQLiteAckQueue(str(folder))
+    rows = ((pickle.dumps(message, protocol=4), time.time()) for message in messages)
+    filled._putter.executemany("INSERT INTO ack_queue_default (data, timestamp, status) VALUES (?, ?, 0)", rows)
+    filled._putter.commit()
+    jobs: Any = SQLiteAckQueue(str(folder))
+    if system.endswith("unsynced"):
+        jobs._putter.execute("PRAGMA synchronous=NORMAL")
+
+    def step() -> bytes:
+        job: dict[str, Any] = jobs.get(raw=True)
+        jobs.ack(id=job["pqid"])
+        found: bytes = job["data"]
+        return found
+
+    return step
 
 
 CELLS: dict[str, Callable[..., dict[str, Any]]] = {
