@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -554,6 +555,8 @@ def test_whatever_is_damaged_a_repair_leaves_what_verifies_and_nothing_invented(
             length = draw.choice([1, 1, 30, 700])
             data[start : start + length] = draw.choice([bytes, draw.randbytes])(len(data[start : start + length]))
         file.write_bytes(data)
+    for words in (["info"], ["tail"], ["dump", "--skip-damage"], ["repair", "--dry-run"]):
+        assert run(capsys, words[0], path, *words[1:])[0] == ANSWERED
     first = run_json(capsys, "verify", path)[1]
     code, done = run_json(capsys, "repair", path)
     assert code == ANSWERED
@@ -566,6 +569,61 @@ def test_whatever_is_damaged_a_repair_leaves_what_verifies_and_nothing_invented(
         for message in queue.read(damage="skip"):
             seq = message.seq
             assert message.payload == (text(seq) if seq <= 300 else b"batch %d" % seq)
+
+
+def test_a_repair_that_is_stopped_at_any_change_is_finished_by_the_next(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage(path, text(200))
+    header = bytearray((path.parent / "orders-2.page").read_bytes())
+    header[40] ^= 1
+    (path.parent / "orders-2.page").write_bytes(header)
+    (path.parent / "orders-3.idx").unlink()
+    broken = {file.name: file.read_bytes() for file in path.parent.glob("*.page")}
+    wanted = ([seq for seq in range(1, 401) if seq != 200], [(200, 200)])
+    stopped_at = 0
+    while True:
+        stopped_at += 1
+        copy = tmp_path / f"stopped-{stopped_at}"
+        copy.mkdir()
+        for file in path.parent.glob("orders*"):
+            shutil.copy(file, copy)
+        with monkeypatch.context() as patch:
+            calls = stop_at(patch, stopped_at)
+            code, _, _ = run(capsys, "repair", copy / "orders")
+        if calls() < stopped_at:
+            break
+        assert code == UNAVAILABLE
+        assert run(capsys, "repair", copy / "orders")[0] == ANSWERED
+        assert readable(copy / "orders") == wanted
+        code, found = run_json(capsys, "verify", copy / "orders")
+        assert (code, found["indexes"]) == (ANSWERED, [])
+        kept = b"".join(file.read_bytes() for file in copy.glob("*.damaged*"))
+        assert bytes(header[:HEADER_BYTES]) in kept
+        assert any(text(200)[1:] in data for data in broken.values()) == (text(200)[1:] in kept)
+    assert code == ANSWERED
+    assert stopped_at > 20
+
+
+def stop_at(patch: pytest.MonkeyPatch, number: int) -> Callable[[], int]:
+    """From the change of that number on, every change fails. Returns how many were tried."""
+    tried = 0
+
+    def guard(name: str) -> None:
+        real = getattr(LocalFiles, name)
+
+        def guarded(*arguments: object, **named: object) -> object:
+            nonlocal tried
+            tried += 1
+            if tried >= number:
+                raise OSError(errno.EIO, "stopped here")
+            return real(*arguments, **named)
+
+        patch.setattr(LocalFiles, name, guarded)
+
+    for name in ("create", "write", "truncate", "rename", "unlink", "sync_data", "sync_directory"):
+        guard(name)
+    return lambda: tried
 
 
 # ---- trim -----------------------------------------------------------------------------------------------------------
