@@ -1,0 +1,165 @@
+"""The rows that are commit requests, and their one form on Spark.
+
+Owns: which columns a request may have, in which types, and the Spark expressions that bring them into one form, sorted.
+Does not own: checks of single requests and their packed form (``request_chunk``).
+
+Columns of a request, one row each:
+
+    order           the place in the total order: any type that sorts; no two requests share one (the name is an option)
+    operations      array of structs: ``kind`` (or ``type``: write, delete, range_delete), ``key`` (or ``begin``),
+                    ``value``, ``end``; without a kind a null value deletes. Or the columns key, value, kind, end: one
+                    operation a row
+    preconditions   array of structs: ``kind`` (or ``type``: point_read, range_read), ``key`` (or ``begin``), ``end``,
+                    ``version``; without a kind, one with an end is a range read
+    read_version    a log version, or ``#k``: as the log was after the k-th request of this input, ``#0`` before all
+    request_id      names the attempt
+
+Keys and values are binary, or strings: their UTF-8, or base64 as in the HTTP API. An array given as a string is JSON.
+
+Failure model: columns that do not fit raise InvalidRequest before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
+from pyspark.sql.types import ArrayType, BinaryType, DataType, StringType, StructType
+
+from holdfast.errors import Code, InvalidRequest
+
+__all__ = ["RequestFormat", "in_order"]
+
+_COLUMNS: Final = ("operations", "preconditions", "read_version", "request_id", "key", "value", "kind", "end")
+_OPERATION_JSON: Final = "array<struct<kind string, type string, key string, begin string, value string, end string>>"
+_READ_JSON: Final = "array<struct<kind string, type string, key string, begin string, end string, version string>>"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFormat:
+    """How rows are to be read as requests. ``text`` says what strings are that stand for keys and values."""
+
+    order_by: str = "order"
+    text: Literal["utf8", "base64"] = "utf8"
+
+    def __post_init__(self) -> None:
+        if self.text not in ("utf8", "base64"):
+            raise InvalidRequest("text is utf8 or base64", code=Code.BAD_CONFIGURATION, text=self.text)
+
+
+def in_order(frame: DataFrame, request_format: RequestFormat, partitions: int) -> DataFrame:
+    """``frame`` in the one form, range-partitioned and sorted by its order.
+
+    Shape: ``order`` string, ``operations`` array of struct<kind, key, end, value>; ``reads`` array of struct<kind,
+    key, end, version>, ``read_version`` and ``request_id`` strings, each only where the frame has it. Raises:
+    InvalidRequest.
+    """
+    types: Mapping[str, DataType] = {field.name: field.dataType for field in frame.schema}
+    order = request_format.order_by
+    if order not in types:
+        raise _misfit(f"there is no column {order}, which gives their order")
+    extra = [name for name in types if name not in _COLUMNS and name != order]
+    if extra:
+        raise _misfit(f"columns {', '.join(extra)} would be lost")
+    columns = [F.col(_quoted(order)).alias("order"), _operations(types, request_format).alias("operations")]
+    if "preconditions" in types:
+        columns.append(_reads(types, request_format).alias("reads"))
+    for name in ("read_version", "request_id"):
+        if name in types:
+            columns.append(F.col(name).cast("string").alias(name))
+    chosen = frame.select(*columns)
+    ordered = chosen.repartitionByRange(partitions, "order").sortWithinPartitions("order")
+    return ordered.withColumn("order", F.col("order").cast("string"))
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _misfit(reason: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"rows are no commit requests: {reason}",
+        code=Code.BAD_CONFIGURATION,
+        hint="a request has an order, operations (or key, value, kind, end), preconditions, read_version, request_id",
+    )
+
+
+def _bytes(column: Column, kind: DataType, request_format: RequestFormat) -> Column:
+    if isinstance(kind, BinaryType):
+        return column
+    if not isinstance(kind, StringType):
+        raise _misfit(f"a key or value is binary or string, not {kind.simpleString()}")
+    return F.unbase64(column) if request_format.text == "base64" else column.cast("binary")
+
+
+class _Fields:
+    """The fields of an array's structs, or of a row: each by the first of its names that is there."""
+
+    def __init__(self, types: Mapping[str, DataType], column: Callable[[str], Column], form: RequestFormat) -> None:
+        self.types = types
+        self._column = column
+        self._format = form
+
+    def text(self, *names: str) -> Column:
+        found = [self._column(name).cast("string") for name in names if name in self.types]
+        return F.coalesce(*found) if found else F.lit(None).cast("string")
+
+    def data(self, *names: str) -> Column:
+        found = [_bytes(self._column(name), self.types[name], self._format) for name in names if name in self.types]
+        if not found:
+            return F.lit(None).cast("binary")
+        return found[0] if len(found) == 1 else F.coalesce(*found)
+
+
+def _operation(fields: _Fields) -> Column:
+    value = fields.data("value")
+    by_value = F.when(value.isNull(), F.lit("delete")).otherwise(F.lit("write"))
+    kind = F.coalesce(fields.text("kind", "type"), by_value) if {"kind", "type"} & set(fields.types) else by_value
+    return F.struct(
+        kind.alias("kind"), fields.data("key", "begin").alias("key"), fields.data("end").alias("end"),
+        value.alias("value"),
+    )  # fmt: skip
+
+
+def _read(fields: _Fields) -> Column:
+    end = fields.data("end")
+    by_end = F.when(end.isNull(), F.lit("point_read")).otherwise(F.lit("range_read"))
+    kind = F.coalesce(fields.text("kind", "type"), by_end) if {"kind", "type"} & set(fields.types) else by_end
+    return F.struct(
+        kind.alias("kind"), fields.data("key", "begin").alias("key"), end.alias("end"),
+        fields.text("version").alias("version"),
+    )  # fmt: skip
+
+
+def _operations(types: Mapping[str, DataType], request_format: RequestFormat) -> Column:
+    if "operations" in types:
+        if "key" in types:
+            raise _misfit("a row of operations has no key of its own")
+        return _each(types["operations"], "operations", _OPERATION_JSON, _operation, request_format)
+    if "key" not in types or not ("value" in types or "kind" in types):
+        raise _misfit("operations are needed, or key and value (or key and kind)")
+    return F.array(_operation(_Fields(types, F.col, request_format)))
+
+
+def _reads(types: Mapping[str, DataType], request_format: RequestFormat) -> Column:
+    return _each(types["preconditions"], "preconditions", _READ_JSON, _read, request_format)
+
+
+def _each(
+    kind: DataType, name: str, json: str, make: Callable[[_Fields], Column], request_format: RequestFormat
+) -> Column:
+    column = F.col(name)
+    if isinstance(kind, StringType):
+        column = F.from_json(column, json, {"mode": "FAILFAST"})
+        struct: DataType = DataType.fromDDL(json).elementType  # type: ignore[attr-defined]
+    elif isinstance(kind, ArrayType):
+        struct = kind.elementType
+    else:
+        raise _misfit(f"{name} is an array of structs, or its JSON")
+    if not isinstance(struct, StructType):
+        raise _misfit(f"{name} is an array of structs")
+    types = {field.name: field.dataType for field in struct}
+    return F.transform(column, lambda each: make(_Fields(types, lambda field: each[field], request_format)))

@@ -1,0 +1,211 @@
+"""The first stage for requests in bulk: which of them gets a version, and what the others are told.
+
+Owns: ordinals, duplicates within the input, versions that were never handed out, window floors.
+Does not own: the rules themselves: they are those of ``commit.sequence``, which the tests compare this with.
+
+The reference is a leader to whom all requests arrive in their order, each before the one before it is answered. So the
+first attempt under a request id is the original, whatever becomes of it; the same attempt again shares its outcome, any
+other under the same id is ``request_id_reused``. None of these gets a version.
+
+An *ordinal* is a request's place among those that get a version, from 1: under a leader with base B its version is B
+plus the ordinal. A read version ``#k`` is the ordinal of the k-th request, or of the last before it that has one; a log
+version v is the ordinal v - B, and below every floor when v is below B.
+
+Failure model: pure memory. Cost: O(requests) array work; a Python step for each request that shares its id or names a
+version above the base. Memory: about 60 bytes a request.
+"""
+
+# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
+# pyright: reportUnknownParameterType=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["BELOW", "Fate", "Sequencing", "Windows", "ordinals_of", "sequence_requests"]
+
+Numbers = npt.NDArray[np.int64]
+
+BELOW: Final = -1
+"""The ordinal of a version that lies below the base."""
+
+
+class Fate(IntEnum):
+    """What becomes of a request. PENDING has a version and waits for its verdict; LOOK_UP waits for the log's word."""
+
+    PENDING = 0
+    COMMITTED = 1
+    CONFLICT = 2
+    TOO_OLD = 3
+    DUPLICATE = 4
+    REQUEST_ID_REUSED = 5
+    FUTURE_VERSION = 6
+    NO_OPERATIONS = 7
+    BAD_REQUEST_ID = 8
+    READ_VERSION_REQUIRED = 9
+    BAD_RANGE = 10
+    LOOK_UP = 11
+
+
+_REFUSED: Final = 6
+"""``Fate`` of a ``Refusal``: its number and this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The window floors: from place ``places[i]`` of the input on, from 1, the floor is what ``#indexes[i]`` means.
+
+    Shape: both rise. Before the first place the floor is the base. No places: the window holds the whole input.
+    """
+
+    places: tuple[int, ...] = ()
+    indexes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert len(self.places) == len(self.indexes), "every floor has a place"
+        assert all(index < place for place, index in zip(self.places, self.indexes, strict=True)), "a floor is past"
+
+    @staticmethod
+    def trailing(requests: int, window: int | None) -> Windows:
+        """A window of at least ``window`` requests, which moves in steps of an eighth of it."""
+        if window is None:
+            return Windows()
+        step = max(1, window // 8)
+        places = tuple(range(window + step + 1, requests + 1, step))
+        return Windows(places, tuple(place - 1 - window for place in places))
+
+    def indexes_at(self, places: Numbers) -> Numbers:
+        """The ``k`` of the floor at each place, 0 for the base."""
+        known: Numbers = np.array((0, *self.indexes), np.int64)
+        found: Numbers = known[np.searchsorted(np.array(self.places, np.int64), places, side="right")]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Sequencing:
+    """Every request's fate so far. ``assigned[k]`` is the ordinal after k requests; ``originals`` maps the place of a
+    duplicate to that of its original. Places count from 0 here."""
+
+    fates: npt.NDArray[np.uint8]
+    assigned: npt.NDArray[np.int32]
+    originals: dict[int, int]
+
+    @property
+    def pending(self) -> npt.NDArray[np.bool_]:
+        """Which requests have a version."""
+        return np.diff(self.assigned) > 0
+
+
+def ordinals_of(
+    indexes: Numbers, versions: Numbers, assigned: npt.NDArray[np.int32], base: int
+) -> npt.NDArray[np.int32]:
+    """The ordinals that these read versions stand for: ``indexes`` where not -1, else ``versions``. -1 is below all."""
+    absolute = np.clip(versions - base, BELOW, 2**31 - 1)
+    return np.where(indexes >= 0, assigned[np.maximum(indexes, 0)], absolute).astype(np.int32)
+
+
+def _plain(column: pa.ChunkedArray) -> Numbers:
+    found: Numbers = pc.fill_null(column, -1).to_numpy().astype(np.int64)
+    return found
+
+
+def sequence_requests(asks: pa.Table, base: int, windows: Windows) -> Sequencing:
+    """Sequence these requests, which stand in their order."""
+    count = asks.num_rows
+    fates: npt.NDArray[np.uint8] = asks["refusal"].to_numpy().astype(np.uint8)
+    fates[fates > 0] += _REFUSED
+    places = np.arange(count, dtype=np.int64)
+    index_max, version_max = asks["index_max"].to_numpy(), asks["version_max"].to_numpy()
+    read_index, read_version = _plain(asks["read_index"]), _plain(asks["read_version"])
+    fates[(fates == 0) & (index_max > places)] = Fate.FUTURE_VERSION
+    special = version_max > base
+    groups, shared = _shared_ids(asks["request_id"])
+    # Requests with an id of their own, whose read version may lie below the floor: the log may know them.
+    floors = windows.indexes_at(places + 1)
+    named = groups >= 0
+    special |= shared | (named & (read_index < floors) & (fates == 0))
+    special &= fates <= _REFUSED
+    chosen = np.flatnonzero(special)
+    taken = (fates == 0) & ~special
+    assigned: npt.NDArray[np.int32] = np.concatenate(([0], np.cumsum(taken))).astype(np.int32)
+    sequencer = _OneByOne(asks, base, fates, assigned, groups)
+    for place in chosen.tolist():
+        sequencer.take(place, int(read_index[place]), int(read_version[place]), int(index_max[place]), int(floors[place]))
+    assigned = np.concatenate(([0], np.cumsum(fates == Fate.PENDING))).astype(np.int32)
+    return Sequencing(fates, assigned, sequencer.originals)
+
+
+def _shared_ids(column: pa.ChunkedArray) -> tuple[Numbers, npt.NDArray[np.bool_]]:
+    """A number for each request id, -1 for none, and whether another request has the same."""
+    if column.null_count == len(column):
+        return np.full(len(column), -1, np.int64), np.zeros(len(column), np.bool_)
+    encoded = column.combine_chunks().dictionary_encode()
+    groups: Numbers = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    counts = np.bincount(groups[groups >= 0], minlength=len(encoded.dictionary))
+    return groups, (groups >= 0) & (counts[groups] > 1)
+
+
+class _OneByOne:
+    """The requests whose fate depends on how many before them got a version, or on another with the same id."""
+
+    def __init__(
+        self,
+        asks: pa.Table,
+        base: int,
+        fates: npt.NDArray[np.uint8],
+        assigned: npt.NDArray[np.int32],
+        groups: Numbers,
+    ) -> None:
+        self.originals: dict[int, int] = {}
+        self._base = base
+        self._fates = fates
+        self._assigned_without = assigned
+        self._groups = groups
+        self._version_max = asks["version_max"].to_numpy()
+        self._fingerprints = asks["fingerprint"]
+        self._known: dict[int, int] = {}
+        self._taken: list[int] = []
+
+    def _assigned(self, place: int) -> int:
+        """The ordinal handed out last before ``place``; places come in order, so all of ``_taken`` lie before."""
+        return int(self._assigned_without[place]) + len(self._taken)
+
+    def take(self, place: int, read_index: int, read_version: int, index_max: int, floor_index: int) -> None:
+        assigned = self._assigned(place)
+        newest = self._base + assigned
+        if read_index > place or read_version > newest:
+            self._fates[place] = Fate.FUTURE_VERSION
+            return
+        group = int(self._groups[place])
+        original = self._known.get(group) if group >= 0 else None
+        if original is not None:
+            same = self._fingerprints[place].as_py() == self._fingerprints[original].as_py()
+            self._fates[place] = Fate.DUPLICATE if same else Fate.REQUEST_ID_REUSED
+            if same:
+                self.originals[place] = original
+            return
+        if group >= 0 and self._below_floor(read_index, read_version, floor_index):
+            self._fates[place] = Fate.LOOK_UP
+            return
+        if index_max > place or int(self._version_max[place]) > newest:
+            self._fates[place] = Fate.FUTURE_VERSION
+            return
+        self._fates[place] = Fate.PENDING
+        self._taken.append(place)
+        if group >= 0:
+            self._known[group] = place
+
+    def _ordinal_after(self, index: int) -> int:
+        low = int(np.searchsorted(self._taken, index)) if self._taken else 0
+        return int(self._assigned_without[index]) + low
+
+    def _below_floor(self, read_index: int, read_version: int, floor_index: int) -> bool:
+        floor = self._ordinal_after(floor_index)
+        return (self._ordinal_after(read_index) if read_index >= 0 else read_version - self._base) < floor
