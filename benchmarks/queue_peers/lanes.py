@@ -25,6 +25,7 @@ from rich.console import Console
 
 __all__ = [
     "BATCH_SIZES",
+    "LEVELS",
     "LOG_LENGTHS",
     "MESSAGE_SIZES",
     "OPENED",
@@ -66,6 +67,7 @@ READ: dict[str, int] = {
 SOUGHT = ("holdfast", "lmdb", "sqlite3", "persist-queue SQLite")
 OPENED = ("holdfast", "lmdb", "sqlite3", "litequeue", "persist-queue SQLite")
 WORKED = ("holdfast", "persist-queue ack, unsynced", "persist-queue ack")
+LEVELS = ("buffered", "os", "every(ms=50)", "every(messages=1000)", "always")
 BATCH_SIZES = (1, 10, 100, 1000, 4000)
 MESSAGE_SIZES = (10, 100, 1024, 10_240, 102_400)
 LOG_LENGTHS = (10_000, 1_000_000, 10_000_000)
@@ -166,14 +168,14 @@ class Lanes:
     def _opens(self, number: int, lengths: Sequence[int]) -> None:
         for system in turned(OPENED, number):
             for count in lengths if system == "holdfast" else [each for each in lengths if each <= 1_000_000]:
-                log = self._log(system, cell="fill", size=100, count=count)
+                log = self._log(system, cell="fill", size=100, count=count, purpose="open clean")
                 self._measure(f"open clean {count}", system, log, cell="open")
         for system in turned(OPENED, number):
             for count in lengths if system == "holdfast" else [each for each in lengths if each <= 1_000_000]:
-                log = self._log(system, cell="fill", size=100, count=count, killed=True)
+                log = self._log(system, cell="fill", size=100, count=count, purpose="open killed")
                 self._measure(f"open killed {count}", system, log, cell="open", killed=1000)
         for each in (1, 1000):
-            log = self._log("holdfast", cell="fill", size=100, count=10_000, killed=each)
+            log = self._log("holdfast", cell="fill", size=100, count=10_000, purpose=f"open killed, by {each}")
             self._measure(f"open killed, by {each}", "holdfast", log, cell="open", killed=each)
 
     def _works(self, number: int) -> None:
@@ -185,6 +187,8 @@ class Lanes:
                 self._fresh("work synced 2000", system, cell="work", size=100, count=2_000, synced=True)
 
     def _growth(self) -> None:
+        for level in LEVELS:
+            self._fresh(f"level {level}", "holdfast", cell="level", sync=level)
         for batch in BATCH_SIZES:
             self._fresh(f"batches of {batch}", "holdfast", cell="write", size=100, batch=batch, synced=False)
         for size in MESSAGE_SIZES:
@@ -225,10 +229,10 @@ class Lanes:
         self._console.print(f"   {name:26} {system:32} {shown:40} others {best['other_cores']:.2f} cores")
 
     def _log(self, system: str, **given: Any) -> Path:
-        """A log that is written once and used in every round."""
+        """A log that is written once and used in every round, for one purpose: opening appends to it."""
         key = (system, *sorted(given.items()))
         if key not in self._logs:
-            given.pop("killed", None)
+            given.pop("purpose", None)
             folder = self._folder / f"log-{len(self._logs)}"
             self._start(system, folder, **given)
             self._logs[key] = folder

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from queue_peers.lanes import BATCH_SIZES, MESSAGE_SIZES, SIZES, Lanes
+from queue_peers.lanes import BATCH_SIZES, LEVELS, MESSAGE_SIZES, SIZES, Lanes
 from queue_peers.targets import Target
 
 __all__ = ["plot", "show"]
@@ -96,9 +96,12 @@ def _times(console: Console, lanes: Lanes, lengths: Sequence[int]) -> None:
 
 
 def _growth(console: Console, lanes: Lanes) -> None:
-    table = Table(title="how cost grows: holdfast without sync", title_justify="left")
+    table = Table(title="how cost grows: holdfast, by level, batch and message", title_justify="left")
     for heading in ("", "messages/s", "MB/s"):
         table.add_column(heading, justify="left" if not heading else "right")
+    for level in LEVELS:
+        rate = lanes.rate(f"level {level}")
+        table.add_row(f"100 bytes, one by one, {level}", f"{rate:,.0f}", f"{rate * 100 / 1e6:,.0f}")
     for batch in BATCH_SIZES:
         rate = lanes.rate(f"batches of {batch}")
         table.add_row(f"100 bytes, batches of {batch:,}", f"{rate:,.0f}", f"{rate * 100 / 1e6:,.0f}")

@@ -26,7 +26,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, Self
 
-from holdfast.queue import Queue
+from holdfast.queue import Queue, every
 from queue_peers.systems import MAP_BYTES, Holdfast, PersistQueueSqlite, Sqlite3, System, system_named
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -38,6 +38,13 @@ SEEKS = 300
 SEEK_MESSAGES = 100
 TIME_KEY = Struct(">QI")
 SECOND_NS = 1_000_000_000
+LEVELS = {
+    "buffered": "buffered",
+    "os": "os",
+    "every(ms=50)": every(ms=50),
+    "every(messages=1000)": every(messages=1000),
+    "always": "always",
+}
 START_NS = 1_767_225_600 * SECOND_NS
 
 
@@ -111,6 +118,23 @@ def write(system: type[System], folder: Path, size: int, batch: int, synced: boo
         for count, payload in enumerate(islice(log.payloads(), done + 1), 1):
             expect(payload == messages[(count - 1) % len(messages)], f"{system.name}: message {count} differs")
         expect(count == done, f"{system.name}: {count} in the log, {done} appended")
+    return {"rate": done / clock.seconds, "messages": done, "other_cores": clock.other_cores}
+
+
+def level(system: type[System], folder: Path, sync: str, seconds: float) -> dict[str, Any]:
+    """Holdfast's appends one by one, of 100 bytes, at one of its sync levels."""
+    message, done = made(100)[0], 0
+    with Queue(folder / "log", sync=LEVELS[sync]) as queue:
+        step = 1 if sync == "always" else CHUNK
+        append = queue.append
+        with Clock() as clock:
+            end = time.perf_counter() + seconds
+            while time.perf_counter() < end and done < WRITE_BYTES_MAX // 100:
+                for _ in range(step):
+                    append(message)
+                done += step
+    with Queue(folder / "log", read_only=True) as queue:
+        expect(queue.last_seq == done, f"{queue.last_seq} in the log, {done} appended")
     return {"rate": done / clock.seconds, "messages": done, "other_cores": clock.other_cores}
 
 
@@ -366,6 +390,7 @@ def _peer_worker(system: str, folder: Path, messages: list[bytes]) -> Callable[[
 
 CELLS: dict[str, Callable[..., dict[str, Any]]] = {
     "write": write,
+    "level": level,
     "gather": gather,
     "fill": fill,
     "read": read,
