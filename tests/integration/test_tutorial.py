@@ -1,0 +1,72 @@
+"""The tutorial of the commit log: run from an empty directory in one shell, and it prints what the page says.
+
+A block of ``text`` behind commands or a program is what they print; ``...`` in it stands for anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing.rgw import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "tutorial" / "commit-log.md"
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MARK = "--- block {} ---"
+ADDRESS = "127.0.0.1:8080"
+SECONDS_MAX = 100
+
+
+def script_of(blocks: list[tuple[str, str]]) -> str:
+    """All blocks in one shell, as a reader would type them; programs are run as a reader would."""
+    lines = ["trap 'kill -9 $(jobs -p) 2> /dev/null || true' EXIT", "set -e"]
+    for number, (language, block) in enumerate(blocks):
+        lines.append(f"echo; echo '{MARK.format(number)}'")
+        lines.append(f"python - <<'END'\n{block}END" if language == "python" else block.rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def matches(printed: str, said: str) -> bool:
+    """Whether the text is what the page says, line ends at the edges aside."""
+    pattern = ".*?".join(map(re.escape, said.strip("\n").split("...")))
+    return re.fullmatch(pattern, printed.strip("\n"), re.DOTALL) is not None
+
+
+@pytest.mark.timeout(SECONDS_MAX + 20)
+def test_every_command_of_the_tutorial_runs_and_prints_what_it_says(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    found = FENCE.findall(PAGE.read_text(encoding="utf-8"))
+    assert {language for language, _ in found} == {"sh", "python", "text"}
+    blocks = [(language, block.replace(ADDRESS, address)) for language, block in found if language != "text"]
+    done = subprocess.run(
+        ["bash", "-c", script_of(blocks)],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "HOLDFAST_URL": f"http://{address}",
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "server.log").read_text()
+    printed = re.split(r"^--- block \d+ ---$", done.stdout, flags=re.MULTILINE)[1:]
+    assert len(printed) == len(blocks)
+    number = -1
+    compared = 0
+    for language, block in found:
+        if language != "text":
+            number += 1
+        else:
+            assert matches(printed[number], block), f"the page says:\n{block}\nbut it printed:\n{printed[number]}"
+            compared += 1
+    assert compared == len(blocks), "every block says what it prints"
