@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from holdfast.queue.work_clock import WorkClock
     from holdfast.queue.work_log import WorkLog
 
-__all__ = ["find_state"]
+__all__ = ["DEAD_PAGE_BYTES", "find_state"]
+
+DEAD_PAGE_BYTES = 512 << 10
 
 
 def find_state(
@@ -66,13 +68,17 @@ def find_state(
 def find_buried(queue: Queue, name: str, machine: WorkMachine) -> None:
     """Apply the dead letters whose BURY was lost: those behind the last that one told."""
     try:
-        dead = queue.beside(f"{name}-dead", read_only=True)
+        with queue.beside(f"{name}-dead", read_only=True) as dead:
+            last_seq = dead.last_seq
     except NotFound:
         return
-    with dead:
-        if dead.last_seq > machine.dead_seq:
-            for message in dead.read(seq=machine.dead_seq + 1, damage="skip"):
-                seq = DeadLetter.decode(message.payload).seq
-                if seq in machine.started:
-                    machine.finish(seq)
-            machine.dead_seq = dead.last_seq
+    if last_seq <= machine.dead_seq:
+        return
+    with queue.beside(f"{name}-dead", page_size=DEAD_PAGE_BYTES) as dead:
+        # A process that was killed may have written them and not synced them: they must not be lost after this.
+        dead.flush()
+        for message in dead.read(seq=machine.dead_seq + 1, damage="skip"):
+            seq = DeadLetter.decode(message.payload).seq
+            if seq in machine.started:
+                machine.finish(seq)
+        machine.dead_seq = dead.last_seq

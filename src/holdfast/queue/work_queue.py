@@ -49,7 +49,7 @@ from holdfast.queue.work_command import Kind, encode_command, encode_one
 from holdfast.queue.work_dead_letter import DeadLetter
 from holdfast.queue.work_job import Job
 from holdfast.queue.work_log import WorkLog
-from holdfast.queue.work_opening import find_state
+from holdfast.queue.work_opening import DEAD_PAGE_BYTES, find_state
 from holdfast.queue.work_source import WorkSource
 
 TYPE_CHECKING = False
@@ -382,7 +382,7 @@ class WorkQueue:
 
     def _bury(self, message: Message, deliveries: int, reason: str) -> int:
         if self._dead is None:
-            self._dead = self._queue.beside(f"{self.name}-dead", sync="always")
+            self._dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
         letter = DeadLetter(message[0], message[1], message[2], deliveries=deliveries, reason=reason)
         dead_seq = self._dead.append(letter.encode())
         return self._do(Kind.BURY, 0, message[0], dead_seq)
