@@ -462,6 +462,8 @@ class Writer:
             if self._page is not None:
                 self._closing.append(self._page.release(self._port))
             self._use(page)
+            # The header says so now: also if this frame is refused and the clock steps back, none may be earlier.
+            self._last_time_ns = time_ns
             self._position = HEADER_BYTES
             self._base_seq, self._batch_surplus = self.next_seq, 0
             self._index_pending, self._index_due = bytearray(), HEADER_BYTES

@@ -1,0 +1,92 @@
+"""What worlds have found, each told once more as plainly as it can be."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from random import Random
+
+import pytest
+
+from holdfast.errors import Unavailable
+from holdfast.queue import Queue
+from holdfast.testing.queue_world import CrashFiles
+
+PAGE_BYTES = 4096
+
+
+class Disk:
+    """A queue on files whose operations are refused on demand, under a clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.files = CrashFiles(Random(1))
+        self.now_ns = 1_000_000_000
+        self.refused = ""
+        self.files.refuse = lambda operation, name: (
+            OSError(errno.EIO, name) if self.refused and f"{operation} {name}".startswith(self.refused) else None
+        )
+
+    def open(self) -> Queue:
+        return Queue("d/q", page_size=PAGE_BYTES, files=self.files, clock=lambda: self.now_ns, background=False)
+
+    def lose_power(self) -> None:
+        self.files = self.files.after_power_loss(Random(2))
+
+
+def payloads(queue: Queue) -> list[bytes]:
+    return [message.payload for message in queue.read()]
+
+
+def test_no_message_is_earlier_than_its_page_when_the_first_was_refused_and_the_clock_stepped_back() -> None:
+    disk = Disk()
+    queue = disk.open()
+    queue.append(b"a" * 1000)
+    disk.now_ns = 9_000_000_000
+    writes = itertools.count(1)
+    disk.files.refuse = lambda operation, name: (
+        OSError(errno.EIO, name)
+        # The header when the page is made, the header when it is begun, and then the frame.
+        if operation == "write" and name.startswith("q-2.page") and next(writes) == 3
+        else None
+    )
+    with pytest.raises(Unavailable):
+        queue.append(b"larger than a page" * 1000)
+    disk.files.refuse = None
+    disk.now_ns = 2_000_000_000
+    queue.append_many([b"e" * 1000])
+    queue.flush()
+    expected = payloads(queue)
+    assert expected[-1] == b"e" * 1000
+    disk.lose_power()
+    for name in disk.files.contents("d"):
+        if not name.endswith(".page"):
+            disk.files.set_content("d", name, None)
+    with disk.open() as again:
+        assert payloads(again) == expected
+
+
+def test_a_page_whose_name_was_taken_by_one_that_failed_is_not_written_to() -> None:
+    disk = Disk()
+    queue = disk.open()
+    queue.append(b"a" * 3000)
+    queue.run_background_work()  # the next page is made ahead
+    disk.files.before = lambda operation: setattr(disk, "refused", operation if operation == "sync directory" else "")
+    with pytest.raises(Unavailable):
+        queue.append(b"larger than a page" * 1000)
+    disk.files.before, disk.refused = None, ""
+    queue.append(b"b" * 2000)
+    disk.files = disk.files.after_kill(Random(3))
+    with disk.open() as again:
+        assert payloads(again) == [b"a" * 3000, b"b" * 2000]
+
+
+def test_a_mark_that_cannot_be_written_refuses_no_message_and_no_flush() -> None:
+    disk = Disk()
+    queue = disk.open()
+    disk.refused = "write q-writeMeta"
+    for number in range(50):
+        assert queue.append(b"%d" % number * 100) == number + 1
+    queue.flush()
+    disk.lose_power()
+    with disk.open() as again:
+        assert payloads(again) == [b"%d" % number * 100 for number in range(50)]
