@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 from tests.s3_lane import gateway, s3_bucket, s3_url
+from tests.spark.command_process import CommandProcess
 from tests.spark.log_builder import LogBuilder, latest_plainly, random_log
 from tests.spark.test_pipeline_audit import damageable, world
 from tests.spark.test_pipeline_tables import content, expected
@@ -28,26 +29,25 @@ __all__ = ["gateway", "s3_bucket", "s3_url"]
 pytestmark = pytest.mark.timeout(420)
 
 CONF = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-COMMANDS = """
-import json, sys
-from holdfast.cli.main import main
-print(json.dumps([main(words) for words in json.loads(sys.argv[1])]))
-"""
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[CommandProcess]:
+    with CommandProcess() as process:
+        yield process
 
 
 def common(log: str, to: str) -> list[str]:
     return ["--log", log, "--to", to, "--master", "local[2]", "--conf", CONF, "--json"]
 
 
-def ran(*commands: list[str]) -> tuple[list[dict[str, dict[str, object]]], list[int]]:
-    """The JSON lines and the exit codes of these commands, run one after the other in one process."""
-    words = json.dumps([["spark", *command] for command in commands])
-    done = subprocess.run(
-        [sys.executable, "-c", COMMANDS, words], capture_output=True, text=True, check=False, timeout=180
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    *lines, codes = done.stdout.splitlines()
-    return [json.loads(line) for line in lines], json.loads(codes)
+def report_of(commands: CommandProcess, *words: str) -> dict[str, object]:
+    """The report of a run that ended well."""
+    code, lines = commands.run("spark", *words)
+    assert code == 0
+    report = lines[-1]["report"]
+    assert isinstance(report, dict)
+    return report
 
 
 async def put_all(url: str, objects: dict[int, bytes]) -> None:
@@ -57,7 +57,7 @@ async def put_all(url: str, objects: dict[int, bytes]) -> None:
     await store.close()
 
 
-def test_log_and_tables_on_a_real_s3_server(s3_bucket: str, gateway: object) -> None:
+def test_log_and_tables_on_a_real_s3_server(commands: CommandProcess, s3_bucket: str, gateway: object) -> None:
     import asyncio
 
     from holdfast.testing.rgw import Gateway
@@ -67,13 +67,11 @@ def test_log_and_tables_on_a_real_s3_server(s3_bucket: str, gateway: object) -> 
     log = gateway.url(s3_bucket, prefix="log")
     table, findings = gateway.url(s3_bucket, prefix="lake/latest"), gateway.url(s3_bucket, prefix="lake/verify")
     asyncio.run(put_all(log, objects))
-    lines, codes = ran(
-        ["latest", *common(log, table), "--buckets", "2", "--step-bytes", "100000"],
-        ["verify", *common(log, findings)],
-        ["latest", *common(log, table)],
-    )
-    assert codes == [0, 0, 0]
-    reports = [line["report"] for line in lines if "report" in line]
+    reports = [
+        report_of(commands, "latest", *common(log, table), "--buckets", "2", "--step-bytes", "100000"),
+        report_of(commands, "verify", *common(log, findings)),
+        report_of(commands, "latest", *common(log, table)),
+    ]
     assert reports[0]["steps"] != 1 and reports[0]["version"] == reports[0]["head_version"]
     assert (reports[1]["findings"], reports[1]["verified"]) == (0, reports[1]["head_version"])
     assert (reports[2]["steps"], reports[2]["started_at_version"]) == (0, reports[0]["version"])
@@ -83,7 +81,7 @@ def test_log_and_tables_on_a_real_s3_server(s3_bucket: str, gateway: object) -> 
     assert dict(zip(rows["key"].to_pylist(), held, strict=True)) == latest_plainly(dict(objects))
 
 
-def test_a_killed_process_is_continued_by_the_next(tmp_path: Path) -> None:
+def test_a_killed_process_is_continued_by_the_next(commands: CommandProcess, tmp_path: Path) -> None:
     builder: LogBuilder = random_log(41, reigns=4, batches=16)
     log = builder.write_to(tmp_path / "log")
     output = tmp_path / "table"
@@ -96,12 +94,13 @@ def test_a_killed_process_is_continued_by_the_next(tmp_path: Path) -> None:
             process.wait(0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(30)
-    lines, codes = ran(["changes", *common(log, output.as_uri())])
-    assert codes == [0] and lines[-1]["report"]["behind_versions"] == 0
+    assert report_of(commands, "changes", *common(log, output.as_uri()))["behind_versions"] == 0
     assert content(Changes, output) == expected(Changes, builder)
 
 
-def test_damage_ends_verify_with_exit_code_6_and_a_wrong_command_with_2(tmp_path: Path) -> None:
+def test_damage_ends_verify_with_exit_code_6_and_a_wrong_command_with_2(
+    commands: CommandProcess, tmp_path: Path
+) -> None:
     objects = dict(world(next(damageable())))
     builder = LogBuilder()
     builder.objects = objects
@@ -110,11 +109,9 @@ def test_damage_ends_verify_with_exit_code_6_and_a_wrong_command_with_2(tmp_path
     objects[victim] = objects[victim][:600] + bytes([objects[victim][600] ^ 1]) + objects[victim][601:]
     log = builder.write_to(tmp_path / "log")
     findings = (tmp_path / "verify").as_uri()
-    lines, codes = ran(
-        ["verify", *common(log, findings)],
-        ["verify", *common(log, findings), "--once", "--every", "5"],
-        ["latest", *common(log, findings)],
-    )
-    assert codes == [6, 2, 2]
+    code, lines = commands.run("spark", "verify", *common(log, findings))
+    assert code == 6
     found = lines[-1]["findings"]
-    assert [row["slot"] for row in found] == [object_name(victim).removeprefix("batches/")]  # type: ignore[index]
+    assert [row["slot"] for row in found] == [object_name(victim).removeprefix("batches/")]  # type: ignore[attr-defined]
+    assert commands.run("spark", "verify", *common(log, findings), "--once", "--every", "5")[0] == 2
+    assert commands.run("spark", "latest", *common(log, findings))[0] == 2

@@ -1,40 +1,86 @@
-"""The same script in one process, through Spark Connect, and on a real S3 server finds the same table."""
+"""The same script in one process, on a cluster whose workers get the package with the job, and through Spark Connect.
+
+Each finds the same table, byte for byte after sorting, on this machine's disk and on a real S3 server.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import sysconfig
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import pyspark
 import pytest
+from pyspark.sql import SparkSession
 from tests.s3_lane import gateway, s3_bucket, s3_url
-from tests.spark.log_builder import LogBuilder, random_log, read_plainly
+from tests.spark import runtime_script
+from tests.spark.log_builder import LogBuilder, latest_plainly, random_log, read_plainly
 from tests.spark.plain import operation_rows
+from tests.spark.service_process import ServiceProcess
+from tests.spark.test_pipeline_tables import content
 
-from holdfast.commit.batch import object_name
+from holdfast.commit.batch import LoggedTransaction, object_name
+from holdfast.commit.transaction import Write
 from holdfast.spark import find_java
+from holdfast.spark.pipeline import Latest
 from holdfast.spark.store_thread import StoreThread
 
 __all__ = ["gateway", "s3_bucket", "s3_url"]
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS_MAX = 100
+SECONDS_MAX = 200
+WORKERS = ("one", "two")
+# Every runtime but the first starts Java processes, which takes long on a machine that does much else.
 pytestmark = pytest.mark.timeout(300)
 
 
-def run(url: str, *arguments: str, python_path: str = str(ROOT / "src")) -> dict[str, object]:
+@dataclass(frozen=True)
+class Known:
+    """A log on disk and the digest that a session of this process makes of it."""
+
+    builder: LogBuilder
+    url: str
+    digest: dict[str, object]
+
+
+@pytest.fixture(scope="module")
+def known(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Known:
+    builder = random_log(21, reigns=5)
+    url = builder.write_to(tmp_path_factory.mktemp("log"))
+    found = runtime_script.digest(runtime_script.read_log(spark, url))
+    assert found["rows"] == len(operation_rows(read_plainly(builder.objects)))
+    return Known(builder, url, found)
+
+
+@dataclass(frozen=True)
+class OnCluster:
+    """What the script found on a cluster, what it left in ``folder``, and what a service then had in its log."""
+
+    folder: Path
+    found: dict[str, list[object]]
+    sent: list[LoggedTransaction]
+
+
+def run(*arguments: str, **more: str) -> dict[str, list[object]]:
     environment = {
         **os.environ,
         "JAVA_HOME": str(find_java()),
-        "PYTHONPATH": python_path,
-        "COLUMNS_READ": "version,seq,kind,key,value,timestamp,position",
+        "PYTHONPATH": str(ROOT / "src"),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_TESTING": "1",  # a Connect server of this process then takes a free port
+        **more,
     }
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("runtime_script.py")), url, *arguments],
+        [sys.executable, str(Path(__file__).with_name("runtime_script.py")), *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -42,37 +88,112 @@ def run(url: str, *arguments: str, python_path: str = str(ROOT / "src")) -> dict
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, list[object]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-@pytest.fixture(scope="module")
-def builder() -> LogBuilder:
-    return random_log(21, reigns=5)
+def bare_python(folder: Path) -> Path:
+    """A Python that has the packages of this one, but not this package: path files are not followed."""
+    path = folder / "bare-python"
+    packages = sysconfig.get_path("platlib")
+    path.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{packages}" exec {sys.executable} -S "$@"\n')
+    path.chmod(0o755)
+    command = [path, "-c", "import pyarrow, holdfast"]
+    missing = subprocess.run(command, env={"PYTHONPATH": ""}, capture_output=True, text=True, check=False)
+    assert "No module named 'holdfast'" in missing.stderr
+    return path
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[str]:
+    """A master and two workers of one core, each in a process of its own; the master's URL."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    home = Path(pyspark.__file__).parent
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        "JAVA_HOME": str(find_java()),
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": runtime_script.JAVA,
+    }
+    host = ["--host", "127.0.0.1", "--webui-port", "0"]
+    master = f"spark://127.0.0.1:{port}"
+    deploy = "org.apache.spark.deploy"
+    worker = [f"{deploy}.worker.Worker", *host, "--cores", "1", "--memory", "1g", "--work-dir"]
+    commands = [
+        [f"{deploy}.master.Master", *host, "--port", str(port)],
+        *([*worker, str(folder / name), master] for name in WORKERS),
+    ]
+    processes = [
+        subprocess.Popen(
+            [home / "bin" / "spark-class", *command],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+        )
+        for command in commands
+    ]
+    try:
+        yield master
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+        for process in processes:
+            process.wait(30)
 
 
 @pytest.fixture(scope="module")
-def local(builder: LogBuilder, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, object]]:
-    """The log's URL, and what one process finds in it."""
-    url = builder.write_to(tmp_path_factory.mktemp("log"))
-    found = run(url, "--master", "local[2]")
-    assert found["rows"] == len(operation_rows(read_plainly(builder.objects)))
-    return url, found
+def on_cluster(known: Known, tmp_path_factory: pytest.TempPathFactory) -> OnCluster:
+    """The script on a cluster: starting one costs more than all that it is asked to do."""
+    folder = tmp_path_factory.mktemp("cluster")
+    archive = folder / "holdfast.zip"
+    with zipfile.ZipFile(archive, "w") as packed:
+        for path in sorted((ROOT / "src").rglob("*.py")):
+            packed.write(path, path.relative_to(ROOT / "src"))
+    (folder / "log").mkdir()
+    with ServiceProcess(folder / "log") as service, cluster(folder) as master:
+        found = run(
+            *("--master", master, "--zip", str(archive), "--table", (folder / "table").as_uri()),
+            *("--sink", service.url, str(folder), known.url),
+            PYSPARK_PYTHON=str(bare_python(folder)),
+        )
+        return OnCluster(folder, found, service.transactions())
 
 
-def test_spark_connect_finds_the_same_table(local: tuple[str, dict[str, object]]) -> None:
-    url, expected = local
-    found = run(url, "--remote", "local[2]")
-    assert (found["rows"], found["digest"]) == (expected["rows"], expected["digest"])
-
-
-def test_a_log_on_a_real_s3_server_is_the_same_table(
-    local: tuple[str, dict[str, object]], builder: LogBuilder, s3_url: str
+def test_a_cluster_whose_workers_get_the_package_with_the_job_finds_the_same_table(
+    known: Known, on_cluster: OnCluster
 ) -> None:
-    _, expected = local
+    assert on_cluster.found["logs"] == [known.digest]
+    places = [str(place) for place in on_cluster.found["places"]]
+    assert all("holdfast.zip" in place for place in places), places
+    assert all(any(str(on_cluster.folder / name) in place for place in places) for name in WORKERS), places
+
+
+def test_a_pipeline_on_a_cluster_makes_the_table_of_a_dict_that_applies_every_operation(
+    known: Known, on_cluster: OnCluster
+) -> None:
+    assert content(Latest, on_cluster.folder / "table") == latest_plainly(known.builder.objects)
+
+
+def test_a_failing_task_is_tried_again_and_sends_nothing_twice(on_cluster: OnCluster) -> None:
+    assert sorted(path.name for path in on_cluster.folder.glob("failed-*")) == ["failed-0", "failed-1"]
+    written = Counter(
+        operation.key
+        for txn in on_cluster.sent
+        for operation in txn.operations
+        if isinstance(operation, Write) and operation.key.startswith(b"f/")
+    )
+    assert written == Counter(b"f/%04d" % number for number in range(runtime_script.SINK_ROWS))
+
+
+def test_spark_connect_finds_the_same_table_on_disk_and_on_a_real_s3_server(known: Known, s3_url: str) -> None:
     with StoreThread(s3_url) as thread:
-        for slot, data in builder.objects.items():
+        for slot, data in known.builder.objects.items():
             name = object_name(slot)
             thread.start(lambda store, name=name, data=data: store.create(name, data)).result()  # type: ignore[misc]
-    found = run(s3_url, "--master", "local[2]")
-    assert (found["rows"], found["digest"]) == (expected["rows"], expected["digest"])
+    found = run("--remote", "local[2]", known.url, s3_url)
+    assert found["logs"] == [known.digest, known.digest]

@@ -14,7 +14,6 @@ from tests.spark.log_builder import LogBuilder, random_log, read_plainly
 from tests.spark.plain import operation_rows, spark_rows
 from tests.spark.service_process import ServiceProcess
 
-from holdfast.client import Client
 from holdfast.commit.transaction import Delete, RangeDelete, Write
 from holdfast.spark import read_log
 
@@ -271,24 +270,3 @@ def test_a_stream_of_one_log_into_another_is_its_table_and_a_replay_adds_nothing
     with pytest.raises(PySparkException, match="written up to other offsets"):
         run()
     assert keys_written(service, b"s/") == once + Counter([b"s/0040"])
-
-
-def test_a_failing_task_is_tried_again_and_sends_nothing_twice(spark: SparkSession, tmp_path: Path) -> None:
-    """In a session whose tasks may fail: local mode retries only with this master."""
-    import subprocess
-    import sys
-
-    script = Path(__file__).with_name("failing_task.py")
-    (tmp_path / "log").mkdir()
-    with ServiceProcess(tmp_path / "log") as own:
-        done = subprocess.run(
-            [sys.executable, str(script), own.url, str(tmp_path)],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        assert keys_written(own, b"f/") == Counter(b"f/%04d" % number for number in range(200))
-        with Client(own.url) as client:
-            assert client.get(b"f/0199") is not None
