@@ -66,7 +66,8 @@ setup_venv() {
         say "Python 3.11, 3.12 or 3.13 is needed: apt install python3 python3-venv (or set PYTHON=/path/to/python)"
         exit 1
     fi
-    if ! .venv/bin/python -c '' 2>/dev/null; then
+    # An environment that somebody made without an installer is of no use, and is made again.
+    if ! .venv/bin/python -m uv --version >/dev/null 2>&1 && ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
         make_environment "$python" || { say "no virtual environment could be made: apt install python3-venv"; exit 1; }
     fi
     if ! .venv/bin/python -m uv --version >/dev/null 2>&1; then
