@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -49,7 +49,8 @@ Numbers = npt.NDArray[np.int64]
 class Resolution:
     """The verdicts. Places count from 0; an ordinal plus the base is a version.
 
-    Shape: ``conflict_places`` rise; for each failed precondition its request, its number there and the ordinal of the
+    Shape: ``ordinals`` are 0 for a request that got no version; ``found_versions`` are those that the log had for
+    requests that were looked up in it. ``conflict_places`` rise; for each failed precondition its request, its number there and the ordinal of the
     newest change that broke it. ``residue`` is what was unknown after each round.
     """
 
@@ -58,15 +59,16 @@ class Resolution:
     conflict_places: Numbers
     conflict_numbers: npt.NDArray[np.int32]
     conflict_ordinals: npt.NDArray[np.int32]
+    ordinals: npt.NDArray[np.int32]
     base: int
     rounds: int
     residue: tuple[int, ...]
     kernel_seconds: float
+    found_versions: Mapping[int, int] = field(default_factory=dict[int, int])
 
     def assigned(self) -> npt.NDArray[np.int32]:
         """The ordinal after k requests, for each k."""
-        counted = (self.fates >= Fate.COMMITTED) & (self.fates <= Fate.TOO_OLD)
-        found: npt.NDArray[np.int32] = np.concatenate(([0], np.cumsum(counted))).astype(np.int32)
+        found: npt.NDArray[np.int32] = np.concatenate(([0], np.maximum.accumulate(self.ordinals))).astype(np.int32)
         return found
 
     def count(self, fate: Fate) -> int:
@@ -84,7 +86,7 @@ def resolve_requests(
     if not staged.requests:
         empty = np.zeros(0, np.int64)
         narrow = empty.astype(np.int32)
-        return Resolution(np.zeros(0, np.uint8), {}, empty, narrow, narrow, base, 0, (), 0.0)
+        return Resolution(np.zeros(0, np.uint8), {}, empty, narrow, narrow, narrow, base, 0, (), 0.0)
     if partitions is None and staged.items <= ITEMS_IN_ONE_TASK:
         sequencing, resolved = _in_one_task(staged, base, windows, judge=True)
     else:
@@ -100,6 +102,7 @@ def resolve_requests(
         resolved.conflict_places,
         resolved.conflict_numbers,
         resolved.conflict_ordinals,
+        np.where(pending, sequencing.assigned[1:], 0).astype(np.int32),
         base,
         resolved.rounds,
         resolved.residue,
