@@ -231,19 +231,26 @@ class LogReader:
     def _leave_page(self, scan: PageScan, step: Step, found: int | None) -> bool:
         first, number = scan.next_seq, scan.header.number
         if step is Step.NEXT_PAGE and found is not None:
-            return self._enter(found, first)
+            return self._go_to(found, first)
         for later in self._pages.numbers() if found is not None and step is not Step.END_AFTER_GAP else []:
             header = self._header(later)
             if later <= number or header is None or header.prepared:
                 continue
             removed = self._pages.header_of(number) is None
             self._report(Trimmed(first, header.base_seq) if removed else Gap(first, header.base_seq - 1, number))
-            return self._enter(later, None)
+            return self._go_to(later, None)
         last = self._owed_seq() - 1
         if last >= first:
             self._report(Gap(first, last, number))
             scan.next_seq = last + 1
         return False
+
+    def _go_to(self, number: int, expected: int | None) -> bool:
+        """Enter a page whose header said that it comes next. Where that page went since, or was damaged, its header is
+        forgotten, so that the next look decides by what is there now."""
+        if not self._enter(number, expected):
+            self._headers.pop(number, None)
+        return True
 
     def _following(self, scan: PageScan) -> tuple[Following, int | None]:
         number = scan.header.number + 1
@@ -285,7 +292,6 @@ class LogReader:
         """Stand at the start of a page. ``expected`` is its base where its header may not say so yet."""
         file = self._pages.open(number)
         if file is None:
-            self._headers.pop(number, None)
             return False
         header = self._pages.header(file, number)
         if header is not None and header.prepared:

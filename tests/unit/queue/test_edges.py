@@ -1,0 +1,143 @@
+"""Laws at the edges: two threads at one moment, a page that goes under its reader, bounds, versions to come, forks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from holdfast.errors import Closed, Code, CorruptData, LimitExceeded, Unavailable
+from holdfast.queue import Queue, Trimmed
+from holdfast.queue.frame import compress_body
+from holdfast.testing.queue_world import CrashFiles
+
+MESSAGE = b"x" * 1000
+
+
+def payloads(queue: Queue, **where: Any) -> list[bytes]:
+    return [message.payload for message in queue.read(**where)]
+
+
+class HookedLock:
+    """A lock that calls ``released`` after each release: another thread's turn, at a place that is chosen."""
+
+    def __init__(self, released: Any) -> None:
+        self._lock = threading.Lock()
+        self._released = released
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        self._released()
+
+
+@pytest.mark.parametrize("turn", range(1, 8))
+def test_a_batch_is_told_its_own_numbers_whoever_appends_meanwhile(tmp_path: Path, turn: int) -> None:
+    with Queue(tmp_path / "q", background=False) as queue:
+        queue.append(b"first")
+        writer: Any = queue._writer  # noqa: SLF001 - the place between two statements is inside
+        releases = iter(range(1, 100))
+
+        def released() -> None:
+            # While the batch is being written others wait: only where they would not does one come in between.
+            if next(releases) == turn and writer._limit > 0:  # noqa: SLF001
+                queue.append(b"between")
+
+        writer._lock = HookedLock(released)  # noqa: SLF001
+        first, last = queue.append_many([b"a", b"b", b"c"])
+        writer._lock = threading.Lock()  # noqa: SLF001
+        found = {message.seq: message.payload for message in queue.read()}
+        assert [found[seq] for seq in range(first, last + 1)] == [b"a", b"b", b"c"]
+
+
+def test_a_reader_whose_next_page_went_while_it_was_known_is_told(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q", page_size=4096) as queue:
+        for _ in range(20):
+            queue.append(MESSAGE)
+        slow = queue.reader()
+        assert slow.read_messages() is not None
+        assert len(payloads(queue)) == 20  # all pages are known now
+        queue.flush()
+        assert queue.trim(before_seq=15) > 2
+        with pytest.raises(Trimmed) as told:
+            slow.read_messages()
+        assert told.value.first_seq == queue.first_seq
+        slow.close()
+
+
+@pytest.mark.parametrize("wrong", ["text", 5, None, [1, 2]], ids=str)
+@pytest.mark.parametrize("level", ["buffered", "os", "always"])
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+def test_what_is_not_bytes_is_refused_at_once_and_spoils_nothing(
+    tmp_path: Path, wrong: object, level: str, many: bool
+) -> None:
+    with Queue(tmp_path / "q", sync=level) as queue:
+        queue.append(b"before")
+        with pytest.raises(TypeError):
+            queue.append_many([b"good", wrong]) if many else queue.append(wrong)
+        assert queue.append(b"after") == 2
+        queue.flush()
+        assert payloads(queue) == [b"before", b"after"]
+
+
+def test_a_buffered_message_is_what_it_was_when_it_was_appended(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q", sync="buffered", background=False) as queue:
+        changing = bytearray(b"one")
+        queue.append(changing)
+        queue.append_many([changing])
+        changing[:] = b"two"
+        queue.flush()
+        assert payloads(queue) == [b"one", b"one"]
+
+
+@pytest.mark.parametrize("level", ["buffered", "os", "always"])
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+def test_the_bound_of_a_message_is_of_what_is_read_and_not_of_what_it_is_compressed_to(
+    tmp_path: Path, level: str, many: bool
+) -> None:
+    with Queue(tmp_path / "q", sync=level, compression=6, max_message=1000) as queue:
+        with pytest.raises(LimitExceeded):
+            queue.append_many([bytes(1001)]) if many else queue.append(bytes(1001))
+        incompressible = os.urandom(1000)
+        assert len(compress_body([incompressible], 6)[0]) > 1000
+        queue.append_many([incompressible]) if many else queue.append(incompressible)
+        queue.flush()
+        assert payloads(queue) == [incompressible]
+
+
+def test_a_batch_that_could_not_be_read_again_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.queue.writer.RAW_BODY_BYTES_MAX", 5000)
+    with Queue(tmp_path / "q", compression=6) as queue:
+        with pytest.raises(LimitExceeded):
+            queue.append_many([bytes(1000)] * 5, atomic=True)
+        queue.append_many([bytes(1000)] * 4, atomic=True)
+        assert len(payloads(queue)) == 4
+
+
+def test_what_the_helper_could_not_write_is_tried_again_with_the_next_message() -> None:
+    files = CrashFiles(Random(1))
+    with Queue("d/q", sync="buffered", files=files, background=False) as queue:
+        wakes: list[int] = []
+        linger: Any = queue._linger  # noqa: SLF001 - in place of the thread, which has no step to look at
+        linger._wake = lambda: wakes.append(queue.last_seq)  # noqa: SLF001
+        queue.append(b"one")
+        queue.append(b"two")
+        assert wakes == [0]
+        files.refuse = lambda operation, _: OSError(errno.ENOSPC, "full") if operation == "allocate" else None
+        with pytest.raises(Unavailable):
+            queue.run_background_work()
+        files.refuse = None
+        queue.append(b"three")
+        assert wakes == [0, 2]
+        queue.run_background_work()
+        assert payloads(queue) == [b"one", b"two", b"three"]
+        queue.append(b"four")
+        queue.append(b"five")
+        assert wakes == [0, 2, 3]
