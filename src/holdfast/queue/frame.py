@@ -63,6 +63,7 @@ __all__ = [
     "COMPRESSED",
     "HEAD",
     "HEAD_BYTES",
+    "RAW_BODY_BYTES_MAX",
     "SEAL",
     "SEAL_BYTES",
     "batch_body",
@@ -71,6 +72,7 @@ __all__ = [
     "encode_seal",
     "implied_seq",
     "message_lengths",
+    "octets",
     "page_seed",
     "payloads",
     "raw_body",
@@ -115,6 +117,14 @@ class SinglePackers(dict[int, "tuple[Callable[..., bytes], Callable[..., None]]"
 
 
 single_packers = SinglePackers()
+
+
+def octets(payload: Octets) -> bytes:
+    """A message as bytes of its own.
+
+    Raises: ``TypeError`` for what is not bytes; ``bytes()`` alone would take a number or a list for some.
+    """
+    return payload if type(payload) is bytes else bytes(memoryview(payload))
 
 
 def page_seed(checksum: Checksum, salt: int, page_number: int) -> int:
@@ -215,10 +225,11 @@ def raw_body(body: bytes, flags: int) -> bytes:
         return body
     decompressor = zlib.decompressobj()
     try:
-        raw = decompressor.decompress(body, RAW_BODY_BYTES_MAX)
+        # One more than the bound, because at exactly so many bytes the end of the stream would not be seen.
+        raw = decompressor.decompress(body, RAW_BODY_BYTES_MAX + 1)
     except zlib.error as error:
         raise CorruptData("a verified frame does not decompress", code=Code.CORRUPT_QUEUE) from error
-    if not decompressor.eof:
+    if not decompressor.eof or len(raw) > RAW_BODY_BYTES_MAX:
         raise CorruptData("a compressed frame is cut or too large", code=Code.CORRUPT_QUEUE, max=RAW_BODY_BYTES_MAX)
     return raw
 

@@ -4,7 +4,7 @@ Owns: the messages that are not written yet, and their sequence numbers. Does no
 (``background``).
 
 Failure model: what waits here is lost with the process. A write that fails leaves what was not written waiting, refuses
-the message that caused it, and is tried again with the next one, so that the memory stays bounded: 256 KiB or 4,096
+the message that caused it if one did, and is tried again soon after the next one, so that the memory stays bounded: 256 KiB or 4,096
 messages and the batch that goes above it.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 
 from holdfast.errors import Unavailable
-from holdfast.queue.frame import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX
+from holdfast.queue.frame import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, octets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ LINGER_S = 0.005
 class Linger:
     """A buffer before a writer. Thread-safe. ``wake`` is called when the first message begins to wait."""
 
-    __slots__ = ("_bytes", "_lock", "_waiting", "_wake", "_writer")
+    __slots__ = ("_bytes", "_late", "_lock", "_waiting", "_wake", "_writer")
 
     def __init__(self, writer: Writer, wake: Callable[[], None]) -> None:
         self._writer = writer
@@ -37,20 +37,24 @@ class Linger:
         self._lock = threading.Lock()
         self._waiting: list[bytes] = []
         self._bytes = 0
+        self._late = False
 
     def append(self, payload: bytes) -> int:
         """Take one message. Returns the sequence number that it will have."""
         return self.append_many((payload,))[1]
 
     def append_many(self, payloads: Sequence[bytes]) -> tuple[int, int]:
-        """Take messages. Raises what writing raises; then none of these were taken."""
+        """Take messages. Raises what writing raises, and ``TypeError``; then none of these were taken."""
+        if set(map(type, payloads)) != {bytes}:
+            # What changes later, or cannot be written, must not wait among the others.
+            payloads = [*map(octets, payloads)]
         size = sum(map(len, payloads))
         with self._lock:
             if self._bytes + size > BATCH_BYTES_MAX or len(self._waiting) + len(payloads) > BATCH_MESSAGES_MAX:
                 self._write()
             self._writer.raise_if_closed()
             self._writer.check_messages(payloads)
-            if not self._waiting:
+            if self._late or not self._waiting:
                 self._wake()
             first = self.next_seq
             self._waiting += payloads
@@ -70,6 +74,7 @@ class Linger:
     def _write(self) -> None:
         if not self._waiting:
             return
+        self._late = True  # until it is written
         try:
             self._writer.append_many(self._waiting, atomic=False)
         except Unavailable as error:
@@ -80,3 +85,4 @@ class Linger:
             raise
         self._waiting = []
         self._bytes = 0
+        self._late = False

@@ -241,13 +241,6 @@ class Queue:
         """
         return None if self._writer is None or self._linger is not None else self._writer.append_at_once(payload)
 
-    def append_unsynced(self, payload: bytes) -> int:
-        """Append and return without waiting for a sync, whatever the level: ``flush`` or ``wait_durable`` wait.
-
-        For those who wait for many at once, as the asyncio twin does.
-        """
-        return (self._writer or self._refuse_all()).append_unsynced(payload)
-
     def wait_durable(self, seq: int) -> None:
         """Return when ``seq`` and all before it are durable. *Raises*: ``Closed`` after a failed sync."""
         (self._writer or self._refuse_all()).durability.wait_for(seq + 1)

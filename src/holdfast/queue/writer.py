@@ -25,12 +25,14 @@ from holdfast.queue.durability import Durability, SyncTarget
 from holdfast.queue.frame import (
     COMPRESSED,
     HEAD_BYTES,
+    RAW_BODY_BYTES_MAX,
     SEAL_BYTES,
     SEQ_MASK,
     batch_body,
     compress_body,
     encode_head,
     encode_seal,
+    octets,
     single_packers,
     split_batches,
 )
@@ -221,7 +223,7 @@ class Writer:
             seq = self._append_durable(payload)
             if seq:
                 return seq
-        return self.append_frames([([bytes(payload)], 1)])[0]
+        return self.append_frames([([octets(payload)], 1)])[0]
 
     def _append_durable(self, payload: bytes) -> int:
         """The quick way at the level "always", or 0 where that takes care. Storing into the mapped page would make
@@ -266,10 +268,6 @@ class Writer:
         """Append if that needs no sync, no page and no other thread to finish; else do nothing and return None."""
         return self.append(payload) if self._position + HEAD_BYTES + len(payload) <= self._limit else None
 
-    def append_unsynced(self, payload: Octets) -> int:
-        """Append one message without the sync that the level would demand."""
-        return self._append_bodies([([bytes(payload)], 1)])[0]
-
     def append_frames(self, bodies: Sequence[tuple[list[bytes], int]]) -> tuple[int, int]:
         """Append each body, with its number of messages, as one frame, and sync as the level demands."""
         first, last = self._append_bodies(bodies)
@@ -288,8 +286,8 @@ class Writer:
                 raise self._refused(error, self.next_seq - first) from error
             finally:
                 with self._lock:
+                    last = self.next_seq - 1  # here, because the next line lets others append
                     self._refresh_limits()
-            last = self.next_seq - 1
             if self._listeners:
                 self._notify()
         return first, last
@@ -302,10 +300,12 @@ class Writer:
         position, seq = self._position, self.next_seq
         level, flags = self._compression, COMPRESSED if self._compression else 0
         for body, count in bodies:
+            self._check_body(sum(map(len, body)), count)
             if level:
                 body = compress_body(body, level)
             size = HEAD_BYTES + sum(map(len, body))
-            self._check_frame(size, count)
+            if HEADER_BYTES + size + SEAL_BYTES > PAGE_BYTES_MAX:
+                raise LimitExceeded("batch is too large for one frame", bytes=size, max=PAGE_BYTES_MAX)
             if self._page is None or position + size > self._page.limit:
                 self._put(parts, placed, time_ns, position, seq)
                 self._roll(size, time_ns)
@@ -341,11 +341,12 @@ class Writer:
         if end >= self._mark_due:
             self._checkpoint()
 
-    def _check_frame(self, size: int, count: int) -> None:
-        if count == 1 and size - HEAD_BYTES > self.message_bytes_max:
-            raise LimitExceeded("message is too large", bytes=size - HEAD_BYTES, max=self.message_bytes_max)
-        if HEADER_BYTES + size + SEAL_BYTES > PAGE_BYTES_MAX:
-            raise LimitExceeded("batch is too large for one frame", bytes=size, max=PAGE_BYTES_MAX)
+    def _check_body(self, size: int, count: int) -> None:
+        """The bounds of a body as it will be read, whatever it is compressed to."""
+        if count == 1 and size > self.message_bytes_max:
+            raise LimitExceeded("message is too large", bytes=size, max=self.message_bytes_max)
+        if self._compression and size > RAW_BODY_BYTES_MAX:
+            raise LimitExceeded("batch is too large for one compressed frame", bytes=size, max=RAW_BODY_BYTES_MAX)
 
     def check_messages(self, payloads: Sequence[bytes]) -> None:
         """Raise ``LimitExceeded`` for a message above the bound."""
