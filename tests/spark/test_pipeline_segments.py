@@ -11,12 +11,13 @@ from tests.spark.log_builder import random_log, read_plainly
 from tests.spark.plain import operation_rows, spark_rows
 from tests.spark.test_pipeline_audit import damageable, on_disk, world
 
-from holdfast.commit.batch import CLAIM_BYTES
+from holdfast.commit.batch import CLAIM_BYTES, ItemKind
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.spark.pipeline import Segments, read_operations, run_pipeline
 from holdfast.spark.pipeline.runner import RunReport
 from holdfast.spark.pipeline.table_files import read_objects
 from holdfast.spark.segment_reading import read_segment_index, segment_rows
+from holdfast.spark.shapes import RowFilter
 
 COLUMNS = "version,position,kind,key,end,value,request_id,seq,timestamp,leader_id"
 
@@ -43,22 +44,12 @@ def test_segments_and_the_log_behind_them_equal_the_plain_reading(spark: SparkSe
     assert rows == [{name: row[name] for name in names} for row in wanted]
     for segment in index.segments:
         (data,) = read_objects((tmp_path / "segments").as_uri(), [segment.path])
-        found = [
-            row for batch in segment_rows(data, names, version_min=0, version_max=2**53) for row in batch.to_pylist()
-        ]
+        found = [row for batch in segment_rows(data, names, RowFilter()) for row in batch.to_pylist()]
         order = [(row["version"], row["position"]) for row in found]
         assert order == sorted(order) and len(order) == segment.rows
         middle = order[len(order) // 2][0]
-        some = segment_rows(
-            data,
-            ["version", "key"],
-            version_min=middle,
-            version_max=middle,
-            kinds=["write"],
-            key_begin=b"a",
-            key_end=b"c",
-        )
-        picked = [row["key"] for batch in some for row in batch.to_pylist()]
+        some = RowFilter(middle, middle, (ItemKind.WRITE,), b"a", b"c")
+        picked = [row["key"] for batch in segment_rows(data, ["version", "key"], some) for row in batch.to_pylist()]
         of_version = [row for row in wanted if row["version"] == middle and row["kind"] == "write"]
         assert picked == [row["key"] for row in of_version if b"a" <= row["key"] < b"c"]  # type: ignore[operator]
 
@@ -82,7 +73,7 @@ def test_what_is_in_segments_may_leave_the_log(spark: SparkSession, tmp_path: Pa
         row
         for segment in held
         for data in read_objects(table.as_uri(), [segment.path])
-        for batch in segment_rows(data, COLUMNS.split(","), version_min=0, version_max=2**53)
+        for batch in segment_rows(data, COLUMNS.split(","), RowFilter())
         for row in batch.to_pylist()
     ]
     assert [(row["version"], row["position"], row["key"]) for row in found] == [

@@ -36,8 +36,11 @@ __all__ = [
     "Mode",
     "Position",
     "ReadOptions",
+    "boolean",
+    "iso_time",
     "parse_duration_ms",
     "parse_read_options",
+    "partition_bytes",
     "recognised",
 ]
 
@@ -90,6 +93,7 @@ _APPLIES: Final[Mapping[str, tuple[frozenset[Shape], frozenset[Mode]]]] = {
     "verify": (_ROWS, _BOTH),
     "targetPartitionBytes": (_EVERY_SHAPE, _BOTH),
     "pushdown": (_EVERY_SHAPE, _BATCH),
+    "segments": (_KEYED, _BATCH),
     "kinds": (_KEYED, _BOTH),
     "keyPrefix": (_KEYED, _BOTH),
     "keyBegin": (_KEYED, _BOTH),
@@ -145,7 +149,7 @@ class ReadOptions:
     at the oldest object still kept, and ``from_latest`` means the newest version of the log (a stream: what comes
     after it); ``ending_version`` None means the end of the log when the read is planned. Keys are raw
     bytes in ``[key_begin, key_end)``, a ``key_end`` of None means to the last key. ``kinds`` are the operations wanted.
-    ``poll_ms`` None leaves the interval to the kind of store.
+    ``poll_ms`` None leaves the interval to the kind of store. ``segments_url`` is a table of segments to be preferred.
     """
 
     url: str
@@ -165,6 +169,7 @@ class ReadOptions:
     key_end: bytes | None = None
     admission: Admission = Admission()
     poll_ms: int | None = None
+    segments_url: str | None = None
 
 
 def parse_read_options(given: Mapping[str, str], mode: Mode | None = None) -> ReadOptions:
@@ -175,6 +180,7 @@ def parse_read_options(given: Mapping[str, str], mode: Mode | None = None) -> Re
     >>> parse_read_options({"url": "file:///log", "STARTINGVERSION": "7"}).starting_version
     7
     """
+    _refuse_other_sources(given)
     options = recognised(given, _APPLIES)
     shape = _choice("shape", options.get("shape", Shape.OPERATIONS), Shape)
     for name in options:
@@ -197,16 +203,25 @@ def parse_read_options(given: Mapping[str, str], mode: Mode | None = None) -> Re
         starting_after=_offsets(options),
         from_latest=from_latest,
         ending_version=ending,
-        fail_on_data_loss=_boolean(options, "failOnDataLoss", default=True),
-        verify=_boolean(options, "verify", default=True),
-        pushdown=_boolean(options, "pushdown", default=False),
-        target_partition_bytes=_partition_bytes(options),
+        fail_on_data_loss=boolean(options, "failOnDataLoss", default=True),
+        verify=boolean(options, "verify", default=True),
+        pushdown=boolean(options, "pushdown", default=False),
+        target_partition_bytes=partition_bytes(options),
         kinds=_kinds(options),
         key_begin=key_begin,
         key_end=key_end,
         admission=_admission(options),
         poll_ms=parse_duration_ms("pollInterval", options["pollInterval"]) if "pollInterval" in options else None,
+        segments_url=_url(options, "segments") if "segments" in options else None,
     )
+
+
+def _refuse_other_sources(given: Mapping[str, str]) -> None:
+    names = {name.lower() for name in given}
+    if "store" in names:
+        raise _invalid("store", "is for message stores, which this version cannot read yet; a queue: shape=messages")
+    if "queue" in names:
+        raise _invalid("queue", "has no effect without shape=messages")
 
 
 def _valid(shape: Shape, mode: Mode) -> list[str]:
@@ -217,13 +232,13 @@ def _invalid(option: str, reason: str) -> InvalidRequest:
     return InvalidRequest(f"option {option} {reason}", code=Code.BAD_CONFIGURATION)
 
 
-def recognised(given: Mapping[str, str], known_names: Iterable[str]) -> dict[str, str]:
+def recognised(given: Mapping[str, str], known_names: Iterable[str], path_means: str = "url") -> dict[str, str]:
     """The options by their own spelling. ``load(url)`` arrives as Spark's ``path``, another word for ``url``.
 
     Raises: InvalidRequest for an unknown one, with the nearest known and all of them.
     """
     names = list(known_names)
-    spelling = {name.lower(): name for name in names} | {"path": "url"}
+    spelling = {name.lower(): name for name in names} | {"path": path_means}
     options: dict[str, str] = {}
     for name, value in given.items():
         known = spelling.get(name.lower())
@@ -232,18 +247,18 @@ def recognised(given: Mapping[str, str], known_names: Iterable[str]) -> dict[str
             meant = f"; did you mean {spelling[close[0]]}?" if close else ";"
             raise _invalid(name, f"is unknown{meant} valid options: {', '.join(names)}")
         if known in options and options[known] != value:
-            raise _invalid(known, "is given twice with different values (load(path) and url mean the same)")
+            raise _invalid(known, f"is given twice with different values (load(path) and {path_means} mean the same)")
         options[known] = value
     return options
 
 
-def _url(options: Mapping[str, str]) -> str:
-    url = options.get("url", "").strip()
+def _url(options: Mapping[str, str], name: str = "url") -> str:
+    url = options.get(name, "").strip()
     if not url:
-        raise _invalid("url", 'is required, for example .option("url", "s3://bucket/log")')
+        raise _invalid(name, f'is required, for example .option("{name}", "s3://bucket/log")')
     parts = urlsplit(url)
     if parts.password is not None:
-        raise _invalid("url", "carries a password; credentials come from the environment, because plans print options")
+        raise _invalid(name, "carries a password; credentials come from the environment, because plans print options")
     return url
 
 
@@ -251,7 +266,8 @@ def _choice(name: str, text: str, choices: type[_E]) -> _E:
     try:
         return choices(text.strip().lower())
     except ValueError:
-        raise _invalid(name, f"is {text!r}; valid: {', '.join(choices)}") from None
+        also = ", messages" if choices is Shape else ""
+        raise _invalid(name, f"is {text!r}; valid: {', '.join(choices)}{also}") from None
 
 
 def _names(text: str) -> list[str]:
@@ -295,8 +311,16 @@ def _starting(options: Mapping[str, str]) -> tuple[int | None, bool]:
 
 
 def _timestamp(options: Mapping[str, str]) -> int | None:
-    """Milliseconds since the Unix epoch. A time without a zone would mean something else on every machine."""
-    name = "startingTimestamp"
+    """Milliseconds since the Unix epoch."""
+    instant = iso_time(options, "startingTimestamp")
+    return None if instant is None else int(instant.timestamp() * 1000)
+
+
+def iso_time(options: Mapping[str, str], name: str) -> datetime | None:
+    """The aware time that an option gives. One without a zone would mean something else on every machine.
+
+    Raises: InvalidRequest.
+    """
     if name not in options:
         return None
     try:
@@ -305,7 +329,7 @@ def _timestamp(options: Mapping[str, str]) -> int | None:
         instant = None
     if instant is None or instant.tzinfo is None:
         raise _invalid(name, f"is {options[name]!r}; valid: an ISO time with its zone, such as 2026-01-31T12:00:00Z")
-    return int(instant.timestamp() * 1000)
+    return instant
 
 
 def _offsets(options: Mapping[str, str]) -> Position | None:
@@ -380,7 +404,8 @@ def _ending(options: Mapping[str, str]) -> int | None:
     return None if text == LATEST else _version("endingVersion", text, (LATEST,))
 
 
-def _boolean(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+def boolean(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """The value of a switch. Raises: InvalidRequest."""
     match options.get(name, str(default)).strip().lower():
         case "true":
             return True
@@ -390,7 +415,8 @@ def _boolean(options: Mapping[str, str], name: str, *, default: bool) -> bool:
             raise _invalid(name, f"is {other!r}; valid: true, false")
 
 
-def _partition_bytes(options: Mapping[str, str]) -> int:
+def partition_bytes(options: Mapping[str, str]) -> int:
+    """The value of ``targetPartitionBytes``. Raises: InvalidRequest."""
     name = "targetPartitionBytes"
     text = options.get(name, str(PARTITION_BYTES_DEFAULT)).strip()
     if not (text.isascii() and text.isdigit() and PARTITION_BYTES_MIN <= int(text) <= PARTITION_BYTES_MAX):

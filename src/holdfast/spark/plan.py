@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, TypeAlias
 
@@ -144,7 +144,11 @@ async def first_place(store: ObjectStore, chain: Chain, options: ReadOptions, st
     """
     after, since_ms = options.starting_after, options.starting_ms
     if since_ms is not None:
-        return await _first_index(store, chain, lambda header: header.time_ms >= since_ms)
+        since = await _first_index(store, chain, lambda header: header.time_ms >= since_ms)
+        if starting is None:
+            return since
+        # Both are given where segments hold what lies before ``starting``.
+        return max(since, await first_place(store, chain, replace(options, starting_ms=None), starting))
     if after is not None and after.seq is not None:
         seq = after.seq
         await _refuse_loss(store, chain, options, lambda oldest: seq_of(oldest.prev) > seq, after)
@@ -331,13 +335,17 @@ async def _first_index(store: ObjectStore, chain: Chain, reached: Callable[[Head
 
 
 def cut(chain: Chain, first: int, past: int, target_bytes: int) -> list[Piece]:
-    """Pieces of nearly equal cost, none much above ``target_bytes``, never fewer objects than one."""
+    """Pieces of nearly equal cost, none much above ``target_bytes``, never fewer objects than one.
+
+    More than one are made an even number of pieces: with one left over, half of a small machine waits for the last.
+    """
     if first >= past:
         return []
     costs = chain.sizes[first:past] + OBJECT_COST_BYTES
     ends = np.cumsum(costs)
     total = int(ends[-1])
-    share = -(-total // -(-total // target_bytes))
+    pieces = -(-total // target_bytes)
+    share = -(-total // (pieces + pieces % 2 if pieces > 1 else 1))
     cuts = np.flatnonzero(np.diff((ends - costs) // share)) + 1
     edges = [first, *(first + int(cut) for cut in cuts), past]
     claims = np.flatnonzero(chain.sizes == CLAIM_BYTES)

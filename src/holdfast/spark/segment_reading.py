@@ -26,7 +26,7 @@ finds the new ones.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,8 +36,9 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from holdfast.commit.transaction import VERSION_MAX
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
-from holdfast.spark.shapes import Shape, arrow_schema, column_names
+from holdfast.spark.shapes import OPERATION_KINDS, RowFilter, Shape, arrow_schema, column_names
 
 __all__ = ["SEGMENT_SCHEMA", "Segment", "SegmentIndex", "read_segment_index", "segment_rows"]
 
@@ -94,51 +95,72 @@ def read_segment_index(uri: str, options: Mapping[str, str]) -> SegmentIndex:
 
 
 def segment_rows(
-    data: bytes,
-    columns: Sequence[str],
-    *,
-    version_min: int,
-    version_max: int,
-    kinds: Sequence[str] | None = None,
-    key_begin: bytes = b"",
-    key_end: bytes | None = None,
+    data: bytes, columns: Sequence[str], wanted: RowFilter, *, since_ms: int | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The wanted rows of one segment's bytes, in log order, with these ``columns`` of the shape ``operations``.
 
-    Shape: versions inclusive, keys ``[key_begin, key_end)``; a range delete is wanted when its range meets that one.
-    Row groups without a wanted version are not decoded.
+    Units: ``since_ms`` is milliseconds since the Unix epoch, inclusive. Row groups without a wanted version are not
+    decoded.
     """
     file = pq.ParquetFile(pa.BufferReader(data))
     at = file.schema_arrow.get_field_index("version")
     schema = arrow_schema(Shape.OPERATIONS, columns)
-    needed = list(dict.fromkeys([*columns, "version", "kind", "key", "end"]))
+    tests = list(_tests(wanted, since_ms))
+    needed = list(dict.fromkeys([*columns, *(name for test in tests for name in test.columns)]))
+    lowest, highest = wanted.version_min or 0, VERSION_MAX if wanted.version_max is None else wanted.version_max
     for group in range(file.num_row_groups):
         bounds = file.metadata.row_group(group).column(at).statistics
-        if bounds is not None and (bounds.min > version_max or bounds.max < version_min):
+        if bounds is not None and (bounds.min > highest or bounds.max < lowest):
             continue
         rows = file.read_row_group(group, columns=needed)
-        wanted = _between(rows["version"], version_min, version_max)
-        if kinds is not None:
-            among = pc.call_function("is_in", [rows["kind"]], pc.SetLookupOptions(value_set=pa.array(kinds)))
-            wanted = pc.call_function("and", [wanted, among])
-        if key_begin or key_end is not None:
-            wanted = pc.call_function("and", [wanted, _keys_between(rows, key_begin, key_end)])
-        yield from rows.filter(wanted).select(list(columns)).cast(schema).to_batches()
+        for test in tests:
+            rows = rows.filter(test.passes(rows))
+        yield from rows.select(list(columns)).cast(schema).to_batches()
 
 
-def _between(versions: pa.ChunkedArray, lowest: int, highest: int) -> pa.ChunkedArray:
-    above = pc.call_function("greater_equal", [versions, pa.scalar(lowest, pa.int64())])
-    below = pc.call_function("less_equal", [versions, pa.scalar(min(highest, 2**63 - 1), pa.int64())])
-    return pc.call_function("and", [above, below])
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """What a wanted row passes, and the columns that this looks at."""
+
+    columns: tuple[str, ...]
+    passes: Callable[[pa.Table], pa.ChunkedArray]
 
 
-def _keys_between(rows: pa.Table, begin: bytes, end: bytes | None) -> pa.ChunkedArray:
-    lowest = pa.scalar(begin, pa.binary())
-    point = pc.call_function("greater_equal", [rows["key"], lowest])
-    reaches = pc.call_function("greater", [rows["end"], lowest]).fill_null(True)
+def _tests(wanted: RowFilter, since_ms: int | None) -> Iterator[_Test]:
+    for name, lowest, highest in (
+        ("version", wanted.version_min, wanted.version_max),
+        ("seq", wanted.seq_min, wanted.seq_max),
+    ):
+        if lowest is not None:
+            yield _compares(name, "greater_equal", pa.scalar(lowest, pa.int64()))
+        if highest is not None:
+            yield _compares(name, "less_equal", pa.scalar(highest, pa.int64()))
+    if since_ms is not None:
+        yield _compares(
+            "timestamp", "greater_equal", pa.scalar(since_ms * 1000, SEGMENT_SCHEMA.field("timestamp").type)
+        )
+    if wanted.kinds != OPERATION_KINDS:
+        yield _is_among("kind", [kind.name.lower() for kind in wanted.kinds])
+    if wanted.request_ids is not None:
+        yield _is_among("request_id", wanted.request_ids)
+    if wanted.key_begin:
+        yield _Test(("kind", "key", "end"), lambda rows: _reaches(rows, pa.scalar(wanted.key_begin, pa.binary())))
+    if wanted.key_end is not None:
+        yield _compares("key", "less", pa.scalar(wanted.key_end, pa.binary()))
+
+
+def _compares(name: str, how: str, value: pa.Scalar) -> _Test:
+    return _Test((name,), lambda rows: pc.call_function(how, [rows[name], value]))
+
+
+def _is_among(name: str, texts: Sequence[str]) -> _Test:
+    options = pc.SetLookupOptions(value_set=pa.array(texts, pa.string()))
+    return _Test((name,), lambda rows: pc.call_function("is_in", [rows[name]], options))
+
+
+def _reaches(rows: pa.Table, begin: pa.Scalar) -> pa.ChunkedArray:
+    """Points at or above ``begin``, and range deletes that end above it."""
+    point = pc.call_function("greater_equal", [rows["key"], begin])
+    ends_above = pc.call_function("greater", [rows["end"], begin]).fill_null(True)
     is_range = pc.call_function("equal", [rows["kind"], "range_delete"])
-    found = pc.call_function("if_else", [is_range, reaches, point])
-    if end is None:
-        return found
-    below = pc.call_function("less", [rows["key"], pa.scalar(end, pa.binary())])
-    return pc.call_function("and", [found, below])
+    return pc.call_function("if_else", [is_range, ends_above, point])

@@ -15,7 +15,7 @@ hold plain values and open the store where they run. Planning happens anew for e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -34,9 +34,10 @@ from pyspark.sql.types import (
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.options import Mode, ReadOptions, parse_read_options
-from holdfast.spark.partition import LogPartition
+from holdfast.spark.partition import LogPartition, SegmentPartition
 from holdfast.spark.plan import Plan, plan_read
 from holdfast.spark.pushdown import row_filter_of
+from holdfast.spark.queue_options import is_read_of_messages, parse_message_options
 from holdfast.spark.scan import scan
 from holdfast.spark.shapes import RowFilter, arrow_schema
 from holdfast.spark.store_thread import StoreThread
@@ -105,9 +106,13 @@ class HoldfastBatchReader(DataSourceReader):
         self._pushed = row_filter_of(kept, self._options.shape)
         return kept
 
-    def partitions(self) -> list[LogPartition]:
+    def partitions(self) -> Sequence[LogPartition | SegmentPartition]:
         """The pieces to read. Raises: NotFound, InvalidRequest, CorruptData, Unavailable."""
         options, pushed = self._options, self._pushed
+        if options.segments_url is not None:
+            from holdfast.spark.segment_plan import plan_with_segments
+
+            return plan_with_segments(options, pushed)
         with StoreThread(options.url) as thread:
             plan: Plan = thread.start(lambda store: plan_read(store, options, pushed)).result()
         return [LogPartition(piece, plan.wanted) for piece in plan.pieces]
@@ -116,6 +121,10 @@ class HoldfastBatchReader(DataSourceReader):
         """The rows of one piece. For a read without pieces Spark passes an empty partition of its own."""
         if isinstance(partition, LogPartition):
             yield from scan(self._options, partition.wanted, partition.piece)
+        elif isinstance(partition, SegmentPartition):
+            from holdfast.spark.segment_plan import scan_segment
+
+            yield from scan_segment(self._options, partition)
 
 
 class HoldfastDataSource(DataSource):
@@ -128,10 +137,20 @@ class HoldfastDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of the chosen shape. Raises: InvalidRequest."""
+        if is_read_of_messages(self.options):
+            from holdfast.spark.queue_source import message_schema
+
+            return message_schema(parse_message_options(self.options))
         return spark_schema(parse_read_options(self.options))
 
-    def reader(self, schema: StructType) -> HoldfastBatchReader:
+    def reader(self, schema: StructType) -> DataSourceReader:
         """A batch reader. Raises: InvalidRequest, also when ``.schema(...)`` asked for other columns."""
+        if is_read_of_messages(self.options):
+            from holdfast.spark.queue_source import HoldfastMessageReader, message_schema
+
+            messages = parse_message_options(self.options, Mode.BATCH)
+            _require_own_columns(schema, message_schema(messages))
+            return HoldfastMessageReader(messages)
         return HoldfastBatchReader(self._read_options(schema, Mode.BATCH))
 
     def streamReader(self, schema: StructType) -> HoldfastStreamReader:  # noqa: N802  Spark's name
@@ -165,13 +184,18 @@ class HoldfastDataSource(DataSource):
         return options
 
     def _read_options(self, schema: StructType, mode: Mode) -> ReadOptions:
+        if is_read_of_messages(self.options):
+            parse_message_options(self.options, mode)  # which says why a stream of them is refused
         options = parse_read_options(self.options, mode)
-        own = spark_schema(options)
-        if schema != own:
-            raise InvalidRequest(
-                "the columns of this source cannot be declared by .schema(...)",
-                code=Code.BAD_CONFIGURATION,
-                hint='choose them with .option("columns", "version,key,...") and .option("shape", ...)',
-                columns=own.simpleString(),
-            )
+        _require_own_columns(schema, spark_schema(options))
         return options
+
+
+def _require_own_columns(schema: StructType, own: StructType) -> None:
+    if schema != own:
+        raise InvalidRequest(
+            "the columns of this source cannot be declared by .schema(...)",
+            code=Code.BAD_CONFIGURATION,
+            hint='choose them with .option("columns", "version,key,...") and .option("shape", ...)',
+            columns=own.simpleString(),
+        )

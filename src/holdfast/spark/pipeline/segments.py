@@ -1,7 +1,8 @@
 """``segments``: many small objects of the log rewritten into few large Parquet files, in log order.
 
-Owns: when there is enough for a segment, the cutting into files, and a read that prefers segments to the log.
-Does not own: the format (``segment_reading``), the commit (``delta_output``).
+Owns: when there is enough for a segment, the cutting into files, and the ready-made read of both.
+Does not own: the format (``segment_reading``), a read that prefers segments (``segment_plan``), the commit
+(``delta_output``).
 
 A segment takes 64 to 256 MiB of log: a run leaves what is not yet enough for one in the log, where it is read from
 until more has come. A reader of history opens hundreds of files instead of millions of objects, and what is in segments
@@ -24,20 +25,19 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.pipeline.delta_output import DeltaOutput
 from holdfast.spark.pipeline.increments import Increment, log_head, next_increment
 from holdfast.spark.pipeline.runner import StepResult
-from holdfast.spark.pipeline.table_files import FILES_TYPE, new_files, read_objects, told, write_table
+from holdfast.spark.pipeline.table_files import FILES_TYPE, new_files, told, write_table
 from holdfast.spark.pipeline.table_location import table_location
-from holdfast.spark.segment_reading import SEGMENT_SCHEMA, read_segment_index, segment_rows
+from holdfast.spark.segment_plan import index_of_log
+from holdfast.spark.segment_reading import SEGMENT_SCHEMA
 
 __all__ = ["SEGMENT_LOG_BYTES_MIN", "Segments", "read_operations"]
 
 SEGMENT_LOG_BYTES_MIN: Final = 64 * 2**20
 SEGMENT_LOG_BYTES: Final = 128 * 2**20
 SEGMENT_ROW_BYTES_MAX: Final = 256 * 2**20
-TASKS_OF_A_READ_MAX: Final = 256
 
 
 class Segments:
@@ -118,32 +118,11 @@ def read_operations(
 ) -> DataFrame:
     """Every operation of the log, from segments as far as they go and from the log behind them, in no order.
 
-    The segments are those of this moment; the log is read up to its head when the frame is used. Works after
-    retention has removed from the log what is in segments.
+    This is ``format("holdfast")`` with its option ``segments``, checked at once and not when the frame is used. Works
+    after retention has removed from the log what is in segments.
 
     Raises: NotFound (no segments, empty log), InvalidRequest (segments of another log), Unavailable.
     """
-    location = table_location(segments_url)
-    index = read_segment_index(location.uri, location.options)
-    log_id = log_head(log_url).log_id
-    if index.log_id != log_id:
-        raise InvalidRequest(
-            "the segments are of another log", code=Code.BAD_CONFIGURATION, log_id=log_id, segments_of=index.log_id
-        )
+    index_of_log(segments_url, log_head(log_url))
     reader = spark.read.format("holdfast").option("url", log_url).option("columns", columns)
-    behind = reader.option("startingVersion", str(index.through + 1)).load()
-    paths = [segment.path for segment in index.segments]
-    if not paths:
-        return behind
-    wanted = [name.strip() for name in columns.split(",")]
-    through = index.through
-
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for path in batch["path"].to_pylist():
-                for data in read_objects(segments_url, [path]):
-                    yield from segment_rows(data, wanted, version_min=0, version_max=through)
-
-    names = spark.createDataFrame([(path,) for path in paths], "path string")
-    files = names.repartition(min(len(paths), TASKS_OF_A_READ_MAX)).mapInArrow(read, behind.schema)
-    return files.unionByName(behind)
+    return reader.option("segments", segments_url).load()
