@@ -28,7 +28,7 @@ from holdfast.commit.transaction import (
 )
 from holdfast.errors import HoldfastError
 from holdfast.server.requests import problem_with
-from holdfast.spark.bulk.sequencing import Windows
+from holdfast.spark.bulk.sequencing import WHOLE_INPUT, Windows
 
 BASE = 300_000_000
 UNBOUNDED = 2**62
@@ -73,7 +73,7 @@ class Verdict:
     conflicts: tuple[tuple[int, int], ...] = ()
 
 
-def judge_plainly(requests: Sequence[Request], base: int, windows: Windows = Windows()) -> list[Verdict]:
+def judge_plainly(requests: Sequence[Request], base: int, windows: Windows = WHOLE_INPUT) -> list[Verdict]:
     """The verdicts of a leader that takes the requests one by one, none answered before the next has come."""
     attempts = Attempts(bytes_max=UNBOUNDED)
     sequence = SequenceStage(base, attempts)

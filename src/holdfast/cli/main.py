@@ -59,7 +59,7 @@ def application() -> typer.Typer:
     """All commands. Built when asked for, so that importing this module needs no third-party package."""
     import typer
 
-    from holdfast.cli import bench, check_config, log, queue, serve, spark, subscribe, transactions
+    from holdfast.cli import bench, check_config, log, queue, serve, spark_bulk, subscribe, transactions
 
     app = typer.Typer(
         name="holdfast",
@@ -79,7 +79,7 @@ def application() -> typer.Typer:
     app.command()(subscribe.subscribe)
     app.add_typer(log.commands, name="log")
     app.add_typer(queue.commands, name="queue")
-    app.add_typer(spark.commands, name="spark")
+    app.add_typer(spark_bulk.commands, name="spark")
     app.command()(bench.bench)
     return app
 

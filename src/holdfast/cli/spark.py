@@ -28,7 +28,17 @@ if TYPE_CHECKING:
     # The one name that cli knows of spark: see the contract "tops" in pyproject.toml.
     from holdfast.spark.pipeline.command import Command, Made, Told
 
-__all__ = ["commands"]
+__all__ = [
+    "ConfOption",
+    "LogOption",
+    "MasterOption",
+    "RemoteOption",
+    "commands",
+    "parse_conf",
+    "print_made",
+    "stopped_by_signals",
+    "tell_steps",
+]
 
 commands = typer.Typer(no_args_is_help=True, help="Tables and files made of a log by Spark.", rich_markup_mode=None)
 
@@ -214,13 +224,18 @@ def doctor(
 def _command(name: str, log: str, to: str, master: str | None, remote: str | None, conf: list[str] | None) -> Command:
     from holdfast.spark.pipeline.command import Command
 
+    return Command(name, log, to, master=master, remote=remote, conf=parse_conf(conf))
+
+
+def parse_conf(conf: list[str] | None) -> dict[str, str]:
+    """Spark's settings from ``--conf``. Raises: InvalidRequest."""
     settings: dict[str, str] = {}
     for item in conf or ():
         key, equals, value = item.partition("=")
         if not equals:
             raise InvalidRequest(f"--conf needs KEY=VALUE, for example --conf spark.executor.memory=8g, and got {item}")
         settings[key.strip()] = value.strip()
-    return Command(name, log, to, master=master, remote=remote, conf=settings)
+    return settings
 
 
 def _run(
@@ -236,14 +251,16 @@ def _run(
         raise InvalidRequest("--once, --every and --until each say when to stop: give one of them")
     given = {name: value for name, value in options.items() if value is not None}
     made = command.run(
-        every_seconds=every, until=until, options=given, stopping=_stopped_by_signals, told=_told(as_json=as_json)
+        every_seconds=every, until=until, options=given, stopping=stopped_by_signals, told=tell_steps(as_json=as_json)
     )
-    _print_made(made, as_json=as_json)
+    print_made(made, as_json=as_json)
     if not made.is_good:
         raise typer.Exit(Exit.DAMAGED)
 
 
-def _told(*, as_json: bool) -> Told:
+def tell_steps(*, as_json: bool) -> Told:
+    """What prints each step: to stderr for people, as a line of JSON to stdout."""
+
     def tell(fields: Mapping[str, object]) -> None:
         if as_json:
             print_json({"step": fields})
@@ -254,7 +271,8 @@ def _told(*, as_json: bool) -> Told:
     return tell
 
 
-def _print_made(made: Made, *, as_json: bool) -> None:
+def print_made(made: Made, *, as_json: bool) -> None:
+    """Print the report of a run and its findings."""
     if as_json:
         print_json({"report": made.fields, "findings": made.findings})
         return
@@ -266,7 +284,7 @@ def _print_made(made: Made, *, as_json: bool) -> None:
 
 
 @contextmanager
-def _stopped_by_signals() -> Generator[Event]:
+def stopped_by_signals() -> Generator[Event]:
     """An event that SIGINT and SIGTERM set. The runner looks at it between steps; a second signal ends the process."""
     stop = Event()
 

@@ -17,8 +17,8 @@ is what was done, whatever died. A run claims before it reads that, so an older 
 verdicts follow from the requests and the first base alone, and are the same in every run. Two loads at once depose one
 another by the protocol; the deposed one is Fenced and nothing that it wrote after that counts.
 
-A version of a committed request is the base plus its ordinal, as a leader would have given it that took the requests one
-by one; after a crash the later part has versions above the new leader's base.
+A version of a committed request is the base plus its ordinal, as a leader would have given it that took the requests
+one by one; after a crash the later part has versions above the new leader's base.
 
 Failure model: Closed (another leader is alive and does not step down), Fenced (deposed), Unavailable, InvalidRequest.
 Every one of them may be followed by another run with the same arguments.
@@ -26,11 +26,9 @@ Every one of them may be followed by another run with the same arguments.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from hashlib import blake2b
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -40,11 +38,8 @@ import numpy as np
 import numpy.typing as npt
 from pyspark.sql import DataFrame, SparkSession
 
-from holdfast.commit.batch import SPAN_MAX, VERSION_JUMP, Header, Kind, encode_object, jump
-from holdfast.commit.leadership import Identity, somebody_is_past
-from holdfast.commit.takeover import Takeover, TakeoverOptions, newest_slot, take_the_lead
-from holdfast.errors import Code, Fenced, InvalidRequest
-from holdfast.objects.port import ObjectStore
+from holdfast.commit.batch import SPAN_MAX, VERSION_JUMP, Header
+from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.bulk.load_progress import (
     LoadProgress,
     decode_progress,
@@ -53,16 +48,14 @@ from holdfast.spark.bulk.load_progress import (
     progress_key,
 )
 from holdfast.spark.bulk.looked_up import look_up
-from holdfast.spark.bulk.put import put_batch
-from holdfast.spark.bulk.request_frame import RequestFormat
+from holdfast.spark.bulk.reign import BulkLeading, Reign
+from holdfast.spark.bulk.request_frame import AS_NAMED, RequestFormat
 from holdfast.spark.bulk.resolve import Resolution, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
 from holdfast.spark.bulk.staging import ChunkPlace, Staged, stage
-from holdfast.spark.bulk.step_down import ask_to_step_down
 from holdfast.spark.bulk.verdict_table import write_verdicts
 from holdfast.spark.bulk.wave import BatchPlan, ReignPlan, write_wave
 from holdfast.spark.store_thread import StoreThread, is_directory
-from holdfast.values import LeaderId, LogId, Slot, Version
 
 __all__ = ["LoadOptions", "LoadReport", "load_requests"]
 
@@ -80,7 +73,7 @@ class LoadOptions:
     written side by side, at most 1000. ``token`` is the bearer token with which a leader is asked to step down.
     """
 
-    request_format: RequestFormat = RequestFormat()
+    request_format: RequestFormat = AS_NAMED
     name: str | None = None
     window: int | None = None
     wave: int = WAVE_DEFAULT
@@ -127,7 +120,7 @@ def load_requests(
     requests: DataFrame,
     log_url: str,
     verdicts_url: str | None,
-    options: LoadOptions = LoadOptions(),
+    options: LoadOptions | None = None,
     *,
     step: Step | None = None,
 ) -> LoadReport:
@@ -135,7 +128,7 @@ def load_requests(
 
     ``step`` hears of each step as it is done. Raises, and after a crash: see the module.
     """
-    return _Load(spark, log_url, verdicts_url, options, step or _nobody_listens).run(requests)
+    return _Load(spark, log_url, verdicts_url, options or LoadOptions(), step or _nobody_listens).run(requests)
 
 
 def _nobody_listens(name: str, facts: Mapping[str, object]) -> None:
@@ -171,12 +164,13 @@ class _Load:
         return self._report
 
     def _run_staged(self, staged: Staged) -> None:
-        windows = Windows.trailing(staged.requests, self._options.window)
+        options = self._options
+        windows = Windows.trailing(staged.requests, options.window)
         # Where no request names a version of the log, the verdicts do not depend on the base, and the log is led for
         # as short as possible.
         resolution = None if staged.has_versions else self._resolve(staged, 0, windows)
         with StoreThread(self._url) as thread:
-            reign = _Reign(thread, self._options)
+            reign = Reign(thread, BulkLeading(options.take_over, options.silence_ms, options.token))
             claim = reign.claim()
             self._step("claim", {"base": claim.last_version})
             progress = self._find_progress(thread, claim, staged)
@@ -184,9 +178,7 @@ class _Load:
                 base = progress.base if progress is not None else claim.last_version
                 resolution = self._resolve(staged, base, windows)
             if progress is None:
-                progress = LoadProgress(
-                    staged.digest, self._options.window, staged.requests, 0, claim.last_version, ()
-                )
+                progress = LoadProgress(staged.digest, self._options.window, staged.requests, 0, claim.last_version, ())
             # What the log held before the first of this load's leaders: its own part is judged and not looked up.
             resolution = look_up(self._spark, self._url, staged, resolution, progress.base - VERSION_JUMP)
             self._report.continued_at = progress.through
@@ -228,13 +220,15 @@ class _Load:
     # -- persist ------------------------------------------------------------------------------------------------------
 
     def _write(
-        self, staged: Staged, resolution: Resolution, windows: Windows, reign: _Reign, progress: LoadProgress
+        self, staged: Staged, resolution: Resolution, windows: Windows, reign: Reign, progress: LoadProgress
     ) -> LoadProgress:
         if progress.through == staged.requests:
             return progress
         assigned = resolution.assigned()
         ordinal_before = int(assigned[progress.through])
-        progress = msgspec.structs.replace(progress, reigns=(*progress.reigns, (ordinal_before, reign.head.last_version)))
+        progress = msgspec.structs.replace(
+            progress, reigns=(*progress.reigns, (ordinal_before, reign.head.last_version))
+        )
         plan = ReignPlan(
             progress_key(self._report.name),
             progress.base,
@@ -290,78 +284,6 @@ class _Load:
         self._step("release", {"requests": staged.requests})
 
 
-class _Reign:
-    """This job as a leader: its claim, the head of its chain, and the end of it."""
-
-    def __init__(self, thread: StoreThread, options: LoadOptions) -> None:
-        self._thread = thread
-        self._options = options
-        self._nonce_seed = os.urandom(32)
-        self._claim: Header | None = None
-        self._durable: Slot | None = None
-        self.head: Header
-
-    def claim(self) -> Header:
-        """Take the lead, after asking a living leader to step down."""
-        identity = Identity(LeaderId(os.urandom(16)), self._nonce_seed, "")
-        options = self._options
-
-        async def ask(address: str) -> str | None:
-            return await ask_to_step_down(address, options.token)
-
-        async def lead(store: ObjectStore) -> Takeover:
-            rules = TakeoverOptions(
-                allow_new=True, take_over=options.take_over, silence_ms=options.silence_ms, ask_leader=ask
-            )
-            return await take_the_lead(store, identity, LogId(os.urandom(16)), rules)
-
-        claim = self._thread.start(lead).result().claim
-        self._claim = self.head = claim
-        self._durable = claim.slot
-        return claim
-
-    def next_header(self, first_version: int, last_version: int, floor: int, transactions: int, time_ms: int) -> Header:
-        """The header of the next batch, without the lengths and CRCs of its body. It becomes the head."""
-        before = self.head
-        slot = jump(before.slot) if before.kind is Kind.CLAIM else Slot(before.slot - 1)
-        assert self._claim is not None, "a leader has claimed"
-        assert self._durable is not None, "a claim is durable"
-        self.head = replace(
-            before,
-            kind=Kind.DATA,
-            slot=slot,
-            claim=self._claim.slot,
-            prev=before.slot,
-            nonce=blake2b(slot.to_bytes(8, "little"), key=self._nonce_seed, digest_size=16).digest(),
-            first_version=Version(first_version),
-            last_version=Version(last_version),
-            prev_version=before.last_transaction_version,
-            window_floor=Version(max(floor, before.window_floor)),
-            durable=self._durable,
-            time_ms=max(time_ms, before.time_ms),
-            transactions=transactions,
-        )
-        return self.head
-
-    def confirm(self, last: Header) -> None:
-        """All slots down to ``last`` are created: durable, if nobody has claimed since. Raises: Fenced, Unavailable."""
-        newest = self._thread.start(newest_slot).result()
-        if somebody_is_past(newest, oldest_free=Slot(last.slot - 1)):
-            raise Fenced(
-                "another leader has taken over the log",
-                code=Code.DEPOSED,
-                hint="run the load again: it goes on where the log ends",
-            )
-        self._durable = last.slot
-
-    def resign(self) -> None:
-        """Write the last record, so that the next leader need not wait. Raises: Fenced, Unavailable."""
-        version = self.head.last_version
-        made = self.next_header(version, version, 0, 0, int(time.time() * 1000))
-        header = replace(made, kind=Kind.RESIGN, body_length=0, body_crc=0, flags=0)
-        self._thread.start(lambda store: put_batch(store, header, encode_object(header))).result()
-
-
 class _Planner:
     """The batches of a load, in order: one for each chunk with a request that has a version and is not settled."""
 
@@ -375,7 +297,7 @@ class _Planner:
         self._assigned = resolution.assigned()
         self.progress = progress
 
-    def batches(self, reign: _Reign) -> Iterator[BatchPlan]:
+    def batches(self, reign: Reign) -> Iterator[BatchPlan]:
         """Plan batch after batch. Drawn wave by wave, so that each is planned after the wave before it is durable."""
         settled = self.progress.through
         time_ms = 0
@@ -387,7 +309,7 @@ class _Planner:
             past = wanted[number + 1].first if number + 1 < len(wanted) else self._staged.requests
             yield self._batch(reign, chunk, max(chunk.first, settled), past, time_ms)
 
-    def _batch(self, reign: _Reign, chunk: ChunkPlace, begin: int, past: int, time_ms: int) -> BatchPlan:
+    def _batch(self, reign: Reign, chunk: ChunkPlace, begin: int, past: int, time_ms: int) -> BatchPlan:
         fates = self._resolution.fates[chunk.first : chunk.past]
         ordinals = self._resolution.ordinals[begin : chunk.past]
         # One that was found in the log is committed there and has no ordinal here.
@@ -400,7 +322,9 @@ class _Planner:
         before = reign.head.last_version
         self.progress = msgspec.structs.replace(self.progress, through=past)
         header = reign.next_header(versions[0], versions[1], floor, transactions, time_ms)
-        kept = np.where((fates == Fate.COMMITTED) & (self._resolution.ordinals[chunk.first : chunk.past] == 0), 0, fates)
+        kept = np.where(
+            (fates == Fate.COMMITTED) & (self._resolution.ordinals[chunk.first : chunk.past] == 0), 0, fates
+        )
         return BatchPlan(
             header,
             chunk.key,

@@ -5,8 +5,8 @@ order of all requests (``sequencing``).
 
 A chunk holds consecutive requests of one partition in three streams, so that a stage reads only what it needs:
 
-    asks     one row a request: order, request_id, read_index and read_version (what its read version is: ``#k`` or a
-             version), index_max and version_max (of all that it names, -1 for none), items, refusal (0, or a ``Refusal``),
+    asks     one row a request: order, request_id, read_index and read_version (its read version: ``#k`` or a number),
+             index_max and version_max (of all that it names, -1 for none), items, refusal (0, or a ``Refusal``),
              fingerprint (16 bytes where there is a request id)
     items    one row a precondition or operation, in this order per request: kind (``commit.batch.ItemKind``), key, end,
              at_index, at_version
@@ -18,7 +18,8 @@ Failure model: a kind, version or null that cannot be read raises InvalidRequest
 """
 
 # pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
-# pyright: reportUnknownParameterType=false
+# Most functions of pyarrow.compute are made when it is imported, so it cannot see those either.
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -174,7 +176,7 @@ def _flat(lists: pa.ListArray) -> tuple[Numbers, pa.RecordBatch]:
 
 
 def _interleaved(reads: Numbers, operations: Numbers) -> Numbers:
-    """Where each item comes from, when all reads stand before all operations: a request's reads, then its operations."""
+    """Where each item comes from, when all reads stand before all operations: a request's reads, its operations."""
     total_reads = int(reads.sum())
     starts = np.cumsum(reads + operations) - (reads + operations)
     result: Numbers = np.empty(total_reads + int(operations.sum()), np.int64)
@@ -354,7 +356,7 @@ def _checksums(items: _Items, read_index: pa.Array, read_version: pa.Array) -> n
         if column.null_count < len(column):
             offsets, data = _bytes_of(column)
             places = offsets.tolist()
-            sums = [zlib.crc32(data[a:b]) for a, b in zip(places, places[1:], strict=False)]
+            sums = [zlib.crc32(data[begin:end]) for begin, end in pairwise(places)]
             total += (np.array(sums, np.uint64) + np.uint64(1)) * np.uint64(prime)
     total = (total ^ (total >> np.uint64(29))) * (columns["kind"].to_numpy().astype(np.uint64) + np.uint64(3))
     found: npt.NDArray[np.uint64] = np.ones(len(items.counts), np.uint64)

@@ -31,7 +31,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, StringType, Struc
 
 from holdfast.errors import Code, InvalidRequest
 
-__all__ = ["RequestFormat", "in_order"]
+__all__ = ["AS_NAMED", "RequestFormat", "in_order"]
 
 _COLUMNS: Final = ("operations", "preconditions", "read_version", "request_id", "key", "value", "kind", "end")
 _OPERATION_JSON: Final = "array<struct<kind string, type string, key string, begin string, value string, end string>>"
@@ -48,6 +48,9 @@ class RequestFormat:
     def __post_init__(self) -> None:
         if self.text not in ("utf8", "base64"):
             raise InvalidRequest("text is utf8 or base64", code=Code.BAD_CONFIGURATION, text=self.text)
+
+
+AS_NAMED: Final = RequestFormat()
 
 
 def in_order(frame: DataFrame, request_format: RequestFormat, partitions: int) -> DataFrame:
@@ -67,9 +70,8 @@ def in_order(frame: DataFrame, request_format: RequestFormat, partitions: int) -
     columns = [F.col(_quoted(order)).alias("order"), _operations(types, request_format).alias("operations")]
     if "preconditions" in types:
         columns.append(_reads(types, request_format).alias("reads"))
-    for name in ("read_version", "request_id"):
-        if name in types:
-            columns.append(F.col(name).cast("string").alias(name))
+    texts = [name for name in ("read_version", "request_id") if name in types]
+    columns += [F.col(name).cast("string").alias(name) for name in texts]
     chosen = frame.select(*columns)
     ordered = chosen.repartitionByRange(partitions, "order").sortWithinPartitions("order")
     return ordered.withColumn("order", F.col("order").cast("string"))

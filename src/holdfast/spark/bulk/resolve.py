@@ -33,7 +33,7 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 from holdfast.spark.bulk.key_ranks import make_problem, place_items
 from holdfast.spark.bulk.request_chunk import read_stream
 from holdfast.spark.bulk.rounds import Resolved, resolve_in_rounds
-from holdfast.spark.bulk.sequencing import Fate, Sequencing, Windows, sequence_requests
+from holdfast.spark.bulk.sequencing import WHOLE_INPUT, Fate, Sequencing, Windows, sequence_requests
 from holdfast.spark.bulk.staging import Staged, chunk_key
 from holdfast.spark.bulk.sweep import REJECTED, conflicting_changes, sweep
 from holdfast.spark.pipeline.task_errors import task_errors
@@ -50,8 +50,8 @@ class Resolution:
     """The verdicts. Places count from 0; an ordinal plus the base is a version.
 
     Shape: ``ordinals`` are 0 for a request that got no version; ``found_versions`` are those that the log had for
-    requests that were looked up in it. ``conflict_places`` rise; for each failed precondition its request, its number there and the ordinal of the
-    newest change that broke it. ``residue`` is what was unknown after each round.
+    requests that were looked up in it. ``conflict_places`` rise; for each failed precondition its request, its number
+    there and the ordinal of the newest change that broke it. ``residue`` is what was unknown after each round.
     """
 
     fates: npt.NDArray[np.uint8]
@@ -77,7 +77,7 @@ class Resolution:
 
 
 def resolve_requests(
-    staged: Staged, base: int, *, windows: Windows = Windows(), partitions: int | None = None
+    staged: Staged, base: int, *, windows: Windows = WHOLE_INPUT, partitions: int | None = None
 ) -> Resolution:
     """Judge all of ``staged`` as a leader with this base would. ``partitions`` forces rounds over so many tasks.
 
@@ -193,6 +193,4 @@ def _judge(asks: pa.Table, rows: pa.Table, sequencing: Sequencing, base: int, wi
     states: npt.NDArray[np.uint8] = np.zeros(count, np.uint8)
     states[places] = verdicts
     reads = np.flatnonzero(items.is_read)[failed]
-    return Resolved(
-        states, too_old, items.owners[reads], items.numbers[reads], broken[failed], 1, (0,), seconds
-    )
+    return Resolved(states, too_old, items.owners[reads], items.numbers[reads], broken[failed], 1, (0,), seconds)

@@ -13,7 +13,8 @@ bit for each range it is in; in a task the keys of its ranges.
 """
 
 # pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# Most functions of pyarrow.compute are made when it is imported, so it cannot see those either.
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportUnknownLambdaType=false
 
 from __future__ import annotations
 
@@ -115,7 +116,9 @@ def _splits(staged: Staged, ranges: int) -> list[bytes]:
             for data in batch["item_rows"].to_pylist():
                 keys = read_stream(data)["key"]
                 step = max(1, len(keys) // SAMPLES_IN_A_CHUNK)
-                yield pa.RecordBatch.from_arrays([keys.take(pa.array(range(0, len(keys), step))).combine_chunks()], ["key"])
+                yield pa.RecordBatch.from_arrays(
+                    [keys.take(pa.array(range(0, len(keys), step))).combine_chunks()], ["key"]
+                )
 
     with task_errors():
         sampled = staged.frame.select("item_rows").mapInArrow(sample, "key binary").toArrow()["key"].to_pylist()
@@ -124,9 +127,7 @@ def _splits(staged: Staged, ranges: int) -> list[bytes]:
     return sorted(chosen - {b""})
 
 
-def _cut(
-    staged: Staged, sequencing: Sequencing, base: int, windows: Windows, splits: Sequence[bytes]
-) -> DataFrame:
+def _cut(staged: Staged, sequencing: Sequencing, base: int, windows: Windows, splits: Sequence[bytes]) -> DataFrame:
     """The items of every chunk by range: rows (range, chunk, data); range -1 tells which requests are too old."""
     firsts = {chunk.key: chunk.first for chunk in staged.chunks}
     assigned, fates = sequencing.assigned, sequencing.fates
@@ -170,10 +171,14 @@ def _by_range(items: Items, splits: Sequence[bytes]) -> Iterator[tuple[int, byte
         if not which.any():
             continue
         some = items.chosen(which)
-        keys = pc.if_else(pc.less(some.keys, pa.scalar(begin, pa.large_binary())), pa.scalar(begin, pa.large_binary()), some.keys)
+        keys = pc.if_else(
+            pc.less(some.keys, pa.scalar(begin, pa.large_binary())), pa.scalar(begin, pa.large_binary()), some.keys
+        )
         ends = some.ends
         if end is not None:
-            beyond = pc.and_(pa.array(some.is_range), pc.fill_null(pc.greater(ends, pa.scalar(end, pa.large_binary())), True))
+            beyond = pc.and_(
+                pa.array(some.is_range), pc.fill_null(pc.greater(ends, pa.scalar(end, pa.large_binary())), True)
+            )
             ends = pc.if_else(beyond, pa.scalar(end, pa.large_binary()), ends)
         yield number, stream(
             pa.table(

@@ -16,7 +16,8 @@ version above the base. Memory: about 60 bytes a request.
 """
 
 # pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
-# pyright: reportUnknownParameterType=false
+# Most functions of pyarrow.compute are made when it is imported, so it cannot see those either.
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["BELOW", "Fate", "Sequencing", "Windows", "ordinals_of", "sequence_requests"]
+__all__ = ["BELOW", "WHOLE_INPUT", "Fate", "Sequencing", "Windows", "ordinals_of", "sequence_requests"]
 
 Numbers = npt.NDArray[np.int64]
 
@@ -76,7 +77,7 @@ class Windows:
     def trailing(requests: int, window: int | None) -> Windows:
         """A window of at least ``window`` requests, which moves in steps of an eighth of it."""
         if window is None:
-            return Windows()
+            return WHOLE_INPUT
         step = max(1, window // 8)
         places = tuple(range(window + step + 1, requests + 1, step))
         return Windows(places, tuple(place - 1 - window for place in places))
@@ -86,6 +87,9 @@ class Windows:
         known: Numbers = np.array((0, *self.indexes), np.int64)
         found: Numbers = known[np.searchsorted(np.array(self.places, np.int64), places, side="right")]
         return found
+
+
+WHOLE_INPUT: Final = Windows()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,9 @@ def sequence_requests(asks: pa.Table, base: int, windows: Windows) -> Sequencing
     assigned: npt.NDArray[np.int32] = np.concatenate(([0], np.cumsum(taken))).astype(np.int32)
     sequencer = _OneByOne(asks, base, fates, assigned, groups)
     for place in chosen.tolist():
-        sequencer.take(place, int(read_index[place]), int(read_version[place]), int(index_max[place]), int(floors[place]))
+        sequencer.take(
+            place, int(read_index[place]), int(read_version[place]), int(index_max[place]), int(floors[place])
+        )
     assigned = np.concatenate(([0], np.cumsum(fates == Fate.PENDING))).astype(np.int32)
     return Sequencing(fates, assigned, sequencer.originals)
 

@@ -234,7 +234,7 @@ def _judge_one_by_one(block: _Block, dependent: Flags, found: States, decides: F
     reads_of: dict[int, list[tuple[int, int, int]]] = {}
     for owner, low, high, at in rows:
         reads_of.setdefault(owner, []).append((low, high, at))
-    writes = _writes_that_matter(block, dependent, reads)
+    writes = _writes_that_matter(block, reads)
     all_ranks = sorted({low for _, low, high, _ in writes if high - low == 1})
     committed, undecided = _LocalChanges(all_ranks), _LocalChanges(all_ranks)
     states: list[int] = block.states.tolist()
@@ -261,7 +261,7 @@ def _judge_one_by_one(block: _Block, dependent: Flags, found: States, decides: F
             states[owner] = block.states[owner] = COMMITTED
 
 
-def _writes_that_matter(block: _Block, dependent: Flags, reads: Ranks) -> list[tuple[int, int, int, int]]:
+def _writes_that_matter(block: _Block, reads: Ranks) -> list[tuple[int, int, int, int]]:
     """The block's writes that a dependent request may have read: place of the writer, range of ranks, ordinal."""
     live = (block.states != REJECTED)[block.write_of]
     lows, highs = block.read_lows[reads], block.read_highs[reads]

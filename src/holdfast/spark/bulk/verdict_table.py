@@ -12,7 +12,8 @@ Failure model: as every table here: files that no commit names, or all of it. Do
 """
 
 # pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# Most functions of pyarrow.compute are made when it is imported, so it cannot see those either.
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportUnknownLambdaType=false
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ from holdfast.spark.pipeline.table_files import FILES_TYPE, new_files, told, wri
 from holdfast.spark.pipeline.table_location import table_location
 from holdfast.spark.pipeline.task_errors import task_errors
 
-__all__ = ["VERDICTS", "write_verdicts"]
+__all__ = ["INVALID_CODES", "VERDICTS", "write_verdicts"]
 
 Numbers = npt.NDArray[np.int64]
 
@@ -48,7 +49,9 @@ VERDICTS: Final = pa.schema(
         pa.field("version", pa.int64()),
         pa.field(
             "conflicts",
-            pa.list_(pa.field("element", pa.struct([pa.field("precondition", pa.int32()), pa.field("version", pa.int64())]))),
+            pa.list_(
+                pa.field("element", pa.struct([pa.field("precondition", pa.int32()), pa.field("version", pa.int64())]))
+            ),
         ),
     ]
 )
@@ -57,6 +60,7 @@ _INVALID: Final = frozenset(
     {Fate.FUTURE_VERSION, Fate.NO_OPERATIONS, Fate.BAD_REQUEST_ID, Fate.READ_VERSION_REQUIRED, Fate.BAD_RANGE,
      Fate.REQUEST_ID_REUSED}
 )  # fmt: skip
+INVALID_CODES: Final = frozenset(fate.name.lower() for fate in _INVALID)
 
 
 def _names() -> tuple[pa.Array, pa.Array]:
@@ -127,7 +131,7 @@ def _verdicts(resolution: Resolution, chunk: ChunkPlace, version_of: Callable[[N
         # The same attempt again is told what the first was told.
         subjects[place] = resolution.originals[place + chunk.first]
     fates = resolution.fates[subjects]
-    ordinals = resolution.ordinals[subjects]
+    ordinals = resolution.ordinals[subjects].astype(np.int64)
     committed = fates == Fate.COMMITTED
     versions = np.where(committed, version_of(ordinals), 0)
     for place in np.flatnonzero(committed & (ordinals == 0)).tolist():

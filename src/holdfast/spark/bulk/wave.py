@@ -17,7 +17,8 @@ Failure model: Fenced when another leader has taken a slot, Unavailable; then no
 """
 
 # pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# Most functions of pyarrow.compute are made when it is imported, so it cannot see those either.
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportUnknownLambdaType=false
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ from holdfast.commit.batch import BODY_SCHEMA, Header, ItemKind, encode_object
 from holdfast.spark.bulk.put import put_batch
 from holdfast.spark.bulk.request_chunk import read_stream
 from holdfast.spark.bulk.sequencing import BELOW, Fate
-from holdfast.spark.bulk.staging import Staged, chunk_key
+from holdfast.spark.bulk.staging import Staged
 from holdfast.spark.pipeline.task_errors import task_errors
 from holdfast.spark.store_thread import StoreThread
 

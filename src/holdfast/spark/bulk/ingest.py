@@ -1,0 +1,345 @@
+"""``ingest``: the four commit stages over a stream of commit requests: micro-batches in, batches and verdicts out.
+
+Owns: one micro-batch from rows to verdicts, each request once, and the reign while the stream runs. Does not own: the
+stages. The driver feeds ``commit.sequence`` and ``commit.resolve``, so a verdict is the service's by being decided by
+the service's code; batches are ``commit.batch``'s. The source and its checkpoint are Spark's.
+
+    sequence, resolve   the micro-batch's requests in their order; its conflict window goes on to the next micro-batch
+    persist             groups of requests, an object each, created side by side, each with a record of its verdicts
+    release             a row for each request in the table of verdicts, once all of them are durable
+
+Read versions are versions of the log. Tasks read, check and parse; one driver decides and writes: this is for streams.
+``load`` is for what is there as a whole, and is written by tasks.
+
+Exactly once, told as crashes. (1) Killed before a group is durable: nobody has heard of it, and the replay of the
+micro-batch takes it up again, behind the groups before it. (2) Killed after: its record tells the replay what its
+requests were told, and they are not offered again. (3) Killed between the log and the table: as 2; the table takes a
+micro-batch once, by its number. A run leads before it reads records, so an older one can add nothing after that.
+
+What a crash costs is the window: after it, as after any change of leader, older read versions are ``too_old``.
+
+The number of a micro-batch is Spark's and belongs to its checkpoint, so a name does too: a stream that starts again
+from 0 under a name whose log is further is refused.
+
+Failure model: Closed, Fenced, Unavailable and InvalidRequest end the stream; started again it goes on. Memory: a
+micro-batch and the conflict window on the driver.
+"""
+
+# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+from zlib import crc32
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from holdfast.commit.attempt_history import AttemptHistory
+from holdfast.commit.attempts import Attempts, Known, fingerprint
+from holdfast.commit.batch import SPAN_MAX, Header, LoggedTransaction, encode_body, encode_object
+from holdfast.commit.entry import CommitEntry
+from holdfast.commit.pipeline import PipelineRules
+from holdfast.commit.resolve import Resolve
+from holdfast.commit.sequence import Sequence as SequenceStage
+from holdfast.commit.takeover import now
+from holdfast.commit.transaction import Committed, Rejected, Reused, Transaction, Write
+from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
+from holdfast.objects.port import ObjectStore
+from holdfast.spark.bulk.ingest_records import GroupRecord, Told, record_key, records_nearby, records_of_log
+from holdfast.spark.bulk.parsed_requests import ParsedRequest, decode_request, parsed_requests
+from holdfast.spark.bulk.put import put_batch
+from holdfast.spark.bulk.reign import POLITELY, BulkLeading, Reign
+from holdfast.spark.bulk.request_chunk import pack
+from holdfast.spark.bulk.request_frame import AS_NAMED, RequestFormat, in_order
+from holdfast.spark.bulk.verdict_table import INVALID_CODES, VERDICTS
+from holdfast.spark.pipeline.delta_output import DeltaOutput
+from holdfast.spark.pipeline.table_files import write_table
+from holdfast.spark.pipeline.table_location import table_location
+from holdfast.spark.pipeline.task_errors import task_errors
+from holdfast.spark.store_thread import StoreThread, is_directory
+
+__all__ = ["Ingest", "IngestCounts"]
+
+GROUP_REQUESTS: Final = 5_000
+assert GROUP_REQUESTS < 1_000_000, "a wave of groups stays far below the bound on versions that are not durable"
+WAVE: Final = 64
+assert WAVE <= SPAN_MAX, "a wave is within the span"
+
+
+@dataclass(slots=True)
+class IngestCounts:
+    """What an ingest has done. ``found`` requests had been settled by a run before it."""
+
+    micro_batches: int = 0
+    requests: int = 0
+    committed: int = 0
+    not_committed: int = 0
+    invalid: int = 0
+    found: int = 0
+
+
+class Ingest:
+    """Commits micro-batches to the log at ``log_url``; leads it from the first one until ``close``.
+
+    Give ``micro_batch`` to ``foreachBatch``. ``name`` names the stream for good, with its checkpoint.
+    """
+
+    def __init__(
+        self,
+        log_url: str,
+        verdicts_url: str,
+        name: str,
+        *,
+        request_format: RequestFormat = AS_NAMED,
+        leading: BulkLeading = POLITELY,
+        rules: PipelineRules | None = None,
+        group_requests: int = GROUP_REQUESTS,
+    ) -> None:
+        if not name:
+            raise InvalidRequest("an ingest needs a name", code=Code.BAD_CONFIGURATION)
+        self.counts = IngestCounts()
+        self._url = log_url
+        self._name = name
+        self._key = record_key(name)
+        self._format = request_format
+        self._leading = leading
+        self._rules = rules or PipelineRules()
+        self._group_requests = group_requests
+        self._output = DeltaOutput(table_location(verdicts_url), "ingest", VERDICTS)
+        self._thread: StoreThread | None = None
+        self._stages: _Stages | None = None
+        self._settled: list[GroupRecord] = []
+
+    def micro_batch(self, frame: DataFrame, number: int) -> None:
+        """Commit the requests of one micro-batch and add their verdicts to the table. Harmless when repeated.
+
+        Raises, and after a crash: see the module.
+        """
+        stages = self._stages or self._begin(frame.sparkSession)
+        state = self._output.open(f"{stages.log_id}/{self._name}", {})
+        if number < state.offset:
+            return
+        settled_batch = self._settled[0].batch if self._settled else -1
+        if number < settled_batch:
+            raise InvalidRequest(
+                "this stream's log is further than its checkpoint",
+                code=Code.BAD_CONFIGURATION,
+                hint="restore the checkpoint, or take another name if these requests were never offered before",
+                micro_batch=number,
+                settled=settled_batch,
+            )
+        told = [each for record in self._settled for each in record.told] if number == settled_batch else []
+        self.counts.found += len(told)
+        try:
+            requests = self._requests(frame)
+            self._commit(stages, requests, told, number)
+            rows = [_row(place, request, told[place]) for place, request in enumerate(requests)]
+            table = pa.Table.from_pylist(rows, schema=VERDICTS)
+            files = [write_table(self._output.location.url, table, {})] if rows else []
+            self._output.commit(state, number + 1, files, ())
+        except BaseException:
+            # What is in flight is not known any more, and whoever comes next learns it from the log.
+            self._stages = None
+            raise
+        self._count(told)
+
+    def close(self) -> None:
+        """Resign, so that the next leader need not wait. Harmless when nothing is led."""
+        thread, stages = self._thread, self._stages
+        self._thread = self._stages = None
+        if thread is None:
+            return
+        try:
+            if stages is not None:
+                stages.reign.resign()
+        finally:
+            thread.__exit__(None, None, None)
+
+    def _begin(self, spark: SparkSession) -> _Stages:
+        if is_directory(self._url):
+            Path(unquote(urlsplit(self._url).path)).mkdir(parents=True, exist_ok=True)
+        if self._thread is None:
+            self._thread = StoreThread(self._url).__enter__()
+        thread = self._thread
+        reign = Reign(thread, self._leading)
+        claim = reign.claim()
+        found, complete = thread.start(lambda store: records_nearby(store, claim, self._key)).result()
+        if not complete:
+            found = records_of_log(spark, self._url, self._key)
+        self._settled = sorted(found, key=lambda record: record.first)
+        self._stages = _Stages(thread, reign, claim, self._rules)
+        return self._stages
+
+    def _requests(self, frame: DataFrame) -> list[ParsedRequest]:
+        """The requests of the micro-batch in their order. Raises: InvalidRequest."""
+
+        def parse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for chunk in pack(batches):
+                encoded = [request.encode() for request in parsed_requests(chunk)]
+                yield pa.RecordBatch.from_arrays([pa.array(encoded, pa.binary())], ["request"])
+
+        with task_errors():
+            rows = in_order(frame, self._format, 1).mapInArrow(parse, "request binary").toArrow()
+        return [decode_request(data) for data in rows["request"].to_pylist()]
+
+    def _commit(self, stages: _Stages, requests: Sequence[ParsedRequest], told: list[Told], number: int) -> None:
+        """Settle the requests behind those that ``told`` speaks of, and add what they are told to it."""
+        while len(told) < len(requests):
+            groups: list[_Group] = []
+            first = len(told)
+            while first < len(requests) and len(groups) < WAVE:
+                past = min(first + self._group_requests, len(requests))
+                groups.append(stages.decide(requests[first:past], self._key, number, first))
+                first = past
+            stages.persist(groups)
+            for group in groups:
+                told += group.record.told
+
+    def _count(self, told: Sequence[Told]) -> None:
+        counts = self.counts
+        counts.micro_batches += 1
+        counts.requests += len(told)
+        counts.committed += sum(each.code is None for each in told)
+        counts.invalid += sum(each.code in INVALID_CODES for each in told)
+        counts.not_committed = counts.requests - counts.committed - counts.invalid
+
+
+def _row(place: int, request: ParsedRequest, told: Told) -> dict[str, object]:
+    outcome = "committed" if told.code is None else "invalid" if told.code in INVALID_CODES else "not_committed"
+    conflicts = [{"precondition": index, "version": version} for index, version in told.conflicts]
+    return {
+        "position": place + 1,
+        "order": request.order,
+        "request_id": request.request_id,
+        "outcome": outcome,
+        "code": told.code,
+        "version": told.version,
+        "conflicts": conflicts,
+    }
+
+
+@dataclass(slots=True)
+class _Group:
+    """Some requests that are decided, and the record that says how."""
+
+    record: GroupRecord
+    entries: list[CommitEntry]
+    transactions: list[LoggedTransaction]
+    floor: int
+
+
+class _Stages:
+    """One reign: the stages of ``commit``, fed a group at a time."""
+
+    def __init__(self, thread: StoreThread, reign: Reign, claim: Header, rules: PipelineRules) -> None:
+        self.reign = reign
+        self.log_id = claim.log_id.hex()
+        self._thread = thread
+        self._claim = claim
+        self._history: AttemptHistory | None = None
+        attempts = Attempts(bytes_max=rules.window_bytes // 4)
+        self._sequence = SequenceStage(claim.last_version, attempts)
+        window_bytes = rules.window_bytes - rules.window_bytes // 4
+        self._resolve = Resolve(claim.last_version, attempts, window_ms=rules.window_ms, bytes_max=window_bytes)
+        self._durable = claim
+
+    def decide(self, requests: Sequence[ParsedRequest], key: bytes, number: int, first: int) -> _Group:
+        """Stages 1 and 2 for these requests, and for their record behind them."""
+        self._resolve.advance_floor(now().boot_ms, self._sequence.assigned, self._durable.last_version)
+        entries = [None if each.transaction is None else CommitEntry(each.transaction, _nobody) for each in requests]
+        onward, look_up = self._sequence.order([entry for entry in entries if entry is not None], self._resolve.floor)
+        self._resolve.decide(onward)
+        for entry in look_up:
+            self._look_up(entry)
+        own = {id(entry) for entry in (*onward, *look_up)}
+        told = tuple(
+            Told(request.refusal) if entry is None else _told(entry if id(entry) in own else self._original(entry))
+            for request, entry in zip(requests, entries, strict=True)
+        )
+        record = GroupRecord(number, first, told)
+        last = CommitEntry(Transaction([Write(key, record.encode())]), _nobody)
+        self._resolve.decide(self._sequence.order([last], self._resolve.floor)[0])
+        logged = [
+            LoggedTransaction(e.version, e.txn.request_id, e.txn.read_version, e.txn.operations, e.txn.preconditions)
+            for e in [*onward, last]
+            if e.accepted
+        ]
+        return _Group(record, [entry for entry in onward if entry.version], logged, self._resolve.floor)
+
+    def _original(self, follower: CommitEntry) -> CommitEntry:
+        """The attempt in flight whose outcome this one shares."""
+        assert follower.txn.request_id is not None, "only attempts are followed"
+        known = self._sequence.attempts.find(follower.txn.request_id)
+        assert isinstance(known, Known), "an attempt that is followed is known"
+        assert known.entry is not None, "an attempt that is followed is in flight"
+        return known.entry
+
+    def _look_up(self, entry: CommitEntry) -> None:
+        """An attempt below the window: what the log says that it came to. Raises: Unavailable, CorruptData."""
+        request_id, read_version = entry.txn.request_id, entry.txn.read_version
+        assert request_id is not None, "only attempts are looked up"
+        assert read_version is not None, "a request id comes with a read version"
+
+        async def find(store: ObjectStore) -> None:
+            if self._history is None:
+                self._history = AttemptHistory(store, self._claim)
+            found = await self._history.find(request_id, read_version, self._durable)
+            if found.txn is not None:
+                same = fingerprint(found.txn) == fingerprint(entry.txn)
+                entry.outcome = Committed(found.txn.version) if same else Reused()
+            elif found.truncated:
+                raise Unavailable("retention removed what would tell of an attempt", code=Code.LOG_TRUNCATED)
+            else:
+                entry.outcome = Rejected("too_old")
+
+        self._thread.start(find).result()
+
+    def persist(self, groups: Sequence[_Group]) -> None:
+        """Stage 3: an object for each group, side by side; return when all are durable. Raises: Fenced, Unavailable."""
+        objects: list[tuple[Header, bytes]] = []
+        for group in groups:
+            body = encode_body(group.transactions)
+            versions = group.transactions[0].version, group.transactions[-1].version
+            count = len(group.transactions)
+            header = self.reign.next_header(*versions, group.floor, count, now().wall_ms)
+            header = replace(header, body_length=len(body), body_crc=crc32(body))
+            objects.append((header, encode_object(header, body)))
+
+        async def put(store: ObjectStore) -> None:
+            await asyncio.gather(*(put_batch(store, header, data) for header, data in objects))
+
+        self._thread.start(put).result()
+        self.reign.confirm(objects[-1][0])
+        self._durable = objects[-1][0]
+        for group in groups:
+            for entry in group.entries:
+                self._sequence.settle(entry)
+
+
+def _nobody(entry: CommitEntry) -> None:
+    """Verdicts are told by the record and the table."""
+    del entry
+
+
+def _told(entry: CommitEntry) -> Told:
+    match entry.outcome:
+        case None:
+            assert entry.accepted, "a request is decided before it is told of"
+            return Told(None, entry.version)
+        case Committed(version):
+            return Told(None, version)
+        case Rejected(reason, conflicts):
+            return Told(reason, None, tuple((each.precondition, each.version) for each in conflicts))
+        case Reused():
+            return Told(str(Code.REQUEST_ID_REUSED))
+        case HoldfastError() as error:
+            return Told(str(error.code))
+        case _:
+            raise AssertionError("no leader leaves a request of its own unanswered")

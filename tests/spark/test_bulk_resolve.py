@@ -1,0 +1,227 @@
+"""Bulk resolution gives the very verdicts of the leader's own stages, whatever the keys, skews, cuts and tasks."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from tests.spark.bulk_requests import BASE, SCHEMA, Verdict, draw_requests, judge_plainly
+
+from holdfast.commit.attempts import Attempts
+from holdfast.commit.entry import CommitEntry
+from holdfast.commit.resolve import Resolve
+from holdfast.commit.transaction import PointRead, RangeDelete, RangeRead, Rejected, Transaction, Write
+from holdfast.errors import InvalidRequest
+from holdfast.spark.bulk.newest_by_rank import NewestByRank
+from holdfast.spark.bulk.request_frame import RequestFormat
+from holdfast.spark.bulk.resolve import Resolution, resolve_requests
+from holdfast.spark.bulk.sequencing import Fate, Windows
+from holdfast.spark.bulk.staging import stage
+from holdfast.spark.bulk.sweep import COMMITTED, REJECTED, Problem, conflicting_changes, sweep
+
+PROVE = bool(os.environ.get("HOLDFAST_PROVE"))
+OPERATIONS = 10_000_000 if PROVE else 200_000
+SKEWS = [(1_000_000, 0.0), (20_000, 0.0), (100_000, 0.9), (2_000, 0.5)]
+
+
+def verdicts(resolution: Resolution) -> list[Verdict]:
+    """The resolution as the reference tells it."""
+    conflicts: dict[int, list[tuple[int, int]]] = {}
+    rows = zip(
+        resolution.conflict_places.tolist(),
+        resolution.conflict_numbers.tolist(),
+        resolution.conflict_ordinals.tolist(),
+        strict=True,
+    )
+    for place, number, ordinal in rows:
+        conflicts.setdefault(place, []).append((number, resolution.base + ordinal))
+    found: list[Verdict] = []
+    for place in range(len(resolution.fates)):
+        subject = resolution.originals.get(place, place)
+        fate = Fate(resolution.fates[subject])
+        version = resolution.base + int(resolution.ordinals[subject]) if fate is Fate.COMMITTED else None
+        found.append(Verdict(fate.name.lower(), version, tuple(conflicts.get(subject, ()))))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("seed", "keys", "skew", "window", "ranges"),
+    [(1, 5, 0.0, None, 3), (2, 40, 0.0, 40, 2)] + ([(3, 1000, 0.9, None, 2), (4, 300, 0.5, 60, 7)] if PROVE else []),
+)
+def test_the_verdicts_are_those_of_the_leaders_own_stages(
+    spark: SparkSession, seed: int, keys: int, skew: float, window: int | None, ranges: int
+) -> None:
+    requests = draw_requests(seed, 600, keys=keys, skew=skew)
+    rows = [request.row(10 * place) for place, request in enumerate(requests)]
+    random.Random(seed).shuffle(rows)
+    staged = stage(spark.createDataFrame(rows, SCHEMA), RequestFormat(), partitions=3)
+    windows = Windows.trailing(len(requests), window)
+    expected = judge_plainly(requests, BASE, windows)
+    assert {each.outcome for each in expected} >= {
+        "committed",
+        "conflict",
+        "too_old",
+        "future_version",
+        "no_operations",
+    }
+    for partitions in (None, ranges):
+        resolution = resolve_requests(staged, BASE, windows=windows, partitions=partitions)
+        assert verdicts(resolution) == expected
+    staged.release()
+
+
+def test_requests_come_as_rows_text_and_json_and_the_input_has_one_digest(spark: SparkSession) -> None:
+    flat = spark.createDataFrame(
+        [(2, "b", "2", "#1"), (1, "a", None, None)], "n int, key string, value string, read_version string"
+    )
+    nested = flat.selectExpr(
+        "n AS order", """concat('[{"key": "', key, '"', coalesce(concat(', "value": "', value, '"'), ''), '}]') AS operations""",
+        "read_version",
+    )  # fmt: skip
+    one, other = stage(flat, RequestFormat("n"), partitions=2), stage(nested, RequestFormat(), partitions=1)
+    assert (one.requests, one.digest) == (other.requests, other.digest)
+    swapped = stage(flat.selectExpr("-n AS n", "key", "value", "read_version"), RequestFormat("n"), partitions=2)
+    assert swapped.digest != one.digest
+    assert verdicts(resolve_requests(one, 7)) == [Verdict("committed", 8), Verdict("committed", 9)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "values", "message"),
+    [
+        ("key string, value string", [("a", "b")], "no column order"),
+        ("order int, key string, value string, color string", [(1, "a", "b", "c")], "color would be lost"),
+        ("order int, key string, value string", [(1, "a", "b"), (1, "c", "d")], "same place in the order"),
+        ("order int, key string, value string", [(None, "a", "b")], "no place in the order"),
+        ("order int, key string, value string", [(1, None, "b")], "no key"),
+        ("order int, key string, value string, kind string", [(1, "a", "b", "upsert")], "not a kind"),
+        ("order int, key string, value string, kind string", [(1, "a", None, "write")], "no value"),
+        ("order int, key string, value string, read_version string", [(1, "a", "b", "new")], "a version is a number"),
+    ],
+)
+def test_rows_that_are_no_requests_are_refused_by_name(
+    spark: SparkSession, columns: str, values: list[tuple[object, ...]], message: str
+) -> None:
+    with pytest.raises((InvalidRequest, PySparkException), match=message):
+        stage(spark.createDataFrame(values, columns), RequestFormat(), partitions=1)
+
+
+def random_problem(
+    draw: np.random.Generator, requests: int, keys: int, *, skew: float = 0.0, lag: int = 2000, ranges: float = 0.1
+) -> Problem:
+    """Three reads and two writes a request, half of the writes on keys that were read."""
+
+    def ranks(count: int) -> npt.NDArray[np.int64]:
+        drawn = draw.random(count) ** (1 / (1 - skew)) if skew else draw.random(count)
+        return (np.minimum((keys * drawn).astype(np.int64), keys - 1) * 2654435761) % keys
+
+    def highs(lows: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.int64]:
+        wide = np.where(draw.random(len(lows)) < share, draw.integers(1, max(2, min(keys, 60)), len(lows)), 1)
+        return np.minimum(lows + wide, keys)
+
+    read_lows = ranks(3 * requests)
+    own = read_lows.reshape(requests, 3)[:, :2]
+    write_lows = np.where(draw.random((requests, 2)) < 0.5, own, ranks(2 * requests).reshape(requests, 2)).ravel()
+    ordinals = np.arange(1, requests + 1, dtype=np.int32)
+    ats = np.maximum(ordinals - 1 - draw.integers(0, lag, requests), 0).astype(np.int32)
+    return Problem(
+        keys,
+        ordinals,
+        np.arange(0, 3 * requests + 1, 3),
+        read_lows,
+        highs(read_lows, ranges),
+        np.repeat(ats, 3),
+        np.arange(0, 2 * requests + 1, 2),
+        write_lows,
+        highs(write_lows, ranges / 10),
+    )
+
+
+def judge_by_the_stage(problem: Problem) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    """The verdicts and conflicts of ``commit.resolve``, with ranks as keys."""
+    attempts = Attempts(bytes_max=2**62)
+    resolve = Resolve(0, attempts, window_ms=0.0, bytes_max=2**62)
+    states = np.zeros(problem.requests, np.uint8)
+    broken = np.zeros(len(problem.read_lows), np.int32)
+    names = [rank.to_bytes(4, "big") for rank in range(problem.ranks + 1)]
+    lists = [array.tolist() for array in (problem.read_begins, problem.read_lows, problem.read_highs, problem.read_ats)]
+    read_begins, read_lows, read_highs, read_ats = lists
+    writes = [array.tolist() for array in (problem.write_begins, problem.write_lows, problem.write_highs)]
+    write_begins, write_lows, write_highs = writes
+    for place in range(problem.requests):
+        reads = [
+            PointRead(names[low], at) if high == low + 1 else RangeRead(names[low], names[high], at)
+            for low, high, at in zip(
+                *(each[read_begins[place] : read_begins[place + 1]] for each in (read_lows, read_highs, read_ats)),
+                strict=True,
+            )
+        ]
+        span = slice(write_begins[place], write_begins[place + 1])
+        operations = [
+            Write(names[low], b"") if high == low + 1 else RangeDelete(names[low], names[high])
+            for low, high in zip(write_lows[span], write_highs[span], strict=True)
+        ]
+        entry = CommitEntry(Transaction(operations, reads), lambda _: None)
+        entry.version = place + 1
+        resolve.decide([entry])
+        states[place] = COMMITTED if entry.accepted else REJECTED
+        if isinstance(entry.outcome, Rejected):
+            for conflict in entry.outcome.conflicts:
+                broken[read_begins[place] + conflict.precondition] = conflict.version
+    return states, broken
+
+
+def judge_in_one_pass(problem: Problem) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    everyone = np.ones(problem.requests, np.bool_)
+    states = sweep(problem, np.zeros(problem.requests, np.uint8), everyone, ~everyone)
+    return states, conflicting_changes(problem, states)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_kernel_decides_as_the_leaders_second_stage_bit_by_bit(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    keys = int(draw.choice([1, 3, 20, 300, 70_000]))
+    problem = random_problem(
+        draw, int(draw.integers(1, 1500)), keys, skew=float(draw.choice([0, 0.9])), lag=int(draw.choice([5, 300, 5000])),
+        ranges=float(draw.choice([0, 0.1, 0.9])),
+    )  # fmt: skip
+    problem.check()
+    expected, found = judge_by_the_stage(problem), judge_in_one_pass(problem)
+    assert np.array_equal(expected[0], found[0]) and np.array_equal(expected[1], found[1])
+
+
+@pytest.mark.parametrize("ranks", [1, 255, 257, 70_000])
+def test_the_newest_change_of_any_range_is_found_whatever_its_width(ranks: int) -> None:
+    draw = np.random.default_rng(ranks)
+    newest, plain = NewestByRank(ranks), np.zeros(ranks, np.int32)
+    for ordinal in range(1, 200):
+        begin, end = sorted(draw.integers(0, ranks + 1, 2).tolist())
+        low, high = (
+            (begin, end) if begin < end and draw.random() < 0.3 else (min(begin, ranks - 1), min(begin, ranks - 1) + 1)
+        )
+        newest.record(np.array([low]), np.array([high]), np.array([ordinal], np.int32))
+        plain[low:high] = ordinal
+        lows = draw.integers(0, ranks, 5)
+        highs = np.minimum(lows + draw.integers(1, ranks + 1, 5), ranks)
+        expected = [plain[a:b].max() for a, b in zip(lows, highs, strict=True)]
+        assert newest.newest(lows, highs).tolist() == expected
+
+
+@pytest.mark.parametrize(("keys", "skew"), SKEWS)
+def test_operations_by_the_million_are_decided_bit_by_bit(
+    keys: int, skew: float, record_property: Callable[[str, object], None]
+) -> None:
+    requests = OPERATIONS // 5 // len(SKEWS)
+    problem = random_problem(np.random.default_rng(keys), requests, keys, skew=skew)
+    began = time.perf_counter()
+    found = judge_in_one_pass(problem)
+    record_property("operations", 5 * requests)
+    record_property("requests_per_second", round(requests / (time.perf_counter() - began)))
+    expected = judge_by_the_stage(problem)
+    assert np.array_equal(expected[0], found[0]) and np.array_equal(expected[1], found[1])
