@@ -2,7 +2,8 @@
 
 Owns: the 64 bytes of the file. Does not own: what pages say; a page's own header wins wherever they differ.
 
-Failure model: pure. A file that does not verify is ``None``; a queue whose file is lost gets a new one.
+Failure model: pure. A file that does not verify is ``None``; a queue whose file is lost gets a new one. One that
+verifies and is of a later format is ``CorruptData``: it is not replaced.
 
 | offset | bytes | field |
 |---|---|---|
@@ -20,6 +21,8 @@ from __future__ import annotations
 
 from struct import Struct
 from zlib import crc32
+
+from holdfast.errors import Code, CorruptData
 
 __all__ = ["IDENTITY_BYTES", "Identity", "decode_identity", "encode_identity"]
 
@@ -51,12 +54,21 @@ def encode_identity(identity: Identity) -> bytes:
 def decode_identity(data: bytes) -> Identity | None:
     """The identity, or None where these bytes are not one.
 
+    Raises: ``CorruptData`` for a later format.
+
     >>> decode_identity(encode_identity(Identity(bytes(16), 4096, 1))).page_bytes, decode_identity(b"")
     (4096, None)
     """
     if len(data) < IDENTITY_BYTES or _CHECK.unpack_from(data, FIELDS.size)[0] != crc32(data[: FIELDS.size]):
         return None
     magic, version, _, checksum_id, queue_id, page_bytes, _ = FIELDS.unpack_from(data)
-    if magic != MAGIC or version != VERSION:
+    if magic != MAGIC:
         return None
+    if version != VERSION:
+        raise CorruptData(
+            "a queue was written by a later version of holdfast",
+            code=Code.CORRUPT_QUEUE,
+            format_version=version,
+            hint="nothing is damaged: use that version",
+        )
     return Identity(queue_id, page_bytes, checksum_id)

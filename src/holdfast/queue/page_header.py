@@ -2,7 +2,8 @@
 
 Owns: the fields of the header and its validity. Does not own: frames (``frame``), creation (``page_files``).
 
-Failure model: pure. A header that does not verify is ``None``: the caller knows what that means where it stands.
+Failure model: pure. A header that does not verify is ``None``: the caller knows what that means where it stands. One
+that verifies and is of a later format is ``CorruptData``: nothing may be decided about what cannot be read.
 
 Little-endian:
 
@@ -30,6 +31,8 @@ from __future__ import annotations
 
 from struct import Struct
 from zlib import crc32
+
+from holdfast.errors import Code, CorruptData
 
 __all__ = ["HEADER_BYTES", "PAGE_BYTES_MAX", "VERSION", "PageHeader", "decode_header", "encode_header"]
 
@@ -100,6 +103,8 @@ def encode_header(header: PageHeader) -> bytes:
 def decode_header(data: bytes, number: int) -> PageHeader | None:
     """The header of page ``number``, or None where these bytes are not one.
 
+    Raises: ``CorruptData`` for a later format.
+
     >>> header = PageHeader(number=3, page_bytes=4096, salt=7, checksum_id=1, base_seq=12, base_time_ns=5)
     >>> decode_header(encode_header(header), 3).base_seq, decode_header(encode_header(header), 4)
     (12, None)
@@ -107,8 +112,16 @@ def decode_header(data: bytes, number: int) -> PageHeader | None:
     if len(data) < HEADER_BYTES or _CHECK.unpack_from(data, HEADER.size)[0] != crc32(data[: HEADER.size]):
         return None
     magic, version, flags, checksum_id, page_bytes, _, found, base_seq, base_time_ns, salt, _ = HEADER.unpack_from(data)
-    if magic != MAGIC or version != VERSION or found != number or flags & ~PREPARED:
+    if magic != MAGIC or found != number:
         return None
+    if version != VERSION or flags & ~PREPARED:
+        raise CorruptData(
+            "a page was written by a later version of holdfast",
+            code=Code.CORRUPT_QUEUE,
+            page=number,
+            format_version=version,
+            hint="nothing is damaged: use that version",
+        )
     return PageHeader(
         number=number,
         page_bytes=page_bytes,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import threading
 from pathlib import Path
 from random import Random
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -42,17 +44,17 @@ class HookedLock:
 def test_a_batch_is_told_its_own_numbers_whoever_appends_meanwhile(tmp_path: Path, turn: int) -> None:
     with Queue(tmp_path / "q", background=False) as queue:
         queue.append(b"first")
-        writer: Any = queue._writer  # noqa: SLF001 - the place between two statements is inside
+        writer: Any = queue._writer
         releases = iter(range(1, 100))
 
         def released() -> None:
             # While the batch is being written others wait: only where they would not does one come in between.
-            if next(releases) == turn and writer._limit > 0:  # noqa: SLF001
+            if next(releases) == turn and writer._limit > 0:
                 queue.append(b"between")
 
-        writer._lock = HookedLock(released)  # noqa: SLF001
+        writer._lock = HookedLock(released)
         first, last = queue.append_many([b"a", b"b", b"c"])
-        writer._lock = threading.Lock()  # noqa: SLF001
+        writer._lock = threading.Lock()
         found = {message.seq: message.payload for message in queue.read()}
         assert [found[seq] for seq in range(first, last + 1)] == [b"a", b"b", b"c"]
 
@@ -125,8 +127,8 @@ def test_what_the_helper_could_not_write_is_tried_again_with_the_next_message() 
     files = CrashFiles(Random(1))
     with Queue("d/q", sync="buffered", files=files, background=False) as queue:
         wakes: list[int] = []
-        linger: Any = queue._linger  # noqa: SLF001 - in place of the thread, which has no step to look at
-        linger._wake = lambda: wakes.append(queue.last_seq)  # noqa: SLF001
+        linger: Any = queue._linger
+        linger._wake = lambda: wakes.append(queue.last_seq)
         queue.append(b"one")
         queue.append(b"two")
         assert wakes == [0]
@@ -141,3 +143,83 @@ def test_what_the_helper_could_not_write_is_tried_again_with_the_next_message() 
         queue.append(b"four")
         queue.append(b"five")
         assert wakes == [0, 2, 3]
+
+
+@pytest.mark.parametrize("level", ["buffered", "os", "always"])
+def test_a_child_that_was_forked_while_a_thread_worked_is_refused_and_does_not_hang(tmp_path: Path, level: str) -> None:
+    with Queue(tmp_path / "q", sync=level) as queue:
+        queue.append(b"before")
+        inside: Any = queue
+        locks = [inside._writer.durability._condition, inside._space._freed, inside._space._lock]
+        locks += [inside._linger._lock] if level == "buffered" else []
+        for lock in locks:
+            lock.acquire()  # as a thread that is not in the child
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            codes: list[object] = []
+            for call in (
+                lambda: queue.append(b"child"),
+                lambda: queue.append_many([b"child"]),
+                queue.flush,
+                lambda: queue.wait_durable(10),
+                queue.run_background_work,
+                lambda: queue.trim(before_seq=1),
+            ):
+                try:
+                    call()
+                except Closed as error:
+                    codes.append(error.code)
+            queue.close()
+            os._exit(0 if codes == [Code.FORKED] * 6 else 1)
+        for lock in locks:
+            lock.release()
+        assert os.waitpid(child, 0)[1] == 0
+        queue.append(b"after")
+        queue.flush()
+        assert payloads(queue) == [b"before", b"after"]
+
+
+def test_a_queue_is_let_go_of_whatever_its_consumers_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(tmp_path / "q")
+    queue.append(b"before")
+    consumer = queue.consumer("one")
+    monkeypatch.setattr(consumer, "close", lambda: (_ for _ in ()).throw(Closed("a sync failed")).__next__())
+    with pytest.raises(Closed):
+        queue.close()
+    with Queue(tmp_path / "q") as again:
+        assert payloads(again) == [b"before"]
+
+
+def test_a_reader_of_a_closed_queue_never_reads_another_one(tmp_path: Path) -> None:
+    first = Queue(tmp_path / "a" / "q", page_size=4096)
+    for _ in range(20):
+        first.append(MESSAGE)
+    reader = first.reader()
+    first.close()
+    with Queue(tmp_path / "b" / "q", page_size=4096) as second:
+        for _ in range(20):
+            second.append(b"y" * 1000)
+        found: list[bytes] = []
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            while (messages := reader.read_messages()) is not None:
+                found += [message.payload for message in messages]
+        assert set(found) == {MESSAGE}
+
+
+@pytest.mark.parametrize("newer", ["q-allMeta", "q-1.page", "q-2.page"])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_files_of_a_later_format_are_left_as_they_are(tmp_path: Path, newer: str, read_only: bool) -> None:
+    with Queue(tmp_path / "q", page_size=4096) as queue:
+        for _ in range(6):
+            queue.append(MESSAGE)
+    later = bytearray((tmp_path / newer).read_bytes())
+    later[8:10] = (2).to_bytes(2, "little")
+    later[60:64] = crc32(later[:60]).to_bytes(4, "little")
+    (tmp_path / newer).write_bytes(later)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.suffix in (".page", ".torn", "")}
+    with pytest.raises(CorruptData, match="later version"), Queue(tmp_path / "q", read_only=read_only) as queue:
+        payloads(queue)
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.suffix in (".page", ".torn", "")}
+    del before["q-writeMeta"], after["q-writeMeta"]
+    assert after == before
