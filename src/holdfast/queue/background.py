@@ -3,8 +3,8 @@
 Owns: the thread, when it wakes. Does not own: the work (``queue``).
 
 Failure model: work handles its own errors, and is tried again at the next wake; nothing is lost by one, because whoever
-needs the result does the work itself and gets the error. What it does raise ends the thread. The thread is a daemon: an interpreter that
-exits does not wait for it, and a queue that is not closed is found as after a kill.
+needs the result does the work itself and gets the error. What it raises all the same ends the thread. It is a daemon:
+an interpreter that exits does not wait for it, and a queue that is not closed is found as after a kill.
 """
 
 from __future__ import annotations

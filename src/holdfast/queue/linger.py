@@ -4,8 +4,8 @@ Owns: the messages that are not written yet, and their sequence numbers. Does no
 (``background``).
 
 Failure model: what waits here is lost with the process. A write that fails leaves what was not written waiting, refuses
-the message that caused it if one did, and is tried again soon after the next one, so that the memory stays bounded: 256 KiB or 4,096
-messages and the batch that goes above it.
+the message that caused it if one did, and is tried again soon after the next one, so that the memory stays bounded: 256
+KiB or 4,096 messages and the batch that goes above it.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import ExitStack
 from weakref import WeakSet
 
 from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, NotFound, PermissionDenied
@@ -18,7 +19,7 @@ from holdfast.queue.checksum import CRC32, checksum_for_writing
 from holdfast.queue.file_names import FileNames
 from holdfast.queue.following import Waiter
 from holdfast.queue.forks import poison_in_children
-from holdfast.queue.identity_file import open_identity
+from holdfast.queue.identity_file import open_identity, read_identity
 from holdfast.queue.linger import LINGER_S, Linger
 from holdfast.queue.local_files import LocalFiles
 from holdfast.queue.opening import find_end, mend
@@ -33,7 +34,7 @@ from holdfast.queue.writer import Writer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from datetime import datetime, timedelta
     from types import TracebackType
     from typing import Self, TypeVar
@@ -123,6 +124,7 @@ class Queue:
                 # A queue without a page is one that nothing was appended to yet: a reader may come first.
                 if not self._pages.numbers() and self._names.identity not in self._port.names(directory):
                     raise NotFound("no such queue", path=os.fspath(path))
+                read_identity(self._pages)  # refuses one of a later format
                 return
             self._lock_file = self._port.lock(directory, self._names.lock)
             writer = self._open_writer(page_size, level, compression, max_message, checksum, clock, entropy)
@@ -217,7 +219,7 @@ class Queue:
             payload = self._serializer.dump(payload)
         return self._append(payload)  # type: ignore[arg-type]  # refused by the writer if it is something else
 
-    def append_many(self, payloads: Sequence[object], *, atomic: bool = False) -> tuple[int, int]:
+    def append_many(self, payloads: Iterable[object], *, atomic: bool = False) -> tuple[int, int]:
         """Append messages in order with none between them; returns the first and the last sequence number.
 
         After a crash of the machine a frame (at most 256 KiB or 4,096 messages) is there or not; with ``atomic`` the
@@ -227,6 +229,8 @@ class Queue:
         found: Sequence[bytes] = payloads  # type: ignore[assignment]  # refused by the writer if it is something else
         if self._serializer is not None:
             found = [*map(self._serializer.dump, payloads)]
+        elif not isinstance(payloads, list | tuple):
+            found = [*payloads]  # type: ignore[list-item]  # refused by the writer if it is something else
         if self._linger is not None and found:
             if atomic:
                 self._linger.write()
@@ -243,7 +247,7 @@ class Queue:
 
     def wait_durable(self, seq: int) -> None:
         """Return when ``seq`` and all before it are durable. *Raises*: ``Closed`` after a failed sync."""
-        (self._writer or self._refuse_all()).durability.wait_for(seq + 1)
+        (self._writer or self._refuse_all()).wait_durable(seq)
 
     def flush(self) -> None:
         """Return when everything appended so far is durable. *Raises*: ``Closed`` after a failed sync."""
@@ -253,8 +257,7 @@ class Queue:
 
     def trim(self, *, before_seq: int) -> int:
         """Remove the pages whose messages are all below ``before_seq``. Returns how many pages went."""
-        if self._writer is None:
-            self._refuse_all()
+        (self._writer or self._refuse_all()).raise_if_closed()
         return self._space.trim_before(before_seq)
 
     @property
@@ -538,10 +541,11 @@ class Queue:
 
     def run_background_work(self) -> None:
         """What the helper thread does when it wakes: make the next page, sync closed pages, keep the bounds of
-        ``every``."""
+        ``every``. *Raises*: ``Closed`` after a failed sync, and in a forked child; ``OSError``."""
         writer = self._writer
         if writer is None:
             return
+        writer.raise_if_closed()
         if self._linger is not None:
             self._linger.write()
         if writer.wants_page():
@@ -566,11 +570,17 @@ class Queue:
         """
         if self._closed:
             return
-        for dependent in list(self._dependents):
-            dependent.close()
+        writer = self._writer
+        try:
+            with ExitStack() as closing:
+                for dependent in list(self._dependents):
+                    closing.callback(dependent.close)
+        finally:
+            self._let_go(writer)
+
+    def _let_go(self, writer: Writer | None) -> None:
         self._closed = True
         self._append = self._refuse
-        writer = self._writer
         if writer is not None:
             self._space.close()
         if self._background is not None:
@@ -588,7 +598,8 @@ class Queue:
         if self._lock_file >= 0:
             self._port.close(self._lock_file)
             self._lock_file = -1
-        self._port.close(self._pages.directory)
+        directory, self._pages.directory = self._pages.directory, -1  # its number may soon be another directory's
+        self._port.close(directory)
 
     def __enter__(self) -> Self:
         return self
@@ -606,6 +617,10 @@ class Queue:
                     "a forked child cannot write to its parent's queue", code=Code.FORKED, hint="open it in one process"
                 )
             )
+            # A thread of the parent may have held any lock: every way in leads to the writer, which has new ones.
+            self._append = self._writer.append
+            self._linger = self._background = None
+            self._space.poison_after_fork()
         if self._lock_file >= 0:
             self._port.close(self._lock_file)
             self._lock_file = -1

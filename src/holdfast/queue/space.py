@@ -217,6 +217,10 @@ class Space:
             self._headers.pop(number, None)
             self._pages.port.sync_directory(self._pages.directory)
 
+    def poison_after_fork(self) -> None:
+        """In a forked child, where another thread of the parent may have held a lock: new ones."""
+        self._lock, self._freed = threading.Lock(), threading.Condition(threading.Lock())
+
     def close(self) -> None:
         """End every wait for space."""
         with self._freed:

@@ -375,6 +375,11 @@ class Writer:
             next_seq = self.next_seq
         self.durability.wait_for(next_seq)
 
+    def wait_durable(self, seq: int) -> None:
+        """Return when ``seq`` and all before it are durable. Raises: ``Closed``."""
+        self.raise_if_closed()
+        self.durability.wait_for(seq + 1)
+
     def notify_once(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` after the next append, once, on the appending thread. It must be quick and raise
         nothing."""
