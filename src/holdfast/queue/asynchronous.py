@@ -34,7 +34,7 @@ from holdfast.queue.sync_levels import sync_level
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
     from datetime import datetime, timedelta
     from types import TracebackType
     from typing import Self, TypeVar
@@ -162,7 +162,7 @@ class Queue:
             return seq
         return await lane.submit((data,))
 
-    async def append_many(self, payloads: Sequence[object], *, atomic: bool = False) -> tuple[int, int]:
+    async def append_many(self, payloads: Iterable[object], *, atomic: bool = False) -> tuple[int, int]:
         """Append messages in order with none between them; returns the first and the last sequence number.
 
         *Raises*: as ``holdfast.Queue.append_many``.
@@ -186,14 +186,11 @@ class Queue:
 
     def _encoded(self, payload: object) -> bytes:
         """The bytes of a message, checked now: in a batch its error would be that of others."""
-        if self._serializer is not None:
-            data = self._serializer.dump(payload)
-        elif isinstance(payload, bytes):
-            data = payload
-        elif isinstance(payload, bytearray | memoryview):
-            data = bytes(payload)
-        else:
-            raise TypeError(f"a message is bytes, not {type(payload).__name__}: give the queue a serializer")
+        data = payload if self._serializer is None else self._serializer.dump(payload)
+        if not isinstance(data, bytes | bytearray | memoryview):
+            hint = "give the queue a serializer" if self._serializer is None else "its serializer has to make them"
+            raise TypeError(f"a message is bytes, not {type(data).__name__}: {hint}")
+        data = bytes(data)
         if len(data) > self._max_message:
             raise LimitExceeded("message is too large", bytes=len(data), max=self._max_message)
         return data

@@ -166,11 +166,11 @@ def split_batches(messages: Sequence[bytes]) -> list[tuple[list[bytes], int]]:
     count = len(lengths)
     # A guess from the first message, so that a batch that must be split is not joined twice.
     if count == 1 or (count <= BATCH_MESSAGES_MAX and lengths[0] * count <= 2 * BATCH_BYTES_MAX):
-        joined = b"".join(messages)
         if count == 1:
-            return [([joined], 1)]
-        if len(joined) + 4 * count <= BATCH_BYTES_MAX:
-            return [([length_table(lengths), joined], count)]
+            return [([b"".join(messages)], 1)]
+        table, joined = batch_body(messages, lengths)
+        if len(joined) + len(table) <= BATCH_BYTES_MAX:
+            return [([table, joined], count)]
     ends = list(accumulate(lengths))
     bodies: list[tuple[list[bytes], int]] = []
     start, before = 0, 0
@@ -185,10 +185,21 @@ def split_batches(messages: Sequence[bytes]) -> list[tuple[list[bytes], int]]:
 
 
 def batch_body(messages: Sequence[bytes], lengths: array[int] | None = None) -> list[bytes]:
-    """The parts of one body: lengths where there are several messages, then the messages joined."""
+    """The parts of one body: lengths where there are several messages, then the messages joined.
+
+    Raises: ``TypeError`` for what is not bytes.
+    """
     if len(messages) == 1:
         return [b"".join(messages)]
-    return [length_table(array("I", map(len, messages)) if lengths is None else lengths), b"".join(messages)]
+    if lengths is None:
+        lengths = array("I", map(len, messages))
+    table, joined = length_table(lengths), b"".join(messages)
+    # A buffer of wide items has fewer of them than bytes: its frame would verify, and nobody could read it. Lengths are
+    # often all the same, which is quicker to see than their sum.
+    same = table == table[:4] * len(lengths)
+    if len(joined) != (lengths[0] * len(lengths) if same else sum(lengths)):
+        raise TypeError("a message is bytes, not a buffer of wider items")
+    return [table, joined]
 
 
 def compress_body(parts: Sequence[bytes], level: int) -> list[bytes]:
