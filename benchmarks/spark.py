@@ -1,6 +1,7 @@
 """The targets of the Spark pipeline, measured in one run: the same data, the same cores, one session.
 
-    python benchmarks/spark.py [--rows 1500000] [--cores 2] [--only scan,small,stream,sink] [--json FILE] [--plot FILE]
+    python benchmarks/spark.py [--rows 1500000 | --quick] [--cores 2] [--only scan,small,stream,sink,latest]
+                               [--json FILE] [--plot FILE]
 
 What is compared is run in pairs, one after the other, several times, and a ratio is the median of the pairs' ratios:
 on shared cores a single run says little. Each figure is printed with the target that it is held to; a target that is
@@ -11,6 +12,9 @@ missed is printed as missed and fails nothing.
     stream   from an object's name appearing to its micro-batch done, default trigger, local checkpoint, noop sink
     sink     rows to transactions through a service, beside native Parquet; a rate, for the sink is made for small
              loads and streams, and bulk loads write batch objects themselves
+    latest   the newest value of every key as a Delta table, in 4 increments, beside deltalake's merge on the driver
+
+``--quick`` is a hundredth of the rows: whether it runs, not how fast.
 
 A further measurement is a function in ``MEASUREMENTS`` that returns its findings.
 """
@@ -37,12 +41,15 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
 
+from benchmarks._spark_latest import INCREMENTS, LatestRace  # noqa: E402
 from benchmarks._spark_logs import Growing, write_log  # noqa: E402
 from pyspark.sql import DataFrame, SparkSession  # noqa: E402
 
 from holdfast.spark import session  # noqa: E402
 
 PAIRS = 5
+LATEST_PAIRS = 3
+QUICK_ROWS = 15_000
 STREAM_OBJECTS = 40
 STREAM_WARM = 8
 SINK_SHARE = 15
@@ -84,11 +91,11 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def in_pairs(one: Callable[[], object], other: Callable[[], object]) -> tuple[float, float, float]:
+def in_pairs(one: Callable[[], object], other: Callable[[], object], count: int = PAIRS) -> tuple[float, float, float]:
     """Both run in turn after a warm-up of each: their medians, and the median of the pairs' ratios (one to other)."""
     one()
     other()
-    pairs = [(timed(one), timed(other)) for _ in range(PAIRS)]
+    pairs = [(timed(one), timed(other)) for _ in range(count)]
     ones, others = zip(*pairs, strict=True)
     return statistics.median(ones), statistics.median(others), statistics.median(a / b for a, b in pairs)
 
@@ -212,11 +219,22 @@ def measure_sink(bench: Bench) -> list[Finding]:
     ]
 
 
+def measure_latest(bench: Bench) -> list[Finding]:
+    """The pipeline beside a merge by the table library."""
+    url = write_log(bench.root / "changes", bench.rows, max(4, bench.rows // 7500), keys=max(1, bench.rows // 3))
+    race = LatestRace(bench.spark, url, bench.root, bench.rows)
+    own, merged, ratio = in_pairs(race.by_pipeline, race.by_merge, LATEST_PAIRS)
+    assert race.same_table(), "both ways make one table"
+    detail = f"{own:.2f} s and {merged:.2f} s, {bench.rows} changes in {INCREMENTS} increments"
+    return [Finding("latest, time to deltalake merge on the driver", ratio, "x", target=1.0, detail=detail)]
+
+
 MEASUREMENTS: dict[str, Callable[[Bench], list[Finding]]] = {
     "scan": measure_scan,
     "small": measure_small,
     "stream": measure_stream,
     "sink": measure_sink,
+    "latest": measure_latest,
 }
 
 
@@ -247,6 +265,7 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_500_000)
+    parser.add_argument("--quick", action="store_const", dest="rows", const=QUICK_ROWS, help="few rows")
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--only", default=",".join(MEASUREMENTS), help="names of measurements, with commas")
     parser.add_argument("--json", type=Path, metavar="FILE")
