@@ -293,11 +293,8 @@ class Writer:
         return first, last
 
     def _write_bodies(self, bodies: Sequence[tuple[list[bytes], int]]) -> None:
-        """Encode and write, all frames that fit into a page with one call; then publish them."""
+        """Encode, write and publish one frame after the other."""
         time_ns = max(self._clock(), self._last_time_ns)
-        parts: list[Octets] = []
-        placed: list[tuple[int, int]] = []  # position and count of each frame in `parts`
-        position, seq = self._position, self.next_seq
         level, flags = self._compression, COMPRESSED if self._compression else 0
         for body, count in bodies:
             self._check_body(sum(map(len, body)), count)
@@ -306,38 +303,33 @@ class Writer:
             size = HEAD_BYTES + sum(map(len, body))
             if HEADER_BYTES + size + SEAL_BYTES > PAGE_BYTES_MAX:
                 raise LimitExceeded("batch is too large for one frame", bytes=size, max=PAGE_BYTES_MAX)
-            if self._page is None or position + size > self._page.limit:
-                self._put(parts, placed, time_ns, position, seq)
+            if self._page is None or self._position + size > self._page.limit:
                 self._roll(size, time_ns)
-                parts, placed, position = [], [], self._position
             page = self._page
             assert page is not None, "after a roll there is a page"
-            parts.append(encode_head(page.checksum, page.seed, seq, time_ns, count, flags, body))
-            parts += body
-            placed.append((position, count))
-            position += size
-            seq += count
-        self._put(parts, placed, time_ns, position, seq)
+            head = encode_head(page.checksum, page.seed, self.next_seq, time_ns, count, flags, body)
+            self._put(page, [head, *body], self._position + size, count, time_ns)
 
-    def _put(self, parts: list[Octets], placed: list[tuple[int, int]], time_ns: int, end: int, next_seq: int) -> None:
-        """Write frames at the current position, then publish the position behind them."""
-        page = self._page
-        if not parts or page is None:
-            return
-        if len(placed) == 1 and end - self._position <= SMALL_FRAME_BYTES and page.map is not None:
-            page.map[self._position : end] = b"".join(parts)
+    def _put(self, page: OpenPage, parts: list[bytes], end: int, count: int, time_ns: int) -> None:
+        """Write one frame at the current position, then publish the position behind it.
+
+        One write for each: of several in one, a disk that fills up would leave whole frames behind the published end.
+        Readers elsewhere would take them, and the next append would write others over them.
+        """
+        position = self._position
+        if end - position <= SMALL_FRAME_BYTES and page.map is not None:
+            page.map[position:end] = b"".join(parts)
         else:
-            self._port.write(page.file, self._position, parts)
+            self._port.write(page.file, position, parts)
         with self._lock:
-            for position, count in placed:
-                if count > 1 or position >= self._index_due:
-                    self._index_pending += _pack_record(time_ns, position)
-                    self._index_due = position + SINGLES_SPACING_BYTES
-                self._batch_surplus += count - 1
+            if count > 1 or position >= self._index_due:
+                self._index_pending += _pack_record(time_ns, position)
+                self._index_due = position + SINGLES_SPACING_BYTES
+            self._batch_surplus += count - 1
             self._last_time_ns = time_ns
-            self._written_bytes += end - self._position
+            self._written_bytes += end - position
             self._position = end
-            self.next_seq = next_seq
+            self.next_seq += count
         if end >= self._mark_due:
             self._checkpoint()
 

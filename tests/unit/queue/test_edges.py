@@ -16,6 +16,7 @@ import pytest
 from holdfast.errors import Closed, Code, CorruptData, LimitExceeded, Unavailable
 from holdfast.queue import Queue, Trimmed
 from holdfast.queue.frame import compress_body
+from holdfast.queue.local_files import LocalFiles
 from holdfast.testing.queue_world import CrashFiles
 
 MESSAGE = b"x" * 1000
@@ -202,8 +203,7 @@ def test_a_reader_of_a_closed_queue_never_reads_another_one(tmp_path: Path) -> N
             second.append(b"y" * 1000)
         found: list[bytes] = []
         with pytest.raises(OSError, match="Bad file descriptor"):
-            while (messages := reader.read_messages()) is not None:
-                found += [message.payload for message in messages]
+            found.extend(message.payload for messages in iter(reader.read_messages, None) for message in messages)
         assert set(found) == {MESSAGE}
 
 
@@ -223,3 +223,39 @@ def test_files_of_a_later_format_are_left_as_they_are(tmp_path: Path, newer: str
     after = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.suffix in (".page", ".torn", "")}
     del before["q-writeMeta"], after["q-writeMeta"]
     assert after == before
+
+
+class FillingFiles(LocalFiles):
+    """Real files without maps. Once ``left`` is set, so many bytes can be written to pages; then the disk is full."""
+
+    left: int | None = None
+
+    def write(self, file: int, offset: int, parts: Any) -> None:
+        whole = b"".join(parts)
+        if self.left is None or len(whole) < 1000:
+            super().write(file, offset, (whole,))
+            return
+        self.left -= len(whole)
+        super().write(file, offset, (whole[: len(whole) + min(0, self.left)],))
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def map(self, file: int, length: int) -> None:
+        return None
+
+
+@pytest.mark.parametrize("left", [250_000, 450_000, 799_999])
+def test_what_another_reader_was_given_of_a_batch_that_met_a_full_disk_stays(tmp_path: Path, left: int) -> None:
+    files = FillingFiles()
+    with Queue(tmp_path / "q", page_size=4 << 20, files=files) as queue:
+        queue.append(b"before")
+        files.left = left
+        batch = [bytes([place]) * 200_000 for place in range(1, 5)]
+        with pytest.raises(Unavailable) as told:
+            queue.append_many(batch)
+        with Queue(tmp_path / "q", read_only=True) as elsewhere:
+            given = payloads(elsewhere)
+            assert given == [b"before", *batch[: told.value.fields["appended"]]]
+            files.left = None
+            queue.append(b"z" * 200_000)
+            assert payloads(elsewhere) == payloads(queue) == [*given, b"z" * 200_000]
