@@ -97,6 +97,8 @@ class Queue:
         level = sync_level(sync)
         checksum_for_writing(checksum)
         folder, name = os.path.split(os.fspath(path))
+        # What is opened beside this one later is in the same directory, wherever the process has gone meanwhile.
+        self._path = os.path.join(os.getcwd(), folder, name) if files is None and folder[:1] != "/" else os.fspath(path)
         self._port: FilePort = files if files is not None else LocalFiles()
         self._names = FileNames(name)
         self._damage: DamagePolicy = damage
@@ -109,7 +111,7 @@ class Queue:
         self._serializer = serializer_named(serializer)
         self._append: Callable[[bytes], int] = self._refuse
         self._closed = False
-        self._path, self._level, self._full = os.fspath(path), level, full
+        self._level, self._full = level, full
         self._clock, self._entropy, self._with_background = clock, entropy, background
         self._dependents: WeakSet[Consumer | WorkQueue] = WeakSet()
         if not read_only:
