@@ -1,0 +1,45 @@
+"""The reference page of the source and the sink: its examples run, and its tables name every option and no other."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from tests.spark.service_process import ServiceProcess
+from tests.spark.test_pipeline_audit import damageable, on_disk, world
+from tests.spark.test_pipeline_docs import PYTHON
+
+from holdfast.queue import Queue
+from holdfast.spark import options, queue_options, sink_options
+from holdfast.spark.pipeline import Segments, run_pipeline
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "spark.md"
+ROW = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
+
+
+def test_the_tables_name_every_option_and_no_other() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    of_log, of_queue = text.split("| option | for | meaning |")[1].split("Of a queue, as a batch:")
+    of_queue, of_write = of_queue.split("| option of a write | meaning |")
+    assert set(ROW.findall(of_log)) == set(options._APPLIES)
+    assert set(ROW.findall(of_queue)) == set(queue_options._NAMES)
+    assert set(ROW.findall(of_write)) == set(sink_options._NAMES)
+
+
+def test_the_examples_of_the_page_run(spark: SparkSession, tmp_path: Path) -> None:
+    log = on_disk(dict(world(next(damageable()))), tmp_path / "log")
+    segments = (tmp_path / "segments").as_uri()
+    run_pipeline(Segments(spark, log, segments, log_bytes_min=1), log, segments)
+    with Queue(tmp_path / "orders") as queue:
+        queue.append_many([b"first", b"second"])
+    (tmp_path / "served").mkdir()
+    names: dict[str, object] = {"spark": spark, "log": log, "segments": segments, "queue": str(tmp_path / "orders")}
+    with ServiceProcess(tmp_path / "served") as service, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        names["service"] = service.url
+        # One after the other, as one reads them: a later one may use what an earlier one made.
+        for block in PYTHON.findall(PAGE.read_text(encoding="utf-8")):
+            exec(compile(block, PAGE.name, "exec"), names)
+        assert len(service.transactions()) > 0
