@@ -85,9 +85,9 @@ def judge_plainly(requests: Sequence[Request], base: int, windows: Windows = WHO
     for place, request in enumerate(requests):
         if place + 1 in floors:
             resolve.recent.expire(assigned[floors[place + 1]])
-        txn = _transaction(request, assigned)
+        txn = as_transaction(request, assigned)
         entry = CommitEntry(txn, lambda _: None)
-        wrong = problem_with(_plain_versions(txn), leader_id="", request_id_length_min=20)
+        wrong = problem_with(txn, leader_id="", request_id_length_min=20)
         if wrong is not None:
             verdicts[place] = Verdict(str(wrong.code))
         else:
@@ -121,11 +121,9 @@ def _verdict(entry: CommitEntry) -> Verdict:
             raise AssertionError(entry.outcome)
 
 
-def _plain_versions(txn: Transaction) -> Transaction:
-    return txn
+def as_transaction(request: Request, assigned: list[int]) -> Transaction:
+    """The request as the leader gets it; ``assigned[k]`` is the newest version after k requests."""
 
-
-def _transaction(request: Request, assigned: list[int]) -> Transaction:
     def version(text: str | None) -> int | None:
         if text is None:
             return None

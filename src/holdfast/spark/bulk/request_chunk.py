@@ -65,7 +65,7 @@ class Refusal(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """One chunk. ``checksum`` and ``weighted`` are sums over its requests, modulo 2^64: of each one's checksum, and of
-    that times its place in the chunk. They make a digest of the whole input that does not depend on the chunks."""
+    that times its place in the chunk, from 1. They make a digest of the whole input that does not depend on the chunks."""
 
     requests: int
     items: int
@@ -237,7 +237,7 @@ def _chunk(batch: pa.RecordBatch, items: _Items) -> Chunk:
             "fingerprint": _fingerprints(items, ids, read_index, read_version),
         }
     )
-    places = np.arange(rows, dtype=np.uint64)
+    places = np.arange(1, rows + 1, dtype=np.uint64)
     return Chunk(
         requests=rows,
         items=items.columns.num_rows,

@@ -1,0 +1,222 @@
+"""A stream of commit requests: the service's verdicts, each request once whatever dies, ids that stay known."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from tests.spark.bulk_requests import SCHEMA, Request, as_transaction, draw_requests
+from tests.spark.test_bulk_load import Killed, live, transactions
+
+from holdfast.commit.attempts import Attempts
+from holdfast.commit.entry import CommitEntry
+from holdfast.commit.resolve import Resolve
+from holdfast.commit.sequence import Sequence as SequenceStage
+from holdfast.commit.transaction import Transaction, Write
+from holdfast.errors import InvalidRequest
+from holdfast.spark.bulk import ingest as module
+from holdfast.spark.bulk.ingest import Ingest
+from holdfast.spark.bulk.reign import BulkLeading
+from holdfast.spark.pipeline import audit
+
+COLUMNS = "order int, key string, value string, request_id string, read_version string"
+PROVE = bool(os.environ.get("HOLDFAST_PROVE"))
+POLITE = BulkLeading(silence_ms=20.0)
+
+
+def an_ingest(root: Path, *, group_requests: int = 10) -> Ingest:
+    log, verdicts = (root / "log").as_uri(), (root / "verdicts").as_uri()
+    return Ingest(log, verdicts, "orders", leading=POLITE, group_requests=group_requests)
+
+
+def rows_of(root: Path) -> list[dict[str, object]]:
+    table = DeltaTable(str(root / "verdicts")).to_pyarrow_table()
+    rows: list[dict[str, object]] = table.to_pylist()
+    return sorted(rows, key=lambda row: (int(str(row["order"])), str(row["position"])))
+
+
+def values_of(root: Path) -> list[bytes]:
+    """The values that requests wrote, in log order."""
+    found = [each for txn in transactions(root / "log") for each in txn.operations if isinstance(each, Write)]
+    return [each.value for each in found if not each.key.startswith(b"spark/ingest/")]
+
+
+def batch(spark: SparkSession, first: int, past: int) -> DataFrame:
+    rows = [(place, f"key/{place % 7}", f"value {place}", None, None) for place in range(first, past)]
+    return spark.createDataFrame(rows, COLUMNS)
+
+
+def deaths() -> Iterator[tuple[str, int]]:
+    """Every place at which a micro-batch of five groups can die: in a PUT, before or after it, and before the table."""
+    numbers = range(5) if PROVE else (0, 2, 4)
+    yield from (("before", number) for number in numbers)
+    yield from (("after", number) for number in numbers)
+    yield "table", 0
+
+
+@pytest.mark.parametrize("death", list(deaths()))
+def test_a_micro_batch_killed_anywhere_is_replayed_and_each_request_counts_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: tuple[str, int]
+) -> None:
+    kind, number = death
+    first = an_ingest(tmp_path)
+    first.micro_batch(batch(spark, 0, 20), 0)
+    if kind == "table":
+        monkeypatch.setattr(module, "write_table", _dies)
+    else:
+        monkeypatch.setattr(module, "put_batch", _Dying(kind, number).put_batch)
+    with pytest.raises(Killed):
+        first.micro_batch(batch(spark, 20, 70), 1)
+    monkeypatch.undo()
+    second = an_ingest(tmp_path)
+    second.micro_batch(batch(spark, 20, 70), 1)
+    second.micro_batch(batch(spark, 20, 70), 1)
+    second.micro_batch(batch(spark, 70, 75), 2)
+    second.close()
+    assert values_of(tmp_path) == [b"value %d" % place for place in range(75)]
+    rows = rows_of(tmp_path)
+    assert [row["order"] for row in rows] == [str(place) for place in range(75)]
+    committed = {each.version for each in transactions(tmp_path / "log")}
+    assert {row["version"] for row in rows} <= committed and len({row["version"] for row in rows}) == 75
+    assert audit(spark, (tmp_path / "log").as_uri()).findings == []
+
+
+def _dies(*_: object) -> None:
+    raise Killed("before the table")
+
+
+class _Dying:
+    """PUTs of which the ``number``-th kills the driver, before or after it is carried out."""
+
+    def __init__(self, kind: str, number: int) -> None:
+        self._kind = kind
+        self._left = number
+        self._real = module.put_batch
+
+    async def put_batch(self, store: object, header: object, data: bytes) -> bool:
+        self._left -= 1
+        if self._left < 0 and self._kind == "before":
+            raise Killed("before a put")
+        created = await self._real(store, header, data)  # type: ignore[arg-type]
+        if self._left < 0:
+            raise Killed("after a put")
+        return created
+
+
+def test_an_id_is_known_within_a_micro_batch_across_them_and_after_a_restart(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    ingest = an_ingest(tmp_path)
+    ingest.micro_batch(batch(spark, 0, 1), 0)
+    base = live(tmp_path / "log")[0].header.last_version
+    attempt = ("again", "request-0000000000000001", str(base))
+
+    def offered(*rows: tuple[str, str, str]) -> DataFrame:
+        return spark.createDataFrame([(10 + n, "k", *row) for n, row in enumerate(rows)], COLUMNS)
+
+    ingest.micro_batch(offered(attempt, attempt, ("other", *attempt[1:])), 1)
+    ingest.micro_batch(offered(attempt, ("other", *attempt[1:])), 2)
+    ingest.close()
+    after = an_ingest(tmp_path)
+    after.micro_batch(offered(attempt, ("other", *attempt[1:])), 3)
+    after.close()
+    rows = [row for row in rows_of(tmp_path) if row["request_id"] is not None]
+    committed = [row for row in rows if row["outcome"] == "committed"]
+    assert len(committed) == 4 and len({row["version"] for row in committed}) == 1
+    assert [row["code"] for row in rows if row["outcome"] == "invalid"] == ["request_id_reused"] * 3
+    assert values_of(tmp_path).count(b"again") == 1
+
+
+def test_a_stream_that_lost_its_checkpoint_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    ingest = an_ingest(tmp_path)
+    ingest.micro_batch(batch(spark, 0, 5), 0)
+    ingest.micro_batch(batch(spark, 5, 9), 1)
+    ingest.close()
+    again = Ingest((tmp_path / "log").as_uri(), (tmp_path / "other").as_uri(), "orders", leading=POLITE)
+    with pytest.raises(InvalidRequest, match="further than its checkpoint"):
+        again.micro_batch(batch(spark, 0, 5), 0)
+    again.close()
+
+
+def test_conflicts_are_found_across_micro_batches_as_the_service_finds_them(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    ingest = an_ingest(tmp_path)
+    ingest.micro_batch(batch(spark, 0, 3), 0)
+    base = live(tmp_path / "log")[0].header.last_version
+    reads = "array<struct<key:string,end:string,version:string>>"
+    frame = spark.createDataFrame(
+        [(10, "x", "1", str(base), [("key/1", None, None)]), (11, "x", "2", str(base), [("key/5", "key/6", None)])],
+        f"order int, key string, value string, read_version string, preconditions {reads}",
+    )
+    ingest.micro_batch(frame, 1)
+    ingest.close()
+    rows = rows_of(tmp_path)[-2:]
+    assert [(row["code"], row["conflicts"]) for row in rows] == [
+        ("conflict", [{"precondition": 0, "version": base + 2}]),
+        (None, []),
+    ]
+
+
+def test_files_that_come_later_are_taken_up_from_the_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "requests"
+    folder.mkdir()
+    schema = "order bigint, key string, value string"
+
+    def run() -> int:
+        ingest = an_ingest(tmp_path)
+        stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", "1").json(str(folder))
+        writer = stream.writeStream.foreachBatch(ingest.micro_batch)
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        query.awaitTermination()
+        ingest.close()
+        return ingest.counts.committed
+
+    for number in range(3):
+        lines = [json.dumps({"order": 10 * number + n, "key": "k", "value": f"{number}/{n}"}) for n in range(4)]
+        (folder / f"{number}.json").write_text("\n".join(lines))
+        assert run() == 4
+    assert values_of(tmp_path) == [b"%d/%d" % (number, n) for number in range(3) for n in range(4)]
+    assert len(rows_of(tmp_path)) == 12
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_an_ingest_tells_what_the_leaders_stages_tell(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+    """Requests that name versions of the log, cut into micro-batches and groups anyhow."""
+    ingest = an_ingest(tmp_path, group_requests=17)
+    ingest.micro_batch(batch(spark, 0, 0), 0)
+    base = live(tmp_path / "log")[0].header.last_version
+    requests = draw_requests(seed, 120, keys=20, odd=False)
+    # A record takes a version behind each group, so what was read is named as what the log had by then.
+    assigned = [base]
+    expected: list[str] = []
+    attempts = Attempts(bytes_max=2**40)
+    sequence, resolve = SequenceStage(base, attempts), Resolve(base, attempts, window_ms=1e12, bytes_max=2**40)
+    plain: list[Request] = []
+    for place, request in enumerate(requests):
+        txn = as_transaction(request, assigned)
+        at = [None if each.version is None else str(each.version) for each in txn.preconditions]
+        reads = tuple((*read[:3], version) for read, version in zip(request.reads, at, strict=True))
+        plain.append(replace(request, reads=reads, read_version=str(txn.read_version)))
+        entry = CommitEntry(txn, lambda _: None)
+        resolve.decide(sequence.order([entry], resolve.floor)[0])
+        expected.append("committed" if entry.accepted else getattr(entry.outcome, "reason", "follower"))
+        assigned.append(sequence.assigned)
+        if (place % 60) % 17 == 16 or place % 60 == 59:
+            record = CommitEntry(Transaction([Write(b"spark/ingest/orders", b"")]), lambda _: None)
+            resolve.decide(sequence.order([record], resolve.floor)[0])
+            assigned[-1] = sequence.assigned
+    for number in (1, 2):
+        part = plain[60 * (number - 1) : 60 * number]
+        rows = [request.row(60 * number + place) for place, request in enumerate(part)]
+        ingest.micro_batch(spark.createDataFrame(rows, SCHEMA), number)
+    ingest.close()
+    assert [row["code"] or "committed" for row in rows_of(tmp_path)] == expected
+    assert {"committed", "conflict"} <= set(expected)
+    assert audit(spark, (tmp_path / "log").as_uri()).findings == []

@@ -1,0 +1,311 @@
+"""A bulk load: exactly once whatever dies, a log that every reader and the audit find good, the service's verdicts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from tests.spark.bulk_requests import SCHEMA, Request, as_transaction, draw_requests, judge_plainly
+from tests.spark.log_builder import LogBuilder, PlainBatch, read_plainly
+from tests.spark.service_process import ServiceProcess
+
+from holdfast.client import Client
+from holdfast.commit.batch import Kind, LoggedTransaction, decode_header, slot_of
+from holdfast.commit.transaction import Delete, RangeDelete, Write
+from holdfast.errors import Conflict, Fenced, InvalidRequest
+from holdfast.objects.memory import MemoryObjects, MemoryStore
+from holdfast.spark.bulk.load import LoadOptions, LoadReport, load_requests
+from holdfast.spark.bulk.load_progress import decode_progress
+from holdfast.spark.bulk.put import put_batch
+from holdfast.spark.bulk.sequencing import Windows
+from holdfast.spark.pipeline import audit
+
+REQUESTS = 400
+OPTIONS = LoadOptions(wave=3, partitions=2, silence_ms=20.0)
+SLICES = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+
+class Killed(BaseException):
+    """The driver dies here. Nothing catches it, as nothing catches a power cut."""
+
+
+@dataclass
+class KilledAt:
+    """Dies at the ``number``-th step of a load."""
+
+    number: int
+    seen: int = 0
+
+    def __call__(self, name: str, facts: Mapping[str, object]) -> None:
+        self.seen += 1
+        if self.seen == self.number:
+            raise Killed(name)
+
+
+@pytest.fixture
+def small_chunks(spark: SparkSession) -> None:
+    """Fifty requests a batch, so that a few hundred make several waves."""
+    spark.conf.set(SLICES, "50")
+
+
+def frame_of(spark: SparkSession, requests: list[Request]) -> DataFrame:
+    rows = [request.row(place) for place, request in enumerate(requests)]
+    random.Random(3).shuffle(rows)
+    return spark.createDataFrame(rows, SCHEMA)
+
+
+def live(root: Path) -> list[PlainBatch]:
+    """The log as its plain reader sees it."""
+    objects = {slot_of(f"batches/{path.name}"): path.read_bytes() for path in (root / "batches").iterdir()}
+    return list(read_plainly({slot: data for slot, data in objects.items() if slot is not None}))
+
+
+def transactions(root: Path) -> list[LoggedTransaction]:
+    return [txn for batch in live(root) for txn in batch.transactions]
+
+
+def own_operations(txn: LoggedTransaction) -> list[object]:
+    """What the request asked for, without the load's record."""
+    return [each for each in txn.operations if not (isinstance(each, Write) and each.key.startswith(b"spark/load/"))]
+
+
+def told(root: Path) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = DeltaTable(str(root)).to_pyarrow_table().sort_by("position").to_pylist()
+    return rows
+
+
+def origin(root: Path) -> int:
+    """The base that the verdicts rest on: that of the load's first leader."""
+    for txn in reversed(transactions(root)):
+        for operation in txn.operations:
+            if isinstance(operation, Write) and operation.key.startswith(b"spark/load/"):
+                return decode_progress(operation.value, operation.key).base
+    raise AssertionError("the log holds no load")
+
+
+def check_verdicts(root: Path, requests: list[Request], windows: Windows) -> None:
+    """The table tells what the leader's own stages tell, and the log holds just what it says is committed."""
+    expected = judge_plainly(requests, origin(root / "log"), windows)
+    rows = told(root / "verdicts")
+    assert [row["position"] for row in rows] == list(range(1, len(requests) + 1))
+    found = [(row["code"] or "committed", [c["precondition"] for c in row["conflicts"]]) for row in rows]  # type: ignore[union-attr]
+    named = ["too_old" if each.outcome == "look_up" else each.outcome for each in expected]
+    assert found == [
+        (name, [number for number, _ in each.conflicts]) for name, each in zip(named, expected, strict=True)
+    ]
+    logged = {txn.version: txn for txn in transactions(root / "log")}
+    seen: set[int] = set()
+    for row, request, verdict in zip(rows, requests, expected, strict=True):
+        version = row["version"]
+        assert (version is None) == (verdict.version is None)
+        if version is not None:
+            assert isinstance(version, int)
+            txn = logged[version]
+            assert (own_operations(txn), txn.request_id) == (list(request.operations), request.request_id)
+            seen.add(version)
+    assert {version for version, txn in logged.items() if own_operations(txn)} == seen, "each committed once"
+
+
+def test_a_load_killed_at_every_step_in_turn_commits_each_request_once(
+    spark: SparkSession, tmp_path: Path, small_chunks: None
+) -> None:
+    requests = draw_requests(11, REQUESTS, keys=200, skew=0.3)
+    frame = frame_of(spark, requests).persist()
+    log, verdicts = (tmp_path / "log").as_uri(), (tmp_path / "verdicts").as_uri()
+    report: LoadReport | None = None
+    deaths: list[str] = []
+    while report is None:
+        # Each run gets one step further than the one before: 1 is after staging, the last one after the verdicts.
+        try:
+            report = load_requests(spark, frame, log, verdicts, OPTIONS, step=KilledAt(2 + len(deaths)))
+        except Killed as death:
+            deaths.append(str(death))
+    assert {"claim", "wave", "confirm", "resign"} <= set(deaths) | {"resign"}
+    assert len(deaths) > 3
+    check_verdicts(tmp_path, requests, Windows())
+    found = audit(spark, log)
+    assert found.findings == []
+    again = load_requests(spark, frame, log, verdicts, OPTIONS)
+    assert (again.batches, again.committed) == (0, report.committed), "what is loaded is not loaded again"
+    check_verdicts(tmp_path, requests, Windows())
+
+
+def test_without_a_crash_versions_are_those_of_a_leader_and_a_bounded_window_is_audited(
+    spark: SparkSession, tmp_path: Path, small_chunks: None
+) -> None:
+    requests = draw_requests(12, REQUESTS, keys=60, lag=80)
+    log = (tmp_path / "log").as_uri()
+    options = LoadOptions(wave=100, partitions=2, window=64, silence_ms=20.0)
+    load_requests(spark, frame_of(spark, requests), log, (tmp_path / "verdicts").as_uri(), options)
+    windows = Windows.trailing(len(requests), 64)
+    check_verdicts(tmp_path, requests, windows)
+    expected = judge_plainly(requests, origin(tmp_path / "log"), windows)
+    assert [row["version"] for row in told(tmp_path / "verdicts")] == [each.version for each in expected]
+    floors = [batch.header.window_floor for batch in live(tmp_path / "log")]
+    assert floors[-1] > floors[0]
+    assert audit(spark, log).findings == []
+
+
+def test_the_service_steps_down_for_a_load_and_goes_on_after_it_with_the_same_verdicts(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    requests = draw_requests(13, 100, keys=60, ids=False, odd=False)
+    (tmp_path / "log").mkdir()
+    (tmp_path / "plain").mkdir()
+    with ServiceProcess(tmp_path / "log") as service:
+        with Client(service.url) as client:
+            client.commit([Write(b"before", b"1")])
+        report = load_requests(
+            spark, frame_of(spark, requests), service.log_url, (tmp_path / "verdicts").as_uri(), OPTIONS
+        )
+    kinds = [batch.header.kind for batch in live(tmp_path / "log")]
+    assert kinds.count(Kind.RESIGN) == 2 and report.committed + report.not_committed == len(requests)
+    rows = told(tmp_path / "verdicts")
+    with ServiceProcess(tmp_path / "plain") as service:
+        assert _through_the_service(service.url, requests) == [
+            (row["outcome"], [c["precondition"] for c in row["conflicts"]])  # type: ignore[union-attr]
+            for row in rows
+        ]
+    with ServiceProcess(tmp_path / "log") as service, Client(service.url) as client:
+        receipt = client.commit([Write(b"after", b"2")])
+        assert receipt.version > max(int(str(row["version"])) for row in rows if row["version"] is not None)
+        state: dict[bytes, bytes] = {b"before": b"1", b"after": b"2"}
+        for row, request in zip(rows, requests, strict=True):
+            if row["version"] is not None:
+                _apply(state, request)
+        assert {key: value for key, value in _all(client).items() if not key.startswith(b"spark/")} == state
+    assert audit(spark, (tmp_path / "log").as_uri()).findings == []
+
+
+def _through_the_service(url: str, requests: list[Request]) -> list[tuple[str, list[int]]]:
+    """The same requests, one after the other, their ``#k`` as the version that the service had reached by then."""
+    found: list[tuple[str, list[int]]] = []
+    with Client(url) as client:
+        assigned = [client.version().version]
+        for request in requests:
+            txn = as_transaction(request, assigned)
+            try:
+                client.commit(txn.operations, txn.preconditions, read_version=txn.read_version)
+                found.append(("committed", []))
+            except Conflict as error:
+                conflicts = error.fields["conflicts"]
+                assert isinstance(conflicts, tuple)
+                found.append(("not_committed", [precondition for precondition, _ in conflicts]))
+            # Whatever came of it, it had a version.
+            assigned.append(assigned[-1] + 1)
+    return found
+
+
+def _apply(state: dict[bytes, bytes], request: Request) -> None:
+    for operation in request.operations:
+        match operation:
+            case Write(key, value):
+                state[key] = value
+            case Delete(key):
+                state.pop(key, None)
+            case RangeDelete(begin, end):
+                for key in [key for key in state if begin <= key and (end is None or key < end)]:
+                    del state[key]
+
+
+def _all(client: Client) -> dict[bytes, bytes]:
+    page = client.range(b"", None, limit=1000)
+    return {row.key: row.value for row in page.items}
+
+
+def test_a_load_that_is_taken_over_is_fenced_and_the_other_finishes(
+    spark: SparkSession, tmp_path: Path, small_chunks: None
+) -> None:
+    requests = draw_requests(14, 300, keys=100)
+    frame = frame_of(spark, requests).persist()
+    log, verdicts = (tmp_path / "log").as_uri(), (tmp_path / "verdicts").as_uri()
+    finished: list[LoadReport] = []
+
+    def overtaken(name: str, facts: Mapping[str, object]) -> None:
+        if name == "confirm" and not finished:
+            finished.append(load_requests(spark, frame, log, verdicts, OPTIONS))
+
+    with pytest.raises(Fenced):
+        load_requests(spark, frame, log, None, OPTIONS, step=overtaken)
+    assert finished[0].continued_at > 0
+    check_verdicts(tmp_path, requests, Windows())
+    assert audit(spark, log).findings == []
+
+
+def test_a_name_belongs_to_one_input(spark: SparkSession, tmp_path: Path) -> None:
+    log = (tmp_path / "log").as_uri()
+    options = LoadOptions(name="orders", partitions=1, silence_ms=20.0)
+    columns = "order int, key string, value string"
+    first = spark.createDataFrame([(1, "a", "1")], columns)
+    assert load_requests(spark, first, log, None, options).committed == 1
+    assert load_requests(spark, first, log, None, options).batches == 0
+    with pytest.raises(InvalidRequest, match="a load of this name has begun with other requests"):
+        load_requests(spark, spark.createDataFrame([(1, "a", "2")], columns), log, None, options)
+    assert len(transactions(tmp_path / "log")) == 1
+
+
+def test_an_attempt_of_the_log_is_not_committed_again(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    with ServiceProcess(tmp_path / "log") as service, Client(service.url) as client:
+        read_version = client.version().version
+        request_id = "an-order-of-yesterday-1"
+        receipt = client.commit([Write(b"a", b"1")], request_id=request_id, read_version=read_version)
+    rows = [(1, "a", "1", request_id, str(read_version)), (2, "b", "1", "an-order-of-yesterday-2", str(read_version))]
+    frame = spark.createDataFrame(rows, "order int, key string, value string, request_id string, read_version string")
+    load_requests(spark, frame, (tmp_path / "log").as_uri(), (tmp_path / "verdicts").as_uri(), OPTIONS)
+    found = [(row["code"], row["version"]) for row in told(tmp_path / "verdicts")]
+    assert found == [(None, receipt.version), ("too_old", None)]
+    assert len(transactions(tmp_path / "log")) == 1
+
+
+def test_a_refused_batch_is_ours_by_its_leader_nonce_and_body_and_otherwise_deposes() -> None:
+    async def scenario() -> None:
+        builder = LogBuilder()
+        leader = builder.lead()
+        leader.commit([Write(b"a", b"1")])
+        slot = leader.head.slot
+        header, data = decode_header(builder.objects[slot], slot=slot), builder.objects[slot]
+        store = MemoryStore(MemoryObjects())
+        assert await put_batch(store, header, data) is True
+        assert await put_batch(store, header, data) is False
+        with pytest.raises(Fenced):
+            await put_batch(store, replace(header, nonce=bytes(16)), data)
+        with pytest.raises(Fenced):
+            await put_batch(store, replace(header, body_crc=header.body_crc ^ 1), data)
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_command_is_continued_by_the_next_and_csv_is_loaded(tmp_path: Path) -> None:
+    source = tmp_path / "requests.csv"
+    lines = [f"{place},key/{place % 97},value {place},#{place // 2}" for place in range(4000)]
+    source.write_text("order,key,value,read_version\n" + "\n".join(lines) + "\n")
+    log = tmp_path / "log"
+    words = [sys.executable, "-m", "holdfast.cli.main", "spark", "load", "--from", str(source), "--format", "csv"]
+    words += ["--log", log.as_uri(), "--to", (tmp_path / "verdicts").as_uri(), "--master", "local[2]", "--wave", "2"]
+    words += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"]
+    words += ["--conf", f"{SLICES}=100", "--json"]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    while len(list(log.glob("batches/*"))) < 8:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(30)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout.splitlines()[-1])["report"]
+    assert report["continued_at"] > 0 and report["committed"] == 4000
+    values = [own_operations(txn) for txn in transactions(log)]
+    assert values == [[Write(b"key/%d" % (n % 97), b"value %d" % n)] for n in range(4000)]
+    assert len(told(tmp_path / "verdicts")) == 4000
