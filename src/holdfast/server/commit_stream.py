@@ -28,7 +28,7 @@ import msgpack
 from starlette.requests import ClientDisconnect
 
 from holdfast.commit.entry import CommitEntry
-from holdfast.commit.transaction import Transaction
+from holdfast.commit.transaction import Committed, Transaction
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.server.auth import Role
 from holdfast.server.requests import (
@@ -361,9 +361,10 @@ class _CommitStream:
     def _ready_results(self) -> bytes:
         due = self._due
         answers = self._front.answers
-        wire_format: WireFormat = self._wire_format
+        json = self._wire_format == "json"
         index = self._index
         parts: list[bytes] = []
+        plain: list[int] = []
         while due:
             entry = due[0]
             outcome = entry.ticket if isinstance(entry.ticket, HoldfastError) else entry.outcome
@@ -371,16 +372,25 @@ class _CommitStream:
                 break
             due.popleft()
             self._due_bytes -= entry.size
+            index += 1
+            request_id = entry.txn.request_id
+            if json and request_id is None and type(outcome) is Committed:
+                plain.append(outcome.version)
+                continue
+            if plain:
+                parts.append(answers.committed_lines(plain))
+                plain = []
             parts.append(
                 answers.stream_item(
                     outcome,
                     durable_version=entry.durable_version,
-                    request_id=entry.txn.request_id,
-                    index=index,
-                    wire_format=wire_format,
+                    request_id=request_id,
+                    index=index - 1,
+                    wire_format=self._wire_format,
                 )
             )
-            index += 1
+        if plain:
+            parts.append(answers.committed_lines(plain))
         self._index = index
         return b"".join(parts)
 
