@@ -14,8 +14,10 @@ from contextlib import ExitStack
 from weakref import WeakSet
 
 from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, NotFound, PermissionDenied
+from holdfast.queue.arguments import whole_number
 from holdfast.queue.background import Background
 from holdfast.queue.checksum import CRC32, checksum_for_writing
+from holdfast.queue.datetimes import lifetime_ns, moment_ns
 from holdfast.queue.file_names import FileNames
 from holdfast.queue.following import Waiter
 from holdfast.queue.forks import poison_in_children
@@ -25,10 +27,10 @@ from holdfast.queue.local_files import LocalFiles
 from holdfast.queue.opening import find_end, mend
 from holdfast.queue.page_files import PageDirectory
 from holdfast.queue.page_header import PAGE_BYTES_MAX
-from holdfast.queue.reader import LogReader, read_mark
+from holdfast.queue.reader import LogReader, check_damage_policy, read_mark
 from holdfast.queue.serializers import serializer_named
 from holdfast.queue.slots import SLOTS_BYTES
-from holdfast.queue.space import Space
+from holdfast.queue.space import Space, check_limits
 from holdfast.queue.sync_levels import sync_level
 from holdfast.queue.writer import Writer
 
@@ -88,17 +90,19 @@ class Queue:
         entropy: Callable[[int], bytes] = os.urandom,
         background: bool = True,
     ) -> None:
-        if not PAGE_BYTES_MIN <= page_size <= PAGE_BYTES_MAX:
-            raise InvalidRequest(
-                "page_size is out of range", page_size=page_size, min=PAGE_BYTES_MIN, max=PAGE_BYTES_MAX
-            )
-        if not 0 < max_message <= MESSAGE_BYTES_MAX:
-            raise InvalidRequest("max_message is out of range", max_message=max_message, max=MESSAGE_BYTES_MAX)
+        # All of them before a file is touched.
+        page_size = whole_number("page_size", page_size, PAGE_BYTES_MIN, PAGE_BYTES_MAX)
+        max_message = whole_number("max_message", max_message, 1, MESSAGE_BYTES_MAX)
+        compression = whole_number("compression", compression, 0, 9)
+        check_limits(max_bytes, full, page_size)
+        kept_ns = None if lifetime is None else lifetime_ns(lifetime)
+        check_damage_policy(damage)
         level = sync_level(sync)
         checksum_for_writing(checksum)
-        folder, name = os.path.split(os.fspath(path))
+        path = os.fsdecode(path)
+        folder, name = os.path.split(path)
         # What is opened beside this one later is in the same directory, wherever the process has gone meanwhile.
-        self._path = os.path.join(os.getcwd(), folder, name) if files is None and folder[:1] != "/" else os.fspath(path)
+        self._path = os.path.join(os.getcwd(), folder, name) if files is None and folder[:1] != "/" else path
         self._port: FilePort = files if files is not None else LocalFiles()
         self._names = FileNames(name)
         self._damage: DamagePolicy = damage
@@ -125,39 +129,38 @@ class Queue:
             if read_only:
                 # A queue without a page is one that nothing was appended to yet: a reader may come first.
                 if not self._pages.numbers() and self._names.identity not in self._port.names(directory):
-                    raise NotFound("no such queue", path=os.fspath(path))
+                    raise NotFound("no such queue", path=path)
                 read_identity(self._pages)  # refuses one of a later format
                 return
             self._lock_file = self._port.lock(directory, self._names.lock)
             writer = self._open_writer(page_size, level, compression, max_message, checksum, clock, entropy)
-            self._writer = writer
-            self._space = Space(
-                self._pages,
-                lifetime_ns=None if lifetime is None else int(lifetime.total_seconds() * 1_000_000_000),
-                max_bytes=max_bytes,
-                full=full,
-                page_bytes=page_size,
-                clock=clock,
-                current=lambda: writer.page_number,
-                safe_below=lambda: writer.pages_safe_below,
-                make_durable=lambda: writer.durability.wait_for(writer.next_seq),
-            )
         except BaseException:
-            if self._writer is not None:
-                self._writer.close()
             self._close_handles()
             raise
-        if lifetime is not None or max_bytes is not None:
-            self._space.hold(self._first_held)
-        self._start(writer, level, look_s=LIFETIME_LOOK_S if lifetime is not None else None, background=background)
+        self._writer = writer
+        self._start(writer, level, kept_ns, max_bytes, background=background)
         poison_in_children(self)
 
-    def _start(self, writer: Writer, level: SyncLevel, *, look_s: float | None, background: bool) -> None:
+    def _start(
+        self, writer: Writer, level: SyncLevel, kept_ns: int | None, max_bytes: int | None, *, background: bool
+    ) -> None:
         """Join the writer to the space, the helper thread and the buffer."""
-        writer.before_roll = self._space.before_roll
+        space = self._space = Space(
+            self._pages,
+            lifetime_ns=kept_ns,
+            max_bytes=max_bytes,
+            full=self._full,
+            clock=self._clock,
+            current=lambda: writer.page_number,
+            safe_below=lambda: writer.pages_safe_below,
+            make_durable=lambda: writer.durability.wait_for(writer.next_seq),
+        )
+        if kept_ns is not None or max_bytes is not None:
+            space.hold(self._first_held)
+        writer.before_roll = space.before_roll
         self._append = writer.append
         if background:
-            interval_s = level.ms_max / 1000 if level.ms_max else look_s
+            interval_s = level.ms_max / 1000 if level.ms_max else LIFETIME_LOOK_S if kept_ns is not None else None
             self._background = Background(self._work, interval_s, LINGER_S if level.name == "buffered" else 0)
             writer.on_work = self._background.wake
         if level.name == "buffered":
@@ -340,12 +343,8 @@ class Queue:
                 found.seek_earliest()
             elif since == "latest":
                 found.seek_latest()
-            elif isinstance(since, str):
-                raise InvalidRequest(
-                    "unknown starting point", since=since, hint="earliest, latest, a datetime, or seq="
-                )
             else:
-                found.seek_time(_nanoseconds(since))
+                found.seek_time(moment_ns(since))
         except BaseException:
             found.close()
             raise
@@ -626,13 +625,3 @@ class Queue:
         if self._lock_file >= 0:
             self._port.close(self._lock_file)
             self._lock_file = -1
-
-
-def _nanoseconds(moment: datetime) -> int:
-    """Nanoseconds since 1970 of an aware moment, exactly."""
-    from datetime import UTC, datetime
-
-    if moment.tzinfo is None:
-        raise InvalidRequest("a time needs a time zone", since=moment.isoformat(), hint="datetime.now(UTC)")
-    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1000

@@ -54,6 +54,12 @@ def read_mark(pages: PageDirectory) -> WriteMark | None:
     return None if slot is None else decode_mark(slot[1])
 
 
+def check_damage_policy(damage: DamagePolicy) -> None:
+    """Raise ``InvalidRequest`` for what is no policy."""
+    if damage not in ("raise", "skip") and not callable(damage):
+        raise InvalidRequest("unknown damage policy", damage=repr(damage), hint="raise, skip or a callable")
+
+
 class LogReader:
     """A place in the log that moves forward. One thread at a time.
 
@@ -77,8 +83,7 @@ class LogReader:
         headers: dict[int, PageHeader] | None = None,
         anchors: dict[tuple[int, int], int] | None = None,
     ) -> None:
-        if damage not in ("raise", "skip") and not callable(damage):
-            raise InvalidRequest("unknown damage policy", damage=damage, hint="raise, skip or a callable")
+        check_damage_policy(damage)
         self._pages = pages
         self._damage = damage
         self._live_next_seq = live_next_seq

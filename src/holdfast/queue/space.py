@@ -41,6 +41,19 @@ FULL_POLICIES = ("drop_oldest", "block", "raise")
 BLOCKED_LOOK_S = 0.05
 
 
+def check_limits(max_bytes: object, full: str, page_bytes: int) -> None:
+    """Raise ``InvalidRequest`` for limits that cannot be kept."""
+    if full not in FULL_POLICIES:
+        raise InvalidRequest("unknown policy for a full queue", full=repr(full), hint=", ".join(FULL_POLICIES))
+    if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 2 * page_bytes):
+        raise InvalidRequest(
+            "max_bytes is a number of bytes with room for two pages",
+            max_bytes=repr(max_bytes),
+            page_size=page_bytes,
+            hint="a smaller page_size",
+        )
+
+
 class Space:
     """Retention of one queue.
 
@@ -72,23 +85,11 @@ class Space:
         lifetime_ns: int | None,
         max_bytes: int | None,
         full: str,
-        page_bytes: int,
         clock: Callable[[], int],
         current: Callable[[], int],
         safe_below: Callable[[], int],
         make_durable: Callable[[], None],
     ) -> None:
-        if full not in FULL_POLICIES:
-            raise InvalidRequest("unknown policy for a full queue", full=full, hint=", ".join(FULL_POLICIES))
-        if max_bytes is not None and max_bytes < 2 * page_bytes:
-            raise InvalidRequest(
-                "max_bytes needs room for two pages",
-                max_bytes=max_bytes,
-                page_size=page_bytes,
-                hint="a smaller page_size",
-            )
-        if lifetime_ns is not None and lifetime_ns <= 0:
-            raise InvalidRequest("lifetime must be above zero", lifetime_ns=lifetime_ns)
         self._pages = pages
         self._lifetime_ns = lifetime_ns
         self._max_bytes = max_bytes

@@ -17,8 +17,12 @@ Failure model: pure; a level that cannot be is ``InvalidRequest``.
 from __future__ import annotations
 
 from holdfast.errors import InvalidRequest
+from holdfast.queue.arguments import whole_number
 
 __all__ = ["SyncLevel", "every", "sync_level"]
+
+COUNT_MAX = 1 << 60
+MS_MAX = 86_400_000
 
 
 class SyncLevel:
@@ -41,12 +45,15 @@ class SyncLevel:
 def every(*, messages: int = 0, bytes: int = 0, ms: int = 0) -> SyncLevel:  # noqa: A002 - the words of the API
     """Sync when so many messages, bytes or milliseconds have passed since the last sync, whichever is first.
 
-    Raises: ``InvalidRequest`` when no bound is given, or a negative one.
+    Raises: ``InvalidRequest`` when no bound is given, or one that cannot be; ``ms`` is a day at most.
 
     >>> every(messages=1000, ms=50)
     every(messages=1000, bytes=0, ms=50)
     """
-    if min(messages, bytes, ms) < 0 or not (messages or bytes or ms):
+    messages = whole_number("messages", messages, 0, COUNT_MAX)
+    bytes = whole_number("bytes", bytes, 0, COUNT_MAX)  # noqa: A001 - the words of the API
+    ms = whole_number("ms", ms, 0, MS_MAX)
+    if not (messages or bytes or ms):
         raise InvalidRequest("every() needs a bound above zero", messages=messages, bytes=bytes, ms=ms)
     return SyncLevel("every", messages, bytes, ms)
 

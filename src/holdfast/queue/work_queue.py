@@ -41,6 +41,7 @@ import time
 from itertools import chain
 
 from holdfast.errors import Closed, Code, Fenced, HoldfastError, InvalidRequest, NotFound
+from holdfast.queue.arguments import seconds_ns, whole_number
 from holdfast.queue.cursor import cursor_pages, encode_cursor
 from holdfast.queue.cursor_file import CursorFile, lock_name, log_history
 from holdfast.queue.forks import poison_in_children
@@ -72,7 +73,7 @@ LOG_PAGE_BYTES = 512 << 10
 CURSOR_EVERY = 256
 """Acknowledgements between two writings of the cursor, which only retention and a lost log need."""
 STARTED_MAX = 1_000_000
-DELAY_S_MAX = 10 * 365 * 86_400
+DELIVERIES_MAX = 1 << 31
 NS = 1_000_000_000
 
 
@@ -99,21 +100,17 @@ class WorkQueue:
         damage: DamagePolicy,
         hold: bool,
     ) -> None:
-        if max_deliveries < 1 or not 0 < max_started <= STARTED_MAX:
-            raise InvalidRequest(
-                "out of range", max_deliveries=max_deliveries, max_started=max_started, max=STARTED_MAX
-            )
         self.name = name
         self._queue = queue
         self._pages = pages
         self._damage: DamagePolicy = damage
         self._hold = hold
         self._clock = WorkClock(clock)
-        self._visibility_ns = _delay_ns(visibility)
-        self._retry_delay_ns = _delay_ns(retry_delay)
-        self._max_retry_delay_ns = _delay_ns(max_retry_delay)
-        self._max_deliveries = max_deliveries
-        self._max_started = max_started
+        self._visibility_ns = seconds_ns("visibility", visibility)
+        self._retry_delay_ns = seconds_ns("retry_delay", retry_delay)
+        self._max_retry_delay_ns = seconds_ns("max_retry_delay", max_retry_delay)
+        self._max_deliveries = whole_number("max_deliveries", max_deliveries, 1, DELIVERIES_MAX)
+        self._max_started = whole_number("max_started", max_started, 1, STARTED_MAX)
         self._lock = threading.Lock()
         self._synced = queue.syncs_always
         self._closed: Closed | None = None
@@ -317,7 +314,7 @@ class WorkQueue:
 
         *Raises*: as ``ack``; ``InvalidRequest`` for a delay below zero or above ten years.
         """
-        self._give_back(job, _delay_ns(delay), reason)
+        self._give_back(job, seconds_ns("delay", delay), reason)
 
     def retry(self, job: Job, *, reason: str = "") -> None:
         """As ``nack`` with a delay that doubles: ``retry_delay`` after the first delivery, at most
@@ -339,7 +336,7 @@ class WorkQueue:
 
     def extend(self, job: Job, visibility: float | None = None) -> None:
         """Keep this job for ``visibility`` seconds from now, by default the work queue's. *Raises*: as ``ack``."""
-        extension_ns = self._visibility_ns if visibility is None else _delay_ns(visibility)
+        extension_ns = self._visibility_ns if visibility is None else seconds_ns("visibility", visibility)
         with self._lock:
             (seq,) = self._owned((job,))
             mark = self._do(Kind.EXTEND, self._clock() + extension_ns, seq)
@@ -479,10 +476,3 @@ class WorkQueue:
             self._closed = Closed(
                 "a forked child cannot use its parent's work queue", code=Code.FORKED, hint="open it in one process"
             )
-
-
-def _delay_ns(seconds: float) -> int:
-    """Nanoseconds. *Raises*: ``InvalidRequest`` below zero or above ten years."""
-    if not 0 <= seconds <= DELAY_S_MAX:
-        raise InvalidRequest("a time is out of range", seconds=seconds, max=DELAY_S_MAX)
-    return int(seconds * NS)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from array import array
 from collections.abc import Iterable
+from datetime import date, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from holdfast import aio
 from holdfast.errors import InvalidRequest
-from holdfast.queue import Queue
+from holdfast.queue import Queue, every
 from holdfast.queue.serializers import Serializer
 
 
@@ -59,3 +61,70 @@ def test_a_task_whose_serializer_makes_no_bytes_spoils_no_other_tasks_append(tmp
             assert [type(error) for error in found[1:3]] == [TypeError, TypeError]
 
     asyncio.run(run())
+
+
+CANNOT_BE: list[dict[str, object]] = [
+    {"page_size": 4095}, {"page_size": 4096.0}, {"page_size": "64"}, {"page_size": None}, {"page_size": 1 << 40},
+    {"max_message": 0}, {"max_message": 1.5}, {"compression": -1}, {"compression": 10}, {"compression": "1"},
+    {"lifetime": 7}, {"lifetime": "7d"}, {"lifetime": timedelta(0)}, {"lifetime": timedelta(-1)},
+    {"max_bytes": 4096}, {"max_bytes": "1G"}, {"max_bytes": 1e9}, {"full": "drop"}, {"full": None},
+    {"sync": "every"}, {"sync": None}, {"serializer": "pickle"}, {"checksum": 3},
+    {"damage": "ignore"}, {"damage": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cannot_be", CANNOT_BE, ids=str)
+def test_a_setting_that_cannot_be_is_refused_before_a_file_is_made(
+    tmp_path: Path, cannot_be: dict[str, object]
+) -> None:
+    with pytest.raises(InvalidRequest):
+        Queue(tmp_path / "q", **cannot_be)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("bound", [-1, 0.5, float("nan"), "1", None, 1 << 62], ids=str)
+@pytest.mark.parametrize("name", ["messages", "bytes", "ms"])
+def test_a_bound_that_would_stop_the_helper_thread_is_refused(name: str, bound: object) -> None:
+    with pytest.raises(InvalidRequest):
+        every(**{"messages": 1, name: bound})  # type: ignore[arg-type]
+
+
+def test_the_longest_bound_of_time_is_one_that_a_thread_can_wait_for(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q", sync=every(ms=86_400_000), lifetime=timedelta.max) as queue:
+        queue.append(b"one")
+    with Queue(tmp_path / "q", read_only=True) as queue:
+        assert queue.durable_seq == 1
+
+
+@pytest.mark.parametrize("since", [5, 5.0, "oldest", "2026-01-31", datetime(2026, 1, 1), date(2026, 1, 1)], ids=str)  # noqa: DTZ001
+def test_a_starting_point_that_cannot_be_is_refused_before_anything_is_read(tmp_path: Path, since: object) -> None:
+    with Queue(tmp_path / "q") as queue:
+        for reading in (queue.read, queue.batches, queue.values):
+            with pytest.raises(InvalidRequest):
+                reading(since=since)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "cannot_be",
+    [{name: wrong} for name in ("visibility", "retry_delay", "max_retry_delay")
+     for wrong in (-1, "30", None, float("nan"), float("inf"), timedelta(seconds=30))]
+    + [{name: wrong} for name in ("max_deliveries", "max_started") for wrong in (0, 1.5, "5", None)],
+    ids=str,
+)  # fmt: skip
+def test_a_work_queue_that_cannot_be_is_refused_and_its_name_stays_free(
+    tmp_path: Path, cannot_be: dict[str, object]
+) -> None:
+    with Queue(tmp_path / "q") as queue:
+        before = {path.name for path in tmp_path.iterdir()}
+        with pytest.raises(InvalidRequest):
+            queue.work_queue("w", **cannot_be)  # type: ignore[arg-type]
+        assert {path.name for path in tmp_path.iterdir()} == before
+        queue.consumer("w").close()
+
+
+def test_a_path_may_be_text_bytes_or_a_path(tmp_path: Path) -> None:
+    for path in (tmp_path / "q", str(tmp_path / "q"), os.fsencode(tmp_path / "q")):
+        with Queue(path) as queue:  # type: ignore[arg-type]
+            queue.append(b"one")
+    with Queue(tmp_path / "q", read_only=True) as queue:
+        assert queue.last_seq == 3
