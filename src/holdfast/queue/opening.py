@@ -238,7 +238,7 @@ class _Walk:
             step = decide(here, self._following(), owed=scan.next_seq < self._floor)
             while step is Step.RESYNC:
                 expected = scan.next_seq
-                if scan.resync(None):
+                if scan.resync():
                     end.gaps.append((expected, scan.next_seq - 1))
                     here = self._walk_frames(scan)
                 else:

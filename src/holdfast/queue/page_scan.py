@@ -27,7 +27,7 @@ from holdfast.queue.time_index import RECORD, RECORD_BYTES, last_before
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import TypeAlias
 
     from holdfast.queue.file_port import FilePort
@@ -40,7 +40,7 @@ WINDOW_BYTES = 1 << 20
 FIRST_WINDOW_BYTES = 16 << 10
 """Of the first read after a seek, and after each that found nothing: who wants a hundred messages, or waits for the
 next one, does not pay for a megabyte. Each read that finds something makes the next four times as large."""
-RESYNC_RECORDS_MAX = 1 << 16
+RECORDS_AT_ONCE = 1 << 12
 ANCHORS_MAX = 1 << 14
 
 
@@ -195,22 +195,27 @@ class PageScan:
         index = self._index
         if index is None:
             return
-        position = last_before(
+        time_ns, position = last_before(
             lambda offset, length: self._port.read(index, offset, length), self.index_records(), belongs_before
         )
-        head = self._port.read(self._file, position, HEAD_BYTES) if position else b""
-        # The record may be damaged: what counts is the frame itself, once it has been confirmed.
-        if len(head) == HEAD_BYTES and belongs_before(HEAD.unpack(head)[2], position):
-            self._land(position)
+        if position:
+            self._land(position, time_ns, known=True)
 
-    def _land(self, position: int) -> bool:
-        """Stand at ``position`` if the frame there implies a sequence number that the next frame confirms; else
-        stay."""
+    def _land(self, position: int, time_ns: int | None, *, known: bool) -> bool:
+        """Stand at ``position`` if a frame is there, of this arrival where it is told; else stay.
+
+        Every position has a frame for *some* number: inside a message there may be one for a number that is possible
+        here. So a number is believed when what follows confirms it. Where nothing follows yet it must be ``known``, by
+        the arrival in an index record or from the frame before.
+        """
         key = self.header.salt, position
         found = self._anchors.get(key)
-        if found is None:
-            found = self._seq_at(None, position)
-            if found is None or not self._confirmed(position, found):
+        if found is not None:
+            if time_ns is not None and HEAD.unpack(self._port.read(self._file, position, HEAD_BYTES))[2] != time_ns:
+                return False
+        else:
+            found = self._seq_at(time_ns, position)
+            if found is None or not self._confirmed(position, found, known=known):
                 return False
             if len(self._anchors) >= ANCHORS_MAX:
                 self._anchors.clear()
@@ -218,7 +223,7 @@ class PageScan:
         self.position, self.next_seq = position, found
         return True
 
-    def _confirmed(self, position: int, seq: int) -> bool:
+    def _confirmed(self, position: int, seq: int, *, known: bool) -> bool:
         """Whether what follows this frame is the frame or SEAL with the next number, or nothing yet."""
         length, _, time_ns, tail = HEAD.unpack(self._port.read(self._file, position, HEAD_BYTES))
         after = PageScan(
@@ -229,7 +234,9 @@ class PageScan:
             position=position + HEAD_BYTES + length,
             last_time_ns=time_ns,
         )
-        return after.read(HEAD_BYTES) is not None or after.here() is not Here.INVALID
+        return after.read(HEAD_BYTES) is not None or after.here() in (
+            (Here.SEAL, Here.NOTHING) if known else (Here.SEAL,)
+        )
 
     def _seq_at(self, time_ns: int | None, position: int) -> int | None:
         """The sequence number for which the frame at ``position`` would verify, where that is possible in this page."""
@@ -244,42 +251,35 @@ class PageScan:
             return None
         body = self._port.read(self._file, position + HEAD_BYTES, length)
         base = self.header.base_seq
-        ahead = (implied_seq(self._checksum, self._seed, (length, check, found_ns, tail), body) - base) & SEQ_MASK
-        # A message takes at least four bytes, so this many can lie before the position.
-        return base + ahead if ahead <= (position - HEADER_BYTES) // 4 else None
+        return base + (
+            (implied_seq(self._checksum, self._seed, (length, check, found_ns, tail), body) - base) & SEQ_MASK
+        )
 
-    def resync(self, below: int | None) -> bool:
-        """Behind damage, move to the next frame that verifies; its sequence number is below ``below`` where that is
-        known.
+    def resync(self) -> bool:
+        """Behind damage, move to the next frame that is known to be one. False when there is none; then nothing moved.
 
-        The damaged frame's own head is asked first, then the index. False when there is none; then nothing moved.
-        Cost: at most 65,536 records of the index.
+        The damaged frame's own head is asked first, then the index. Cost: the records of the index, and a head for each
+        that is behind the damage, until one is true.
         """
-        floor, before = self.next_seq, self.position
-        for position in self._candidates(before):
-            found = self._seq_at(None, position)
-            if found is None or found <= floor or (below is not None and found >= below):
+        floor = self.next_seq
+        for position, time_ns, told in self._candidates(self.position):
+            found = self._seq_at(time_ns, position)
+            if found is None or found <= floor:
                 continue
-            if self._land(position):
+            if self._land(position, time_ns, known=time_ns is not None or found == told):
                 return True
         return False
 
-    def _candidates(self, damaged: int) -> list[int]:
-        candidates: list[int] = []
+    def _candidates(self, damaged: int) -> Iterator[tuple[int, int | None, int]]:
+        """Positions, with the arrival or the sequence number that is told of the frame there."""
         head = self._port.read(self._file, damaged, HEAD_BYTES)
         if len(head) == HEAD_BYTES:
-            candidates.append(damaged + HEAD_BYTES + HEAD.unpack(head)[0])
-        if self._index is not None:
-            first, last = 0, self.index_records()
-            index = self._index
-            after = last_before(
-                lambda offset, length: self._port.read(index, offset, length),
-                last,
-                lambda _, position: position <= damaged,
-            )
-            data = self._port.read(index, first, min(last, RESYNC_RECORDS_MAX) * RECORD_BYTES)
-            positions = [
-                position for _, position in RECORD.iter_unpack(data[: len(data) // RECORD_BYTES * RECORD_BYTES])
-            ]
-            candidates += [position for position in positions if position > max(damaged, after)]
-        return candidates
+            length, _, _, tail = HEAD.unpack(head)
+            yield damaged + HEAD_BYTES + length, None, self.next_seq + (tail & SEQ_MASK)
+        if self._index is None:
+            return
+        for first in range(0, self.index_records(), RECORDS_AT_ONCE):
+            data = self._port.read(self._index, first * RECORD_BYTES, RECORDS_AT_ONCE * RECORD_BYTES)
+            for time_ns, position in RECORD.iter_unpack(data[: len(data) // RECORD_BYTES * RECORD_BYTES]):
+                if position > damaged:
+                    yield position, time_ns, 0

@@ -227,7 +227,7 @@ class LogReader:
                 return True
         if step is Step.RESYNC:
             first = scan.next_seq
-            if scan.resync(None):
+            if scan.resync():
                 self._report(Gap(first, scan.next_seq - 1, number))
                 return True
             step = decide(Here.EXHAUSTED, following, owed=True)

@@ -30,8 +30,10 @@ SINGLES_SPACING_BYTES = 4096
 _NEAR_RECORDS = 340
 
 
-def last_before(read: Callable[[int, int], bytes], count: int, belongs_before: Callable[[int, int], bool]) -> int:
-    """The position in the last record for which ``belongs_before(time_ns, position)`` holds, or 0 where none does.
+def last_before(
+    read: Callable[[int, int], bytes], count: int, belongs_before: Callable[[int, int], bool]
+) -> tuple[int, int]:
+    """The last record, time and position, for which ``belongs_before(time_ns, position)`` holds; zeros where none does.
 
     ``read(offset, length)`` reads the index file of ``count`` records. ``belongs_before`` must hold for a run of
     records from the start and for none after it.
@@ -40,7 +42,7 @@ def last_before(read: Callable[[int, int], bytes], count: int, belongs_before: C
 
     >>> index = b"".join(RECORD.pack(time, 64 + time) for time in (5, 5, 7, 9))
     >>> last_before(lambda offset, length: index[offset : offset + length], 4, lambda time, position: time < 7)
-    69
+    (5, 69)
     """
     low, high = 0, count  # every record before `low` belongs before, none from `high` on does
     while high - low > _NEAR_RECORDS:
@@ -60,6 +62,6 @@ def last_before(read: Callable[[int, int], bytes], count: int, belongs_before: C
         else:
             last = middle
     if first == 0:
-        return 0
-    position: int = RECORD.unpack_from(data, (first - 1) * RECORD_BYTES)[1]
-    return position
+        return 0, 0
+    time_ns, position = RECORD.unpack_from(data, (first - 1) * RECORD_BYTES)
+    return time_ns, position

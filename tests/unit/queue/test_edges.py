@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,8 +16,9 @@ import pytest
 
 from holdfast.errors import Closed, Code, CorruptData, LimitExceeded, Unavailable
 from holdfast.queue import Queue, Trimmed
-from holdfast.queue.frame import compress_body
+from holdfast.queue.frame import HEAD_BYTES, compress_body, encode_head, page_seed
 from holdfast.queue.local_files import LocalFiles
+from holdfast.queue.page_header import HEADER_BYTES, decode_header
 from holdfast.testing.queue_world import CrashFiles
 
 MESSAGE = b"x" * 1000
@@ -259,3 +261,77 @@ def test_what_another_reader_was_given_of_a_batch_that_met_a_full_disk_stays(tmp
             files.left = None
             queue.append(b"z" * 200_000)
             assert payloads(elsewhere) == payloads(queue) == [*given, b"z" * 200_000]
+
+
+def with_a_frame_inside(folder: Path, *, ahead: int) -> tuple[bytes, int]:
+    """A message that contains what would be a frame at any place of page 1, ``ahead`` numbers after its first, and
+    zeros behind it; and where in the message. Any payload is one for some number, mostly too large for the page."""
+    header = decode_header((folder / "q-1.page").read_bytes(), 1)
+    assert header is not None
+    inner = b"never appended"
+    seed = page_seed(crc32, header.salt, 1)
+    head = encode_head(crc32, seed, header.base_seq + ahead, header.base_time_ns + 5, 1, 0, (inner,))
+    return bytes(100) + head + inner + bytes(1000), 100
+
+
+@pytest.mark.parametrize("where", ["time", "seq"])
+def test_a_damaged_index_never_leads_into_a_message(tmp_path: Path, where: str) -> None:
+    now = iter(range(1_000_000_000, 2_000_000_000, 10))
+    with Queue(tmp_path / "q", clock=lambda: next(now), background=False) as queue:
+        queue.append(b"first")
+        trap, inside = with_a_frame_inside(tmp_path, ahead=2)
+        expected = [b"first", *[trap] * 20]
+        for payload in expected[1:]:
+            queue.append(payload)
+        second = queue.reader(seq=2)
+        assert second.read_messages() is not None
+    index = bytearray((tmp_path / "q-1.idx").read_bytes())
+    for record in range(0, len(index), 12):
+        index[record + 8 : record + 12] = (HEADER_BYTES + HEAD_BYTES + 5 + HEAD_BYTES + inside).to_bytes(4, "little")
+    (tmp_path / "q-1.idx").write_bytes(index)
+    with Queue(tmp_path / "q", read_only=True) as queue:
+        since = datetime.fromtimestamp(1, UTC) + timedelta(microseconds=100)
+        found = payloads(queue, since=since) if where == "time" else payloads(queue, seq=4)
+        assert set(found) <= set(expected)
+
+
+def test_a_damaged_length_never_leads_into_a_message(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q", background=False) as queue:
+        queue.append(b"first")
+        trap, inside = with_a_frame_inside(tmp_path, ahead=7)
+        expected = [b"first", *[trap] * 5]
+        for payload in expected[1:]:
+            queue.append(payload)
+    page = bytearray((tmp_path / "q-1.page").read_bytes())
+    # The first frame's length: what follows it begins inside the next message.
+    page[HEADER_BYTES : HEADER_BYTES + 4] = (5 + HEAD_BYTES + inside).to_bytes(4, "little")
+    (tmp_path / "q-1.page").write_bytes(page)
+    (tmp_path / "q-1.idx").unlink()
+    with Queue(tmp_path / "q", read_only=True) as queue:
+        assert set(payloads(queue, damage="skip")) <= set(expected)
+
+
+def test_messages_behind_damage_are_found_in_a_page_of_many_to_the_byte(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q", compression=6, background=False) as queue:
+        for _ in range(10):
+            queue.append_many([b"the same"] * 4000)
+        damaged = HEADER_BYTES + HEAD_BYTES
+    page = bytearray((tmp_path / "q-1.page").read_bytes())
+    page[damaged] ^= 1
+    (tmp_path / "q-1.page").write_bytes(page)
+    with Queue(tmp_path / "q", read_only=True) as queue:
+        assert len(payloads(queue, damage="skip")) == 36_000
+
+
+def test_messages_behind_damage_are_found_by_an_index_of_any_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.queue.page_scan.RECORDS_AT_ONCE", 2)
+    with Queue(tmp_path / "q", background=False) as queue:
+        for place in range(20):
+            queue.append_many([b"%d" % place] * 2)
+    page = bytearray((tmp_path / "q-1.page").read_bytes())
+    page[page.index(b"1010") - 32] ^= 255  # the length of the eleventh frame
+    (tmp_path / "q-1.page").write_bytes(page)
+    with Queue(tmp_path / "q", read_only=True) as queue:
+        assert payloads(queue, damage="skip") == [b"%d" % place for place in range(20) if place != 10 for _ in "12"]
