@@ -7,11 +7,13 @@ a task does with it (``scan``, ``segment_plan``, ``queue_reading``).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from holdfast.spark.plan import Piece
-from holdfast.spark.shapes import RowFilter
+if TYPE_CHECKING:
+    from holdfast.spark.plan import Piece
+    from holdfast.spark.shapes import RowFilter
 
 __all__ = ["LogPartition", "MessagePartition", "SegmentPartition"]
 

@@ -8,6 +8,9 @@ Failure model: what planning or a task raises fails the query with its text: the
 Spark runs planning in a process of its own without a session, and pickles everything that goes to tasks; so readers
 hold plain values and open the store where they run. Planning happens anew for each query on the data frame: give
 ``endingVersion`` (or ``asOfVersion``) when several queries must see one state of a growing log.
+
+Each query starts two such processes: one that asks for the columns, one that plans. So what only planning or only tasks
+need is imported there: it is half of what this package costs a process.
 """
 
 # pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
@@ -35,14 +38,12 @@ from pyspark.sql.types import (
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.options import Mode, ReadOptions, parse_read_options
 from holdfast.spark.partition import LogPartition, SegmentPartition
-from holdfast.spark.plan import Plan, plan_read
 from holdfast.spark.pushdown import row_filter_of
 from holdfast.spark.queue_options import is_read_of_messages, parse_message_options
-from holdfast.spark.scan import scan
 from holdfast.spark.shapes import RowFilter, arrow_schema
-from holdfast.spark.store_thread import StoreThread
 
 if TYPE_CHECKING:
+    from holdfast.spark.plan import Plan
     from holdfast.spark.sink_options import WriteOptions
     from holdfast.spark.sink_writer import HoldfastBatchWriter, HoldfastStreamWriter
     from holdfast.spark.stream_source import HoldfastStreamReader
@@ -113,6 +114,9 @@ class HoldfastBatchReader(DataSourceReader):
             from holdfast.spark.segment_plan import plan_with_segments
 
             return plan_with_segments(options, pushed)
+        from holdfast.spark.plan import plan_read
+        from holdfast.spark.store_thread import StoreThread
+
         with StoreThread(options.url) as thread:
             plan: Plan = thread.start(lambda store: plan_read(store, options, pushed)).result()
         return [LogPartition(piece, plan.wanted) for piece in plan.pieces]
@@ -120,6 +124,8 @@ class HoldfastBatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one piece. For a read without pieces Spark passes an empty partition of its own."""
         if isinstance(partition, LogPartition):
+            from holdfast.spark.scan import scan
+
             yield from scan(self._options, partition.wanted, partition.piece)
         elif isinstance(partition, SegmentPartition):
             from holdfast.spark.segment_plan import scan_segment
