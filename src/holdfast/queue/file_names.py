@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from holdfast.errors import InvalidRequest
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container
+
 __all__ = ["FileNames"]
 
 
@@ -51,9 +55,19 @@ class FileNames:
         """What a file is called until it is whole; left by a crash only, removed at the next start."""
         return f"{name}.tmp"
 
-    def set_aside(self, name: str) -> str:
-        """What a page is called whose messages were never durable and whose predecessors are lost."""
-        return f"{name}.torn"
+    def set_aside(self, name: str, taken: Container[str]) -> str:
+        """What a page is called whose messages were never durable and whose predecessors are lost, or whose header is
+        damaged; a name that is not taken, because numbers are used again and what was set aside may be wanted.
+
+        >>> names = FileNames("orders")
+        >>> names.set_aside("orders-7.page", ()), names.set_aside("orders-7.page", ["orders-7.page.torn"])
+        ('orders-7.page.torn', 'orders-7.page.2.torn')
+        """
+        found, count = f"{name}.torn", 1
+        while found in taken:
+            count += 1
+            found = f"{name}.{count}.torn"
+        return found
 
     def page_number(self, name: str) -> int | None:
         """The number of a page of this queue, or None for any other file."""

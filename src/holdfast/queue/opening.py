@@ -336,7 +336,7 @@ def mend(pages: PageDirectory, end: LogEnd) -> None:
             pages.remove(name)
         else:
             # Also one whose header is damaged: under its name a page was whole once, and repair may read it.
-            port.rename(pages.directory, name, pages.names.set_aside(name))
+            port.rename(pages.directory, name, pages.names.set_aside(name, port.names(pages.directory)))
         pages.remove(pages.names.index(number))
         changed = True
     if changed:
