@@ -173,8 +173,13 @@ class LocalFiles:
             os.close(file)
             if error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES):
                 raise
+            here = holder == str(os.getpid())
             raise AlreadyOpen(
-                "another process has it open", code=Code.ALREADY_OPEN, file=name, pid=holder or None
+                "this process has it open already" if here else "another process has it open",
+                code=Code.ALREADY_OPEN,
+                file=name,
+                pid=holder or None,
+                hint="use the one that is open, or close it first" if here else "close it there, or wait for its end",
             ) from error
         # Of a fixed width, because cutting the file can wait for the file system's journal.
         os.pwrite(file, b"%-20d\n" % os.getpid(), 0)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from holdfast.errors import InvalidRequest
-from holdfast.queue import Queue
+from holdfast.errors import AlreadyOpen, InvalidRequest
+from holdfast.queue import Gap, Queue, Trimmed
 
 
 @pytest.mark.parametrize("path", ["data/mail", "mail"])
@@ -43,3 +46,32 @@ def test_a_path_without_a_name_is_refused_and_makes_nothing(
     with pytest.raises(InvalidRequest):
         Queue(path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_opening_is_told_whether_it_is_this_process_or_another_that_has_it(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q"):
+        with pytest.raises(AlreadyOpen, match="this process") as here:
+            Queue(tmp_path / "q")
+        assert here.value.fields["pid"] == str(os.getpid())
+        second = f"from holdfast import Queue; Queue({str(tmp_path / 'q')!r})"
+        there = subprocess.run([sys.executable, "-c", second], capture_output=True, text=True, check=False)
+        assert f"AlreadyOpen: another process has it open file=q.lock pid={os.getpid()}" in there.stderr
+
+
+@pytest.mark.parametrize("report", ["gap", "trimmed"])
+def test_a_function_for_damage_is_told_with_the_error_that_would_have_been_raised(tmp_path: Path, report: str) -> None:
+    told: list[object] = []
+    with Queue(tmp_path / "q", page_size=4096) as queue:
+        for number in range(30):
+            queue.append(b"%d" % number * 500)
+        if report == "trimmed":
+            queue.flush()
+            queue.trim(before_seq=20)
+        else:
+            page = bytearray((tmp_path / "q-1.page").read_bytes())
+            page[100] ^= 1
+            (tmp_path / "q-1.page").write_bytes(page)
+        with pytest.raises(Trimmed if report == "trimmed" else Gap) as raised:
+            list(queue.read(seq=1))
+        assert list(queue.read(seq=1, damage=told.append))
+        assert list(map(repr, told[:1])) == [repr(raised.value)]
