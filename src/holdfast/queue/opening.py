@@ -154,8 +154,9 @@ class _Walk:
     def _begin(self) -> bool:
         """Set the end to the place where the walk begins; False where there is no page to begin in."""
         end, mark = self._end, self._mark
-        # Without the word of a mark, or after a failed sync, the page cache may hold what the disk never got.
-        end.rewrite = mark is None or not any(mark.boot_id)
+        # After a failed sync the page cache may hold what the disk never got, also that of an earlier start. Only a
+        # restart of the machine empties it; what is read then comes from the disk.
+        end.rewrite = mark is None or not any(mark.boot_id) or mark.boot_id == self._boot_id
         if mark is not None:
             end.clean = mark.clean
             durable = mark.durable

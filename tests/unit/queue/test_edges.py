@@ -335,3 +335,44 @@ def test_messages_behind_damage_are_found_by_an_index_of_any_length(
     (tmp_path / "q-1.page").write_bytes(page)
     with Queue(tmp_path / "q", read_only=True) as queue:
         assert payloads(queue, damage="skip") == [b"%d" % place for place in range(20) if place != 10 for _ in "12"]
+
+
+def test_what_was_set_aside_is_never_replaced(tmp_path: Path) -> None:
+    kept: list[bytes] = []
+    for crash in range(3):
+        with Queue(tmp_path / "q", page_size=4096) as queue:
+            queue.append(b"of crash %d" % crash)
+            queue.flush()
+            number = queue.pages.numbers()[0]
+        page = bytearray((tmp_path / f"q-{number}.page").read_bytes())
+        page[0] ^= 255  # the header
+        (tmp_path / f"q-{number}.page").write_bytes(page)
+        kept.append(bytes(page))
+        for name in tmp_path.glob("q-writeMeta"):
+            name.unlink()
+        Queue(tmp_path / "q", page_size=4096).close()
+        assert sorted(path.read_bytes() for path in tmp_path.glob("*.torn")) == sorted(kept)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_start_whose_sync_failed_does_not_make_the_next_one_believe_the_cache(seed: int) -> None:
+    files = CrashFiles(Random(seed))
+    queue = Queue("d/q", page_size=4096, files=files, background=False)
+    expected = [bytes([place]) * 1000 for place in range(9)]
+    for payload in expected:
+        queue.append(payload)
+    files = files.after_kill(Random(seed))
+    newest = max(name for name in files.contents("d") if name.endswith(".page"))
+    files.set_content("d", newest, bytes(64) + files.contents("d")[newest][64:])  # nothing of it can be read
+    files.refuse = lambda operation, name: (
+        OSError(errno.EIO, "lost") if operation == "sync" and name.startswith("q-1.page") else None
+    )
+    with pytest.raises(OSError, match="lost"):
+        Queue("d/q", page_size=4096, files=files, background=False)
+    files.refuse = None
+    files = files.after_kill(Random(seed))  # nothing is left of that process
+    promised = Queue("d/q", page_size=4096, files=files, background=False, damage="skip")
+    found = [message.payload for message in promised.read() if message.seq <= promised.durable_seq]
+    files = files.after_power_loss(Random(seed))
+    with Queue("d/q", page_size=4096, files=files, background=False) as again:
+        assert [message.payload for message in again.read(damage="skip")][: len(found)] == found
