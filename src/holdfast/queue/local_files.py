@@ -3,9 +3,14 @@
 Owns: one system call, or nearly, for each operation. Does not own: their order.
 
 Failure model: ``OSError`` as the system raises it. Files are closed in children that execute another program. Where
-``posix_fallocate`` is absent (macOS), zeros are written: slower, and as safe. On macOS a sync is ``F_FULLFSYNC``,
-because ``fsync`` there stops at the drive's cache; and no boot id is known, so that a start after a kill reads from the
-last sync on.
+``posix_fallocate`` is absent (macOS) or refused, zeros are written: slower, and as safe. On macOS a sync is
+``F_FULLFSYNC``, because ``fsync`` there stops at the drive's cache; and no boot id is known, so that a start after a
+kill reads from the last sync on.
+
+Maps are for Linux, where ``fdatasync`` writes what was stored through one; elsewhere that takes another call. A store
+into a map cannot be answered with an error: where the disk fails to read the block, or a file system that copies on
+write (btrfs, ZFS) has no room for it although it was allocated, or somebody cuts the file, the process is killed
+(SIGBUS), and is found as after any kill.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import sys
 
 from holdfast.errors import AlreadyOpen, Code, InternalError
 
@@ -123,9 +129,15 @@ class LocalFiles:
     def allocate(self, file: int, length: int) -> None:
         """See ``FilePort``."""
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file, 0, length)
-            return
-        for offset in range(0, length, ZEROS):
+            try:
+                os.posix_fallocate(file, 0, length)
+            except OSError as error:
+                # Not every C library writes zeros by itself where the file system cannot allocate.
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                    raise
+            else:
+                return
+        for offset in range(os.fstat(file).st_size, length, ZEROS):
             self.write(file, offset, (bytes(min(ZEROS, length - offset)),))
 
     def truncate(self, file: int, length: int) -> None:
@@ -134,9 +146,11 @@ class LocalFiles:
 
     def map(self, file: int, length: int) -> WritableMap | None:
         """See ``FilePort``. None for a file that is shorter: storing behind its end would kill the process."""
+        if sys.platform != "linux" or os.fstat(file).st_size < length:
+            return None
         from mmap import mmap
 
-        return mmap(file, length) if os.fstat(file).st_size >= length else None
+        return mmap(file, length)
 
     def unmap(self, view: WritableMap) -> None:
         """See ``FilePort``."""
