@@ -266,20 +266,22 @@ class PageScan:
             found = self._seq_at(time_ns, position)
             if found is None or found <= floor:
                 continue
-            if self._land(position, time_ns, known=time_ns is not None or found == told):
+            if self._land(position, time_ns, known=told in (None, found)):
                 return True
         return False
 
-    def _candidates(self, damaged: int) -> Iterator[tuple[int, int | None, int]]:
-        """Positions, with the arrival or the sequence number that is told of the frame there."""
+    def _candidates(self, damaged: int) -> Iterator[tuple[int, int | None, int | None]]:
+        """Positions, with the arrival and the sequence number that are told of the frame there. Where no number is, a
+        frame is known to begin there: by the index, or by the bridge that a repair has laid, a length and zeros."""
         head = self._port.read(self._file, damaged, HEAD_BYTES)
         if len(head) == HEAD_BYTES:
-            length, _, _, tail = HEAD.unpack(head)
-            yield damaged + HEAD_BYTES + length, None, self.next_seq + (tail & SEQ_MASK)
+            length, check, time_ns, tail = HEAD.unpack(head)
+            bridge = length > 0 and not (check or time_ns or tail)
+            yield damaged + HEAD_BYTES + length, None, None if bridge else self.next_seq + (tail & SEQ_MASK)
         if self._index is None:
             return
         for first in range(0, self.index_records(), RECORDS_AT_ONCE):
             data = self._port.read(self._index, first * RECORD_BYTES, RECORDS_AT_ONCE * RECORD_BYTES)
             for time_ns, position in RECORD.iter_unpack(data[: len(data) // RECORD_BYTES * RECORD_BYTES]):
                 if position > damaged:
-                    yield position, time_ns, 0
+                    yield position, time_ns, None
