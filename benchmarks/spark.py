@@ -1,6 +1,6 @@
 """The targets of the Spark pipeline, measured in one run: the same data, the same cores, one session.
 
-    python benchmarks/spark.py [--rows 1500000 | --quick] [--cores 2] [--only scan,small,stream,sink,latest]
+    python benchmarks/spark.py [--rows 1500000 | --quick] [--cores 2] [--only scan,small,stream,sink,resolve,load,latest]
                                [--json FILE] [--plot FILE]
 
 What is compared is run in pairs, one after the other, several times, and a ratio is the median of the pairs' ratios:
@@ -12,6 +12,8 @@ missed is printed as missed and fails nothing.
     stream   from an object's name appearing to its micro-batch done, default trigger, local checkpoint, noop sink
     sink     rows to transactions through a service, beside native Parquet; a rate, for the sink is made for small
              loads and streams, and bulk loads write batch objects themselves
+    resolve  commit requests to verdicts, in one task and in rounds over ranges of keys, and the kernel alone
+    load     rows to batch objects by the four stages on Spark, beside native Parquet
     latest   the newest value of every key as a Delta table, in 4 increments, beside deltalake's merge on the driver
 
 ``--quick`` is a hundredth of the rows: whether it runs, not how fast.
@@ -46,6 +48,10 @@ from benchmarks._spark_logs import Growing, write_log  # noqa: E402
 from pyspark.sql import DataFrame, SparkSession  # noqa: E402
 
 from holdfast.spark import session  # noqa: E402
+from holdfast.spark.bulk.load import LoadOptions, LoadReport, load_requests  # noqa: E402
+from holdfast.spark.bulk.request_frame import RequestFormat  # noqa: E402
+from holdfast.spark.bulk.resolve import resolve_requests  # noqa: E402
+from holdfast.spark.bulk.staging import stage  # noqa: E402
 
 PAIRS = 5
 LATEST_PAIRS = 3
@@ -229,11 +235,85 @@ def measure_latest(bench: Bench) -> list[Finding]:
     return [Finding("latest, time to deltalake merge on the driver", ratio, "x", target=1.0, detail=detail)]
 
 
+def bulk_requests(bench: Bench) -> str:
+    """Two million requests of three reads, a tenth of them ranges, and two writes over a million keys, as Parquet."""
+    path = str(bench.root / "requests")
+    keys = "format_string('account/%012d', cast(pmod(xxhash64(id, {0}), 1000000) AS bigint))"
+    ends = "format_string('account/%012d', cast(pmod(xxhash64(id, {0}), 1000000) + 50 AS bigint))"
+    reads = ", ".join(
+        f"named_struct('key', {keys.format(n)}, 'end', IF(id % 10 < 3 AND {n} = 0, {ends.format(n)}, CAST(NULL AS string)))"
+        for n in range(3)
+    )
+    writes = ", ".join(f"named_struct('key', {keys.format(n)}, 'value', 'value')" for n in (0, 7))
+    rows = bench.spark.range(0, bench.rows * 4 // 3, numPartitions=8).selectExpr(
+        "id AS order",
+        f"array({writes}) AS operations",
+        f"array({reads}) AS preconditions",
+        "concat('#', greatest(0, id - pmod(xxhash64(id), 2000))) AS read_version",
+    )
+    rows.write.parquet(path)
+    return path
+
+
+def measure_resolve(bench: Bench) -> list[Finding]:
+    """Requests to verdicts, whole, in one task and in rounds over ranges of keys."""
+    path = bulk_requests(bench)
+    found: list[Finding] = []
+    fates: list[bytes] = []
+    for ranges in (None, 8):
+        begin = time.perf_counter()
+        staged = stage(bench.spark.read.parquet(path), RequestFormat(), partitions=8)
+        packed = time.perf_counter() - begin
+        resolution = resolve_requests(staged, 100_000_000, partitions=ranges)
+        seconds = time.perf_counter() - begin
+        staged.release()
+        fates.append(resolution.fates.tobytes())
+        detail = f"{staged.requests} requests, {staged.items} items, packing {packed:.1f} s, "
+        detail += f"{resolution.rounds} rounds, unknown after each {list(resolution.residue)}"
+        how = "one task" if ranges is None else f"{ranges} ranges"
+        found.append(Finding(f"resolve, {how}", seconds, "s", 20 if ranges is None else None, detail=detail))
+        if ranges is None:
+            rate = staged.requests / resolution.kernel_seconds / 1e6
+            found.append(Finding("resolve, its kernel on one core", rate, "M/s", 4, at_least=True))
+    assert fates[0] == fates[1], "the verdicts do not depend on where the work is done"
+    return found
+
+
+def measure_load(bench: Bench) -> list[Finding]:
+    """Rows to batch objects, beside native Parquet."""
+    spark, rows = bench.spark, bench.rows
+    frame = spark.range(0, rows, numPartitions=8).selectExpr(
+        "id AS order", "format_string('account/%012d', id) AS key", "repeat(substr(sha2(string(id), 256), 1, 25), 4) AS value"
+    )
+    source = str(bench.root / "rows")
+    frame.write.parquet(source)
+    reports: list[LoadReport] = []
+
+    def load() -> None:
+        log = (bench.root / f"log-{len(reports)}").as_uri()
+        options = LoadOptions(request_format=RequestFormat(), wave=1000)
+        reports.append(load_requests(spark, spark.read.parquet(source), log, None, options))
+
+    def native() -> None:
+        spark.read.parquet(source).write.mode("overwrite").parquet(str(bench.root / "copied"))
+
+    own, plain, ratio = in_pairs(load, native)
+    last = reports[-1]
+    detail = f"{own:.2f} s ({rows / own / 1000:.0f} k rows/s: sort and pack {last.stage_seconds:.1f} s, verdicts "
+    detail += f"{last.resolve_seconds:.1f} s, write {last.write_seconds:.1f} s, {last.batches} batches) and {plain:.2f} s"
+    return [
+        Finding("load, time to native Parquet write", ratio, "x", 1.2, detail=detail),
+        Finding("its writing alone, to native Parquet write", last.write_seconds / plain, "x", 1.2),
+    ]
+
+
 MEASUREMENTS: dict[str, Callable[[Bench], list[Finding]]] = {
     "scan": measure_scan,
     "small": measure_small,
     "stream": measure_stream,
     "sink": measure_sink,
+    "resolve": measure_resolve,
+    "load": measure_load,
     "latest": measure_latest,
 }
 
