@@ -309,7 +309,8 @@ class Queue:
             header = self._pages.header_of(number)
             if header is not None and not header.prepared:
                 return header.base_seq
-        return self.last_seq + 1
+        # Not behind what still waits in a buffer: that comes first.
+        return self._writer.next_seq if self._writer is not None else self.last_seq + 1
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
