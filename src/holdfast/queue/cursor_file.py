@@ -36,6 +36,7 @@ __all__ = [
     "log_history",
     "read_cursor",
     "seq_since",
+    "sync_holds",
 ]
 
 NAME_BYTES_MAX = 100
@@ -152,6 +153,17 @@ def first_held_seq(pages: PageDirectory, last_seq: Callable[[], int]) -> int | N
     """
     held = [kept_in(pages, found, last_seq()) + 1 for _, found in _cursors(pages) if found.holds]
     return min(held, default=None)
+
+
+def sync_holds(pages: PageDirectory) -> None:
+    """The cursors that retention waits for are durable on return, whoever writes them. Cost: a data sync for each."""
+    for name, found in _cursors(pages):
+        if found.holds:
+            file = pages.port.open(pages.directory, pages.names.cursor(name), write=True)
+            try:
+                pages.port.sync_data(file)
+            finally:
+                pages.port.close(file)
 
 
 def log_history(pages: PageDirectory, until: int) -> list[Place]:

@@ -154,9 +154,9 @@ class Queue:
             current=lambda: writer.page_number,
             safe_below=lambda: writer.pages_safe_below,
             make_durable=lambda: writer.durability.wait_for(writer.next_seq),
+            first_held=self._first_held,
+            sync_holds=self._sync_holds,
         )
-        if kept_ns is not None or max_bytes is not None:
-            space.hold(self._first_held)
         writer.before_roll = space.before_roll
         self._append = writer.append
         if background:
@@ -267,7 +267,7 @@ class Queue:
 
     @property
     def space(self) -> Space:
-        """Retention: ``hold``, ``release`` and ``confirmed`` are for consumers."""
+        """Retention: ``confirmed`` is for consumers."""
         if self._writer is None:
             self._refuse_all()
         return self._space
@@ -529,6 +529,11 @@ class Queue:
         from holdfast.queue.cursor_file import first_held_seq
 
         return first_held_seq(self._pages, lambda: self.last_seq)
+
+    def _sync_holds(self) -> None:
+        from holdfast.queue.cursor_file import sync_holds
+
+        sync_holds(self._pages)
 
     @property
     def writable(self) -> bool:

@@ -58,7 +58,8 @@ class Space:
     """Retention of one queue.
 
     ``current`` tells the number of the page being written; pages below ``safe_below()`` may be removed;
-    ``make_durable`` moves that as far as it goes.
+    ``make_durable`` moves that as far as it goes. ``first_held`` tells the next message that a consumer needs, None
+    where none holds; ``sync_holds`` makes what it has told durable.
     """
 
     __slots__ = (
@@ -66,16 +67,16 @@ class Space:
         "_closed",
         "_current",
         "_freed",
+        "_first_held",
         "_full",
         "_headers",
-        "_holds",
-        "_last_times",
         "_lifetime_ns",
         "_lock",
         "_max_bytes",
         "_make_durable",
         "_pages",
         "_safe_below",
+        "_sync_holds",
     )
 
     def __init__(
@@ -89,6 +90,8 @@ class Space:
         current: Callable[[], int],
         safe_below: Callable[[], int],
         make_durable: Callable[[], None],
+        first_held: Callable[[], int | None],
+        sync_holds: Callable[[], None],
     ) -> None:
         self._pages = pages
         self._lifetime_ns = lifetime_ns
@@ -98,20 +101,12 @@ class Space:
         self._current = current
         self._safe_below = safe_below
         self._make_durable = make_durable
+        self._first_held = first_held
+        self._sync_holds = sync_holds
         self._headers: dict[int, PageHeader] = {}
-        self._holds: list[Callable[[], int | None]] = []
         self._lock = threading.Lock()
         self._freed = threading.Condition(threading.Lock())
         self._closed = False
-
-    def hold(self, first_wanted: Callable[[], int | None]) -> None:
-        """Keep every message from ``first_wanted()`` on, the next that a consumer needs; nothing while it is None."""
-        self._holds = [*self._holds, first_wanted]
-
-    def release(self, first_wanted: Callable[[], int | None]) -> None:
-        """Undo ``hold``."""
-        self._holds = [held for held in self._holds if held is not first_wanted]
-        self.confirmed()
 
     def confirmed(self) -> None:
         """A consumer has moved on: an append that waits for space looks again."""
@@ -131,7 +126,7 @@ class Space:
                 # Only pages behind which the log is durable may go.
                 self._make_durable()
                 over = self.trim(page_bytes)
-            if over <= 0 or (self._full == "drop_oldest" and self._held_seq() is None):
+            if over <= 0 or (self._full == "drop_oldest" and self._first_held() is None):
                 return
             if self._full != "block":
                 raise Backpressure(
@@ -154,17 +149,16 @@ class Space:
             closed, total = self._survey()
             limit = self._max_bytes
             over = total + page_bytes - limit if limit is not None else 0
-            held = self._held_seq()
+            held = self._first_held()
             dropping = over if self._full == "drop_oldest" or held is not None else 0
             going = pages_that_may_go(
                 closed, now_ns=self._clock(), lifetime_ns=self._lifetime_ns, bytes_over=dropping, held_seq=held
             )
+            if going and held is not None:
+                # A page goes durably. If lost power took back what let it go, its consumer would be told of a loss.
+                self._sync_holds()
             self.remove(going)
             return over - sum(page.bytes for page in closed[: len(going)])
-
-    def _held_seq(self) -> int | None:
-        wanted = [seq for first_wanted in self._holds if (seq := first_wanted()) is not None]
-        return min(wanted, default=None)
 
     def trim_before(self, seq: int) -> int:
         """Remove the closed pages whose messages are all below ``seq``. Returns how many."""

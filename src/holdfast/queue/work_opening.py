@@ -13,7 +13,7 @@ from __future__ import annotations
 from holdfast.errors import NotFound
 from holdfast.queue.cursor import Cursor
 from holdfast.queue.cursor_file import history_at, kept_in, seq_since
-from holdfast.queue.work_command import WorkState
+from holdfast.queue.work_command import Kind, WorkState
 from holdfast.queue.work_dead_letter import DeadLetter
 from holdfast.queue.work_machine import WorkMachine
 
@@ -55,6 +55,11 @@ def find_state(
         first = seq_since(queue, since)
         machine = WorkMachine(WorkState(first, 0, history_at(queue.pages, first), {}))
     before = (machine.next_seq, len(machine.started), machine.dead_seq)
+    if cursor is not None:
+        # Lost power can take commands and spare the cursor: what it says is done is done, and may be gone already.
+        if cursor.committed_seq >= machine.next_seq:
+            machine.pages = list(cursor.pages)
+        machine.apply(Kind.SKIP, 0, (1, cursor.committed_seq))
     known = Cursor(machine.next_seq - 1, machine.pages, of_work_queue=True, holds=hold)
     kept = kept_in(queue.pages, known, queue.last_seq)
     if kept < machine.next_seq - 1:

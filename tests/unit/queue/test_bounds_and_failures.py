@@ -207,24 +207,22 @@ def test_a_reader_that_is_overtaken_is_told_where_the_queue_begins(tmp_path: Pat
 
 def test_raise_refuses_what_would_not_fit_and_takes_it_when_a_consumer_moved_on(tmp_path: Path) -> None:
     with Queue(tmp_path / "q", page_size=SMALL, max_bytes=4 * SMALL, full="raise", background=False) as queue:
-        confirmed = [1]
-        queue.space.hold(lambda: confirmed[0])
+        consumer = queue.consumer("slow")
         appended = 0
         with pytest.raises(Backpressure) as caught:  # noqa: PT012
             while appended < 1000:
                 queue.append(MESSAGE)
                 appended += 1
         assert caught.value.code is Code.QUEUE_FULL
-        assert len(payloads(queue)) == appended
-        confirmed[0] = appended
+        assert len(list(consumer)) == appended
+        consumer.commit()
         assert queue.append(MESSAGE) == appended + 1
         assert queue.first_seq > 1
 
 
 def test_block_waits_until_a_consumer_confirms(tmp_path: Path) -> None:
     with Queue(tmp_path / "q", page_size=SMALL, max_bytes=4 * SMALL, full="block") as queue:
-        confirmed = [1]
-        queue.space.hold(lambda: confirmed[0])
+        consumer = queue.consumer("slow")
         total = 300
 
         def write() -> None:
@@ -233,9 +231,8 @@ def test_block_waits_until_a_consumer_confirms(tmp_path: Path) -> None:
 
         writing = threading.Thread(target=write)
         writing.start()
-        for message in queue.read(follow=True):
-            confirmed[0] = message.seq + 1
-            queue.space.confirmed()
+        for message in consumer.follow():
+            consumer.commit(message)
             if message.seq == total:
                 break
         writing.join()

@@ -376,3 +376,41 @@ def test_a_start_whose_sync_failed_does_not_make_the_next_one_believe_the_cache(
     files = files.after_power_loss(Random(seed))
     with Queue("d/q", page_size=4096, files=files, background=False) as again:
         assert [message.payload for message in again.read(damage="skip")][: len(found)] == found
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", ["consumer", "work queue"])
+def test_no_page_goes_for_a_confirmation_that_lost_power_takes_back(seed: int, kind: str) -> None:
+    files = CrashFiles(Random(seed))
+    expected = [b"%02d" % place * 500 for place in range(30)]
+
+    def opened(disk: CrashFiles) -> Queue:
+        return Queue(
+            "d/q", page_size=4096, max_bytes=4 * 4096, full="raise", files=disk, background=False, clock=lambda: 10**18
+        )
+
+    queue = opened(files)
+    if kind == "consumer":
+        consumer = queue.consumer("one")
+        for payload in expected:
+            queue.append(payload)
+            assert [message.payload for message in consumer] == [payload]
+            consumer.commit()
+    else:
+        work = queue.work_queue("one")
+        for payload in expected:
+            queue.append(payload)
+            job = work.get(0)
+            assert job is not None
+            assert job.payload == payload
+            work.ack(job)
+            work._note_cursor()
+    queue.flush()
+    assert queue.first_seq > 1
+    with opened(files.after_power_loss(Random(seed))) as again:
+        if kind == "consumer":
+            found = [message.payload for message in again.consumer("one")]
+        else:
+            jobs = again.work_queue("one").get_many(100)
+            found = [job.payload for job in jobs]
+        assert found == expected[len(expected) - len(found) :]
