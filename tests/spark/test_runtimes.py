@@ -190,10 +190,13 @@ def test_a_failing_task_is_tried_again_and_sends_nothing_twice(on_cluster: OnClu
     assert written == Counter(b"f/%04d" % number for number in range(runtime_script.SINK_ROWS))
 
 
-def test_spark_connect_finds_the_same_table_on_disk_and_on_a_real_s3_server(known: Known, s3_url: str) -> None:
+def test_spark_connect_finds_and_makes_the_same_tables_on_disk_and_on_a_real_s3_server(
+    known: Known, s3_url: str, tmp_path: Path
+) -> None:
     with StoreThread(s3_url) as thread:
         for slot, data in known.builder.objects.items():
             name = object_name(slot)
             thread.start(lambda store, name=name, data=data: store.create(name, data)).result()  # type: ignore[misc]
-    found = run("--remote", "local[2]", known.url, s3_url)
+    found = run("--remote", "local[2]", "--table", (tmp_path / "table").as_uri(), known.url, s3_url)
     assert found["logs"] == [known.digest, known.digest]
+    assert content(Latest, tmp_path / "table") == latest_plainly(known.builder.objects)

@@ -9,8 +9,8 @@ Spark runs planning in a process of its own without a session, and pickles every
 hold plain values and open the store where they run. Planning happens anew for each query on the data frame: give
 ``endingVersion`` (or ``asOfVersion``) when several queries must see one state of a growing log.
 
-Each query starts two such processes: one that asks for the columns, one that plans. So what only planning or only tasks
-need is imported there: it is half of what this package costs a process.
+Each query asks two such processes, one for the columns and one for the plan. So what only planning or only tasks need
+is imported there.
 """
 
 # pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
