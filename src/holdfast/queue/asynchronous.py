@@ -28,6 +28,7 @@ from holdfast.queue.append_lane import AppendLane
 from holdfast.queue.asynchronous_work import Consumer, WorkQueue, on_helper
 from holdfast.queue.checksum import CRC32
 from holdfast.queue.following import PAUSE_MAX_S, PAUSE_MIN_S
+from holdfast.queue.frame import octets
 from holdfast.queue.queue import Queue as BlockingQueue
 from holdfast.queue.serializers import serializer_named
 from holdfast.queue.sync_levels import sync_level
@@ -186,11 +187,7 @@ class Queue:
 
     def _encoded(self, payload: object) -> bytes:
         """The bytes of a message, checked now: in a batch its error would be that of others."""
-        data = payload if self._serializer is None else self._serializer.dump(payload)
-        if not isinstance(data, bytes | bytearray | memoryview):
-            hint = "give the queue a serializer" if self._serializer is None else "its serializer has to make them"
-            raise TypeError(f"a message is bytes, not {type(data).__name__}: {hint}")
-        data = bytes(data)
+        data = octets(payload if self._serializer is None else self._serializer.dump(payload))
         if len(data) > self._max_message:
             raise LimitExceeded("message is too large", bytes=len(data), max=self._max_message)
         return data

@@ -119,12 +119,17 @@ class SinglePackers(dict[int, "tuple[Callable[..., bytes], Callable[..., None]]"
 single_packers = SinglePackers()
 
 
-def octets(payload: Octets) -> bytes:
+def octets(payload: object) -> bytes:
     """A message as bytes of its own.
 
     Raises: ``TypeError`` for what is not bytes; ``bytes()`` alone would take a number or a list for some.
     """
-    return payload if type(payload) is bytes else bytes(memoryview(payload))
+    if type(payload) is bytes:
+        return payload
+    try:
+        return bytes(memoryview(payload))  # type: ignore[arg-type]  # refused by it if it is something else
+    except TypeError:
+        raise TypeError(f"a message is bytes, not {type(payload).__name__}: give the queue a serializer") from None
 
 
 def page_seed(checksum: Checksum, salt: int, page_number: int) -> int:

@@ -128,3 +128,9 @@ def test_a_path_may_be_text_bytes_or_a_path(tmp_path: Path) -> None:
             queue.append(b"one")
     with Queue(tmp_path / "q", read_only=True) as queue:
         assert queue.last_seq == 3
+
+
+@pytest.mark.parametrize("level", ["buffered", "os", "always"])
+def test_who_appends_text_is_told_what_to_do(tmp_path: Path, level: str) -> None:
+    with Queue(tmp_path / "q", sync=level) as queue, pytest.raises(TypeError, match="not str: give the queue a seria"):
+        queue.append("text")
