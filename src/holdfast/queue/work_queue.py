@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from itertools import chain
 
 from holdfast.errors import Closed, Code, Fenced, HoldfastError, InvalidRequest, NotFound
@@ -423,7 +424,9 @@ class WorkQueue:
         """Tell retention how far this is. Call with the lock held."""
         machine = self._machine
         packed = cursor_pages(machine.pages)
-        self._cursor.write(encode_cursor(machine.committed_seq(), packed, of_work_queue=True, holds=self._hold))
+        # The step that led here counts, whether this can be written or not: what is finished only stays longer.
+        with suppress(OSError):
+            self._cursor.write(encode_cursor(machine.committed_seq(), packed, of_work_queue=True, holds=self._hold))
         self._until_cursor = CURSOR_EVERY
         if self._hold and self._queue.writable:
             self._queue.space.confirmed()

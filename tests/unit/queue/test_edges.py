@@ -16,6 +16,7 @@ import pytest
 
 from holdfast.errors import Closed, Code, CorruptData, LimitExceeded, Unavailable
 from holdfast.queue import Queue, Trimmed
+from holdfast.queue.cursor_file import committed_seqs
 from holdfast.queue.frame import HEAD_BYTES, compress_body, encode_head, page_seed
 from holdfast.queue.local_files import LocalFiles
 from holdfast.queue.page_header import HEADER_BYTES, decode_header
@@ -414,3 +415,20 @@ def test_no_page_goes_for_a_confirmation_that_lost_power_takes_back(seed: int, k
             jobs = again.work_queue("one").get_many(100)
             found = [job.payload for job in jobs]
         assert found == expected[len(expected) - len(found) :]
+
+
+def test_an_acknowledgement_that_counts_is_not_refused_for_the_cursor_s_sake() -> None:
+    files = CrashFiles(Random(1))
+    with Queue("d/q", files=files, background=False) as queue:
+        work = queue.work_queue("one")
+        queue.append_many([b"job"] * 600)
+        files.refuse = lambda operation, name: (
+            OSError(errno.EIO, name) if operation == "write" and name == "q-one.cursor" else None
+        )
+        for _ in range(300):
+            work.ack(work.get_many(1)[0])
+        files.refuse = None
+        for _ in range(300):
+            work.ack(work.get_many(1)[0])
+        assert work.get(0) is None
+        assert committed_seqs(queue.pages, queue.last_seq)["one"] == 600
