@@ -1,7 +1,7 @@
 """The targets of the Spark pipeline, measured in one run: the same data, the same cores, one session.
 
-    python benchmarks/spark.py [--rows 1500000 | --quick] [--cores 2] [--only scan,small,stream,sink,resolve,load,latest]
-                               [--json FILE] [--plot FILE]
+    python benchmarks/spark.py [--rows 1500000 | --quick] [--cores 2] [--json FILE] [--plot FILE]
+                               [--only scan,small,stream,sink,resolve,load,latest]
 
 What is compared is run in pairs, one after the other, several times, and a ratio is the median of the pairs' ratios:
 on shared cores a single run says little. Each figure is printed with the target that it is held to; a target that is
@@ -240,9 +240,9 @@ def bulk_requests(bench: Bench) -> str:
     path = str(bench.root / "requests")
     keys = "format_string('account/%012d', cast(pmod(xxhash64(id, {0}), 1000000) AS bigint))"
     ends = "format_string('account/%012d', cast(pmod(xxhash64(id, {0}), 1000000) + 50 AS bigint))"
+    end = f"IF(id % 10 < 3, {ends.format(0)}, CAST(NULL AS string))"
     reads = ", ".join(
-        f"named_struct('key', {keys.format(n)}, 'end', IF(id % 10 < 3 AND {n} = 0, {ends.format(n)}, CAST(NULL AS string)))"
-        for n in range(3)
+        f"named_struct('key', {keys.format(n)}, 'end', {end if n == 0 else 'CAST(NULL AS string)'})" for n in range(3)
     )
     writes = ", ".join(f"named_struct('key', {keys.format(n)}, 'value', 'value')" for n in (0, 7))
     rows = bench.spark.range(0, bench.rows * 4 // 3, numPartitions=8).selectExpr(
@@ -283,7 +283,9 @@ def measure_load(bench: Bench) -> list[Finding]:
     """Rows to batch objects, beside native Parquet."""
     spark, rows = bench.spark, bench.rows
     frame = spark.range(0, rows, numPartitions=8).selectExpr(
-        "id AS order", "format_string('account/%012d', id) AS key", "repeat(substr(sha2(string(id), 256), 1, 25), 4) AS value"
+        "id AS order",
+        "format_string('account/%012d', id) AS key",
+        "repeat(substr(sha2(string(id), 256), 1, 25), 4) AS value",
     )
     source = str(bench.root / "rows")
     frame.write.parquet(source)
@@ -300,7 +302,8 @@ def measure_load(bench: Bench) -> list[Finding]:
     own, plain, ratio = in_pairs(load, native)
     last = reports[-1]
     detail = f"{own:.2f} s ({rows / own / 1000:.0f} k rows/s: sort and pack {last.stage_seconds:.1f} s, verdicts "
-    detail += f"{last.resolve_seconds:.1f} s, write {last.write_seconds:.1f} s, {last.batches} batches) and {plain:.2f} s"
+    detail += f"{last.resolve_seconds:.1f} s, write {last.write_seconds:.1f} s, {last.batches} batches)"
+    detail += f" and {plain:.2f} s"
     return [
         Finding("load, time to native Parquet write", ratio, "x", 1.2, detail=detail),
         Finding("its writing alone, to native Parquet write", last.write_seconds / plain, "x", 1.2),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -20,6 +21,7 @@ from holdfast.commit.resolve import Resolve
 from holdfast.commit.transaction import PointRead, RangeDelete, RangeRead, Rejected, Transaction, Write
 from holdfast.errors import InvalidRequest
 from holdfast.spark.bulk.newest_by_rank import NewestByRank
+from holdfast.spark.bulk.request_chunk import pack
 from holdfast.spark.bulk.request_frame import RequestFormat
 from holdfast.spark.bulk.resolve import Resolution, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
@@ -91,6 +93,42 @@ def test_requests_come_as_rows_text_and_json_and_the_input_has_one_digest(spark:
     swapped = stage(flat.selectExpr("-n AS n", "key", "value", "read_version"), RequestFormat("n"), partitions=2)
     assert swapped.digest != one.digest
     assert verdicts(resolve_requests(one, 7)) == [Verdict("committed", 8), Verdict("committed", 9)]
+
+
+def test_the_digest_of_an_input_depends_on_every_part_of_every_request() -> None:
+    def digest(**changes: object) -> tuple[int, int]:
+        operation = {"kind": "range_delete", "key": b"a", "end": b"c", "value": None} | changes.get("operation", {})  # type: ignore[operator]
+        read = {"kind": "range_read", "key": b"a", "end": b"b", "version": None} | changes.get("read", {})  # type: ignore[operator]
+        plain = {"kind": "write", "key": b"k", "end": None, "value": b"v"}
+        row = {"order": "1", "operations": [operation, plain], "reads": [read], "read_version": "#0", **changes}
+        kinds = {
+            "order": pa.string(),
+            "operations": pa.list_(struct_of(end=pa.binary(), value=pa.binary())),
+            "reads": pa.list_(struct_of(end=pa.binary(), version=pa.string())),
+            "read_version": pa.string(),
+        }
+        batch = pa.RecordBatch.from_pylist([row], schema=pa.schema(list(kinds.items())))
+        (chunk,) = pack(iter([batch]))
+        return chunk.checksum, chunk.weighted
+
+    def struct_of(**others: pa.DataType) -> pa.DataType:
+        return pa.struct({"kind": pa.string(), "key": pa.binary(), **others})
+
+    changed: list[dict[str, object]] = [
+        {},
+        {"operation": {"kind": "write", "value": b"x", "end": None}},
+        {"operation": {"kind": "write", "value": b"y", "end": None}},
+        {"operation": {"key": b"b"}},
+        {"operation": {"end": b"d"}},
+        {"operation": {"end": None}},
+        {"read": {"key": b"", "end": b"ab"}},
+        {"read": {"kind": "point_read"}},
+        {"read": {"version": "#0"}},
+        {"read": {"version": "7"}},
+        {"read_version": "7"},
+        {"read_version": None, "read": {"version": "#0"}},
+    ]
+    assert len({digest(**each) for each in changed}) == len(changed)
 
 
 @pytest.mark.parametrize(

@@ -217,9 +217,11 @@ class BulkCommand:
         failures: list[Exception] = []
         writer = self.source.stream(spark, files_at_once).writeStream.foreachBatch(micro_batch)
         writer = writer.option("checkpointLocation", checkpoint)
-        timing = {"availableNow": True} if every_seconds is None else {"processingTime": f"{every_seconds} seconds"}
         try:
-            query = writer.trigger(**timing).start()
+            if every_seconds is None:
+                query = writer.trigger(availableNow=True).start()
+            else:
+                query = writer.trigger(processingTime=f"{every_seconds} seconds").start()
             try:
                 while query.isActive and not stop.wait(POLL_SECONDS):
                     pass

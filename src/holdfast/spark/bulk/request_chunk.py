@@ -49,6 +49,7 @@ VERSION_MAX: Final = 2**53 - 1
 
 _KINDS: Final = {kind.name.lower(): int(kind) for kind in ItemKind}
 _NONE: Final = -1
+_PRIMES: Final = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 
 Numbers = npt.NDArray[np.int64]
 
@@ -64,8 +65,8 @@ class Refusal(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk. ``checksum`` and ``weighted`` are sums over its requests, modulo 2^64: of each one's checksum, and of
-    that times its place in the chunk, from 1. They make a digest of the whole input that does not depend on the chunks."""
+    """One chunk. ``checksum`` and ``weighted`` are sums over its requests, modulo 2^64: of each checksum, and of that
+    times its place in the chunk, from 1. They make a digest of the whole input that does not depend on the chunks."""
 
     requests: int
     items: int
@@ -350,20 +351,32 @@ def _fingerprints(items: _Items, ids: pa.Array, read_index: pa.Array, read_versi
 def _checksums(items: _Items, read_index: pa.Array, read_version: pa.Array) -> npt.NDArray[np.uint64]:
     """A number for each request that depends on all of it. Guards against another input, not against an adversary."""
     columns = items.columns
-    total: npt.NDArray[np.uint64] = np.zeros(columns.num_rows, np.uint64)
-    for prime, name in ((0x9E3779B97F4A7C15, "key"), (0xC2B2AE3D27D4EB4F, "end"), (0x165667B19E3779F9, "value")):
+    starts = _starts(items)
+    # How long every part of an item is, and its numbers; then the bytes, which lie together for a whole request.
+    places = (np.arange(columns.num_rows) - np.repeat(starts[:-1], items.counts)).astype(np.uint64)
+    mixed: npt.NDArray[np.uint64] = columns["kind"].to_numpy().astype(np.uint64)
+    for prime, name in zip(_PRIMES, ("at_index", "at_version"), strict=False):
+        mixed = mixed * np.uint64(prime) + _unsigned(columns[name])
+    held = np.flatnonzero(items.counts > 0)
+    found: npt.NDArray[np.uint64] = np.ones(len(items.counts), np.uint64)
+    for prime, name in zip(_PRIMES, ("key", "end", "value"), strict=False):
         column = columns[name]
+        mixed = mixed * np.uint64(prime) + _unsigned(pc.binary_length(column))
         if column.null_count < len(column):
             offsets, data = _bytes_of(column)
-            places = offsets.tolist()
-            sums = [zlib.crc32(data[begin:end]) for begin, end in pairwise(places)]
-            total += (np.array(sums, np.uint64) + np.uint64(1)) * np.uint64(prime)
-    total = (total ^ (total >> np.uint64(29))) * (columns["kind"].to_numpy().astype(np.uint64) + np.uint64(3))
-    found: npt.NDArray[np.uint64] = np.ones(len(items.counts), np.uint64)
-    held = np.flatnonzero(items.counts > 0)
+            bounds = offsets[starts].tolist()
+            sums = [zlib.crc32(data[begin:end]) for begin, end in pairwise(bounds)]
+            found += (np.array(sums, np.uint64) + np.uint64(1)) * np.uint64(prime)
     if len(held):
-        found[held] += np.add.reduceat(total, _starts(items)[:-1][held])
-    for prime, numbers in ((0x27D4EB2F165667C5, read_index), (0x85EBCA77C2B2AE63, read_version)):
-        plain = pc.fill_null(numbers, _NONE).to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64)
-        found += (plain + np.uint64(2)) * np.uint64(prime)
+        found[held] += np.add.reduceat(
+            (mixed ^ (mixed >> np.uint64(29))) * (2 * places + np.uint64(1)), starts[:-1][held]
+        )
+    for prime, numbers in zip(_PRIMES, (read_index, read_version), strict=False):
+        found += _unsigned(numbers) * np.uint64(prime)
     return found
+
+
+def _unsigned(numbers: pa.Array) -> npt.NDArray[np.uint64]:
+    """A small number for each value, one of its own for null."""
+    plain = pc.fill_null(numbers, _NONE).to_numpy(zero_copy_only=False).astype(np.int64)
+    return (plain + 2).view(np.uint64)
