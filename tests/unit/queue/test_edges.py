@@ -432,3 +432,16 @@ def test_an_acknowledgement_that_counts_is_not_refused_for_the_cursor_s_sake() -
             work.ack(work.get_many(1)[0])
         assert work.get(0) is None
         assert committed_seqs(queue.pages, queue.last_seq)["one"] == 600
+
+
+def test_the_last_message_is_found_behind_a_bridge_without_an_index(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q", background=False) as queue:
+        for payload in (b"one", b"two", b"three"):
+            queue.append(payload)
+    page = bytearray((tmp_path / "q-1.page").read_bytes())
+    place = HEADER_BYTES + HEAD_BYTES + 3
+    page[place + 4 : place + HEAD_BYTES + 3] = bytes(HEAD_BYTES - 4 + 3)
+    (tmp_path / "q-1.page").write_bytes(page)
+    (tmp_path / "q-1.idx").unlink()
+    with Queue(tmp_path / "q", read_only=True) as queue:
+        assert payloads(queue, damage="skip") == [b"one", b"three"]
