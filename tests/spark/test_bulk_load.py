@@ -16,9 +16,12 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
+from tests.s3_lane import gateway, s3_bucket, s3_url
 from tests.spark.bulk_requests import SCHEMA, Request, as_transaction, draw_requests, judge_plainly
+from tests.spark.command_process import CommandProcess
 from tests.spark.log_builder import LogBuilder, PlainBatch, read_plainly
 from tests.spark.service_process import ServiceProcess
+from tests.spark.test_pipeline_cli import common
 
 from holdfast.client import Client
 from holdfast.commit.batch import Kind, LoggedTransaction, decode_header, slot_of
@@ -30,6 +33,8 @@ from holdfast.spark.bulk.load_progress import decode_progress
 from holdfast.spark.bulk.put import put_batch
 from holdfast.spark.bulk.sequencing import Windows
 from holdfast.spark.pipeline import audit
+
+__all__ = ["gateway", "s3_bucket", "s3_url"]
 
 REQUESTS = 400
 OPTIONS = LoadOptions(wave=3, partitions=2, silence_ms=20.0)
@@ -309,3 +314,67 @@ def test_a_killed_command_is_continued_by_the_next_and_csv_is_loaded(tmp_path: P
     values = [own_operations(txn) for txn in transactions(log)]
     assert values == [[Write(b"key/%d" % (n % 97), b"value %d" % n)] for n in range(4000)]
     assert len(told(tmp_path / "verdicts")) == 4000
+
+
+def test_what_others_wrote_between_two_runs_of_a_load_is_not_overlooked(
+    spark: SparkSession, tmp_path: Path, small_chunks: None
+) -> None:
+    requests = draw_requests(15, 300, keys=40, odd=False)
+    frame = frame_of(spark, requests).persist()
+    log, verdicts = (tmp_path / "log").as_uri(), (tmp_path / "verdicts").as_uri()
+    with pytest.raises(Killed):
+        load_requests(spark, frame, log, verdicts, OPTIONS, step=KilledAt(5))
+    settled = max(_progress(tmp_path / "log"))
+    assert 0 < settled < len(requests)
+    another = spark.createDataFrame([(1, "k/1", "theirs")], "order int, key string, value string")
+    load_requests(spark, another, log, None, OPTIONS)
+    with pytest.raises(Killed):
+        load_requests(spark, frame, log, verdicts, OPTIONS, step=KilledAt(6))
+    report = load_requests(spark, frame, log, verdicts, OPTIONS)
+    assert report.continued_at > settled
+    expected = judge_plainly(requests, origin(tmp_path / "log"), Windows().cut((settled,)))
+    named = ["too_old" if each.outcome == "look_up" else each.outcome for each in expected]
+    assert [row["code"] or "committed" for row in told(tmp_path / "verdicts")] == named
+    assert "too_old" in named[settled:] and "too_old" not in named[:settled]
+    assert audit(spark, log).findings == []
+
+
+def _progress(root: Path) -> list[int]:
+    writes = [each for txn in transactions(root) for each in txn.operations if isinstance(each, Write)]
+    found = [decode_progress(each.value, each.key) for each in writes if each.key.startswith(b"spark/load/")]
+    return [each.through for each in found if each.requests > 1]
+
+
+def test_a_load_and_an_ingest_on_a_real_s3_server_make_a_log_that_the_audit_finds_whole(
+    s3_bucket: str, gateway: object, tmp_path: Path
+) -> None:
+    from holdfast.testing.rgw import Gateway
+
+    assert isinstance(gateway, Gateway)
+    source = tmp_path / "requests"
+    source.mkdir()
+    (source / "0.json").write_text(
+        "\n".join(json.dumps({"order": n, "key": f"k/{n % 7}", "value": str(n)}) for n in range(500))
+    )
+    log, tables = gateway.url(s3_bucket, prefix="bulk/log"), ["load", "ingest", "verify"]
+    to = {name: gateway.url(s3_bucket, prefix=f"bulk/{name}") for name in tables}
+    requests = ["--from", str(source), "--format", "json"]
+    checkpoint = str(tmp_path / "checkpoint")
+    with CommandProcess() as process:
+        runs = [
+            process.run("spark", *words)
+            for words in (
+                ["load", *requests, *common(log, to["load"])],
+                ["load", *requests, *common(log, to["load"])],
+                ["ingest", *requests, *common(log, to["ingest"]), "--name", "s", "--checkpoint", checkpoint],
+                ["verify", *common(log, to["verify"])],
+            )
+        ]
+    codes = [code for code, _ in runs]
+    lines = [line for _, printed in runs for line in printed]
+    assert codes == [0, 0, 0, 0]
+    reports = [line["report"] for line in lines if "report" in line]
+    assert [report.get("committed") for report in reports[:3]] == [500, 500, 500]
+    assert reports[1]["batches"] == 0
+    assert (reports[3]["findings"], reports[3]["verified"]) == (0, reports[3]["head_version"])
+    assert reports[3]["transactions"] == 1001

@@ -14,8 +14,9 @@ and verdicts (``resolve``), batches (``wave``), leading (``commit.leadership``, 
 
 Exactly once: every batch writes how many requests it and those before it have settled, so what the durable chain says
 is what was done, whatever died. A run claims before it reads that, so an older run can add nothing after it. The
-verdicts follow from the requests and the first base alone, and are the same in every run. Two loads at once depose one
-another by the protocol; the deposed one is Fenced and nothing that it wrote after that counts.
+verdicts follow from the requests and the first base alone, and are the same in every run; only where others wrote in
+between, what was read before that is ``too_old``, as after any change of leader. Two loads at once depose one another
+by the protocol; the deposed one is Fenced and nothing that it wrote after that counts.
 
 A version of a committed request is the base plus its ordinal, as a leader would have given it that took the requests
 one by one; after a crash the later part has versions above the new leader's base.
@@ -174,6 +175,10 @@ class _Load:
             claim = reign.claim()
             self._step("claim", {"base": claim.last_version})
             progress = self._find_progress(thread, claim, staged)
+            if progress is not None and progress.cuts:
+                # Others have written in between, so what was read before cannot be judged any more: as after any
+                # change of leader. What was settled before the cut is not touched by it.
+                windows, resolution = windows.cut(progress.cuts), None
             if resolution is None:
                 base = progress.base if progress is not None else claim.last_version
                 resolution = self._resolve(staged, base, windows)
@@ -199,7 +204,7 @@ class _Load:
 
     def _find_progress(self, thread: StoreThread, claim: Header, staged: Staged) -> LoadProgress | None:
         key = progress_key(self._report.name)
-        found, complete = thread.start(lambda store: newest_nearby(store, claim, key)).result()
+        found, complete, others = thread.start(lambda store: newest_nearby(store, claim, key)).result()
         if found is None and not complete:
             found = newest_of_log(self._spark, self._url, key)
         if found is None:
@@ -215,6 +220,8 @@ class _Load:
                 name=self._report.name,
                 settled=progress.through,
             )
+        if others and progress.through < progress.requests and progress.through not in progress.cuts:
+            return msgspec.structs.replace(progress, cuts=(*progress.cuts, progress.through))
         return progress
 
     # -- persist ------------------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ Owns: the record's key and bytes, and finding the newest one. Does not own: when
 
 Key: ``spark/load/{name}``. Value, JSON: ``format`` 1; ``input`` and ``window``, which name what is loaded; ``requests``
 in all; ``through``, how many of them are settled by this batch and those before it; ``base``, that of the first reign;
-``reigns``: for each leader that wrote a part, the ordinal before its first and its base.
+``reigns``: for each leader that wrote a part, the ordinal before its first and its base; ``cuts``: after how many
+requests the conflict window began anew, because others had written to the log.
 
 Valid when: it decodes to these types. Anything else under the key raises CorruptData.
 """
@@ -37,6 +38,7 @@ class LoadProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     through: int
     base: int
     reigns: tuple[tuple[int, int], ...]
+    cuts: tuple[int, ...] = ()
     format: int = 1
 
     def encode(self) -> bytes:
@@ -62,26 +64,29 @@ def decode_progress(data: bytes, key: bytes) -> LoadProgress:
         ) from error
 
 
-async def newest_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple[bytes | None, bool]:
-    """The newest value written to ``key`` in the objects before ``claim``, and whether the whole log was looked at.
+async def newest_nearby(store: ObjectStore, claim: Header, key: bytes) -> tuple[bytes | None, bool, bool]:
+    """The newest value written to ``key`` in the objects before ``claim``, whether the look was far enough to tell, and
+    whether others have committed since.
 
     A load that was interrupted is among the last to have written, so a few objects are enough as a rule.
     """
     header = claim
+    others = False
     for _ in range(LOOK_BACK_OBJECTS):
         if header.slot == FIRST_SLOT:
-            return None, True
+            return None, True, others
         before = await read_header(store, header.prev)
         if before is None:
-            return None, True
+            return None, True, others
         header = before
         if header.kind is Kind.DATA and header.transactions:
             table = read_body_table(await store.read(object_name(header.slot)), header)
             kinds, keys, values = (table[name].to_pylist() for name in ("kind", "key", "value"))
             for kind, name, value in zip(reversed(kinds), reversed(keys), reversed(values), strict=True):
                 if kind == ItemKind.WRITE and name == key:
-                    return value, True
-    return None, False
+                    return value, True, others
+            others = True
+    return None, False, True
 
 
 def newest_of_log(spark: SparkSession, url: str, key: bytes) -> bytes | None:

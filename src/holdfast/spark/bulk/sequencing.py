@@ -82,6 +82,15 @@ class Windows:
         places = tuple(range(window + step + 1, requests + 1, step))
         return Windows(places, tuple(place - 1 - window for place in places))
 
+    def cut(self, after: tuple[int, ...]) -> Windows:
+        """These floors, and a window that begins anew after each of so many requests, as under a new leader."""
+        if not after:
+            return self
+        places = tuple(sorted({*self.places, *(count + 1 for count in after)}))
+        own = self.indexes_at(np.array(places, np.int64)).tolist()
+        cuts = [max((count for count in after if count < place), default=0) for place in places]
+        return Windows(places, tuple(map(max, own, cuts)))
+
     def indexes_at(self, places: Numbers) -> Numbers:
         """The ``k`` of the floor at each place, 0 for the base."""
         known: Numbers = np.array((0, *self.indexes), np.int64)
