@@ -378,5 +378,5 @@ def _checksums(items: _Items, read_index: pa.Array, read_version: pa.Array) -> n
 
 def _unsigned(numbers: pa.Array) -> npt.NDArray[np.uint64]:
     """A small number for each value, one of its own for null."""
-    plain = pc.fill_null(numbers, _NONE).to_numpy(zero_copy_only=False).astype(np.int64)
+    plain: Numbers = pc.fill_null(numbers, _NONE).to_numpy(zero_copy_only=False).astype(np.int64)
     return (plain + 2).view(np.uint64)
