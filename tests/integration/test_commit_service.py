@@ -88,6 +88,20 @@ async def put(service: CommitService, key: bytes, value: bytes = b"v") -> int:
     return entry.outcome.version
 
 
+@dataclass
+class Busy(Gate):
+    """The store of a leader that writes two batches while anybody lists."""
+
+    leader: CommitService | None = None
+
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Listed]:
+        found = await self.inner.list(prefix, after=after, limit=limit)
+        if self.leader is not None and not self.leader.ended.done():
+            for key in (b"one", b"other"):
+                await commit(self.leader, Transaction([Write(key, b"v")]))
+        return found
+
+
 async def collect(service: CommitService, *, after: int, enough: Callable[[list[Any]], bool], **how: Any) -> list[Any]:
     events: list[Any] = []
     stream = subscribe(service, after=after, **how)
@@ -667,3 +681,18 @@ async def test_an_idle_leader_finds_out_that_it_was_deposed(store: Gate) -> None
     new = await lead(store)
     assert (await old.ended).kind == "deposed"
     assert not new.ended.done()
+
+
+def test_a_leader_that_writes_faster_than_a_listing_answers_is_deposed_all_the_same() -> None:
+    async def race() -> None:
+        store = Busy()
+        async with asyncio.timeout(30):
+            store.leader = leader = await lead(store)
+            await put(leader, b"k")
+            successor = await lead(store)
+            assert successor.takeover.restarts >= 1
+            await put(successor, b"k")
+            assert (await leader.ended).kind == "deposed"
+            await asyncio.gather(leader.close(), successor.close())
+
+    asyncio.run(race())

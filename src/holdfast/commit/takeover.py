@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from typing import Final, TypeVar
 
@@ -30,6 +31,7 @@ from holdfast.commit.batch import (
     jump,
     object_name,
 )
+from holdfast.commit.chain import next_slot
 from holdfast.commit.leadership import (
     Frontier,
     Identity,
@@ -110,19 +112,24 @@ async def take_the_lead(store: ObjectStore, identity: Identity, log_id: LogId, o
     """
     started = now().boot_ms
     probing = asyncio.ensure_future(probe(store)) if options.probe else None
-    restarts = 0
+    restarts = waits = 0
+    waited_ms = 0.0
     probed: list[str] = []
+    chased: Frontier | None = None
     try:
         while True:
-            frontier, waits = await _patiently(lambda: _find_frontier(store, options), options.patience_s)
-            if probing is not None and not restarts:
-                probed = await probing
-            found_ms = now().boot_ms
-            await _be_polite(store, frontier, identity.address, options)
-            waited_ms = now().boot_ms - found_ms
-            if waited_ms > STALE_MS:
-                # What was found before the wait may be older than the last that the silent leader wrote.
+            if chased is not None:
+                frontier = chased
+            else:
                 frontier, waits = await _patiently(lambda: _find_frontier(store, options), options.patience_s)
+                if probing is not None and not restarts:
+                    probed = await probing
+                found_ms = now().boot_ms
+                await _be_polite(store, frontier, identity.address, options)
+                waited_ms = now().boot_ms - found_ms
+                if waited_ms > STALE_MS:
+                    # What was found before the wait may be older than the last that the silent leader wrote.
+                    frontier, waits = await _patiently(lambda: _find_frontier(store, options), options.patience_s)
             nonce = blake2b(restarts.to_bytes(4, "little") + b"claim", key=identity.nonce_seed, digest_size=16).digest()
             claim = claim_header(frontier, identity, nonce=nonce, log_id=log_id, wall_ms=now().wall_ms)
             if await _put_claim(store, claim, options.patience_s):
@@ -136,6 +143,8 @@ async def take_the_lead(store: ObjectStore, identity: Identity, log_id: LogId, o
             if restarts >= RESTARTS_MAX:
                 raise Unavailable("other leaders claimed the log again and again", code=Code.LEADER_CHANGED)
             log.info("claim_lost", slot=slot_text(claim.slot), restarts=restarts)
+            if options.take_over:
+                chased = await _patiently(partial(_chase, store, frontier), options.patience_s)
     finally:
         if probing is not None:
             probing.cancel()
@@ -184,6 +193,27 @@ async def _find_frontier(store: ObjectStore, options: TakeoverOptions) -> tuple[
             return plan, waits
         assert isinstance(plan, NeedHeaders), "recovery decides or asks"
         wanted = plan.slots
+
+
+async def _chase(store: ObjectStore, frontier: Frontier) -> Frontier | None:
+    """Where the log of a living leader ends by now, walked on from where it ended; None when only a listing can tell.
+
+    A busy leader fills slots faster than a listing and its headers answer: whoever listed again and again would lose
+    every claim. The walk is the chain's own rule, so it ends where a listing would have found the end.
+    """
+    head = frontier.predecessor
+    for _ in range(SPAN_MAX):
+        if head is None:
+            return None
+        slot = next_slot(head)
+        try:
+            data = await store.read(object_name(slot), length=HEADER_BYTES)
+        except NotFound:
+            return Frontier(slot, head, head.epoch + 1)
+        found = decode_header(data, slot=slot)
+        of_one_reign = (found.log_id, found.leader_id, found.epoch) == (head.log_id, head.leader_id, head.epoch)
+        head = found if of_one_reign and found.kind is not Kind.CLAIM and found.prev == head.slot else None
+    return None
 
 
 async def _patiently(attempt: Callable[[], Awaitable[T]], patience_s: float) -> T:
