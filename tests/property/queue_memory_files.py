@@ -199,6 +199,9 @@ class MemoryFiles:
             raise FileNotFoundError(name)
         self.changes.append({name: None})
 
+    def unlock(self, file: int) -> None:
+        self.close(file)
+
     def lock(self, directory: int, name: str) -> int:
         if name in self.locked:
             raise AlreadyOpen("locked")

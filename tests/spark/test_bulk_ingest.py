@@ -174,7 +174,7 @@ def test_files_that_come_later_are_taken_up_from_the_checkpoint(spark: SparkSess
         stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", "1").json(str(folder))
         writer = stream.writeStream.foreachBatch(ingest.micro_batch)
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
-        query.awaitTermination()
+        assert query.awaitTermination(90), query.status
         ingest.close()
         return ingest.counts.committed
 

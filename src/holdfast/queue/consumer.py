@@ -92,7 +92,7 @@ class Consumer:
                 self._cursor.close()
                 raise
         except BaseException:
-            pages.port.close(self._lock_file)
+            pages.port.unlock(self._lock_file)
             raise
         poison_in_children(self)
 
@@ -323,7 +323,7 @@ class Consumer:
         with self._file_lock:
             self._closed = Closed("the consumer is closed", name=self.name)
             self._cursor.close()
-            self._pages.port.close(self._lock_file)
+            self._pages.port.unlock(self._lock_file)
         self._drop_reader()
         self._waiter.wake()
 

@@ -116,6 +116,10 @@ class FilePort(Protocol):
         """
         ...
 
+    def unlock(self, file: int) -> None:
+        """Give a lock back and close its file: a child forked since shares the lock, and must not keep it."""
+        ...
+
     def boot_id(self) -> bytes:
         """16 bytes that change whenever the page cache is lost; zeros where that is not known."""
         ...

@@ -199,6 +199,13 @@ class LocalFiles:
         os.pwrite(file, b"%-20d\n" % os.getpid(), 0)
         return file
 
+    def unlock(self, file: int) -> None:
+        """See ``FilePort``. Closing alone would leave the lock to a forked child that has not let go of it yet."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_UN)
+        finally:
+            os.close(file)
+
     def boot_id(self) -> bytes:
         """See ``FilePort``. Linux has one."""
         if self._boot_id is None:

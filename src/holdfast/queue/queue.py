@@ -603,7 +603,7 @@ class Queue:
 
     def _close_handles(self) -> None:
         if self._lock_file >= 0:
-            self._port.close(self._lock_file)
+            self._port.unlock(self._lock_file)
             self._lock_file = -1
         directory, self._pages.directory = self._pages.directory, -1  # its number may soon be another directory's
         self._port.close(directory)

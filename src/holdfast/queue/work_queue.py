@@ -462,7 +462,7 @@ class WorkQueue:
             if self._dead is not None:
                 self._dead.close()
             self._cursor.close()
-            self._pages.port.close(self._lock_file)
+            self._pages.port.unlock(self._lock_file)
 
     def __enter__(self) -> Self:
         return self

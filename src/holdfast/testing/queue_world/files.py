@@ -213,6 +213,10 @@ class CrashFiles:
         self._step_or_raise("sync directory")
         self._directory(directory).sync()
 
+    def unlock(self, file: int) -> None:
+        """See ``FilePort``."""
+        self.close(file)
+
     def lock(self, directory: int, name: str) -> int:
         """See ``FilePort``."""
         found = self._directory(directory)
