@@ -312,7 +312,8 @@ class _Walk:
 def mend(pages: PageDirectory, end: LogEnd) -> None:
     """Make the files say what ``find_end`` found, durably, so that the next walk finds the same.
 
-    1. Index and SEAL of a page that is not written on, then its sync. A crash before leaves the same torn tail.
+    1. A page that is not written on loses its index, durably, and gets its SEAL and a sync. A crash before leaves the
+       same torn tail, and readers do without an index.
     2. Pages behind the end: prepared ones are removed, begun ones set aside, then the directory is synced. A crash
        between leaves some of them, still behind the end.
     """
@@ -320,6 +321,9 @@ def mend(pages: PageDirectory, end: LogEnd) -> None:
     if end.page and not end.resume:
         for number in end.unsynced:
             _sync_page(pages, number, rewrite=end.rewrite)
+        # Before its SEAL: the index may name frames behind it, which the cut took from the log and the disk still has.
+        if pages.remove(pages.names.index(end.page)):
+            port.sync_directory(pages.directory)
         _close_page(pages, end)
     # The page made ahead will be used: the one who made it may have been killed before its name was durable.
     changed = end.resume and not end.clean and bool(end.doubtful)
@@ -362,7 +366,7 @@ def _rewrite(pages: PageDirectory, file: int, end: int) -> None:
 
 
 def _close_page(pages: PageDirectory, end: LogEnd) -> None:
-    """Write what the torn page lacks: its header where that was lost, its SEAL, its index."""
+    """Write what the torn page lacks: its header where that was lost, and its SEAL."""
     port = pages.port
     file = pages.open(end.page, write=True)
     if file is None or end.header is None:

@@ -10,7 +10,8 @@ import pytest
 
 from holdfast.errors import Unavailable
 from holdfast.queue import Queue
-from holdfast.testing.queue_world import CrashFiles
+from holdfast.testing.queue_world import CrashFiles, run_world
+from holdfast.testing.queue_world.mutants import MUTANTS
 
 PAGE_BYTES = 4096
 
@@ -90,3 +91,8 @@ def test_a_mark_that_cannot_be_written_refuses_no_message_and_no_flush() -> None
     disk.lose_power()
     with disk.open() as again:
         assert payloads(again) == [b"%d" % number * 100 for number in range(50)]
+
+
+def test_the_index_of_a_page_that_lost_its_end_leads_nowhere_behind_it() -> None:
+    """A start closed a page before frames that its index still named: reading since a time delivered one of them."""
+    run_world(95, MUTANTS["nothing_written_again"].focus)
