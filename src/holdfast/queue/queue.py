@@ -4,6 +4,8 @@ Owns: opening and closing, the public methods, the helper thread's work. Does no
 (``reader``), starting (``opening``), which pages go (``retention``).
 
 Failure model: see the package. Closing makes everything durable; a queue that is not closed is found as after a kill.
+
+Long, because it is the public class: half of it is what its methods promise.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ forked child's writer is dead (``Closed``, forked). Order of a page roll, and wh
 2. the SEAL, then the next page's header, then the first frame, none of them synced: any may be lost, and then the
    later ones do not count (``recovery``);
 3. the closed page is synced on the helper thread. Nothing in the next page is durable before it is.
+
+Long, because it is the one place that moves the end of the log: its parts share that state under two locks.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ mirrors ``commit/service``). Does not own: any decision about the log, the netwo
 
 Failure model: a node crashes at any moment (its requests stay on their way), pauses while its clocks run on, has its
 wall clock set, is cut off from the store, and does not know that it was deposed until its own requests tell it.
+
+Long, because it is one life from start to end. Not mirrored: how a take-over walks on after a lost claim
+(``takeover._chase``); here it lists again.
 """
 
 from __future__ import annotations
