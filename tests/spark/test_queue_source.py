@@ -140,11 +140,9 @@ def test_what_is_no_read_of_messages_is_refused_with_the_reason(given: dict[str,
         parse_message_options(given)
 
 
-def test_a_stream_a_store_and_a_queue_as_a_log_are_refused_with_the_way_out() -> None:
+def test_a_stream_and_a_queue_as_a_log_are_refused_with_the_way_out() -> None:
     with pytest.raises(InvalidRequest, match="batch source"):
         parse_message_options({"shape": "messages", "queue": "/q"}, Mode.STREAM)
-    with pytest.raises(InvalidRequest, match="cannot read yet"):
-        parse_read_options({"url": "file:///log", "store": "orders"})
     with pytest.raises(InvalidRequest, match="without shape=messages"):
         parse_read_options({"queue": "/q"})
     with pytest.raises(InvalidRequest, match="operations, transactions, batches, messages"):

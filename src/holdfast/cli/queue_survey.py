@@ -18,9 +18,9 @@ from typing import Final
 from holdfast.cli.queue_search import FrameSearch
 from holdfast.queue.checksum import checksum_for_reading
 from holdfast.queue.frame import HEAD_BYTES, seal_fields
-from holdfast.queue.opening import PageIndex
 from holdfast.queue.page_files import PageDirectory
 from holdfast.queue.page_header import HEADER_BYTES, PageHeader
+from holdfast.queue.page_index import PageIndex
 from holdfast.queue.page_scan import PageScan
 from holdfast.queue.reader import read_mark
 from holdfast.queue.recovery import Here

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from holdfast.queue.messages import Block, Gap, Message, Trimmed
 from holdfast.queue.queue import Queue
+from holdfast.queue.serializers import Serializer
 from holdfast.queue.sync_levels import SyncLevel, every
 
-__all__ = ["Block", "Gap", "Message", "Queue", "SyncLevel", "Trimmed", "every"]
+__all__ = ["Block", "Gap", "Message", "Queue", "Serializer", "SyncLevel", "Trimmed", "every"]

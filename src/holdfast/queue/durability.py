@@ -5,7 +5,9 @@ own: what is synced (``SyncTarget``, told by the writer), the writing.
 
 Failure model: a sync that fails is never repeated. Linux may have dropped the dirty pages and would answer the second
 call with success. From then on nothing above ``durable_seq`` is ever acknowledged: every waiter and every later call
-gets ``Closed`` with the code ``sync_failed``; opening the queue anew finds what is really there.
+gets ``Closed`` with the code ``sync_failed``; opening the queue anew finds what is really there. It learns of the
+failure from the mark. Where a disk refuses that one, too, what is opened before a restart of the machine may call
+durable what only the cache has.
 """
 
 from __future__ import annotations

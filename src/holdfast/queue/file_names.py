@@ -69,6 +69,20 @@ class FileNames:
             found = f"{name}.{count}.torn"
         return found
 
+    def is_set_aside(self, name: str) -> bool:
+        """Whether this is what a start has called a page that it set aside.
+
+        >>> names = FileNames("orders")
+        >>> names.is_set_aside("orders-7.page.2.torn"), names.is_set_aside("orders-dead-7.page.torn")
+        (True, False)
+        """
+        stem, _, ending = name.removesuffix(".torn").partition(".page")
+        return (
+            name.endswith(".torn")
+            and self.page_number(f"{stem}.page") is not None
+            and (not ending or (ending[:1] == "." and ending[1:].isdecimal()))
+        )
+
     def page_number(self, name: str) -> int | None:
         """The number of a page of this queue, or None for any other file."""
         return self._number(name, ".page")

@@ -1,10 +1,9 @@
-"""Starting: from the files that are there to a place where writing goes on.
+"""Where a log ends: from the files that are there to a place where writing goes on.
 
-Owns: the walk to the end of the log and the mending of what a crash left. Does not own: the decisions on the way
-(``recovery``), the writing that follows (``writer``).
+Owns: the walk to the end of the log. Does not own: the decisions on the way (``recovery``), the mending of what a crash
+left (``mending``), the writing that follows (``writer``).
 
-Failure model: safe to be stopped anywhere and run again. Nothing that verifies and follows what verifies is ever cut. A
-page that was never durable and whose predecessors are lost is renamed, not removed.
+Failure model: reads only. Nothing that verifies and follows what verifies is ever left out.
 
 Where the walk begins:
 
@@ -12,7 +11,8 @@ Where the walk begins:
    mark is there;
 2. else at the *durable* mark;
 3. else, with no mark or one about files that are gone, ``UNSYNCED_PAGES_MAX`` pages before the last that was begun:
-   the writer never has more than that waiting for their sync.
+   the writer never has more than that waiting for their sync. No crash takes both marks, so this is damage or a
+   deletion, and what verifies behind a hole counts: see ``recovery``.
 
 Where writing goes on: in the same page after a clean close, or when only the process was killed; in a new page
 otherwise. Behind the end of a torn page there may be valid frames k+2, k+3 whose k+1 is lost. A new k+1 of the same
@@ -21,39 +21,19 @@ length would make them part of the log again, so this page is sealed and another
 
 from __future__ import annotations
 
-from holdfast.queue.checksum import checksum_for_reading
-from holdfast.queue.frame import SEAL_BYTES, encode_seal, page_seed
-from holdfast.queue.page_header import HEADER_BYTES, PageHeader, encode_header
-from holdfast.queue.page_scan import WINDOW_BYTES, PageScan
-from holdfast.queue.recovery import Following, Here, Step, decide
-from holdfast.queue.time_index import RECORD, SINGLES_SPACING_BYTES
+from holdfast.queue.page_header import HEADER_BYTES, PageHeader
+from holdfast.queue.page_index import PageIndex
+from holdfast.queue.page_scan import PageScan
+from holdfast.queue.recovery import Following, Here, Owed, Step, decide
 from holdfast.queue.write_mark import WriteMark
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.queue.page_files import PageDirectory
 
-__all__ = ["UNSYNCED_PAGES_MAX", "LogEnd", "PageIndex", "find_end", "mend"]
+__all__ = ["UNSYNCED_PAGES_MAX", "LogEnd", "find_end"]
 
 UNSYNCED_PAGES_MAX = 8
-
-
-class PageIndex:
-    """What is known of the index of the page being written: records, their checksum, where the next one is due."""
-
-    __slots__ = ("check", "due", "pending", "records")
-
-    def __init__(self, records: int = 0, check: int = 0, due: int = HEADER_BYTES) -> None:
-        self.records = records
-        self.check = check
-        self.due = due
-        self.pending = bytearray()
-
-    def note(self, time_ns: int, position: int, count: int) -> None:
-        """Add a record for this frame if one is due."""
-        if count > 1 or position >= self.due:
-            self.pending += RECORD.pack(time_ns, position)
-            self.due = position + SINGLES_SPACING_BYTES
 
 
 class LogEnd:
@@ -61,12 +41,13 @@ class LogEnd:
 
     ``page`` is the last page that holds a part of it, or 0 where there is none. ``resume`` tells whether its bytes
     behind ``position`` are safe to write on; ``sealed`` that a SEAL stands there; ``doubtful`` the pages behind the
-    end.
+    end. ``expected_seq`` is the number that belongs to ``position``: below ``next_seq`` where the log ends with damage.
     """
 
     __slots__ = (
         "clean",
         "doubtful",
+        "expected_seq",
         "frames",
         "gaps",
         "header",
@@ -86,6 +67,7 @@ class LogEnd:
         self.header: PageHeader | None = None
         self.position = HEADER_BYTES
         self.next_seq = 1
+        self.expected_seq = 1
         self.last_time_ns = 0
         self.frames = 0
         self.index = PageIndex()
@@ -108,7 +90,7 @@ def find_end(pages: PageDirectory, mark: WriteMark | None, boot_id: bytes) -> Lo
 
 
 class _Walk:
-    __slots__ = ("_boot_id", "_end", "_first_unsynced", "_floor", "_mark", "_numbers", "_pages")
+    __slots__ = ("_blind", "_boot_id", "_end", "_first_unsynced", "_floor", "_mark", "_numbers", "_pages")
 
     def __init__(self, pages: PageDirectory, mark: WriteMark | None, boot_id: bytes) -> None:
         self._pages = pages
@@ -117,6 +99,7 @@ class _Walk:
         self._end = LogEnd()
         self._numbers = pages.numbers()
         self._floor = 0  # sequence numbers below this are owed
+        self._blind = mark is None  # and of those above, nobody knows: see `recovery`
         self._first_unsynced = 0
 
     def run(self) -> LogEnd:
@@ -133,6 +116,7 @@ class _Walk:
                 after_gap=step is not Step.NEXT_PAGE
             ):
                 step = Step.END_AFTER_GAP if end.next_seq < self._floor else Step.END
+        end.expected_seq = end.next_seq
         if step is Step.END_AFTER_GAP:
             end.gaps.append((end.next_seq, self._floor - 1))
             end.next_seq = self._floor
@@ -162,6 +146,10 @@ class _Walk:
             durable = mark.durable
             if self._mark_holds(durable.page, durable.salt):
                 self._floor, self._first_unsynced = durable.next_seq, durable.page
+            else:
+                # Retention may have removed that page since. No crash does: else this mark is of other files, or its
+                # page is damaged.
+                self._blind = bool(self._numbers) and durable.page >= self._numbers[0]
             same_run = mark.boot_id == self._boot_id and any(mark.boot_id)
             if (same_run or mark.clean) and self._mark_holds(mark.page, mark.salt):
                 end.page, end.position, end.next_seq = mark.page, mark.position, mark.next_seq
@@ -236,21 +224,28 @@ class _Walk:
                 index=index,
             )
             here = self._walk_frames(scan)
-            step = decide(here, self._following(), owed=scan.next_seq < self._floor)
+            step = decide(here, self._following(), self._owed(scan))
             while step is Step.RESYNC:
                 expected = scan.next_seq
-                if scan.resync():
+                following = self._next_header()
+                ends = (self._floor, following.base_seq if following is not None else 0)
+                if scan.resync(ends):
                     end.gaps.append((expected, scan.next_seq - 1))
                     here = self._walk_frames(scan)
                 else:
                     here = Here.EXHAUSTED
-                step = decide(here, self._following(), owed=scan.next_seq < self._floor)
+                step = decide(here, self._following(), self._owed(scan))
         finally:
             pages.port.close(file)
             if index is not None:
                 pages.port.close(index)
         end.sealed = here is Here.SEAL
         return step
+
+    def _owed(self, scan: PageScan) -> Owed:
+        if scan.next_seq < self._floor:
+            return Owed.YES
+        return Owed.UNKNOWN if self._blind else Owed.NO
 
     def _walk_frames(self, scan: PageScan) -> Here:
         end = self._end
@@ -261,11 +256,14 @@ class _Walk:
         end.position, end.next_seq, end.last_time_ns = scan.position, scan.next_seq, scan.last_time_ns
         return scan.here()
 
-    def _following(self) -> Following:
+    def _next_header(self) -> PageHeader | None:
         number = self._next_number()
-        if number is None:
+        return None if number is None else self._pages.header_of(number)
+
+    def _following(self) -> Following:
+        if self._next_number() is None:
             return Following.NONE
-        header = self._pages.header_of(number)
+        header = self._next_header()
         if header is None:
             return Following.UNREADABLE
         if header.prepared:
@@ -307,83 +305,3 @@ class _Walk:
             return scan.read() is not None
         finally:
             self._pages.port.close(file)
-
-
-def mend(pages: PageDirectory, end: LogEnd) -> None:
-    """Make the files say what ``find_end`` found, durably, so that the next walk finds the same.
-
-    1. A page that is not written on loses its index, durably, and gets its SEAL and a sync. A crash before leaves the
-       same torn tail, and readers do without an index.
-    2. Pages behind the end: prepared ones are removed, begun ones set aside, then the directory is synced. A crash
-       between leaves some of them, still behind the end.
-    """
-    port = pages.port
-    if end.page and not end.resume:
-        for number in end.unsynced:
-            _sync_page(pages, number, rewrite=end.rewrite)
-        # Before its SEAL: the index may name frames behind it, which the cut took from the log and the disk still has.
-        if pages.remove(pages.names.index(end.page)):
-            port.sync_directory(pages.directory)
-        _close_page(pages, end)
-    # The page made ahead will be used: the one who made it may have been killed before its name was durable.
-    changed = end.resume and not end.clean and bool(end.doubtful)
-    for name in port.names(pages.directory):
-        if pages.names.is_temporary(name):
-            changed |= pages.remove(name)
-    living = set(pages.numbers())
-    for name in port.names(pages.directory):
-        if (index := pages.names.index_number(name)) is not None and index not in living:
-            changed |= pages.remove(name)
-    for number in [] if end.resume else end.doubtful:
-        name = pages.names.page(number)
-        header = pages.header_of(number)
-        if header is not None and header.prepared:
-            pages.remove(name)
-        else:
-            # Also one whose header is damaged: under its name a page was whole once, and repair may read it.
-            port.rename(pages.directory, name, pages.names.set_aside(name, port.names(pages.directory)))
-        pages.remove(pages.names.index(number))
-        changed = True
-    if changed:
-        port.sync_directory(pages.directory)
-
-
-def _sync_page(pages: PageDirectory, number: int, *, rewrite: bool) -> None:
-    file = pages.open(number, write=True)
-    if file is not None:
-        try:
-            if rewrite:
-                _rewrite(pages, file, pages.port.size(file))
-            pages.port.sync_data(file)
-        finally:
-            pages.port.close(file)
-
-
-def _rewrite(pages: PageDirectory, file: int, end: int) -> None:
-    """Write what is there once more. After a failed sync the cache counts as clean what the disk does not have."""
-    for offset in range(0, end, WINDOW_BYTES):
-        pages.port.write(file, offset, (pages.port.read(file, offset, min(WINDOW_BYTES, end - offset)),))
-
-
-def _close_page(pages: PageDirectory, end: LogEnd) -> None:
-    """Write what the torn page lacks: its header where that was lost, and its SEAL."""
-    port = pages.port
-    file = pages.open(end.page, write=True)
-    if file is None or end.header is None:
-        return
-    try:
-        header = end.header
-        if end.rewrite:
-            _rewrite(pages, file, end.position)
-        port.write(file, 0, (encode_header(header),))
-        if not end.sealed and end.position + SEAL_BYTES <= header.page_bytes:
-            checksum = checksum_for_reading(header.checksum_id)
-            seed = page_seed(checksum, header.salt, header.number)
-            seal = encode_seal(checksum, seed, end.next_seq, end.frames, end.last_time_ns, 0)
-            port.write(file, end.position, (seal,))
-        port.sync_data(file)
-        if end.position + SEAL_BYTES < port.size(file) and not end.gaps:
-            # Room that was allocated and never used. Frames behind a SEAL are not part of the log.
-            port.truncate(file, end.position + SEAL_BYTES)
-    finally:
-        port.close(file)

@@ -1,7 +1,7 @@
 """Page files: made ahead, found, opened.
 
-Owns: the order in which a page comes to be. Does not own: what is written into it (``writer``), which pages may go
-(``retention``).
+Owns: the order in which a page comes to be, and which pages there are as far as a writer's process knows. Does not own:
+what is written into it (``writer``), which pages may go (``retention``).
 
 Failure model: ``OSError`` from the port. A page is made as a temporary file, given its room on disk, its *prepared*
 header and a sync, and only then its name, and the directory a sync:
@@ -29,17 +29,35 @@ __all__ = ["PageDirectory"]
 class PageDirectory:
     """The pages of one queue in an open directory."""
 
-    __slots__ = ("directory", "names", "port")
+    __slots__ = ("_changes", "_known", "_sole", "directory", "names", "port")
 
     def __init__(self, port: FilePort, directory: int, names: FileNames) -> None:
         self.port = port
         self.directory = directory
         self.names = names
+        self._sole = False
+        self._changes = 0
+        self._known: tuple[int, list[int]] = (-1, [])
 
     def numbers(self) -> list[int]:
         """The numbers of the pages that have a name, rising. Cost: one listing."""
+        changes = self._changes  # before the listing: what changes meanwhile makes it old
         found = [self.names.page_number(name) for name in self.port.names(self.directory)]
-        return sorted(number for number in found if number is not None)
+        numbers = sorted(number for number in found if number is not None)
+        self._known = changes, numbers
+        return numbers.copy()
+
+    def known_numbers(self) -> list[int]:
+        """As ``numbers``, without a listing where nothing has changed since the last one. Not to be changed.
+
+        A page that somebody removes by hand under a writer may still be among them: it cannot be opened.
+        """
+        changes, numbers = self._known
+        return numbers if self._sole and changes == self._changes else self.numbers()
+
+    def be_sole(self, *, sole: bool = True) -> None:
+        """From here on pages are made and removed through this object alone: it is the writer's. Or no longer."""
+        self._sole = sole
 
     def create(self, header: PageHeader) -> int:
         """A prepared page of zeros under its name, durable. Returns the open file."""
@@ -53,6 +71,7 @@ class PageDirectory:
             port.write(file, 0, (encode_header(header),))
             port.sync_data(file)
             port.rename(directory, temporary, name)
+            self._changes += 1
             port.sync_directory(directory)
         except BaseException:
             port.close(file)
@@ -100,6 +119,8 @@ class PageDirectory:
             self.port.unlink(self.directory, name)
         except FileNotFoundError:
             return False
+        finally:
+            self._changes += 1
         return True
 
     def _remove_quietly(self, name: str) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from holdfast.queue.checksum import checksum_for_reading
 from holdfast.queue.frame import (
+    BATCH_MESSAGES_MAX,
+    COMPRESSED,
     FIELDS,
     HEAD,
     HEAD_BYTES,
@@ -27,7 +29,7 @@ from holdfast.queue.time_index import RECORD, RECORD_BYTES, last_before
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
     from typing import TypeAlias
 
     from holdfast.queue.file_port import FilePort
@@ -36,10 +38,11 @@ if TYPE_CHECKING:
 
 __all__ = ["WINDOW_BYTES", "PageScan", "Window"]
 
-WINDOW_BYTES = 1 << 20
+WINDOW_BYTES = 512 << 10
+"""Of one read. Room for any batch; of a megabyte the checksum would find half gone from the processor's cache again."""
 FIRST_WINDOW_BYTES = 16 << 10
 """Of the first read after a seek, and after each that found nothing: who wants a hundred messages, or waits for the
-next one, does not pay for a megabyte. Each read that finds something makes the next four times as large."""
+next one, does not pay for a whole window. Each read that finds something makes the next four times as large."""
 RECORDS_AT_ONCE = 1 << 12
 ANCHORS_MAX = 1 << 14
 
@@ -163,6 +166,15 @@ class PageScan:
         if not frames:
             self.seal = body
 
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Where the next frame is expected: position, sequence number, and the arrival of the last one."""
+        return self.position, self.next_seq, self.last_time_ns
+
+    @place.setter
+    def place(self, place: tuple[int, int, int]) -> None:
+        self.position, self.next_seq, self.last_time_ns = place
+
     def here(self) -> Here:
         """What stopped ``read``."""
         if self.seal is not None:
@@ -180,7 +192,12 @@ class PageScan:
         Goes to the last indexed frame strictly before ``time_ns``: frames of equal time may lie on both sides of a
         record.
         """
-        self._seek(lambda indexed, _: indexed < time_ns)
+        if self._seek(lambda indexed, _: indexed < time_ns):
+            # That frame is before ``time_ns``, whole, and what follows it has confirmed it: a batch need not be read.
+            length, _, found_ns, tail = HEAD.unpack(self._port.read(self._file, self.position, HEAD_BYTES))
+            self.position += HEAD_BYTES + length
+            self.next_seq += tail & SEQ_MASK
+            self.last_time_ns = found_ns
 
     def seek_seq(self, seq: int) -> None:
         """Move to an indexed frame at or before the one that holds ``seq``."""
@@ -191,22 +208,34 @@ class PageScan:
 
         self._seek(at_or_before)
 
-    def _seek(self, belongs_before: Callable[[int, int], bool]) -> None:
-        index = self._index
+    def _seek(self, belongs_before: Callable[[int, int], bool]) -> bool:
+        """Stand at the last such record whose frame is confirmed: from the last one of all back in growing steps, and
+        where there is none, at the start of the page: False. Walking from there meets what is damaged, and tells
+        it."""
+        index, port = self._index, self._port
         if index is None:
-            return
-        time_ns, position = last_before(
-            lambda offset, length: self._port.read(index, offset, length), self.index_records(), belongs_before
+            return False
+        before, time_ns, position = last_before(
+            lambda offset, length: port.read(index, offset, length), self.index_records(), belongs_before
         )
-        if position:
-            self._land(position, time_ns, known=True)
+        step = 1
+        while before:
+            # Each is asked again: in a damaged index not all that stand before the last one belong there.
+            if belongs_before(time_ns, position) and self._land(position, time_ns):
+                return True
+            before, step = max(0, before - step), 2 * step
+            record = port.read(index, (before - 1) * RECORD_BYTES, RECORD_BYTES) if before else b""
+            if len(record) < RECORD_BYTES:
+                return False
+            time_ns, position = RECORD.unpack(record)
+        return False
 
-    def _land(self, position: int, time_ns: int | None, *, known: bool) -> bool:
+    def _land(self, position: int, time_ns: int | None, ends: Container[int | None] | None = ()) -> bool:
         """Stand at ``position`` if a frame is there, of this arrival where it is told; else stay.
 
-        Every position has a frame for *some* number: inside a message there may be one for a number that is possible
-        here. So a number is believed when what follows confirms it. Where nothing follows yet it must be ``known``, by
-        the arrival in an index record or from the frame before.
+        Every position has a frame for *some* number: a damaged frame has one, and inside a message there may be one. So
+        a number is believed when what follows confirms it. Where nothing follows yet, it must end where something else
+        says that frames end: ``ends``, or None where the number is known.
         """
         key = self.header.salt, position
         found = self._anchors.get(key)
@@ -215,7 +244,7 @@ class PageScan:
                 return False
         else:
             found = self._seq_at(time_ns, position)
-            if found is None or not self._confirmed(position, found, known=known):
+            if found is None or not (self._is_possible(position, found) and self._confirmed(position, found, ends)):
                 return False
             if len(self._anchors) >= ANCHORS_MAX:
                 self._anchors.clear()
@@ -223,7 +252,19 @@ class PageScan:
         self.position, self.next_seq = position, found
         return True
 
-    def _confirmed(self, position: int, seq: int, *, known: bool) -> bool:
+    def _is_possible(self, position: int, seq: int) -> bool:
+        """Whether so many messages have room between here and there, and time does not fall.
+
+        What follows proves nothing about stale frames of one size: checksums are linear, and under another salt all
+        their numbers are wrong by the same bits. But then they are wrong by far.
+        """
+        _, _, time_ns, tail = HEAD.unpack(self._port.read(self._file, position, HEAD_BYTES))
+        room = position - self.position
+        # A message takes four bytes in a batch at least. Compression takes fewer; one such frame is always possible.
+        frames = room // HEAD_BYTES + 1 if tail >> 32 & COMPRESSED else 1
+        return time_ns >= self.last_time_ns and seq - self.next_seq <= room // 4 + frames * BATCH_MESSAGES_MAX
+
+    def _confirmed(self, position: int, seq: int, ends: Container[int | None] | None) -> bool:
         """Whether what follows this frame is the frame or SEAL with the next number, or nothing yet."""
         length, _, time_ns, tail = HEAD.unpack(self._port.read(self._file, position, HEAD_BYTES))
         after = PageScan(
@@ -234,9 +275,10 @@ class PageScan:
             position=position + HEAD_BYTES + length,
             last_time_ns=time_ns,
         )
-        return after.read(HEAD_BYTES) is not None or after.here() in (
-            (Here.SEAL, Here.NOTHING) if known else (Here.SEAL,)
-        )
+        if after.read(HEAD_BYTES) is not None:
+            return True
+        here = after.here()
+        return here is Here.SEAL or (here is Here.NOTHING and (ends is None or after.next_seq in ends))
 
     def _seq_at(self, time_ns: int | None, position: int) -> int | None:
         """The sequence number for which the frame at ``position`` would verify, where that is possible in this page."""
@@ -255,33 +297,36 @@ class PageScan:
             (implied_seq(self._checksum, self._seed, (length, check, found_ns, tail), body) - base) & SEQ_MASK
         )
 
-    def resync(self) -> bool:
+    def resync(self, ends: Container[int | None]) -> bool:
         """Behind damage, move to the next frame that is known to be one. False when there is none; then nothing moved.
 
+        ``ends`` are the numbers that may follow the page's last message: the base of the next page, the end of the log.
         The damaged frame's own head is asked first, then the index. Cost: the records of the index, and a head for each
         that is behind the damage, until one is true.
         """
-        floor = self.next_seq
-        for position, time_ns, told in self._candidates(self.position):
-            found = self._seq_at(time_ns, position)
-            if found is None or found <= floor:
-                continue
-            if self._land(position, time_ns, known=told in (None, found)):
-                return True
-        return False
-
-    def _candidates(self, damaged: int) -> Iterator[tuple[int, int | None, int | None]]:
-        """Positions, with the arrival and the sequence number that are told of the frame there. Where no number is, a
-        frame is known to begin there: by the index, or by the bridge that a repair has laid, a length and zeros."""
+        damaged, floor = self.position, self.next_seq
         head = self._port.read(self._file, damaged, HEAD_BYTES)
         if len(head) == HEAD_BYTES:
             length, check, time_ns, tail = HEAD.unpack(head)
-            bridge = length > 0 and not (check or time_ns or tail)
-            yield damaged + HEAD_BYTES + length, None, None if bridge else self.next_seq + (tail & SEQ_MASK)
+            position = damaged + HEAD_BYTES + length
+            found = self._seq_at(None, position)
+            # A bridge that a repair has laid, a length and zeros, leads to a frame. Else the number is told twice, by
+            # the damaged head and by the frame.
+            known = (length > 0 and not (check or time_ns or tail)) or found == floor + (tail & SEQ_MASK)
+            if found is not None and found > floor and self._land(position, None, None if known else ends):
+                return True
+        for position, indexed_ns in self._records_behind(damaged):
+            found = self._seq_at(indexed_ns, position)
+            if found is not None and found > floor and self._land(position, indexed_ns, ends):
+                return True
+        return False
+
+    def _records_behind(self, damaged: int) -> Iterator[tuple[int, int]]:
+        """Position and arrival of the frames that the index tells of."""
         if self._index is None:
             return
         for first in range(0, self.index_records(), RECORDS_AT_ONCE):
             data = self._port.read(self._index, first * RECORD_BYTES, RECORDS_AT_ONCE * RECORD_BYTES)
             for time_ns, position in RECORD.iter_unpack(data[: len(data) // RECORD_BYTES * RECORD_BYTES]):
                 if position > damaged:
-                    yield position, time_ns, None
+                    yield position, time_ns

@@ -1,7 +1,8 @@
 """The queue: what a program opens.
 
-Owns: opening and closing, the public methods, the helper thread's work. Does not own: writing (``writer``), reading
-(``reader``), starting (``opening``), which pages go (``retention``).
+Owns: opening and closing, the public methods that write, consumers, the helper thread's work. Does not own: the public
+methods that read (``log_reading``), writing (``writer``), starting (``opening``, ``mending``), which pages go
+(``retention``).
 
 Failure model: see the package. Closing makes everything durable; a queue that is not closed is found as after a kill.
 
@@ -15,38 +16,37 @@ import time
 from contextlib import ExitStack
 from weakref import WeakSet
 
-from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, NotFound, PermissionDenied
+from holdfast.errors import Closed, Code, HoldfastError, NotFound, PermissionDenied
 from holdfast.queue.arguments import whole_number
 from holdfast.queue.background import Background
 from holdfast.queue.checksum import CRC32, checksum_for_writing
-from holdfast.queue.datetimes import lifetime_ns, moment_ns
+from holdfast.queue.datetimes import lifetime_ns
 from holdfast.queue.file_names import FileNames
-from holdfast.queue.following import Waiter
 from holdfast.queue.forks import poison_in_children
 from holdfast.queue.identity_file import open_identity, read_identity
 from holdfast.queue.linger import LINGER_S, Linger
 from holdfast.queue.local_files import LocalFiles
-from holdfast.queue.opening import find_end, mend
+from holdfast.queue.log_reading import LogReading
+from holdfast.queue.mark_file import MarkFile
+from holdfast.queue.mending import mend
+from holdfast.queue.opening import find_end
 from holdfast.queue.page_files import PageDirectory
 from holdfast.queue.page_header import PAGE_BYTES_MAX
-from holdfast.queue.reader import LogReader, check_damage_policy, read_mark
+from holdfast.queue.reader import check_damage_policy, read_mark
 from holdfast.queue.serializers import serializer_named
-from holdfast.queue.slots import SLOTS_BYTES
 from holdfast.queue.space import Space, check_limits
 from holdfast.queue.sync_levels import sync_level
 from holdfast.queue.writer import Writer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from datetime import datetime, timedelta
     from types import TracebackType
     from typing import Self, TypeVar
 
     from holdfast.queue.consumer import Consumer
     from holdfast.queue.file_port import FilePort
-    from holdfast.queue.messages import Block, Message
-    from holdfast.queue.page_header import PageHeader
     from holdfast.queue.reader import DamagePolicy
     from holdfast.queue.serializers import Serializer
     from holdfast.queue.sync_levels import SyncLevel
@@ -61,7 +61,7 @@ MESSAGE_BYTES_MAX = 1 << 30
 LIFETIME_LOOK_S = 10.0
 
 
-class Queue:
+class Queue(LogReading):
     """A durable queue in the files ``path-*`` of one directory; see the package for the whole of what it promises.
 
     *Raises*: ``AlreadyOpen`` when another writer has it; ``InvalidRequest`` for settings that cannot be; ``NotFound``
@@ -107,13 +107,13 @@ class Queue:
         self._path = os.path.join(os.getcwd(), folder, name) if files is None and folder[:1] != "/" else path
         self._port: FilePort = files if files is not None else LocalFiles()
         self._names = FileNames(name)
-        self._damage: DamagePolicy = damage
-        self._headers: dict[int, PageHeader] = {}
-        self._anchors: dict[tuple[int, int], int] = {}
-        self._writer: Writer | None = None
+        self._damage = damage
+        self._headers = {}
+        self._anchors = {}
+        self._writer = None
         self._lock_file = -1
         self._background: Background | None = None
-        self._linger: Linger | None = None
+        self._linger = None
         self._serializer = serializer_named(serializer)
         self._append: Callable[[bytes], int] = self._refuse
         self._closed = False
@@ -140,6 +140,7 @@ class Queue:
             self._close_handles()
             raise
         self._writer = writer
+        self._pages.be_sole()
         self._start(writer, level, kept_ns, max_bytes, background=background)
         poison_in_children(self)
 
@@ -160,14 +161,20 @@ class Queue:
             sync_holds=self._sync_holds,
         )
         writer.before_roll = space.before_roll
-        self._append = writer.append
         if background:
             interval_s = level.ms_max / 1000 if level.ms_max else LIFETIME_LOOK_S if kept_ns is not None else None
             self._background = Background(self._work, interval_s, LINGER_S if level.name == "buffered" else 0)
             writer.on_work = self._background.wake
         if level.name == "buffered":
             self._linger = Linger(writer, writer.on_work)
-            self._append = self._linger.append
+        self._append_by(writer.append if self._linger is None else self._linger.append)
+
+    def _append_by(self, append: Callable[[bytes], int]) -> None:
+        """What ``append`` does. Where that needs no serializer, it is this itself: a call more is a tenth of it all."""
+        self._append = append
+        self.__dict__.pop("append", None)
+        if self._serializer is None and type(self).append is Queue.append:
+            self.__dict__["append"] = append
 
     def _open_writer(
         self,
@@ -179,28 +186,18 @@ class Queue:
         clock: Callable[[], int],
         entropy: Callable[[int], bytes],
     ) -> Writer:
-        port, pages, names = self._port, self._pages, self._names
+        port, pages = self._port, self._pages
         identity = open_identity(pages, entropy, page_size, checksum)
         mark = read_mark(pages)
         end = find_end(pages, mark, port.boot_id())
         mend(pages, end)
-        try:
-            mark_file = port.open(pages.directory, names.write_meta, write=True)
-        except FileNotFoundError:
-            mark_file = port.create(pages.directory, names.write_meta)
-            try:
-                port.write(mark_file, 0, (bytes(SLOTS_BYTES),))
-                port.sync_directory(pages.directory)
-            except BaseException:
-                port.close(mark_file)
-                raise
         self.identity = identity
         self.recovered_gaps: list[tuple[int, int]] = end.gaps
         return Writer(
             pages,
             end,
             mark,
-            mark_file,
+            MarkFile(pages),
             page_bytes=page_size,
             checksum_id=checksum,
             message_bytes_max=max_message,
@@ -219,8 +216,10 @@ class Queue:
         *Raises*: ``Closed`` (also after a failed sync, and in a forked child); ``LimitExceeded`` above ``max_message``;
         ``Unavailable`` (disk_full), after which the queue works again as soon as there is room; ``Backpressure``
         (queue_full) with ``full="raise"``; ``PermissionDenied`` when opened ``read_only``; ``TypeError`` for what is
-        not bytes. Whatever is raised, the message is not in the queue, except after a failed sync, when it may be.
-        *Cost*: about a microsecond at the level "os"; one shared data sync at "always".
+        not bytes. Whatever is raised, the message is not in the queue, except after a failed sync or an interrupt
+        (Ctrl-C), when it may be.
+        *Cost*: about a microsecond at the level "os"; one shared data sync at "always". The first after an opening: a
+        small data sync besides.
         """
         if self._serializer is not None:
             payload = self._serializer.dump(payload)
@@ -284,146 +283,6 @@ class Queue:
         if self._closed:
             return Closed("the queue is closed")
         return PermissionDenied("the queue is open for reading only", code=Code.PERMISSION_DENIED)
-
-    # ---- where it stands --------------------------------------------------------------------------------------------
-
-    @property
-    def last_seq(self) -> int:
-        """The newest message, 0 before the first; at the level "buffered" it may still be in memory."""
-        if self._linger is not None:
-            return self._linger.next_seq - 1
-        if self._writer is not None:
-            return self._writer.next_seq - 1
-        return find_end(self._pages, read_mark(self._pages), self._port.boot_id()).next_seq - 1
-
-    @property
-    def durable_seq(self) -> int:
-        """Messages up to this one are on disk and survive everything but the loss of the disk."""
-        if self._writer is not None:
-            return self._writer.durability.next_seq - 1
-        mark = read_mark(self._pages)
-        return mark.durable.next_seq - 1 if mark is not None else 0
-
-    @property
-    def first_seq(self) -> int:
-        """The oldest message that has not been removed; ``last_seq + 1`` while there is none."""
-        for number in self._pages.numbers():
-            header = self._pages.header_of(number)
-            if header is not None and not header.prepared:
-                return header.base_seq
-        # Not behind what still waits in a buffer: that comes first.
-        return self._writer.next_seq if self._writer is not None else self.last_seq + 1
-
-    # ---- reading ----------------------------------------------------------------------------------------------------
-
-    def reader(
-        self,
-        *,
-        since: datetime | str | None = None,
-        seq: int | None = None,
-        damage: DamagePolicy | None = None,
-    ) -> LogReader:
-        """A place in the log at a starting point: the primitive under ``read``, ``batches`` and consumers.
-
-        ``reader.read_messages()`` and ``reader.read_blocks()`` return what is there now, or None; they never wait.
-        """
-        if self._closed:
-            raise Closed("the queue is closed")
-        if since is not None and seq is not None:
-            raise InvalidRequest("since and seq exclude each other")
-        writer = self._writer
-        found = LogReader(
-            self._pages,
-            damage=damage if damage is not None else self._damage,
-            live_next_seq=(lambda: writer.next_seq) if writer is not None else None,
-            headers=self._headers,
-            anchors=self._anchors,
-        )
-        try:
-            if seq is not None:
-                found.seek_seq(seq)
-            elif since is None or since == "earliest":
-                found.seek_earliest()
-            elif since == "latest":
-                found.seek_latest()
-            else:
-                found.seek_time(moment_ns(since))
-        except BaseException:
-            found.close()
-            raise
-        return found
-
-    def read(
-        self,
-        *,
-        since: datetime | str | None = None,
-        seq: int | None = None,
-        follow: bool = False,
-        damage: DamagePolicy | None = None,
-    ) -> Iterator[Message]:
-        """The messages from a starting point on, in order: a time (aware), ``"earliest"`` (default), ``"latest"``, or
-        ``seq``.
-
-        Without ``follow`` the iterator ends where the log does; with it, it waits for the next message. Reading marks
-        nothing as read. *Raises*: ``InvalidRequest``; ``Gap`` and ``Trimmed`` as ``damage`` says: "raise", "skip", or a
-        callable that is told.
-        """
-        from itertools import chain
-
-        found = self.reader(since=since, seq=seq, damage=damage)
-        windows = self._along(found, found.read_message_parts, follow)
-        return chain.from_iterable(chain.from_iterable(windows))
-
-    def batches(
-        self,
-        *,
-        since: datetime | str | None = None,
-        seq: int | None = None,
-        follow: bool = False,
-        damage: DamagePolicy | None = None,
-    ) -> Iterator[Block]:
-        """As ``read``, in blocks of consecutive messages without an object for each."""
-        from itertools import chain
-
-        found = self.reader(since=since, seq=seq, damage=damage)
-        return chain.from_iterable(self._along(found, found.read_blocks, follow))
-
-    def _along(self, reader: LogReader, step: Callable[[], Found | None], follow: bool) -> Iterator[Found]:
-        waiter = self.waiter() if follow else None
-        try:
-            while True:
-                if waiter is not None:
-                    waiter.arm()
-                found = step()
-                if found is not None:
-                    yield found
-                    if waiter is not None:
-                        waiter.found()
-                elif waiter is None:
-                    return
-                else:
-                    waiter.wait()
-                if self._closed:
-                    raise Closed("the queue was closed under a reader")
-        finally:
-            reader.close()
-
-    def values(
-        self,
-        *,
-        since: datetime | str | None = None,
-        seq: int | None = None,
-        follow: bool = False,
-        damage: DamagePolicy | None = None,
-    ) -> Iterator[object]:
-        """As ``read``, what the serializer makes of each payload; bytes without one."""
-        found = (message.payload for message in self.read(since=since, seq=seq, follow=follow, damage=damage))
-        return found if self._serializer is None else map(self._serializer.load, found)
-
-    @property
-    def pages(self) -> PageDirectory:
-        """The files, for what is built on a queue: its port, its directory, its names."""
-        return self._pages
 
     # ---- consumers --------------------------------------------------------------------------------------------------
 
@@ -542,10 +401,6 @@ class Queue:
         """Whether this object is the writer."""
         return self._writer is not None
 
-    def waiter(self) -> Waiter:
-        """How to wait for the next message; for those who drive a reader themselves."""
-        return Waiter(self._writer.notify_once if self._writer is not None else None)
-
     # ---- the helper thread and the end ------------------------------------------------------------------------------
 
     def run_background_work(self) -> None:
@@ -589,7 +444,7 @@ class Queue:
 
     def _let_go(self, writer: Writer | None) -> None:
         self._closed = True
-        self._append = self._refuse
+        self._append_by(self._refuse)
         if writer is not None:
             self._space.close()
         if self._background is not None:
@@ -627,9 +482,10 @@ class Queue:
                 )
             )
             # A thread of the parent may have held any lock: every way in leads to the writer, which has new ones.
-            self._append = self._writer.append
+            self._append_by(self._writer.append)
             self._linger = self._background = None
             self._space.poison_after_fork()
+            self._pages.be_sole(sole=False)
         if self._lock_file >= 0:
             self._port.close(self._lock_file)
             self._lock_file = -1

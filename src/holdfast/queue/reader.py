@@ -17,7 +17,7 @@ from holdfast.queue.messages import Block, Gap, Message, Trimmed, block_of_singl
 from holdfast.queue.opening import find_end
 from holdfast.queue.page_header import HEADER_BYTES
 from holdfast.queue.page_scan import WINDOW_BYTES, PageScan
-from holdfast.queue.recovery import Following, Here, Step, decide
+from holdfast.queue.recovery import Following, Here, Owed, Step, decide
 from holdfast.queue.slots import SLOTS_BYTES, newest_slot
 from holdfast.queue.write_mark import decode_mark
 
@@ -71,7 +71,7 @@ class LogReader:
     __slots__ = (
         "_anchors",
         "_damage", "_file", "_from_seq", "_from_time_ns", "_headers", "_index", "_live_next_seq", "_pages", "_scan",
-        "_window_bytes", "gaps",
+        "_told_seq", "_window_bytes", "gaps",
     )  # fmt: skip
 
     def __init__(
@@ -95,6 +95,9 @@ class LogReader:
         self._index: int | None = None
         self._from_seq = 1
         self._from_time_ns: int | None = None
+        # Messages below this one that the scan still looks for were told to be lost. The scan goes on expecting the
+        # number that belongs to its place: under another one, damaged bytes may verify.
+        self._told_seq = 1
         self.gaps = 0
 
     # ---- starting points --------------------------------------------------------------------------------------------
@@ -102,7 +105,7 @@ class LogReader:
     def seek_earliest(self) -> None:
         """Stand at the oldest message that there is."""
         self._from_seq, self._from_time_ns = 1, None
-        self._enter_first(self._pages.numbers())
+        self._enter_first(self._pages.known_numbers())
         self._from_seq = self.next_seq
 
     def seek_latest(self) -> None:
@@ -111,7 +114,8 @@ class LogReader:
         self._from_seq, self._from_time_ns = end.next_seq, None
         if end.page and self._enter(end.page, None) and self._scan is not None:
             scan = self._scan
-            scan.position, scan.next_seq, scan.last_time_ns = end.position, end.next_seq, end.last_time_ns
+            scan.position, scan.next_seq, scan.last_time_ns = end.position, end.expected_seq, end.last_time_ns
+            self._told_seq = end.next_seq
 
     def seek_seq(self, seq: int) -> None:
         """Stand at message ``seq``, or before it where it has yet to come.
@@ -146,7 +150,7 @@ class LogReader:
 
     def _seek_page(self, belongs_before: Callable[[PageHeader], bool]) -> None:
         """Enter the last page for which the condition holds, or the first that there is."""
-        numbers = self._pages.numbers()
+        numbers = self._pages.known_numbers()
         low, high = 0, len(numbers)
         while low < high:
             middle = (low + high) // 2
@@ -159,9 +163,11 @@ class LogReader:
 
     def _enter_first(self, numbers: list[int]) -> bool:
         """Enter the first of these pages that can be read. Those before it that are there and cannot are told."""
+        self._told_seq = 1
         for place, number in enumerate(numbers):
             if self._enter(number, 1 if number == 1 else None):
-                if any(self._pages.header_of(skipped) is None for skipped in numbers[:place]):
+                there = self._pages.numbers() if place else ()
+                if any(self._pages.header_of(skipped) is None for skipped in numbers[:place] if skipped in there):
                     # Where the log began is not known any more: at most this much is gone.
                     self._report(Gap(1, self.next_seq - 1, numbers[0]))
                 return True
@@ -172,7 +178,7 @@ class LogReader:
     @property
     def next_seq(self) -> int:
         """The sequence number expected next."""
-        return self._scan.next_seq if self._scan is not None else self._from_seq
+        return max(self._scan.next_seq, self._told_seq) if self._scan is not None else self._from_seq
 
     @property
     def page(self) -> PageHeader | None:
@@ -190,7 +196,7 @@ class LogReader:
                 numbers = self._pages.numbers()
                 if self._enter_first(numbers):
                     continue
-                last = self._owed_seq() - 1
+                last = (self._owed_seq() or 0) - 1
                 if last >= self._from_seq and any(self._pages.header_of(number) is None for number in numbers):
                     self._report(Gap(self._from_seq, last, numbers[0]))
                     self._from_seq = last + 1
@@ -206,35 +212,45 @@ class LogReader:
 
     def _move_on(self, scan: PageScan) -> bool:
         """Decide at a stop. True where reading may go on."""
-        number = scan.header.number
-        following, found = self._following(scan)
+        following, found = self._following(scan.header.number + 1)
         here = scan.here()
-        owed = following is not Following.CONTINUES and self._owed_seq() > scan.next_seq
-        step = decide(here, following, owed=owed)
+        owed = Owed.NO if following is Following.CONTINUES else self._owed()
+        step = decide(here, following, owed)
         if step is Step.END:
             return False
-        if owed:
-            # The writer is past this place, so a second look tells damage from a frame that was just being written.
-            again = PageScan(
-                self._pages.port,
-                self._file,
-                scan.header,
-                next_seq=scan.next_seq,
-                position=scan.position,
-                last_time_ns=scan.last_time_ns,
-            )
-            if again.read(self._window_bytes) is not None or (again.seal is not None and here is not Here.SEAL):
-                return True
+        # The writer is past this place, so a second look tells damage from a frame that was just being written.
+        if owed is not Owed.NO and self._verifies_now(scan, *scan.place, here):
+            return True
         if step is Step.RESYNC:
-            first = scan.next_seq
-            if scan.resync():
-                self._report(Gap(first, scan.next_seq - 1, number))
+            if self._resync(scan, found, here):
                 return True
-            step = decide(Here.EXHAUSTED, following, owed=True)
+            step = decide(Here.EXHAUSTED, following, owed)
+            if step is Step.END:
+                return False
         return self._leave_page(scan, step, found)
 
+    def _verifies_now(self, scan: PageScan, position: int, seq: int, last_time_ns: int, here: Here) -> bool:
+        """Whether by now something follows a place where nothing did."""
+        again = PageScan(
+            self._pages.port, self._file, scan.header, next_seq=seq, position=position, last_time_ns=last_time_ns
+        )
+        return again.read(self._window_bytes) is not None or (again.seal is not None and here is not Here.SEAL)
+
+    def _resync(self, scan: PageScan, following: int | None, here: Here) -> bool:
+        """Go on behind damage in this page, and tell what is missing."""
+        first, place = self.next_seq, scan.place
+        header = None if following is None else self._header(following)
+        if not scan.resync((self._owed_seq(), 0 if header is None else header.base_seq)):
+            return False
+        if self._verifies_now(scan, *place, here):
+            # Without a mark nobody knows where the writer is: it may have written this and more since the last look.
+            scan.place = place
+        elif scan.next_seq > first:
+            self._report(Gap(first, scan.next_seq - 1, scan.header.number))
+        return True
+
     def _leave_page(self, scan: PageScan, step: Step, found: int | None) -> bool:
-        first, number = scan.next_seq, scan.header.number
+        first, number = self.next_seq, scan.header.number
         if step is Step.NEXT_PAGE and found is not None:
             return self._go_to(found, first)
         for later in self._pages.numbers() if found is not None and step is not Step.END_AFTER_GAP else []:
@@ -244,10 +260,11 @@ class LogReader:
             removed = self._pages.header_of(number) is None
             self._report(Trimmed(first, header.base_seq) if removed else Gap(first, header.base_seq - 1, number))
             return self._go_to(later, None)
-        last = self._owed_seq() - 1
+        last = (self._owed_seq() or 0) - 1
         if last >= first:
             self._report(Gap(first, last, number))
-            scan.next_seq = last + 1
+            # Told is told: what is found of it later stays unread, so that nothing goes back.
+            self._from_seq = self._told_seq = last + 1
         return False
 
     def _go_to(self, number: int, expected: int | None) -> bool:
@@ -257,8 +274,7 @@ class LogReader:
             self._headers.pop(number, None)
         return True
 
-    def _following(self, scan: PageScan) -> tuple[Following, int | None]:
-        number = scan.header.number + 1
+    def _following(self, number: int) -> tuple[Following, int | None]:
         header = self._header(number)
         if header is None:
             later = [found for found in self._pages.numbers() if found >= number]
@@ -270,17 +286,24 @@ class LogReader:
                 return Following.UNREADABLE, number
         if header.prepared:
             return Following.PREPARED, number
-        if header.base_seq == scan.next_seq:
+        expected = self.next_seq
+        if header.base_seq == expected:
             return Following.CONTINUES, number
-        return (Following.AHEAD if header.base_seq > scan.next_seq else Following.BEHIND), number
+        return (Following.AHEAD if header.base_seq > expected else Following.BEHIND), number
 
-    def _owed_seq(self) -> int:
-        """Messages below this are there, by the writer's word."""
+    def _owed(self) -> Owed:
+        owed = self._owed_seq()
+        if owed is None:
+            return Owed.UNKNOWN
+        return Owed.YES if owed > self.next_seq else Owed.NO
+
+    def _owed_seq(self) -> int | None:
+        """Messages below this are there, by the writer's word; None where it has left none."""
         if self._live_next_seq is not None:
             return self._live_next_seq()
         mark = read_mark(self._pages)
         if mark is None:
-            return 0
+            return None
         boot_id = self._pages.port.boot_id()
         return mark.next_seq if mark.clean or (any(boot_id) and mark.boot_id == boot_id) else mark.durable.next_seq
 

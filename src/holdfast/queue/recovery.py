@@ -8,20 +8,23 @@ A walk expects a sequence number at a position. What it finds *here* is a SEAL, 
 not verify. What *follows* is the next page, by its header. *Owed* means that the expected message is known to have been
 there: it is at or below what was durable, or a living writer is already past it. Then its absence is damage, and damage
 is stepped over and reported; otherwise it is the torn tail of a crash, and the log is a prefix that ends here.
+Without a mark nobody knows. No crash takes both marks, so something was damaged or deleted: what verifies further on
+counts, and what is missing before it is reported, because the other answer would cut durable messages without a word.
 
 | here | follows | owed | step | why |
 |---|---|---|---|---|
 | SEAL | continues, prepared | any | NEXT_PAGE | the page is complete |
 | SEAL | none | any | END | stopped just after a page was closed |
-| SEAL | ahead, unreadable | yes | NEXT_PAGE_AFTER_GAP | damage: messages between the pages are gone |
+| SEAL | ahead, unreadable | yes, unknown | NEXT_PAGE_AFTER_GAP | damage: messages between the pages are gone |
 | SEAL | ahead, unreadable | no | END | they were never durable: the later page goes with them |
 | SEAL | behind | any | END | a page of an earlier history that was cut |
 | nothing, invalid | continues | any | NEXT_PAGE | the SEAL was lost; nothing else was |
 | nothing, invalid | prepared, none, behind | no | END | the torn tail |
 | nothing, invalid | ahead, unreadable | no | END | frame k+1 reached the disk before k |
-| nothing, invalid | ahead, unreadable, prepared, none, behind | yes | RESYNC | look for a later frame in this page |
-| exhausted | ahead, unreadable | yes | NEXT_PAGE_AFTER_GAP | there is none: go on in the next page |
+| nothing, invalid | ahead, unreadable, prepared, none, behind | yes, unknown | RESYNC | look for a later frame here |
+| exhausted | ahead, unreadable | yes, unknown | NEXT_PAGE_AFTER_GAP | there is none: go on in the next page |
 | exhausted | prepared, none, behind | yes | END_AFTER_GAP | there is none, and no page |
+| exhausted | prepared, none, behind | unknown | END | nothing says that anything is missing |
 
 *Exhausted* is what a RESYNC that found nothing leaves. After END the caller sets aside the pages that follow.
 """
@@ -30,7 +33,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["Following", "Here", "Step", "decide"]
+__all__ = ["Following", "Here", "Owed", "Step", "decide"]
 
 
 class Here(Enum):
@@ -53,6 +56,14 @@ class Following(Enum):
     UNREADABLE = "unreadable"
 
 
+class Owed(Enum):
+    """Whether the expected message is known to have been there. Unknown is never rounded to one of the others."""
+
+    NO = "no"
+    YES = "yes"
+    UNKNOWN = "unknown"
+
+
 class Step(Enum):
     """What to do."""
 
@@ -66,10 +77,10 @@ class Step(Enum):
 _LATER = (Following.AHEAD, Following.UNREADABLE)
 
 
-def decide(here: Here, following: Following, *, owed: bool) -> Step:
+def decide(here: Here, following: Following, owed: Owed) -> Step:
     """The row of the table.
 
-    >>> decide(Here.INVALID, Following.AHEAD, owed=False), decide(Here.INVALID, Following.AHEAD, owed=True)
+    >>> decide(Here.INVALID, Following.AHEAD, Owed.NO), decide(Here.INVALID, Following.AHEAD, Owed.YES)
     (<Step.END: 'end'>, <Step.RESYNC: 'resync'>)
     """
     if following is Following.CONTINUES:
@@ -77,9 +88,11 @@ def decide(here: Here, following: Following, *, owed: bool) -> Step:
     if here is Here.SEAL:
         if following is Following.PREPARED:
             return Step.NEXT_PAGE
-        return Step.NEXT_PAGE_AFTER_GAP if owed and following in _LATER else Step.END
-    if not owed:
+        return Step.NEXT_PAGE_AFTER_GAP if owed is not Owed.NO and following in _LATER else Step.END
+    if owed is Owed.NO:
         return Step.END
     if here is not Here.EXHAUSTED:
         return Step.RESYNC
-    return Step.NEXT_PAGE_AFTER_GAP if following in _LATER else Step.END_AFTER_GAP
+    if following in _LATER:
+        return Step.NEXT_PAGE_AFTER_GAP
+    return Step.END_AFTER_GAP if owed is Owed.YES else Step.END

@@ -56,7 +56,8 @@ def serializer_named(serializer: Serializer | str) -> Serializer | None:
 
         encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
         return Serializer(lambda value: encode(value).encode(), json.loads)
-    raise InvalidRequest("unknown serializer", serializer=serializer, hint="bytes, str, json or a Serializer")
+    hint = "bytes, str, json or holdfast.queue.Serializer(dump, load)"
+    raise InvalidRequest("unknown serializer", serializer=serializer, hint=hint)
 
 
 def _text_bytes(value: object) -> bytes:

@@ -27,22 +27,23 @@ __all__ = ["RECORD", "RECORD_BYTES", "SINGLES_SPACING_BYTES", "last_before"]
 RECORD = Struct("<qI")
 RECORD_BYTES = RECORD.size
 SINGLES_SPACING_BYTES = 4096
-_NEAR_RECORDS = 340
+_NEAR_RECORDS = 1365
 
 
 def last_before(
     read: Callable[[int, int], bytes], count: int, belongs_before: Callable[[int, int], bool]
-) -> tuple[int, int]:
-    """The last record, time and position, for which ``belongs_before(time_ns, position)`` holds; zeros where none does.
+) -> tuple[int, int, int]:
+    """How many records come before, by ``belongs_before(time_ns, position)``, and the last of them, time and position;
+    zeros where none does.
 
     ``read(offset, length)`` reads the index file of ``count`` records. ``belongs_before`` must hold for a run of
     records from the start and for none after it.
 
-    Cost: O(log count) reads, the last of them at most 4 KiB.
+    Cost: O(log count) reads, the last of them at most 16 KiB.
 
     >>> index = b"".join(RECORD.pack(time, 64 + time) for time in (5, 5, 7, 9))
     >>> last_before(lambda offset, length: index[offset : offset + length], 4, lambda time, position: time < 7)
-    (5, 69)
+    (2, 5, 69)
     """
     low, high = 0, count  # every record before `low` belongs before, none from `high` on does
     while high - low > _NEAR_RECORDS:
@@ -62,6 +63,6 @@ def last_before(
         else:
             last = middle
     if first == 0:
-        return 0, 0
+        return 0, 0, 0
     time_ns, position = RECORD.unpack_from(data, (first - 1) * RECORD_BYTES)
-    return time_ns, position
+    return start + first, time_ns, position

@@ -146,6 +146,9 @@ class WorkQueue:
                     queue, self.name, self._log, self._clock, found, since=since, damage=self._damage, hold=self._hold
                 )
                 self._note_cursor()
+                if found is None:
+                    # Before the first job: lost power would take the hold, and retention what nobody has done yet.
+                    self._cursor.sync()
             except BaseException:
                 self._log.close()
                 raise

@@ -73,7 +73,11 @@ def parse_message_options(given: Mapping[str, str], mode: Mode | None = None) ->
     options = recognised(given, _NAMES, path_means="queue")
     queue = options.get("queue", "").strip()
     if not queue:
-        raise _invalid("queue", 'is required with shape=messages, for example .option("queue", "/data/orders")')
+        raise _invalid(
+            "queue",
+            'is required with shape=messages, for example .option("queue", "/data/orders"); of a message store: stores '
+            "and store",
+        )
     if "startingOffsets" in options and "startingTimestamp" in options:
         raise _invalid("startingOffsets", "and startingTimestamp both say where to start; give one")
     return MessageOptions(

@@ -9,14 +9,15 @@ from collections.abc import Callable
 
 import pytest
 
+from holdfast.testing.queue_world.followers import FOLLOWER_KINDS, run_followers
 from holdfast.testing.queue_world.mutants import EQUIVALENT, MUTANTS, SEEDS_MAX, SLOW, catch
 from holdfast.testing.queue_world.runner import Summary, coverage_table, run_seeds
-from holdfast.testing.queue_world.world import run_world
 
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
 FIXED_WORLDS = 8
 FRESH_WORLDS = 8
 STATES_PROVED = 100_000
+FOLLOWER_WORLDS_PROVED = 200
 RecordProperty = Callable[[str, object], None]
 
 
@@ -54,13 +55,24 @@ def test_fresh_worlds_keep_every_promise(
     assert_clean(summary)
 
 
+@pytest.mark.timeout(3_600)
+def test_consumers_and_work_queues_keep_every_promise(prove: bool, record_property: RecordProperty) -> None:
+    """Fixed seeds and fresh ones; a failure names its seed."""
+    first = int.from_bytes(os.urandom(5), "little")
+    seeds = [*range(FIXED_WORLDS), *range(first, first + (FOLLOWER_WORLDS_PROVED if prove else FRESH_WORLDS))]
+    summary = run_seeds(seeds, jobs=2 if prove else 1, world=run_followers)
+    record_property("queue_follower_states", summary.states)
+    assert_clean(summary)
+    assert not prove or summary.missing(FOLLOWER_KINDS) == []
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in MUTANTS if PROVE or name not in SLOW])
 def test_every_broken_rule_of_the_queue_is_noticed(name: str, record_property: RecordProperty) -> None:
     found = catch(MUTANTS[name])
     assert found.seed is not None, f"{MUTANTS[name].rule}: not caught in {SEEDS_MAX} seeds"
     # The same world without the broken rule keeps every promise.
-    run_world(found.seed, MUTANTS[name].focus)
+    MUTANTS[name].world(found.seed)
     record_property("queue_mutants", 1)
 
 

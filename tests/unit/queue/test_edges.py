@@ -49,16 +49,17 @@ def test_a_batch_is_told_its_own_numbers_whoever_appends_meanwhile(tmp_path: Pat
     with Queue(tmp_path / "q", background=False) as queue:
         queue.append(b"first")
         writer: Any = queue._writer
+        tail = writer._tail
         releases = iter(range(1, 100))
 
         def released() -> None:
             # While the batch is being written others wait: only where they would not does one come in between.
-            if next(releases) == turn and writer._limit > 0:
+            if next(releases) == turn and tail.limit > 0:
                 queue.append(b"between")
 
-        writer._lock = HookedLock(released)
+        tail.lock = HookedLock(released)
         first, last = queue.append_many([b"a", b"b", b"c"])
-        writer._lock = threading.Lock()
+        tail.lock = threading.Lock()
         found = {message.seq: message.payload for message in queue.read()}
         assert [found[seq] for seq in range(first, last + 1)] == [b"a", b"b", b"c"]
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.errors import AlreadyOpen, InvalidRequest
 from holdfast.queue import Gap, Queue, Trimmed
+from holdfast.queue.local_files import LocalFiles
 
 
 @pytest.mark.parametrize("path", ["data/mail", "mail"])
@@ -86,3 +89,55 @@ def test_the_first_message_is_the_first_also_while_it_waits_in_the_buffer(tmp_pa
         queue.flush()
         assert (queue.first_seq, queue.last_seq, consumer.lag()) == (1, 1, 1)
         assert [message.payload for message in queue.read()] == [b"one"]
+
+
+LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+class Listings(LocalFiles):
+    """Counts how often a directory is listed."""
+
+    count = 0
+
+    def names(self, directory: int) -> list[str]:
+        self.count += 1
+        return super().names(directory)
+
+
+def test_a_writer_lists_its_pages_again_only_after_one_came_or_went(tmp_path: Path) -> None:
+    files = Listings()
+    with Queue(tmp_path / "q", page_size=4096, background=False, files=files) as queue:
+
+        def listings() -> int:
+            before = files.count
+            seeks: list[dict[str, Any]] = [{}, {"seq": queue.last_seq}, {"since": LONG_AGO}]
+            for seek in seeks:
+                queue.reader(**seek).close()
+            return files.count - before
+
+        for _ in range(20):
+            queue.append(bytes(1000))
+        assert listings() == 1
+        assert listings() == 0
+        for _ in range(20):
+            queue.append(bytes(1000))
+        assert listings() == 1
+        assert len(list(queue.read())) == 40
+        queue.flush()
+        queue.trim(before_seq=30)
+        first_seq = queue.first_seq
+        assert 20 < first_seq <= 30
+        assert [message.seq for message in queue.read()] == list(range(first_seq, 41))
+        assert listings() == 0
+
+
+def test_a_page_that_was_removed_by_hand_under_a_writer_is_not_told_to_be_damaged(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q", page_size=4096, background=False) as queue:
+        for _ in range(20):
+            queue.append(bytes(1000))
+        numbers = [message.seq for message in queue.read()]
+        assert numbers == list(range(1, 21))
+        (tmp_path / "q-1.page").unlink()
+        left = [message.seq for message in queue.read()]
+        assert left[0] > 1
+        assert left == list(range(left[0], 21))

@@ -11,8 +11,10 @@ import os
 import sys
 import time
 
+from holdfast.testing.queue_world.followers import FOLLOWER_KINDS, run_followers
 from holdfast.testing.queue_world.mutants import EQUIVALENT, SEEDS_MAX
-from holdfast.testing.queue_world.runner import Summary, coverage_table, hunt_mutants, run_seeds
+from holdfast.testing.queue_world.runner import KINDS, Summary, coverage_table, hunt_mutants, run_seeds
+from holdfast.testing.queue_world.world import run_world
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,7 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
             rate = summary.states / (now - began)
             print(f"{summary.worlds} worlds, {summary.states} states, {rate:.0f}/s", file=sys.stderr)
 
-    summary = run_seeds(range(options.first, options.first + options.worlds), jobs=options.jobs, progress=progress)
+    seeds = range(options.first, options.first + options.worlds)
+    world, kinds = (run_followers, FOLLOWER_KINDS) if options.followers else (run_world, KINDS)
+    summary = run_seeds(seeds, jobs=options.jobs, progress=progress, world=world)
     seconds = time.monotonic() - began
     print(coverage_table(summary))
     print(
@@ -45,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"mutant {found.mutant:<34} {told}", flush=True)
         for rule, why in EQUIVALENT.items():
             print(f"equivalent {rule:<30} {why}")
-    missing = summary.missing() if options.worlds >= 100 else []
+    missing = summary.missing(kinds) if options.worlds >= 100 else []
     if missing:
         print(f"never met: {', '.join(missing)}")
     return 1 if summary.failures or escaped or missing else 0
@@ -56,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--worlds", type=int, default=100, help="how many worlds, of about 300 crash states each")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--followers", action="store_true", help="worlds of consumers and work queues instead")
     parser.add_argument("--mutants", action="store_true", help=f"catch every mutant, each within {SEEDS_MAX} seeds")
     return parser
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.queue import opening
+from holdfast.queue.consumer import Consumer
+from holdfast.queue.cursor_file import CursorFile
 from holdfast.queue.durability import Durability, SyncTarget
 from holdfast.queue.frame import HEAD, HEAD_BYTES, SEAL, SEQ_MASK, implied_seq, page_seed
 from holdfast.queue.open_page import OpenPage
@@ -21,20 +23,33 @@ from holdfast.queue.page_files import PageDirectory
 from holdfast.queue.page_header import PageHeader, encode_header
 from holdfast.queue.page_scan import PageScan
 from holdfast.queue.reader import LogReader
-from holdfast.queue.recovery import Following, Here, Step, decide
+from holdfast.queue.recovery import Following, Here, Owed, Step, decide
 from holdfast.queue.space import Space
+from holdfast.queue.sync_progress import SyncProgress
+from holdfast.queue.work_command import Kind
+from holdfast.queue.work_dead_letter import DeadLetter
+from holdfast.queue.work_log import WorkLog
+from holdfast.queue.work_machine import WorkMachine
+from holdfast.queue.work_opening import DEAD_PAGE_BYTES
+from holdfast.queue.work_queue import WorkQueue
 from holdfast.queue.write_mark import WriteMark
 from holdfast.queue.writer import Writer
 from holdfast.testing.queue_world.files import CrashFiles
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from holdfast.queue import Message
     from holdfast.queue.checksum import Checksum, Octets
+    from holdfast.queue.cursor import Place
     from holdfast.queue.page_scan import FrameView
 
 _sync_data = CrashFiles.sync_data
-_take = Writer._take
+_take = SyncProgress.take
 _find_end = opening.find_end
-_write_mark = Writer.write_mark
+_write_mark = SyncProgress.write_mark
+_write_cursor = CursorFile.write
+_record = WorkLog.record
 
 
 def seed_without_salt(checksum: Checksum, salt: int, page_number: int) -> int:
@@ -109,14 +124,15 @@ def sync_again(self: CrashFiles, file: int) -> None:
 
 def no_seal(self: Writer, page: OpenPage) -> None:
     """A page is left as it is when it is full."""
-    self._flush_index(page)
+    del page
+    self._progress.write_index()
 
 
-def end_without_seal(here: Here, following: Following, *, owed: bool) -> Step:
+def end_without_seal(here: Here, following: Following, owed: Owed) -> Step:
     """Where there is no SEAL, the log ends, whatever follows."""
     if here is Here.NOTHING and following is Following.CONTINUES:
         return Step.END
-    return decide(here, following, owed=owed)
+    return decide(here, following, owed)
 
 
 def seek_latest_page_at_or_before(self: LogReader, time_ns: int) -> None:
@@ -168,18 +184,19 @@ def create_without_sync(self: PageDirectory, header: PageHeader) -> int:
     self.port.allocate(file, header.page_bytes)
     self.port.write(file, 0, (encode_header(header),))
     self.port.rename(self.directory, temporary, name)
+    self._changes += 1
     self.port.sync_directory(self.directory)
     return file
 
 
-def forget_closed_pages(self: Writer, sealed_only: bool) -> SyncTarget:
+def forget_closed_pages(self: SyncProgress, sealed_only: bool) -> SyncTarget:
     """Only the page being written is synced: that those before it are durable is taken for granted."""
     target = _take(self, sealed_only)
-    page = self._page
+    page = self._tail.page
     return target if page is None or sealed_only else SyncTarget([page.file], target.next_seq, target.place)
 
 
-def no_poison(self: Writer) -> None:
+def no_poison(self: SyncProgress) -> None:
     """The mark does not say that the page cache is in doubt."""
     del self
 
@@ -209,7 +226,50 @@ def remove_pages_at_once(self: Space, numbers: list[int]) -> None:
         self._pages.port.sync_directory(self._pages.directory)
 
 
-def clean_mark_stays(self: Writer, *, clean: bool = False) -> None:
+def clean_mark_stays(self: SyncProgress, *, clean: bool = False) -> None:
     """Opening leaves the mark of the clean close where it is."""
-    if clean or self._page is None or self.next_seq > self._durable.next_seq:
+    if clean or self._tail.page is None or self._tail.next_seq > self.durable.next_seq:
         _write_mark(self, clean=clean)
+
+
+def trust_the_number(
+    committed_seq: int,
+    history: Sequence[Place],  # noqa: ARG001 - the signature of the real one
+    numbers: Sequence[int],  # noqa: ARG001
+    header_of: Callable[[int], PageHeader | None],  # noqa: ARG001
+    last_seq: int,
+) -> int:
+    """A cursor is as good as its number, whatever became of the log."""
+    return min(committed_seq, last_seq)
+
+
+def log_not_synced(self: Consumer, seq: int) -> None:
+    """A durable commit syncs the cursor and leaves the log to itself."""
+    del self, seq
+
+
+def write_every_other_value(self: CursorFile, value: bytes) -> None:
+    """A cursor is written now and then."""
+    if int.from_bytes(value[8:16], "little") % 2 == 0:
+        _write_cursor(self, value)
+
+
+def record_nothing_that_ends(self: WorkLog, command: bytes) -> None:
+    """An acknowledgement counts when it is in memory."""
+    if command[0] != Kind.DONE:
+        _record(self, command)
+
+
+def bury_before_the_letter(self: WorkQueue, message: Message, deliveries: int, reason: str) -> int:
+    """A message is given up, and then its letter is written."""
+    if self._dead is None:
+        self._dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
+    mark = self._do(Kind.BURY, 0, message[0], self._dead.last_seq + 1)
+    letter = DeadLetter(message[0], message[1], message[2], deliveries=deliveries, reason=reason)
+    self._dead.append(letter.encode())
+    return mark
+
+
+def committed_is_started(self: WorkMachine) -> int:
+    """The cursor of a work queue passes what is being worked on."""
+    return self.next_seq - 1

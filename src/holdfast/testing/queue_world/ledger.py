@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Final
 
-from holdfast.queue import Message, Queue
+from holdfast.queue import Gap, Message, Queue, Trimmed
 
 __all__ = ["Ledger", "PromiseBroken", "check_reading", "moment"]
 
@@ -110,6 +110,23 @@ class Ledger:
         for message in messages:
             if message.payload != history[message.seq - 1]:
                 raise PromiseBroken(f"I1: message {message.seq} is {message.payload[:40]!r}")
+
+    def check_told(self, messages: list[Message], reports: list[Gap | Trimmed], first_seq: int, last_seq: int) -> None:
+        """I1, and I2 where something is missing: what is delivered is exact and in order, what is not is told.
+
+        Raises: ``PromiseBroken``.
+        """
+        history = [*self.payloads, *self.pending]
+        found = [message.seq for message in messages]
+        if found != sorted(set(found)) or any(seq > len(history) for seq in found):
+            raise PromiseBroken(f"I4: {len(found)} messages out of order, or more than the {len(history)} appended")
+        for message in messages:
+            if message.payload != history[message.seq - 1]:
+                raise PromiseBroken(f"I1: message {message.seq} is {message.payload[:40]!r}")
+        told = {seq for report in reports if isinstance(report, Gap) for seq in range(report.first, report.last + 1)}
+        missing = set(range(first_seq, last_seq + 1)) - set(found)
+        if not missing <= told or (told and min(told) <= self.durable and min(told) > self.trimmed_max):
+            raise PromiseBroken(f"I2: {sorted(missing)[:5]} are missing, {sorted(told)[:5]} told")
 
     def arrived_since(self, time_ns: int, first_seq: int, last_seq: int) -> int:
         """The first message at or after this time that has to be delivered; ``last_seq + 1`` where there is none."""

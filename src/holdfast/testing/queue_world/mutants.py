@@ -15,17 +15,24 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.errors import CorruptData
-from holdfast.queue import every, open_page, opening, page_scan, queue, reader
+from holdfast.queue import cursor_file, every, mending, open_page, opening, page_scan, queue, reader
+from holdfast.queue.consumer import Consumer
+from holdfast.queue.cursor_file import CursorFile
 from holdfast.queue.durability import Durability
 from holdfast.queue.page_files import PageDirectory
 from holdfast.queue.page_scan import PageScan
 from holdfast.queue.reader import LogReader
 from holdfast.queue.space import Space
+from holdfast.queue.sync_progress import SyncProgress
+from holdfast.queue.work_log import WorkLog
+from holdfast.queue.work_machine import WorkMachine
+from holdfast.queue.work_queue import WorkQueue
 from holdfast.queue.writer import Writer
 from holdfast.testing.queue_world import broken_rules as broken
 from holdfast.testing.queue_world.files import CrashFiles
+from holdfast.testing.queue_world.followers import run_followers
 from holdfast.testing.queue_world.shape import LIFETIME_NS
-from holdfast.testing.queue_world.world import run_world
+from holdfast.testing.queue_world.world import WorldReport, run_world
 
 __all__ = ["EQUIVALENT", "MUTANTS", "SEEDS_MAX", "SLOW", "Caught", "Mutant", "catch"]
 
@@ -38,12 +45,18 @@ Patch = tuple[object, str, object]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One rule taken out: ``patches`` replace attributes of the real code. ``focus`` is where it is looked for."""
+    """One rule taken out: ``patches`` replace attributes of the real code. ``focus`` is where it is looked for, in
+    worlds of the log or of its ``followers``."""
 
     name: str
     rule: str
     patches: tuple[Patch, ...]
     focus: Mapping[str, object] = field(default_factory=dict[str, object])
+    followers: bool = False
+
+    def world(self, seed: int) -> WorldReport:
+        """Run the kind of world in which this rule matters."""
+        return run_followers(seed) if self.followers else run_world(seed, self.focus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +84,7 @@ def catch(mutant: Mutant, *, first_seed: int = 0, seeds: int = SEEDS_MAX) -> Cau
         seed = first_seed + tried
         with _applied(mutant.patches):
             try:
-                run_world(seed, mutant.focus)
+                mutant.world(seed)
             except (AssertionError, CorruptData) as error:
                 return Caught(mutant.name, seed, str(error), tried + 1)
     return Caught(mutant.name, None, "", seeds)
@@ -86,7 +99,7 @@ _REGISTRY: Final = (
     Mutant(
         "no_salt",
         "stale bytes of another life of a page never verify",
-        _everywhere("page_seed", broken.seed_without_salt, open_page, opening, page_scan),
+        _everywhere("page_seed", broken.seed_without_salt, open_page, mending, page_scan),
         {**ALIGNED, "stale": True, "page_bytes": 8192},
     ),
     Mutant(
@@ -100,7 +113,7 @@ _REGISTRY: Final = (
         "a frame is whole or it is not there",
         (
             *_everywhere("checksum_for_writing", broken.checksum_without_bytes, open_page),
-            *_everywhere("checksum_for_reading", broken.checksum_without_bytes, opening, page_scan),
+            *_everywhere("checksum_for_reading", broken.checksum_without_bytes, mending, page_scan),
         ),
     ),
     Mutant(
@@ -122,13 +135,13 @@ _REGISTRY: Final = (
     Mutant(
         "no_poison_mark",
         "after a failed sync the cache is not trusted",
-        ((Writer, "_poison", broken.no_poison),),
-        FAULTS,
+        ((SyncProgress, "poison", broken.no_poison),),
+        {**FAULTS, "lives": 4, "sync": "os", "steps": 20},
     ),
     Mutant(
         "nothing_written_again",
         "after a failed sync what is found is written again",
-        ((opening, "_rewrite", broken.nothing_written_again),),
+        ((mending, "_rewrite", broken.nothing_written_again),),
         {**FAULTS, "lives": 4, "sync": every(bytes=9000)},
     ),
     Mutant(
@@ -181,12 +194,12 @@ _REGISTRY: Final = (
     Mutant(
         "closed_pages_forgotten",
         "nothing is durable before the pages in front of it are",
-        ((Writer, "_take", broken.forget_closed_pages),),
+        ((SyncProgress, "take", broken.forget_closed_pages),),
     ),
     Mutant(
         "clean_mark_stays",
         "an open queue has no clean mark on disk",
-        ((Writer, "write_mark", broken.clean_mark_stays),),
+        ((SyncProgress, "write_mark", broken.clean_mark_stays),),
         {**ALIGNED, "lives": 4, "steps": 10},
     ),
     Mutant(
@@ -200,6 +213,42 @@ _REGISTRY: Final = (
         "the name of a page is gone for good before the next goes",
         ((Space, "remove", broken.remove_pages_at_once),),
         {"uniform": False, "page_bytes": 4096, "lifetime_ns": LIFETIME_NS, "max_bytes": None, "sync": "os"},
+    ),
+    Mutant(
+        "cursor_trusts_its_number",
+        "a cursor is never ahead of what was committed",
+        ((cursor_file, "kept_seq", broken.trust_the_number),),
+        followers=True,
+    ),
+    Mutant(
+        "durable_commit_without_the_log",
+        "what is committed durably is durable in the log",
+        ((Consumer, "_sync_log", broken.log_not_synced),),
+        followers=True,
+    ),
+    Mutant(
+        "commit_not_written",
+        "a commit survives a kill",
+        ((CursorFile, "write", broken.write_every_other_value),),
+        followers=True,
+    ),
+    Mutant(
+        "acknowledged_in_memory",
+        "a step is written before it counts",
+        ((WorkLog, "record", broken.record_nothing_that_ends),),
+        followers=True,
+    ),
+    Mutant(
+        "buried_before_its_letter",
+        "a message is a dead letter before it is given up",
+        ((WorkQueue, "_bury", broken.bury_before_the_letter),),
+        followers=True,
+    ),
+    Mutant(
+        "started_counts_as_done",
+        "retention waits for what is not finished",
+        ((WorkMachine, "committed_seq", broken.committed_is_started),),
+        followers=True,
     ),
 )
 

@@ -10,17 +10,19 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from multiprocessing import get_context
 from typing import Final, TypeVar
 
 from holdfast.testing.queue_world.damage import DAMAGE_KINDS
 from holdfast.testing.queue_world.mutants import MUTANTS, Caught, catch
-from holdfast.testing.queue_world.world import run_world
+from holdfast.testing.queue_world.world import WorldReport, run_world
 
 __all__ = ["KINDS", "Summary", "coverage_table", "hunt_mutants", "run_seeds"]
 
 Job = TypeVar("Job")
 Done = TypeVar("Done")
+World = Callable[[int], WorldReport]
 
 KINDS: Final = (
     *(
@@ -30,6 +32,7 @@ KINDS: Final = (
     *(f"{operation} refused" for operation in ("create", "allocate", "write", "sync", "rename", "sync directory")),
     *("crash before between calls", "crash in a write", "crash in recovery", "crash after a crash"),
     *("block lost", "block torn", "size lost", "name lost", "removed name back", "stale block", "hints deleted"),
+    *("hole told without marks", "damaged without marks"),
     *("kill", "power loss", "clean close", "poisoned", "append refused", "opening refused"),
     *("clock back", "clock ahead", "jumbo", "flushed", "read", "read from another process"),
     *(f"{kind}: page" for kind in DAMAGE_KINDS),
@@ -47,25 +50,33 @@ class Summary:
         self.seen: Counter[str] = Counter()
         self.failures: list[tuple[int, str]] = []
 
-    def missing(self) -> list[str]:
+    def missing(self, kinds: Iterable[str] = KINDS) -> list[str]:
         """Kinds of events that never occurred."""
-        return [kind for kind in KINDS if not self.seen[kind]]
+        return [kind for kind in kinds if not self.seen[kind]]
 
 
-def _one(seed: int) -> tuple[int, int, Counter[str], str]:
+def _one(world: World, seed: int) -> tuple[int, int, Counter[str], str]:
     try:
-        report = run_world(seed)
+        report = world(seed)
     except Exception:  # noqa: BLE001 - whatever breaks a world is reported with its seed
         return seed, 0, Counter(), traceback.format_exc(limit=-6)
     return seed, report.states, report.seen, ""
 
 
 def run_seeds(
-    seeds: Iterable[int], *, jobs: int = 1, states_min: int = 0, progress: Callable[[Summary], None] | None = None
+    seeds: Iterable[int],
+    *,
+    jobs: int = 1,
+    states_min: int = 0,
+    progress: Callable[[Summary], None] | None = None,
+    world: World = run_world,
 ) -> Summary:
-    """Run the worlds of ``seeds`` on ``jobs`` processes; where ``states_min`` is given, until so many were judged."""
+    """Run the worlds of ``seeds`` on ``jobs`` processes; where ``states_min`` is given, until so many were judged.
+
+    ``world`` is ``run_world``, of the log, or ``followers.run_followers``.
+    """
     summary = Summary()
-    for seed, states, seen, trouble in _spread(_one, seeds, jobs, chunk=4):
+    for seed, states, seen, trouble in _spread(partial(_one, world), seeds, jobs, chunk=4):
         if trouble:
             summary.failures.append((seed, trouble))
         summary.worlds += 1

@@ -25,7 +25,7 @@ from random import Random
 from typing import Final
 
 from holdfast.errors import Backpressure, Closed, HoldfastError, Unavailable
-from holdfast.queue import Gap, Message, Queue
+from holdfast.queue import Gap, Message, Queue, Trimmed
 from holdfast.testing.queue_world.damage import check_damaged
 from holdfast.testing.queue_world.files import CrashFiles
 from holdfast.testing.queue_world.ledger import Ledger, PromiseBroken, check_reading
@@ -77,6 +77,7 @@ class World:
         self._digest = sha256()
         self._queue: Queue | None = None
         self._lives_lived = 0
+        self._unmended = False  # power was lost, and no start has come to its end since
         # A sync has failed, and the mark does not say so yet, or could not: what was not durable may be damaged.
         self._doubt = self._poison_refused = False
         if self.shape.stale:
@@ -146,13 +147,23 @@ class World:
         return WorldReport(self.seed, self.states, self.seen, self._digest.hexdigest())
 
     def _begin_or_hear_of_the_loss(self) -> Queue | None:
+        """None where the world ends: a sync has failed, and so has the mark that was to say so.
+
+        The next start cannot know then that the cache shows what no sync will ever write. Whoever appended was told by
+        ``Closed``; what later starts call durable is not, until the machine has been restarted.
+        """
+        in_doubt, restarted = self._doubt, self._unmended
         try:
-            return self._begin()
+            queue = self._begin()
         except Gap:
-            if not self._doubt:
+            if not in_doubt:
                 raise
             self.seen["loss by a failed sync told"] += 1
             return None
+        if in_doubt and not restarted:
+            self.seen["failed sync with a refused mark"] += 1
+            return None
+        return queue
 
     def _live(self, queue: Queue) -> None:
         self._queue = queue
@@ -186,7 +197,7 @@ class World:
             messages = list(queue.read())
             first = messages[0].seq if messages else queue.first_seq
             ledger.check(messages, first, queue.last_seq, floor=ledger.durable)
-        self._doubt = False
+        self._doubt = self._unmended = False
         ledger.recovered(queue.last_seq)
         ledger.accepted = queue.last_seq
         ledger.durable = max(ledger.durable, queue.durable_seq)
@@ -218,6 +229,7 @@ class World:
         self.files = files.after_power_loss(after) if how == "power loss" else files.after_kill(after)
         if how == "power loss":
             self.ledger.accepted = self.ledger.durable
+            self._unmended = True
         with suppress(HoldfastError, OSError):
             queue.close()  # of the old world, whose files nobody sees any more
 
@@ -386,7 +398,10 @@ class World:
             self._judge_exactly(interrupted, ledger, last_seq, "a recovery that was interrupted")
             self.seen["crash in recovery"] += 1
         if hintless is not None:
-            self._judge_exactly(hintless, ledger, last_seq, "I5: without index and metadata files, the log")
+            if image.boot > self.files.boot or self._unmended:
+                self._judge_without_hints(hintless, ledger, last_seq)
+            else:
+                self._judge_exactly(hintless, ledger, last_seq, "I5: without index and metadata files, the log")
             self.seen["hints deleted"] += 1
         self._write_on(image, queue, ledger, last_seq)
         self.now_ns = saved_ns
@@ -410,6 +425,16 @@ class World:
         queue.close()
         if found != last_seq:
             raise PromiseBroken(f"I2: {what} ends at {found}, not at {last_seq}")
+
+    def _judge_without_hints(self, image: CrashFiles, ledger: Ledger, last_seq: int) -> None:
+        """Who takes the marks away after a loss of power gets at least what the marks would have left, and may get
+        messages from behind the hole, which is told."""
+        self.states += 1
+        with self.open(image) as queue:
+            reports: list[Gap | Trimmed] = []
+            messages = list(queue.read(damage=reports.append))
+            ledger.check_told(messages, reports, queue.first_seq, max(last_seq, queue.last_seq))
+        self.seen["hole told without marks"] += any(isinstance(report, Gap) for report in reports)
 
     def _without_hints(self, image: CrashFiles) -> CrashFiles:
         copy = image.after_kill(Random(self.random.random()))

@@ -1,0 +1,189 @@
+"""The half of a queue that reads: where the log stands, starting points, iterating, following.
+
+Owns: those public methods. Does not own: opening and writing (``queue``), the way along the log (``reader``), waiting
+(``following``).
+
+Failure model: reads only, beside a writer in this process or without one. An iterator lets go of its files when it ends
+or is closed.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from holdfast.errors import Closed, InvalidRequest
+from holdfast.queue.datetimes import moment_ns
+from holdfast.queue.following import Waiter
+from holdfast.queue.opening import find_end
+from holdfast.queue.reader import LogReader, read_mark
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import datetime
+    from typing import TypeVar
+
+    from holdfast.queue.linger import Linger
+    from holdfast.queue.messages import Block, Message
+    from holdfast.queue.page_files import PageDirectory
+    from holdfast.queue.page_header import PageHeader
+    from holdfast.queue.reader import DamagePolicy
+    from holdfast.queue.serializers import Serializer
+    from holdfast.queue.writer import Writer
+
+    Found = TypeVar("Found")
+
+__all__ = ["LogReading"]
+
+
+class LogReading:
+    """What ``Queue`` inherits. Its fields are set by ``Queue``; ``_writer`` and ``_linger`` are None for a reader."""
+
+    _anchors: dict[tuple[int, int], int]
+    _closed: bool
+    _damage: DamagePolicy
+    _headers: dict[int, PageHeader]
+    _linger: Linger | None
+    _pages: PageDirectory
+    _serializer: Serializer | None
+    _writer: Writer | None
+
+    # ---- where it stands --------------------------------------------------------------------------------------------
+
+    @property
+    def last_seq(self) -> int:
+        """The newest message, 0 before the first; at the level "buffered" it may still be in memory."""
+        if self._linger is not None:
+            return self._linger.next_seq - 1
+        if self._writer is not None:
+            return self._writer.next_seq - 1
+        return find_end(self._pages, read_mark(self._pages), self._pages.port.boot_id()).next_seq - 1
+
+    @property
+    def durable_seq(self) -> int:
+        """Messages up to this one are on disk and survive everything but the loss of the disk."""
+        if self._writer is not None:
+            return self._writer.durability.next_seq - 1
+        mark = read_mark(self._pages)
+        return mark.durable.next_seq - 1 if mark is not None else 0
+
+    @property
+    def first_seq(self) -> int:
+        """The oldest message that has not been removed; ``last_seq + 1`` while there is none."""
+        for number in self._pages.numbers():
+            header = self._pages.header_of(number)
+            if header is not None and not header.prepared:
+                return header.base_seq
+        # Not behind what still waits in a buffer: that comes first.
+        return self._writer.next_seq if self._writer is not None else self.last_seq + 1
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def reader(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        damage: DamagePolicy | None = None,
+    ) -> LogReader:
+        """A place in the log at a starting point: the primitive under ``read``, ``batches`` and consumers.
+
+        ``reader.read_messages()`` and ``reader.read_blocks()`` return what is there now, or None; they never wait.
+        """
+        if self._closed:
+            raise Closed("the queue is closed")
+        if since is not None and seq is not None:
+            raise InvalidRequest("since and seq exclude each other")
+        writer = self._writer
+        found = LogReader(
+            self._pages,
+            damage=damage if damage is not None else self._damage,
+            live_next_seq=(lambda: writer.next_seq) if writer is not None else None,
+            headers=self._headers,
+            anchors=self._anchors,
+        )
+        try:
+            if seq is not None:
+                found.seek_seq(seq)
+            elif since is None or since == "earliest":
+                found.seek_earliest()
+            elif since == "latest":
+                found.seek_latest()
+            else:
+                found.seek_time(moment_ns(since))
+        except BaseException:
+            found.close()
+            raise
+        return found
+
+    def read(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        follow: bool = False,
+        damage: DamagePolicy | None = None,
+    ) -> Iterator[Message]:
+        """The messages from a starting point on, in order: a time (aware), ``"earliest"`` (default), ``"latest"``, or
+        ``seq``.
+
+        Without ``follow`` the iterator ends where the log does; with it, it waits for the next message. Reading marks
+        nothing as read. *Raises*: ``InvalidRequest``; ``Gap`` and ``Trimmed`` as ``damage`` says: "raise", "skip", or a
+        callable that is told.
+        """
+        found = self.reader(since=since, seq=seq, damage=damage)
+        windows = self._along(found, found.read_message_parts, follow)
+        return chain.from_iterable(chain.from_iterable(windows))
+
+    def batches(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        follow: bool = False,
+        damage: DamagePolicy | None = None,
+    ) -> Iterator[Block]:
+        """As ``read``, in blocks of consecutive messages without an object for each."""
+        found = self.reader(since=since, seq=seq, damage=damage)
+        return chain.from_iterable(self._along(found, found.read_blocks, follow))
+
+    def _along(self, reader: LogReader, step: Callable[[], Found | None], follow: bool) -> Iterator[Found]:
+        waiter = self.waiter() if follow else None
+        try:
+            while True:
+                if waiter is not None:
+                    waiter.arm()
+                found = step()
+                if found is not None:
+                    yield found
+                    if waiter is not None:
+                        waiter.found()
+                elif waiter is None:
+                    return
+                else:
+                    waiter.wait()
+                if self._closed:
+                    raise Closed("the queue was closed under a reader")
+        finally:
+            reader.close()
+
+    def values(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        follow: bool = False,
+        damage: DamagePolicy | None = None,
+    ) -> Iterator[object]:
+        """As ``read``, what the serializer makes of each payload; bytes without one."""
+        found = (message.payload for message in self.read(since=since, seq=seq, follow=follow, damage=damage))
+        return found if self._serializer is None else map(self._serializer.load, found)
+
+    @property
+    def pages(self) -> PageDirectory:
+        """The files, for what is built on a queue: its port, its directory, its names."""
+        return self._pages
+
+    def waiter(self) -> Waiter:
+        """How to wait for the next message; for those who drive a reader themselves."""
+        return Waiter(self._writer.notify_once if self._writer is not None else None)

@@ -1,0 +1,67 @@
+"""The open file of the writer's marks: two slots, written in turn.
+
+Owns: which slot comes next, what a poisoned writer says. Does not own: the fields of a mark
+(``write_mark``), slots (``slots``), when one is written (``writer``).
+
+Failure model: ``OSError`` from the port. A mark is a hint: one that could not be written costs time at the next start.
+"""
+
+from __future__ import annotations
+
+from holdfast.queue.slots import SLOTS_BYTES, encode_slot, newest_slot, slot_offset
+from holdfast.queue.write_mark import encode_mark
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.queue.page_files import PageDirectory
+    from holdfast.queue.write_mark import WriteMark
+
+__all__ = ["MarkFile"]
+
+UNKNOWN_BOOT = bytes(16)
+
+
+class MarkFile:
+    """``<prefix>-writeMeta``, made when it is absent. ``boot_id`` is this machine's run, for the marks to name; zeros
+    once the page cache is not to be trusted."""
+
+    __slots__ = ("_file", "_generation", "_port", "boot_id")
+
+    def __init__(self, pages: PageDirectory) -> None:
+        port = self._port = pages.port
+        name = pages.names.write_meta
+        try:
+            self._file = port.open(pages.directory, name, write=True)
+        except FileNotFoundError:
+            self._file = port.create(pages.directory, name)
+            try:
+                port.write(self._file, 0, (bytes(SLOTS_BYTES),))
+                port.sync_directory(pages.directory)
+            except BaseException:
+                port.close(self._file)
+                raise
+        try:
+            slot = newest_slot(port.read(self._file, 0, SLOTS_BYTES))
+            self.boot_id = port.boot_id()
+        except BaseException:
+            port.close(self._file)
+            raise
+        self._generation = 0 if slot is None else slot[0]
+
+    def write(self, mark: WriteMark) -> None:
+        """Write the next slot; not synced."""
+        self._generation += 1
+        slot = encode_slot(self._generation, encode_mark(mark))
+        self._port.write(self._file, slot_offset(self._generation), (slot,))
+
+    def distrust_cache(self) -> None:
+        """A sync has failed: no mark from here on may be taken for a description of the page cache."""
+        self.boot_id = UNKNOWN_BOOT
+
+    def sync(self) -> None:
+        """The marks are durable on return."""
+        self._port.sync_data(self._file)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._port.close(self._file)

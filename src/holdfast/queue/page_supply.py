@@ -1,0 +1,98 @@
+"""The pages that a writer takes, one after the other: made ahead of their use, or when one is needed.
+
+Owns: the number of the next page, the page made ahead, that a number is never left out. Does not own: how a page file
+comes to be (``page_files``), what is written into it (``writer``).
+
+Failure model: ``OSError`` from the port; then the page does not exist, and the next call tries again. A page that was
+taken and could not be begun is given back and stays the next one: a number left out would end the log there.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from holdfast.queue.open_page import OpenPage
+from holdfast.queue.page_header import PageHeader
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.queue.page_files import PageDirectory
+
+__all__ = ["PageSupply"]
+
+
+class PageSupply:
+    """Pages of ``page_bytes``, or larger for a frame that needs it. Thread-safe. ``number`` is the last page taken."""
+
+    __slots__ = ("_ahead", "_checksum_id", "_entropy", "_lock", "_page_bytes", "_pages", "number")
+
+    def __init__(
+        self, pages: PageDirectory, number: int, *, page_bytes: int, checksum_id: int, entropy: Callable[[int], bytes]
+    ) -> None:
+        self._pages = pages
+        self._page_bytes = page_bytes
+        self._checksum_id = checksum_id
+        self._entropy = entropy
+        self._lock = threading.Lock()
+        self._ahead: OpenPage | None = None
+        self.number = number
+
+    @property
+    def has_page(self) -> bool:
+        """Whether a page was made ahead."""
+        return self._ahead is not None
+
+    def adopt(self, page: OpenPage) -> None:
+        """Use a page that an earlier process has made ahead."""
+        self._ahead = page
+
+    def prepare(self, wanted: Callable[[], bool]) -> None:
+        """Make a page ahead, if it is still ``wanted`` once no other thread makes one. Raises: ``OSError``."""
+        with self._lock:
+            if wanted():
+                self._ahead = self._create(self._page_bytes)
+
+    def take(self, needed_bytes: int) -> OpenPage:
+        """The next page, of at least so many bytes. Raises: ``OSError``."""
+        with self._lock:
+            ahead, self._ahead = self._ahead, None
+            if ahead is not None and ahead.header.page_bytes >= needed_bytes:
+                self.number = ahead.header.number
+                return ahead
+            # One of its own for a message that does not fit: its name replaces that of the page made ahead, which is
+            # let go of first. Should this fail half way, that page may have no name any more, and nothing may go into
+            # it.
+            size = max(needed_bytes, self._page_bytes) if ahead is None else needed_bytes
+            if ahead is not None:
+                ahead.close(self._pages.port)
+            page = self._create(size)
+            self.number = page.header.number
+            return page
+
+    def give_back(self, page: OpenPage) -> None:
+        """A page that was taken and not begun, whatever its header says by now: it is the next one again."""
+        with self._lock:
+            self._ahead, self.number = page, page.header.number - 1
+
+    def _create(self, page_bytes: int) -> OpenPage:
+        header = PageHeader(
+            number=self.number + 1,
+            page_bytes=page_bytes,
+            salt=int.from_bytes(self._entropy(8), "little"),
+            checksum_id=self._checksum_id,
+            prepared=True,
+        )
+        return OpenPage(self._pages.port, self._pages.create(header), header)
+
+    def close(self) -> None:
+        """Close the file of the page made ahead. The page stays."""
+        with self._lock:
+            ahead, self._ahead = self._ahead, None
+            if ahead is not None:
+                ahead.close(self._pages.port)
+
+    def renew_lock(self) -> None:
+        """In a forked child, where another thread of the parent may have held it."""
+        self._lock = threading.Lock()

@@ -1,0 +1,147 @@
+"""How far a log is durable: what a sync has to sync, what one has reached, and what the marks say of it.
+
+Owns: the closed pages that wait for their sync, the durable place, the marks and when both slots are whole. Does not
+own: who syncs and when (``durability``), the end of the log (``log_tail``), the file of the marks (``mark_file``).
+
+Failure model: ``OSError`` from the port. A mark is a hint: where one cannot be written, the messages are in the log all
+the same, and no error may say that they are not. Only ``announce`` and ``close_cleanly`` need theirs, and raise.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from holdfast.queue.durability import SyncTarget
+from holdfast.queue.frame import SEQ_MASK
+from holdfast.queue.page_header import HEADER_BYTES
+from holdfast.queue.write_mark import DurableMark, WriteMark
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.queue.file_port import FilePort
+    from holdfast.queue.log_tail import LogTail
+    from holdfast.queue.mark_file import MarkFile
+    from holdfast.queue.opening import LogEnd
+
+__all__ = ["SyncProgress"]
+
+
+class SyncProgress:
+    """``durable`` is the place before which everything is on disk. ``closing`` are the files of pages that are closed
+    by a SEAL and not synced yet, oldest first; ``synced_bytes`` counts as the tail's ``written_bytes`` does. While it
+    is ``silent``, the marks do not say yet, durably, that the queue is open."""
+
+    __slots__ = ("_end_place", "_marks", "_port", "_tail", "closing", "durable", "silent", "synced_bytes")
+
+    def __init__(self, port: FilePort, tail: LogTail, end: LogEnd, mark: WriteMark | None, marks: MarkFile) -> None:
+        self._port = port
+        self._tail = tail
+        self._marks = marks
+        self.silent = True
+        place = DurableMark(
+            end.page, end.header.salt if end.header else 0, end.position, end.next_seq, end.last_time_ns
+        )
+        self._end_place = place
+        self.durable = mark.durable if mark is not None and end.resume and not mark.clean else place
+        self.closing: list[int] = []
+        self.synced_bytes = 0
+
+    # ---- syncs ------------------------------------------------------------------------------------------------------
+
+    def take(self, sealed_only: bool) -> SyncTarget:
+        """What a sync that begins now has to sync: the closed pages, and the open one unless told otherwise."""
+        tail = self._tail
+        with tail.lock:
+            files, page, place = list(self.closing), tail.page, tail.place
+            if page is None or place is None:
+                return SyncTarget(files, tail.next_seq, None)
+            if sealed_only:
+                header = page.header
+                place = DurableMark(header.number, header.salt, HEADER_BYTES, tail.base_seq, header.base_time_ns)
+                return SyncTarget(files, tail.base_seq, (place, self.synced_bytes))
+            return SyncTarget([*files, page.file], tail.next_seq, (place, tail.written_bytes))
+
+    def reached(self, target: SyncTarget) -> None:
+        """A sync has succeeded."""
+        with self._tail.lock:
+            for file in target.files:
+                if file in self.closing:
+                    self.closing.remove(file)
+                    self._port.close(file)
+            if target.place is not None and target.next_seq >= self.durable.next_seq:
+                self.durable, self.synced_bytes = target.place
+            # A hint: everything up to the target is durable, with or without it.
+            with suppress(OSError):
+                self.write_mark()
+
+    def poison(self) -> None:
+        """A sync has failed: the mark says that the page cache is not to be trusted. Where even that cannot be written,
+        there is nothing else to do, and the failure itself is told to every caller."""
+        with self._tail.lock:
+            self._marks.distrust_cache()
+            self._tail.close_quick_way()
+            with suppress(OSError):
+                self.write_mark()
+
+    @property
+    def pages_safe_below(self) -> int:
+        """Pages below this one may be removed: the page after each of them is begun durably, so that the log's first
+        page always tells its base."""
+        durable = self.durable
+        return durable.page if durable.position > HEADER_BYTES else durable.page - 1
+
+    # ---- marks ------------------------------------------------------------------------------------------------------
+
+    def announce(self) -> None:
+        """Before the first frame, and before the first page: both slots say durably that the queue is open.
+
+        Were a clean mark left on disk, a crash could bring it back together with frames from behind it. And once both
+        are whole, no crash takes both. Not when opening: who only reads does not pay for the sync.
+        """
+        if self.silent:
+            with self._tail.lock:
+                # Also where they were written before and the sync failed: only what is written anew is synced.
+                self.write_mark()
+                self.write_mark()
+            self._marks.sync()
+            self.silent = False
+
+    def write_index(self) -> None:
+        """Write what the index file of the page lacks."""
+        page = self._tail.page
+        if page is not None and page.index_file is not None:
+            self._tail.index.write(self._port, page.index_file, page.checksum)
+
+    def write_mark(self, *, clean: bool = False) -> None:
+        """Write the next slot. Call with the lock held; not synced."""
+        tail, index = self._tail, self._tail.index
+        place = tail.place or self._end_place
+        mark = WriteMark(
+            page=place.page,
+            salt=place.salt,
+            position=place.position,
+            next_seq=place.next_seq,
+            last_time_ns=place.last_time_ns,
+            frames=tail.frames,
+            index_records=index.records,
+            index_check=index.check,
+            index_due=min(index.due, SEQ_MASK),
+            clean=clean,
+            durable=self.durable,
+            boot_id=self._marks.boot_id,
+        )
+        self._marks.write(mark)
+
+    def close_cleanly(self) -> None:
+        """Everything is durable, and the marks say so, durably."""
+        with self._tail.lock:
+            self.write_index()
+            self.write_mark(clean=True)
+        self._marks.sync()
+
+    def let_go(self) -> None:
+        """Close the files. Call with the lock held."""
+        closing, self.closing = self.closing, []
+        for file in closing:
+            self._port.close(file)
+        self._marks.close()
