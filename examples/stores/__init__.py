@@ -1,0 +1,1 @@
+"""Message stores at work, each example a program against a running service."""

@@ -1,0 +1,271 @@
+"""``holdfast stores``: the message stores of a running service.
+
+Owns: the group, and ``ls``, ``show``, ``define``, ``diff``, ``rm``, ``stats``: stores and durables as defined and as
+they are. Does not own: messages (``stores_messages``), the requests (``holdfast.StoreClient``).
+
+Failure model: as the client's. ``diff`` ends with exit code 1 where the definitions differ.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, TypeAlias, cast
+
+import typer
+
+from holdfast.cli.exits import Exit
+from holdfast.cli.options import JsonOption, TimeoutOption, TokenOption, UrlOption
+from holdfast.cli.output import print_fields, print_json, print_line, print_table
+from holdfast.cli.service import store_asking
+from holdfast.cli.transactions import LOCAL
+from holdfast.errors import InvalidRequest
+
+__all__ = ["PlaceArgument", "commands", "difference", "parse_value", "split_place"]
+
+commands = typer.Typer(
+    no_args_is_help=True,
+    help="Message stores of a service: define them, publish, subscribe, look after them.",
+    rich_markup_mode=None,
+)
+
+PlaceArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="STORE/DURABLE", help="A durable of a store.", show_default=False)
+]
+Fields: TypeAlias = dict[str, object]
+
+
+@commands.command("ls")
+def list_stores(
+    store: Annotated[str | None, typer.Argument(help="Its durables instead of all stores.", show_default=False)] = None,
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the stores, or the durables of one, with what they keep."""
+    with store_asking(url, token, timeout, as_json=as_json) as client:
+        found = client.stores() if store is None else client.durables(store)
+    rows = _with_counts(found["stores" if store is None else "durables"])
+    if as_json:
+        for row in rows:
+            print_json(row)
+        return
+    columns = ("name", "messages", "bytes") if store is None else ("name", "type", "backlog", "unacknowledged")
+    print_table(
+        columns,
+        [[_text(row.get(column)) for column in columns] for row in rows],
+        right=frozenset(columns) - {"name", "type"},
+    )
+
+
+@commands.command()
+def show(
+    place: Annotated[str, typer.Argument(metavar="STORE[/DURABLE]", help="What to show.", show_default=False)],
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a store or a durable: its parameters as they are in force, and what it counts."""
+    store, durable = split_optional(place)
+    with store_asking(url, token, timeout, as_json=as_json) as client:
+        found = client.describe_durable(store, durable) if durable else client.describe_store(store)
+    print_json(found) if as_json else print_fields({name: _text(value) for name, value in found.items()})
+
+
+@commands.command()
+def define(
+    place: Annotated[
+        str | None,
+        typer.Argument(metavar="STORE[/DURABLE]", help="What to define; none with --file.", show_default=False),
+    ] = None,
+    parameters: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="PARAMETER=VALUE...", help="For example type=shared max_delivery=5.", show_default=False
+        ),
+    ] = None,
+    template: Annotated[
+        bool, typer.Option("--template", help="Define a template of the store, not a durable.")
+    ] = False,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", help="Replace the whole definition by this JSON or TOML.", show_default=False),
+    ] = None,
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Define a store, a durable or a template; or with --file everything, and what it does not name is deleted.
+
+    Parameters that are not given get their defaults, also where it was defined with others before.
+
+    For example: holdfast stores define orders/work type=shared max_delivery=5 dead_letter_store=dead
+    """
+    if (file is None) == (place is None):
+        raise InvalidRequest("name a store, or give the whole definition with --file")
+    store, name = ("", "") if place is None else split_optional(place, "TEMPLATE" if template else "DURABLE")
+    if template and file is None and not name:
+        raise InvalidRequest("name a template as STORE/TEMPLATE, for example orders/jobs", place=place)
+    with store_asking(url, token, timeout, as_json=as_json) as client:
+        if file is not None:
+            answer = client.define(read_definition(file))
+            print_json(answer) if as_json else print_line(f"defined, revision {answer['revision']}")
+            return
+        assert place is not None, "checked above"
+        values = dict(_parameter(text) for text in parameters or ())
+        if not name:
+            answer = client.define_store(store, values)
+        elif template:
+            answer = client.define_template(store, name, values)
+        else:
+            answer = client.define_durable(store, name, values)
+    print_json(answer) if as_json else print_line(f"defined {place}")
+
+
+@commands.command()
+def rm(
+    place: Annotated[str, typer.Argument(metavar="STORE[/DURABLE]", help="What to delete.", show_default=False)],
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete a durable or a store, with everything that it keeps."""
+    store, durable = split_optional(place)
+    with store_asking(url, token, timeout, as_json=as_json) as client:
+        client.delete_durable(store, durable) if durable else client.delete_store(store)
+    print_json({"deleted": place}) if as_json else print_line(f"deleted {place}")
+
+
+@commands.command()
+def diff(
+    file: Annotated[Path, typer.Argument(help="A whole definition as JSON or TOML.", show_default=False)],
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how the definition in force would change; exit code 1 where it would."""
+    with store_asking(url, token, timeout, as_json=as_json) as client:
+        in_force = cast("Fields", client.definition()["definition"])
+        wanted = cast("Fields", client.check_definition(read_definition(file))["definition"])
+    changes = difference(in_force, wanted)
+    for path, before, after in changes:
+        if as_json:
+            print_json({"path": path, "in_force": before, "file": after})
+        else:
+            print_line(f"{path}: {_text(before)} -> {_text(after)}")
+    if changes:
+        raise typer.Exit(Exit.NO)
+
+
+@commands.command()
+def stats(
+    store: Annotated[str | None, typer.Argument(help="Of this store only.", show_default=False)] = None,
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print what the cluster, or every durable of a store, counts."""
+    with store_asking(url, token, timeout, as_json=as_json) as client:
+        found = client.cluster() if store is None else client.durables(store)
+    if as_json or store is None:
+        print_json(found) if as_json else print_fields({name: _text(value) for name, value in found.items()})
+        return
+    rows = _with_counts(found["durables"])
+    columns = ["name", *(cast("Fields", rows[0].get("counts", {})) if rows else ())]
+    print_table(columns, [[_text(row.get(column)) for column in columns] for row in rows], right=frozenset(columns[1:]))
+
+
+def read_definition(file: Path) -> Fields:
+    """A definition from a file, by its ending: ``.toml``, otherwise JSON. Raises: InvalidRequest."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        loaded: object = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"{file} cannot be read: {error}") from error
+    if not isinstance(loaded, dict):
+        raise InvalidRequest(f"{file} is not a definition", hint='a map, for example {"stores": {"orders": {}}}')
+    return cast("Fields", loaded)
+
+
+def split_place(place: str) -> tuple[str, str]:
+    """A store and a durable. Raises: InvalidRequest.
+
+    >>> split_place("orders/work")
+    ('orders', 'work')
+    """
+    store, _, durable = place.partition("/")
+    if not store or not durable or "/" in durable:
+        raise InvalidRequest("name a durable as STORE/DURABLE, for example orders/work", place=place)
+    return store, durable
+
+
+def split_optional(place: str, what: str = "DURABLE") -> tuple[str, str]:
+    """A store, and a durable or "". Raises: InvalidRequest.
+
+    >>> split_optional("orders"), split_optional("orders/work")
+    (('orders', ''), ('orders', 'work'))
+    """
+    store, slash, name = place.partition("/")
+    if not store or "/" in name or (slash and not name):
+        raise InvalidRequest(
+            f"{place!r} is no place: name a store as STORE, or STORE/{what}",
+            hint="a name has letters, digits and . _ - : @ ~, and no slash",
+        )
+    return store, name
+
+
+def parse_value(text: str) -> object:
+    """A value on the command line: JSON where it is JSON, otherwise the text itself.
+
+    >>> parse_value("5"), parse_value("100mb"), parse_value('{"kind": ["a", "b"]}')
+    (5, '100mb', {'kind': ['a', 'b']})
+    """
+    try:
+        value: object = json.loads(text)
+    except ValueError:
+        return text
+    return value
+
+
+def _parameter(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InvalidRequest(f"a parameter is NAME=VALUE, for example prefetch=100, and got {text}")
+    return name, parse_value(value)
+
+
+def difference(before: Mapping[str, object], after: Mapping[str, object]) -> list[tuple[str, object, object]]:
+    """What differs, as dotted paths with both values, None for what is not there; in order of paths.
+
+    >>> difference({"a": {"b": 1, "c": 2}}, {"a": {"b": 1}, "d": {}})
+    [('a.c', 2, None), ('d', None, {})]
+    """
+    found: list[tuple[str, object, object]] = []
+    for name in sorted({*before, *after}):
+        old, new = before.get(name), after.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            inner = difference(cast("Mapping[str, object]", old), cast("Mapping[str, object]", new))
+            found += [(f"{name}.{path}", left, right) for path, left, right in inner]
+        elif old != new or (name in before) != (name in after):
+            found.append((name, old, new))
+    return found
+
+
+def _with_counts(found: object) -> list[Fields]:
+    """Documents with what they count beside their parameters, for tables."""
+    rows = cast("list[Fields]", found)
+    return [{**row, **cast("Fields", row.get("counts", {}))} for row in rows]
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,100 @@
+"""``holdfast stores backup``, ``compact``, ``restore``, ``verify``: the files behind message stores.
+
+Owns: their options and what they print. Does not own: the group (``stores``), copying and checking
+(``holdfast.stores.backup``), loaded when one of them runs.
+
+``backup`` and ``compact`` ask a running service, which goes on serving. ``restore`` and ``verify`` read directories and
+need no service, but ``holdfast[server]``.
+
+Failure model: damage ends ``verify`` and ``restore`` with exit code 6 and names the file or the message.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.options import JsonOption, TimeoutOption, TokenOption, UrlOption
+from holdfast.cli.output import print_json, print_line
+from holdfast.cli.service import store_asking
+from holdfast.cli.stores import commands
+from holdfast.cli.transactions import LOCAL
+
+__all__ = ["backup", "commands", "compact", "restore", "verify"]
+
+
+@commands.command()
+def backup(
+    name: Annotated[str, typer.Argument(help="The backup's folder, below the service's own folder of backups.")],
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy all stores as they are now, on the service's machine, while it serves."""
+    with store_asking(url, token, timeout, as_json=as_json) as client:
+        answer = client.cluster_command("backup", {"name": name})
+    print_json(answer) if as_json else print_line(f"backed up to {answer['path']}")
+
+
+@commands.command()
+def compact(
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give back the space of messages that are no longer kept. The service does so by itself, too."""
+    with store_asking(url, token, timeout, as_json=as_json) as client:
+        answer = client.cluster_command("compact")
+    if as_json:
+        print_json(answer)
+    else:
+        print_line(f"{answer['allocated_before']} bytes before, {answer['allocated']} now, {answer['in_use']} in use")
+
+
+@commands.command()
+def restore(
+    source: Annotated[Path, typer.Argument(help="A backup.", show_default=False)],
+    directory: Annotated[Path, typer.Argument(help="Where the stores are to be: new or empty.", show_default=False)],
+    as_json: JsonOption = False,
+) -> None:
+    """Put a backup into an empty directory, for a service to serve."""
+    from holdfast.stores.backup import restore as put_back
+
+    manifest = put_back(str(source), str(directory))
+    if as_json:
+        print_json({"files": len(manifest.files), "at_ms": manifest.at_ms})
+    else:
+        print_line(f"restored {len(manifest.files)} files into {directory}")
+
+
+@commands.command()
+def verify(
+    directory: Annotated[
+        Path, typer.Argument(help="Stores that no service has open, or a backup.", show_default=False)
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Read stores or a backup from end to end, and change nothing."""
+    from holdfast.stores.backup import verify as check
+
+    found = check(str(directory))
+    if as_json:
+        print_json(
+            {
+                "stores": found.stores,
+                "frames": found.frames,
+                "messages": found.messages,
+                "bytes": found.bytes,
+                "index": found.index,
+            }
+        )
+    else:
+        print_line(
+            f"good: {found.stores} stores, {found.messages} messages, {found.frames} frames, {found.bytes} bytes"
+        )
+        if not found.index:
+            print_line("there is no index.sqlite: the state was made of the log alone, as a start would")

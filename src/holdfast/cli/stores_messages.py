@@ -1,0 +1,312 @@
+"""``holdfast stores publish``, ``tail``, ``watch``, ``browse``, ``purge``, ``rewind``: messages from the command line.
+
+Owns: how messages are written and printed. Does not own: the group (``stores``), sending and receiving
+(``holdfast.StoreClient``).
+
+Failure model: as the client's. ``tail`` acknowledges what it has printed; what it did not is delivered again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from holdfast.cli.options import (
+    Encoding,
+    EncodingOption,
+    JsonOption,
+    TimeoutOption,
+    TokenOption,
+    UrlOption,
+    parse_bytes,
+)
+from holdfast.cli.output import base64_text, print_json, print_line, readable
+from holdfast.cli.service import STREAM_SECONDS, TIMEOUT_SECONDS, WaitNotice, store_asking, store_following
+from holdfast.cli.stores import PlaceArgument, commands, parse_value, split_place
+from holdfast.cli.transactions import LOCAL
+from holdfast.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from holdfast.client.stores import Delivery, KeyChange
+    from holdfast.stores.messages import FieldValue
+
+__all__ = ["browse", "commands", "message_text", "publish", "purge", "rewind", "tail", "watch"]
+
+
+@commands.command()
+def publish(
+    store: Annotated[str, typer.Argument(help="The store.", show_default=False)],
+    bodies: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="BODY...", help="Messages; lines of standard input when there is none."),
+    ] = None,
+    field: Annotated[
+        list[str] | None, typer.Option("--field", "-f", metavar="NAME=VALUE", help="A field of each; repeatable.")
+    ] = None,
+    key: Annotated[str | None, typer.Option("--key", help="The key of each.", show_default=False)] = None,
+    ttl_ms: Annotated[int, typer.Option("--ttl-ms", min=0, help="Expires after so long; 0 never.")] = 0,
+    deliver_at_ms: Annotated[
+        int, typer.Option("--deliver-at-ms", min=0, help="Not before this time (milliseconds since 1970).")
+    ] = 0,
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    timeout: TimeoutOption = None,
+    encoding: EncodingOption = Encoding.TEXT,
+    as_json: JsonOption = False,
+) -> None:
+    """Publish messages and wait until the store has them.
+
+    Ends with the first that the store does not take: what is behind it is not kept.
+
+    For example: holdfast stores publish orders hello -f kind=a
+    """
+    from holdfast.client.stores import PublisherOptions
+
+    fields = dict(_field(text) for text in field or ())
+    options = PublisherOptions(retry_duration=TIMEOUT_SECONDS if timeout is None else timeout)
+    first = last = None
+    count = 0
+    with (
+        store_asking(url, token, timeout, as_json=as_json) as client,
+        # Numbered by this command, it ends with the first failure: --timeout is waited once, not for each request.
+        client.publisher(
+            store, publisher_id=f"publish-{secrets.token_hex(16)}", next_seq=1, options=options
+        ) as publisher,
+    ):
+        for body in _bodies(bodies, encoding):
+            last = publisher.send(body, fields=fields, key=key, ttl_ms=ttl_ms, deliver_at_ms=deliver_at_ms)
+            first = first or last
+            count += 1
+        publisher.flush()
+    numbers = (first.seq, last.seq) if first is not None and last is not None else (0, 0)
+    if not count:
+        raise InvalidRequest(
+            "nothing was published: there is no BODY, and standard input had no line",
+            hint="holdfast stores publish orders hello, or: printf 'one\\ntwo\\n' | holdfast stores publish orders",
+        )
+    if as_json:
+        print_json({"messages": count, "first_seq": numbers[0], "last_seq": numbers[1]})
+    else:
+        print_line(f"published {count}, numbers {numbers[0]} to {numbers[1]}")
+
+
+@commands.command()
+def tail(
+    place: PlaceArgument,
+    subscriber: Annotated[
+        str | None, typer.Option("--subscriber", help="The subscriber's name.", show_default=False)
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option("--template", help="Make the durable of this template.", show_default=False)
+    ] = None,
+    matcher: Annotated[
+        str | None, typer.Option("--matcher", metavar="JSON", help="What such a durable is for.", show_default=False)
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", help="The key, of a last-value durable.", show_default=False)
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="End after so many messages; 0 is never.")] = 0,
+    wait: Annotated[
+        float | None, typer.Option("--wait", min=0, metavar="SECONDS", help="End when so long nothing came.")
+    ] = None,
+    acknowledge: Annotated[
+        bool, typer.Option("--ack/--no-ack", help="Acknowledge what was printed, or let it be delivered again.")
+    ] = True,
+    reject: Annotated[bool, typer.Option("--reject", help="Send what was printed to the dead letters.")] = False,
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Subscribe: print each message as it is delivered, and acknowledge it."""
+    from holdfast.client.stores import SubscriberOptions
+
+    store, durable = split_place(place)
+    wanted = None if matcher is None else parse_value(matcher)
+    if wanted is not None and not isinstance(wanted, dict):
+        raise InvalidRequest('--matcher is a JSON object, for example {"kind": "a"}')
+    notice = WaitNotice(url, STREAM_SECONDS if timeout is None else timeout, as_json=as_json)
+    options = SubscriberOptions(explicit_ack=True, retry_duration=STREAM_SECONDS if timeout is None else timeout)
+    with (
+        store_following(url, token, timeout, notice) as client,
+        client.subscriber(
+            store,
+            durable,
+            subscriber=subscriber,
+            template=template,
+            matcher=cast("dict[str, object] | None", wanted),
+            key=key,
+            options=options,
+        ) as messages,
+    ):
+        printed = 0
+        while (message := messages.receive(wait)) is not None:
+            print_json(message_fields(message)) if as_json else print_line(message_text(message))
+            sys.stdout.flush()
+            if reject:
+                messages.reject(message)
+            elif acknowledge:
+                messages.acknowledge(message)
+            printed += 1
+            if limit and printed == limit:
+                return
+
+
+@commands.command()
+def watch(
+    place: Annotated[str, typer.Argument(metavar="STORE/MAP", help="A map of a store.", show_default=False)],
+    key: Annotated[str | None, typer.Option("--key", help="This key alone.", show_default=False)] = None,
+    prefix: Annotated[str, typer.Option("--prefix", help="Keys that begin so.", show_default=False)] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="End after so many changes; 0 is never.")] = 0,
+    wait: Annotated[
+        float | None, typer.Option("--wait", min=0, metavar="SECONDS", help="End when so long nothing came.")
+    ] = None,
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print what is in a map, and then each change of it."""
+    from holdfast.client.stores import SubscriberOptions
+
+    store, name = split_place(place)
+    notice = WaitNotice(url, STREAM_SECONDS if timeout is None else timeout, as_json=as_json)
+    options = SubscriberOptions(retry_duration=STREAM_SECONDS if timeout is None else timeout)
+    with (
+        store_following(url, token, timeout, notice) as client,
+        client.map(store, name).watch(key=key, prefix=prefix, options=options) as changes,
+    ):
+        printed = 0
+        while (change := changes.receive(wait)) is not None:
+            print_json(change_fields(change)) if as_json else print_line(change_text(change))
+            sys.stdout.flush()
+            printed += 1
+            if limit and printed == limit:
+                return
+
+
+@commands.command()
+def browse(
+    place: PlaceArgument,
+    after: Annotated[int, typer.Option("--after", min=0, help="Begin behind this number.")] = 0,
+    match: Annotated[
+        str | None, typer.Option("--match", metavar="JSON", help='Only these, for example \'{"kind": "a"}\'.')
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most so many; 0 is all.")] = 100,
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print what a durable keeps, without consuming it."""
+    store, durable = split_place(place)
+    wanted = None if match is None else parse_value(match)
+    if wanted is not None and not isinstance(wanted, dict):
+        raise InvalidRequest('--match is a JSON object, for example {"kind": "a"}')
+    with store_asking(url, token, timeout, as_json=as_json) as client:
+        found = client.browser(store, durable, match=cast("dict[str, object] | None", wanted), after=after)
+        for message in _first(found, limit):
+            print_json(message_fields(message)) if as_json else print_line(message_text(message))
+
+
+@commands.command()
+def purge(
+    place: PlaceArgument,
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Forget every message that a durable keeps."""
+    store, durable = split_place(place)
+    with store_asking(url, token, timeout, as_json=as_json) as client:
+        gone = client.purge(store, durable)
+    if as_json:
+        print_json({"messages": gone.messages, "bytes": gone.bytes})
+    else:
+        print_line(f"purged {gone.messages} messages, {gone.bytes} bytes")
+
+
+@commands.command()
+def rewind(
+    place: PlaceArgument,
+    seq: Annotated[int | None, typer.Option("--seq", min=1, help="From this number on.", show_default=False)] = None,
+    time_ms: Annotated[
+        int | None,
+        typer.Option("--time-ms", min=0, help="From this time on (milliseconds since 1970).", show_default=False),
+    ] = None,
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Deliver again what is retained: everything, or from a number or a time on."""
+    store, durable = split_place(place)
+    with store_asking(url, token, timeout, as_json=as_json) as client:
+        client.rewind(store, durable, seq=seq, time_ms=time_ms)
+    print_json({"rewound": place}) if as_json else print_line(f"rewound {place}")
+
+
+def message_fields(message: Delivery) -> dict[str, object]:
+    """A message as the HTTP API writes it."""
+    return {
+        "seq": message.seq,
+        "fields": message.fields,
+        "key": message.key,
+        "body": base64_text(message.body),
+        "published_ms": message.published_ms,
+        "delivery_count": message.delivery_count,
+        "redelivered": message.redelivered,
+    }
+
+
+def message_text(message: Delivery) -> str:
+    """A message on one line: number, fields, body, and how often it was delivered where that is not once."""
+    parts = [str(message.seq)]
+    if message.key is not None:
+        parts.append(f"[{message.key}]")
+    parts += [f"{name}={value}" for name, value in message.fields.items()]
+    parts.append(readable(message.body))
+    if message.redelivered:
+        parts.append(f"(delivery {message.delivery_count})")
+    return "  ".join(parts)
+
+
+def change_fields(change: KeyChange) -> dict[str, object]:
+    """A change of a map as the HTTP API writes it."""
+    value = None if change.value is None else base64_text(change.value)
+    return {"key": change.key, "revision": change.revision, "cause": change.cause, "value": value}
+
+
+def change_text(change: KeyChange) -> str:
+    """A change on one line: revision, key, and the value or how it went."""
+    said = f"({change.cause})" if change.value is None else readable(change.value)
+    return f"{change.revision}  [{change.key}]  {said}"
+
+
+def _field(text: str) -> tuple[str, FieldValue]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InvalidRequest(f"a field is NAME=VALUE, for example kind=a, and got {text}")
+    parsed = parse_value(value)
+    return name, parsed if isinstance(parsed, int | str) else value
+
+
+def _bodies(bodies: Iterable[str] | None, encoding: Encoding) -> Iterator[bytes]:
+    if bodies:
+        yield from (parse_bytes(body, encoding) for body in bodies)
+    else:
+        for line in sys.stdin.buffer:
+            text = line.rstrip(b"\n")
+            yield text if encoding is Encoding.TEXT else parse_bytes(text.decode("ascii", "replace"), encoding)
+
+
+def _first(messages: Iterable[Delivery], limit: int) -> Iterator[Delivery]:
+    for count, message in enumerate(messages, 1):
+        yield message
+        if limit and count == limit:
+            return

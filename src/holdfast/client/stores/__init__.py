@@ -1,0 +1,37 @@
+"""Publishers, subscribers, maps and browsers of the message stores.
+
+Owns: the public names; those of asyncio are in ``holdfast.client.stores.asynchronous`` under the same names. Inside:
+``publishing``, ``consuming`` and ``watching`` are machines without I/O (what is sent, when again, what came of it),
+``administration`` procedures without I/O; ``blocking`` and ``asynchronous`` carry them out; ``wire`` knows the bodies,
+``web_socket`` the framing. Does not own: the service (``holdfast.stores``, ``holdfast.server``).
+"""
+
+from __future__ import annotations
+
+from holdfast.client.stores.administration import Entry, Lock
+from holdfast.client.stores.blocking import Browser, Map, Publisher, StoreClient, Subscriber, Watch
+from holdfast.client.stores.options import PublisherOptions, SubscriberOptions
+from holdfast.client.stores.publishing import Failure, Sent
+from holdfast.client.stores.steps import Advisory
+from holdfast.client.stores.wire import KeyChange, Receipt
+from holdfast.stores.messages import Delivery, Message
+
+__all__ = [
+    "Advisory",
+    "Browser",
+    "Delivery",
+    "Entry",
+    "Failure",
+    "KeyChange",
+    "Lock",
+    "Map",
+    "Message",
+    "Publisher",
+    "PublisherOptions",
+    "Receipt",
+    "Sent",
+    "StoreClient",
+    "Subscriber",
+    "SubscriberOptions",
+    "Watch",
+]

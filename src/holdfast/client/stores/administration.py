@@ -1,0 +1,336 @@
+"""Questions to the message stores with one answer each, as procedures without I/O.
+
+Owns: definitions, purge, rewind, browsing, keys and locks of maps: the request, when it is repeated, what its answer
+means. Does not own: publishing and subscribing (``publishing``, ``consuming``), sockets (the shells).
+
+Failure model: what may be repeated harmlessly is repeated for ``within_ms``. A change that depends on what is there (a
+compare-and-set, a lock) is sent again only while it was certainly not accepted; otherwise ``OutcomeUnknown`` is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from holdfast.client.core import Patience, Session
+from holdfast.client.effects import Failed, Procedure, Reply, Request, Send, Woken
+from holdfast.client.messages import retry_after_ms
+from holdfast.client.stores.publishing import RETRIED_CODES
+from holdfast.client.stores.wire import coded_error, decode, durable_path, map_path, query_of, request_of
+from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, OutcomeUnknown, Unavailable
+from holdfast.stores.messages import Delivery
+
+__all__ = [
+    "ClusterCommand",
+    "Definition",
+    "Entry",
+    "EntryPage",
+    "Held",
+    "Lock",
+    "Page",
+    "Purged",
+    "Revision",
+    "ask",
+    "browse",
+    "change_map",
+    "command",
+    "define",
+    "delete",
+    "describe",
+    "drop",
+    "entries",
+    "entry",
+    "lock",
+    "purge",
+    "remove_entry",
+    "rewind",
+    "rewind_target",
+    "set_entry",
+    "unlock",
+]
+
+Definition = dict[str, object]
+"""The parameters of a store, durable or template, with what is in force and what it counts."""
+
+ClusterCommand = Literal["suspend", "save", "backup", "compact", "force-quorum"]
+_UNCLEAR: Final = frozenset({Code.OUTCOME_UNKNOWN, Code.INTERNAL})
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Some messages of a durable, in order; nothing of them is consumed. ``next_after`` is None at the end."""
+
+    messages: list[Delivery]
+    next_after: int | None = None
+
+
+class Purged(msgspec.Struct, frozen=True):
+    """What a purge or a rewind was about."""
+
+    messages: int = 0
+    bytes: int = 0
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One key of a map. ``revision`` rises with every change of it."""
+
+    key: str
+    value: bytes
+    revision: int
+
+
+class EntryPage(msgspec.Struct, frozen=True):
+    """Some keys of a map in their order; ``more`` where the limit cut it short."""
+
+    entries: list[Entry]
+    more: bool = False
+
+
+class Revision(msgspec.Struct, frozen=True):
+    """Where a change of a map stands."""
+
+    revision: int
+    changed: int = 1
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A lock as the service grants it."""
+
+    fence: int
+    until_ms: int
+
+
+class Lock(msgspec.Struct, frozen=True):
+    """A lock that is held. ``fence`` rises with every holder: what it guards can refuse an older one's writes."""
+
+    key: str
+    owner: str
+    fence: int
+    until_ms: int
+
+
+def ask(
+    session: Session, request: Request, now_ms: float, within_ms: float, *, repeatable: bool = True
+) -> Procedure[Reply]:
+    """The answer to one question. Raises: what the service refuses with; Unavailable; OutcomeUnknown."""
+    patience = Patience(session.options, now_ms, within_ms)
+    while True:
+        asked = session.route.current
+        timeout_ms = session.options.request_timeout_ms
+        if within_ms > 0:  # not to try again is not to have no time for the first try
+            timeout_ms = min(timeout_ms, patience.left_ms(now_ms))
+        answer = yield Send(asked, request, timeout_ms)
+        assert isinstance(answer, Reply | Failed), "a Send is answered by Reply or Failed"
+        if isinstance(answer, Reply) and answer.status < 300:
+            return answer
+        error, again, is_unclear = _meaning(answer)
+        if isinstance(answer, Failed):
+            session.route.failed(asked)
+        if is_unclear and not repeatable:
+            raise OutcomeUnknown("whether this was done is not known", target=request.target) from error
+        if not again or patience.spent(answer.now_ms):
+            raise error
+        at_least = float(error.retry_after_ms or 0)
+        if isinstance(answer, Reply):
+            at_least = float(retry_after_ms(None, answer.headers) or at_least)
+        woken = yield patience.next_wait(min(at_least, patience.left_ms(answer.now_ms)), str(error))
+        assert isinstance(woken, Woken), "a Wait is answered by Woken"
+        now_ms = woken.now_ms
+
+
+def _meaning(answer: Reply | Failed) -> tuple[HoldfastError, bool, bool]:
+    """The error, whether it may pass with time, and whether the request may have been carried out."""
+    if isinstance(answer, Failed):
+        unreached = Unavailable(f"the service cannot be reached: {answer.reason}")
+        return unreached, True, answer.perhaps_accepted
+    error = coded_error(answer.status, answer.headers, answer.body)
+    if error is None:
+        unclear = Unavailable("something before the service answered with an error", status=answer.status)
+        return unclear, answer.status >= 500 or answer.status == 429, answer.status >= 500
+    return error, error.code in RETRIED_CODES or error.code in _UNCLEAR, error.code in _UNCLEAR
+
+
+def describe(session: Session, path: str, now_ms: float) -> Procedure[Definition]:
+    """``GET`` of a store, durable, template or collection."""
+    reply = yield from ask(session, request_of("GET", path), now_ms, session.options.give_up_after_ms)
+    return decode(reply, Definition)
+
+
+def define(session: Session, path: str, parameters: Mapping[str, object], now_ms: float) -> Procedure[Definition]:
+    """``PUT`` of a store, durable or template: harmless to repeat."""
+    request = request_of("PUT", path, dict(parameters))
+    reply = yield from ask(session, request, now_ms, session.options.give_up_after_ms)
+    return decode(reply, Definition) if reply.body else {}
+
+
+def command(
+    session: Session, path: str, parameters: Mapping[str, object], now_ms: float, *, repeatable: bool = True
+) -> Procedure[Definition]:
+    """``POST`` of something for the whole cluster."""
+    request = request_of("POST", path, dict(parameters))
+    reply = yield from ask(session, request, now_ms, session.options.give_up_after_ms, repeatable=repeatable)
+    return decode(reply, Definition) if reply.body else {}
+
+
+def delete(session: Session, path: str, now_ms: float) -> Procedure[None]:
+    """``DELETE`` of a store, durable or template."""
+    yield from ask(session, request_of("DELETE", path), now_ms, session.options.give_up_after_ms)
+
+
+def purge(session: Session, store: str, durable: str, now_ms: float) -> Procedure[Purged]:
+    """Forget every message that a durable keeps."""
+    request = request_of("POST", f"{durable_path(store, durable)}/purge", {})
+    reply = yield from ask(session, request, now_ms, session.options.give_up_after_ms)
+    return decode(reply, Purged)
+
+
+def rewind(session: Session, store: str, durable: str, to: Mapping[str, object], now_ms: float) -> Procedure[None]:
+    """Deliver again what is retained."""
+    request = request_of("POST", f"{durable_path(store, durable)}/rewind", dict(to))
+    yield from ask(session, request, now_ms, session.options.give_up_after_ms)
+
+
+def rewind_target(seq: int | None, time_ms: int | None) -> Mapping[str, object]:
+    """Where to rewind to, as the API takes it.
+
+    >>> rewind_target(None, None), rewind_target(7, None)
+    ({'to': 'start'}, {'seq': 7})
+    """
+    if seq is not None and time_ms is not None:
+        raise InvalidRequest("rewind goes to a number or to a time, not to both")
+    if seq is None and time_ms is None:
+        return {"to": "start"}
+    return {"seq": seq} if seq is not None else {"time_ms": time_ms}
+
+
+def browse(
+    session: Session,
+    store: str,
+    durable: str,
+    after: int,
+    count: int,
+    match: Mapping[str, object] | None,
+    now_ms: float,
+    within_ms: float,
+) -> Procedure[Page]:
+    """The next ``count`` messages above number ``after`` that match, at most."""
+    text = None if match is None else msgspec.json.encode(match).decode()
+    target = f"{durable_path(store, durable)}/browse{query_of(after=after, max=count, match=text)}"
+    reply = yield from ask(session, request_of("GET", target), now_ms, within_ms)
+    return decode(reply, Page)
+
+
+def drop(session: Session, store: str, durable: str, seq: int, now_ms: float, within_ms: float) -> Procedure[None]:
+    """Delete one message of one durable."""
+    target = f"{durable_path(store, durable)}/messages/{seq}"
+    yield from ask(session, request_of("DELETE", target), now_ms, within_ms)
+
+
+def entry(
+    session: Session, store: str, name: str, key: str, now_ms: float, within_ms: float
+) -> Procedure[Entry | None]:
+    """A key of a map, None where there is none."""
+    try:
+        reply = yield from ask(session, request_of("GET", map_path(store, name, key)), now_ms, within_ms)
+    except NotFound:
+        return None
+    return decode(reply, Entry)
+
+
+def entries(
+    session: Session, store: str, name: str, after: str, count: int, now_ms: float, within_ms: float
+) -> Procedure[EntryPage]:
+    """Keys of a map above ``after``, in their order."""
+    target = f"{map_path(store, name)}{query_of(after=after or None, max=count)}"
+    reply = yield from ask(session, request_of("GET", target), now_ms, within_ms)
+    return decode(reply, EntryPage)
+
+
+def set_entry(
+    session: Session,
+    store: str,
+    name: str,
+    key: str,
+    value: bytes,
+    if_revision: int | None,
+    fence: int,
+    now_ms: float,
+    within_ms: float,
+) -> Procedure[Revision]:
+    """Set a key; see ``change_map`` for ``if_revision`` and ``fence``."""
+    target = f"{map_path(store, name, key)}{query_of(fence=fence or None)}"
+    request = request_of("PUT", target, {"value": value}, _condition(if_revision))
+    reply = yield from ask(session, request, now_ms, within_ms, repeatable=if_revision is None)
+    return decode(reply, Revision)
+
+
+def remove_entry(
+    session: Session,
+    store: str,
+    name: str,
+    key: str,
+    if_revision: int | None,
+    fence: int,
+    now_ms: float,
+    within_ms: float,
+) -> Procedure[Revision]:
+    """Remove a key."""
+    target = f"{map_path(store, name, key)}{query_of(fence=fence or None)}"
+    request = request_of("DELETE", target, None, _condition(if_revision))
+    reply = yield from ask(session, request, now_ms, within_ms, repeatable=if_revision is None)
+    return decode(reply, Revision)
+
+
+def change_map(
+    session: Session,
+    store: str,
+    name: str,
+    changes: Sequence[tuple[str, bytes | None, int | None]],
+    fence: int,
+    now_ms: float,
+    within_ms: float,
+) -> Procedure[Revision]:
+    """Set and remove keys, all or nothing: triples of key, value (None removes) and the revision it must have.
+
+    A revision of 0 asks for no such key, None for nothing. ``fence``: the token of a lock that must be held still.
+    """
+    body = {
+        "changes": [{"key": key, "value": value, "if_revision": revision} for key, value, revision in changes],
+        "fence": fence,
+    }
+    repeatable = all(revision is None for _, _, revision in changes)
+    request = request_of("POST", map_path(store, name), body)
+    reply = yield from ask(session, request, now_ms, within_ms, repeatable=repeatable)
+    return decode(reply, Revision)
+
+
+def lock(
+    session: Session,
+    store: str,
+    name: str,
+    key: str,
+    owner: str,
+    ttl_ms: int,
+    now_ms: float,
+    within_ms: float,
+    *,
+    steal: bool,
+) -> Procedure[Lock]:
+    """Take or extend a lock: the same owner may ask again, so it is harmless to repeat."""
+    body = {"key": key, "owner": owner, "ttl_ms": ttl_ms, "steal": steal}
+    request = request_of("POST", f"{map_path(store, name)}/lock", body)
+    held = decode((yield from ask(session, request, now_ms, within_ms)), Held)
+    return Lock(key, owner, held.fence, held.until_ms)
+
+
+def unlock(session: Session, store: str, name: str, held: Lock, now_ms: float, within_ms: float) -> Procedure[None]:
+    """Give a lock back. Raises: Conflict (``not_holder``) where somebody else has it."""
+    body = {"key": held.key, "owner": held.owner, "fence": held.fence}
+    yield from ask(session, request_of("POST", f"{map_path(store, name)}/unlock", body), now_ms, within_ms)
+
+
+def _condition(if_revision: int | None) -> tuple[tuple[str, str], ...]:
+    if if_revision is None:
+        return ()
+    return (("if-none-match", "*"),) if if_revision == 0 else (("if-match", f'"{if_revision}"'),)

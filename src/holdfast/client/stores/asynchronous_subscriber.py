@@ -1,0 +1,493 @@
+"""The asyncio subscriber: the machine of ``consuming`` on a WebSocket's transport.
+
+Owns: the transport, the timer, waking who waits for messages. Does not own: any decision (``consuming``), framing
+(``web_socket``).
+
+Everything happens in the transport's callbacks: bytes are turned into messages where they arrive, and what is to be
+said is written at once, so that no task stands between the service and the application.
+
+Failure model: a lost connection is told to the machine, which comes back. A cancelled wait for the next message loses
+none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar, cast
+
+from holdfast.client.effects import Wait
+from holdfast.client.shell import draw_wait_ms, now_ms
+from holdfast.client.stores.consuming import Consuming
+from holdfast.client.stores.options import SubscriberOptions
+from holdfast.client.stores.steps import Advisory, Connect, Ended, Talk
+from holdfast.client.stores.watching import Watching
+from holdfast.client.stores.web_socket import Hung, Opened, Payload, Pong, Refused, WebSocket
+from holdfast.client.stores.wire import KeyChange
+from holdfast.errors import HoldfastError
+from holdfast.stores.messages import Delivery
+
+__all__ = ["Subscriber", "Watch"]
+
+
+Item = TypeVar("Item")
+
+
+class _Line(asyncio.Protocol):
+    """One connection. ``arrived`` is told of its bytes, none at its end, until it is dropped."""
+
+    def __init__(self, arrived: Callable[[_Line, bytes], None], socket: WebSocket) -> None:
+        self._arrived: Callable[[_Line, bytes], None] | None = arrived
+        self.socket = socket
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say the handshake."""
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's do not derive from asyncio's
+        self.write()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        if self._arrived is not None:
+            self._arrived(self, data)
+
+    def eof_received(self) -> bool:
+        """Nothing more will come."""
+        if self._arrived is not None:
+            self._arrived(self, b"")
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        del exc
+        if self._arrived is not None:
+            self._arrived(self, b"")
+
+    def write(self) -> None:
+        """Send what the socket wants to say."""
+        data = self.socket.take_bytes()
+        if data and self.transport is not None and not self.transport.is_closing():
+            self.transport.write(data)
+
+    def drop(self) -> None:
+        """This line is of no further use."""
+        self._arrived = None
+        self.socket.close()
+        self.write()
+        if self.transport is not None:
+            self.transport.close()
+
+
+class Subscriber:
+    """The messages of one durable, delivered to one subscriber name. Made by ``StoreClient.subscriber``.
+
+    Iterate, or take ``batches``, or ``run`` a function on each. Without ``explicit_ack`` a message is acknowledged when
+    the next one is asked for, and when the function returned; what it raises gives the message back. Raises while
+    iterating: Conflict (``durable_collision``: a newer subscriber took the place), NotFound, InvalidRequest
+    (``matcher_mismatch``, ``type_mismatch``), PermissionDenied, Unavailable (after ``retry_duration``).
+    """
+
+    def __init__(
+        self,
+        machine: Consuming,
+        options: SubscriberOptions,
+        *,
+        token: str | None,
+        tls: ssl.SSLContext | None,
+        payload_bytes_max: int,
+    ) -> None:
+        self._machine = machine
+        self._options = options
+        self._token = token
+        self._tls = tls
+        self._payload_bytes_max = payload_bytes_max
+        self._line: _Line | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = math.inf
+        self._waiting: list[asyncio.Future[None]] = []
+        self._started = False
+        self._pause: Wait | None = None
+        self._unacknowledged: list[Delivery] = []
+
+    async def __aenter__(self) -> Self:
+        self._start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._settle_handed_out()
+        await self.aclose()
+
+    # receiving
+
+    def __aiter__(self) -> AsyncIterator[Delivery]:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        self._settle_handed_out()
+        machine = self._machine
+        while (message := machine.take()) is None:
+            if not await self._more():
+                raise StopAsyncIteration
+        if machine.has_outgoing:
+            self._pump()
+        if not self._options.explicit_ack:
+            self._unacknowledged.append(message)
+        return message
+
+    async def batches(self) -> AsyncIterator[list[Delivery]]:
+        """The messages as they arrive together, at most the prefetch of them."""
+        machine = self._machine
+        while True:
+            self._settle_handed_out()
+            messages = machine.take_all()
+            if not messages:
+                if not await self._more():
+                    return
+                continue
+            if machine.has_outgoing:
+                self._pump()
+            if not self._options.explicit_ack:
+                self._unacknowledged = messages
+            yield messages
+
+    async def receive(self, timeout: float | None = None) -> Delivery | None:
+        """The next message, None when none came within ``timeout`` seconds or the subscriber is closed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                async for message in self:
+                    return message
+        return None
+
+    async def run(self, function: Callable[[Delivery], Awaitable[None]], *, redelivery_delay: float = 0.0) -> None:
+        """Call ``function`` with each message until the subscriber is closed; acknowledge what it returned from.
+
+        Raises: what the function raises, after its message was given back with ``redelivery_delay`` seconds.
+        """
+        while (message := await self.receive()) is not None:
+            self._unacknowledged = []
+            try:
+                await function(message)
+            except BaseException:
+                await self.put_back(message, delay=redelivery_delay)
+                raise
+            await self.acknowledge(message)
+
+    # settling
+
+    async def acknowledge(self, *messages: Delivery, confirmed: bool = False) -> Sequence[int]:
+        """These are consumed. ``confirmed`` waits until the service has it, as does ``ack_mode`` sync in any case.
+
+        Returns the numbers that this subscriber held no more (they were delivered again), known when confirmed.
+        """
+        waits = confirmed or self._machine.acknowledges_at_once
+        stale: list[int] = []
+        # Those before the last travel in the frame that the last one sends.
+        for message in messages[:-1] if waits else messages:
+            self._machine.acknowledge(message.seq, message.seq, now_ms())
+        if waits and messages:
+            last = messages[-1].seq
+            stale.extend(await self._answer(lambda done: self._machine.acknowledge(last, last, now_ms(), done)))
+        else:
+            self._said()
+        return stale
+
+    async def put_back(self, message: Delivery, *, delay: float = 0.0, confirmed: bool = False) -> None:
+        """Deliver this again to anybody, ``delay`` seconds later; it counts as one more delivery."""
+        delay_ms = max(0, round(delay * 1000))
+        if confirmed:
+            await self._answer(lambda done: self._machine.put_back(message.seq, delay_ms, done))
+        else:
+            self._machine.put_back(message.seq, delay_ms)
+            self._said()
+
+    async def reject(self, message: Delivery, *, confirmed: bool = False) -> None:
+        """Never deliver this again: it goes to the durable's dead letters."""
+        if confirmed:
+            await self._answer(lambda done: self._machine.reject(message.seq, done))
+        else:
+            self._machine.reject(message.seq)
+            self._said()
+
+    async def extend(self, message: Delivery, *, confirmed: bool = False) -> None:
+        """Work on this goes on: its time to be acknowledged starts anew."""
+        if confirmed:
+            await self._answer(lambda done: self._machine.extend(message.seq, done))
+        else:
+            self._machine.extend(message.seq)
+            self._said()
+
+    # the rest
+
+    @property
+    def stale(self) -> int:
+        """How many acknowledgements came too late."""
+        return self._machine.stale
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the service delivers to this subscriber now."""
+        return self._machine.is_attached
+
+    def take_advisories(self) -> list[Advisory]:
+        """What was advised since the last call."""
+        return self._machine.take_advisories()
+
+    def on_advisory(self, function: Callable[[Advisory], None] | None) -> None:
+        """Call this with each advisory as it comes."""
+        self._machine.on_advisory = function
+
+    async def aclose(self) -> None:
+        """Send what is acknowledged, wait up to ``close_linger`` for the answers, and leave; the durable stays."""
+        self._machine.close()
+        try:
+            if self._started:
+                self._pump()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._options.close_linger):
+                        while not self._machine.has_ended:
+                            await self._change()
+        finally:
+            self._machine.end(None)
+            self._stop()
+        await asyncio.sleep(0)  # lets the transport call connection_lost
+
+    async def next_of(self, take: Callable[[], Item | None]) -> Item | None:
+        """What ``take`` finds as soon as it can; None when nothing will come. Raises: why. For ``Watch``."""
+        while (item := take()) is None:
+            if not await self._more():
+                return None
+        return item
+
+    def _settle_handed_out(self) -> None:
+        handed_out = self._unacknowledged
+        if not handed_out:
+            return
+        self._unacknowledged = []
+        if self._machine.has_ended:
+            return
+        first = last = handed_out[0].seq
+        for message in handed_out[1:]:
+            if message.seq == last + 1:
+                last = message.seq
+                continue
+            self._machine.acknowledge(first, last, now_ms())
+            first = last = message.seq
+        self._machine.acknowledge(first, last, now_ms())
+        self._said()
+
+    def _said(self) -> None:
+        """Something was acknowledged: send it, or see that the timer does."""
+        machine = self._machine
+        if machine.has_outgoing or (machine.is_attached and machine.ack_due_ms < self._timer_ms):
+            self._pump()
+
+    async def _answer(
+        self, ask: Callable[[Callable[[Sequence[int], HoldfastError | None], None]], None]
+    ) -> Sequence[int]:
+        future: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
+
+        def done(stale: Sequence[int], error: HoldfastError | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(stale)
+            else:
+                future.set_exception(error)
+
+        ask(done)
+        self._pump()
+        return await future
+
+    async def _more(self) -> bool:
+        """Wait until something may have come. False when nothing will. Raises: why."""
+        if self._machine.has_ended:
+            if self._machine.failure is not None:
+                raise self._machine.failure
+            return False
+        if not self._started:
+            self._start()
+        if not self._machine.has_ready:
+            await self._change()
+        return True
+
+    async def _change(self) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        try:
+            await future
+        finally:
+            if future in self._waiting:
+                self._waiting.remove(future)
+
+    def _tell(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    # the connection
+
+    def _start(self) -> None:
+        self._started = True
+        self._pump()
+
+    def _pump(self) -> None:
+        """Carry out what the machine wants now, and set the timer for what it wants later."""
+        if not self._started:
+            return
+        step = self._machine.next_step(now_ms())
+        match step:
+            case Talk(outgoing=outgoing, probes=probes, timeout_ms=timeout_ms):
+                self._say(outgoing, probes=probes)
+                self._at(timeout_ms, self._pump)
+            case Connect():
+                self._hang_up()
+                line = self._line = _Line(self._arrived, self._web_socket(step))
+                self._connecting = asyncio.get_running_loop().create_task(self._connect(line, step))
+                self._at(step.timeout_ms, self._pump)
+            case Wait():
+                if step is self._pause:
+                    return
+                self._pause = step
+                self._hang_up()
+                self._at(draw_wait_ms(step), self._waited)
+            case Ended(outgoing=outgoing):
+                self._say(outgoing, probes=False)
+                self._stop()
+        if self._waiting and (self._machine.has_ready or self._machine.has_ended):
+            self._tell()
+
+    def _web_socket(self, step: Connect) -> WebSocket:
+        return WebSocket(step.endpoint, step.target, self._token, self._payload_bytes_max)
+
+    def _waited(self) -> None:
+        self._machine.waited()
+        self._pump()
+
+    def _say(self, outgoing: Sequence[bytes], *, probes: bool) -> None:
+        line = self._line
+        if line is None:
+            return
+        for payload in outgoing:
+            line.socket.send(payload)
+        if probes:
+            line.socket.ping()
+        line.write()
+
+    def _at(self, ms: float, function: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ms = now_ms() + ms
+        # A millisecond early would find nothing due and set the timer again.
+        self._timer = asyncio.get_running_loop().call_later((ms + 1) / 1000, function)
+
+    async def _connect(self, line: _Line, step: Connect) -> None:
+        endpoint = step.endpoint
+        loop = asyncio.get_running_loop()
+        try:
+            if endpoint.unix_path is not None:
+                await loop.create_unix_connection(lambda: line, endpoint.unix_path)
+            else:
+                context = (self._tls or ssl.create_default_context()) if endpoint.secure else None
+                await loop.create_connection(lambda: line, endpoint.host, endpoint.port, ssl=context)
+        except OSError as error:
+            if self._line is line:
+                self._line = None
+                self._machine.lost(now_ms(), f"{type(error).__name__}: {error}")
+                self._pump()
+
+    def _arrived(self, line: _Line, data: bytes) -> None:
+        if line is not self._line:
+            return
+        now = now_ms()
+        for happening in line.socket.feed(data):
+            match happening:
+                case Payload(data=payload):
+                    self._machine.received(payload, now)
+                case Opened():
+                    self._machine.opened(now)
+                case Pong():
+                    self._machine.heard(now)
+                case Refused(status=status, headers=headers, body=body):
+                    self._hang_up()
+                    self._machine.refused(now, status, headers, body)
+                case Hung(reason=reason, code=code, name=name):
+                    self._hang_up()
+                    self._machine.lost(now, reason, code, name)
+        line.write()  # pongs, and the answer to a close
+        self._pump()
+
+    def _hang_up(self) -> None:
+        line, self._line = self._line, None
+        connecting, self._connecting = self._connecting, None
+        if connecting is not None:
+            connecting.cancel()
+        if line is not None:
+            line.drop()
+
+    def _stop(self) -> None:
+        self._hang_up()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._tell()
+
+
+class Watch:
+    """The changes of one map, as they happen. Made by ``Map.watch``.
+
+    It begins with everything that is in the map (``cause`` ``present``); then comes each change. Whoever takes each as
+    the key's last word has what is in the map, also after a lost connection: then what differs is told. What came and
+    went meanwhile, or faster than it was taken, is not. Raises while iterating: as ``Subscriber``.
+    """
+
+    def __init__(self, machine: Watching, subscriber: Subscriber) -> None:
+        self._machine = machine
+        self._subscriber = subscriber
+
+    async def __aenter__(self) -> Self:
+        await self._subscriber.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> AsyncIterator[KeyChange]:
+        return self
+
+    async def __anext__(self) -> KeyChange:
+        change = await self._subscriber.next_of(self._machine.take_change)
+        if change is None:
+            raise StopAsyncIteration
+        return change
+
+    async def receive(self, timeout: float | None = None) -> KeyChange | None:
+        """The next change, None when none came within ``timeout`` seconds or the watch is closed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                async for change in self:
+                    return change
+        return None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether all that was in the map when the connection began was taken."""
+        return self._machine.is_current
+
+    def take_advisories(self) -> list[Advisory]:
+        """What was advised since the last call, ``lock_lost`` among it."""
+        return self._subscriber.take_advisories()
+
+    async def aclose(self) -> None:
+        """End the watch, and with it every lock whose owner it is."""
+        await self._subscriber.aclose()

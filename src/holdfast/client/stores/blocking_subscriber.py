@@ -1,0 +1,473 @@
+"""The blocking subscriber: the machine of ``consuming``, on a socket that one thread of its own serves.
+
+Owns: the thread, the socket, waking the one for the other. Does not own: any decision (``consuming``), framing
+(``web_socket``).
+
+The thread reads, answers pings, sends acknowledgements when they are due and comes back after a loss, also while the
+application works on a message for long. Everything else happens in the application's threads, under one lock.
+
+Failure model: a lost connection is told to the machine. A bug that ends the thread ends the subscriber with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import select
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from holdfast.client.effects import Wait
+from holdfast.client.shell import draw_wait_ms, now_ms
+from holdfast.client.sockets import RECEIVE_BYTES, Connection
+from holdfast.client.stores.acknowledging import OnAnswer
+from holdfast.client.stores.consuming import Consuming
+from holdfast.client.stores.options import SubscriberOptions
+from holdfast.client.stores.steps import Advisory, Connect, Ended, Talk
+from holdfast.client.stores.watching import Watching
+from holdfast.client.stores.web_socket import Hung, Opened, Payload, Pong, Refused, WebSocket
+from holdfast.client.stores.wire import KeyChange
+from holdfast.errors import HoldfastError, InternalError
+from holdfast.stores.messages import Delivery
+
+__all__ = ["Subscriber", "Watch"]
+
+_EARLY_MS: Final = 1.0
+"""A millisecond early would find nothing due and sleep again."""
+
+
+Item = TypeVar("Item")
+
+
+class Subscriber:
+    """The messages of one durable, delivered to one subscriber name. Made by ``StoreClient.subscriber``.
+
+    Iterate, or take ``batches``, or ``run`` a function on each. Without ``explicit_ack`` a message is acknowledged when
+    the next one is asked for, and when the function returned; what it raises gives the message back. Raises while
+    iterating: Conflict (``durable_collision``: a newer subscriber took the place), NotFound, InvalidRequest
+    (``matcher_mismatch``, ``type_mismatch``), PermissionDenied, Unavailable (after ``retry_duration``).
+    """
+
+    def __init__(
+        self,
+        machine: Consuming,
+        options: SubscriberOptions,
+        *,
+        token: str | None,
+        tls: ssl.SSLContext | None,
+        payload_bytes_max: int,
+    ) -> None:
+        self._machine = machine
+        self._options = options
+        self._token = token
+        self._tls = tls
+        self._payload_bytes_max = payload_bytes_max
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._wakes, self._woken_by = socket.socketpair()
+        self._wakes.setblocking(False)
+        self._sleeps_until_ms = math.inf
+        self._unacknowledged: list[Delivery] = []
+
+    def __enter__(self) -> Self:
+        with self._changed:
+            self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            with self._changed:
+                self._settle_handed_out()
+        self.close()
+
+    # receiving
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return self
+
+    def __next__(self) -> Delivery:
+        message = self._next(math.inf)
+        if message is None:
+            raise StopIteration
+        return message
+
+    def receive(self, timeout: float | None = None) -> Delivery | None:
+        """The next message, None when none came within ``timeout`` seconds or the subscriber is closed."""
+        return self._next(math.inf if timeout is None else now_ms() + timeout * 1000)
+
+    def batches(self) -> Iterator[list[Delivery]]:
+        """The messages as they arrive together, at most the prefetch of them."""
+        while True:
+            with self._changed:
+                self._settle_handed_out()
+                if not self._more(math.inf):
+                    return
+                messages = self._machine.take_all()
+                if not self._options.explicit_ack:
+                    self._unacknowledged = messages
+                self._said()
+            yield messages
+
+    def run(self, function: Callable[[Delivery], None], *, redelivery_delay: float = 0.0) -> None:
+        """Call ``function`` with each message until the subscriber is closed; acknowledge what it returned from.
+
+        Raises: what the function raises, after its message was given back with ``redelivery_delay`` seconds.
+        """
+        while (message := self.receive()) is not None:
+            self._unacknowledged = []
+            try:
+                function(message)
+            except BaseException:
+                self.put_back(message, delay=redelivery_delay)
+                raise
+            self.acknowledge(message)
+
+    # settling
+
+    def acknowledge(self, *messages: Delivery, confirmed: bool = False) -> Sequence[int]:
+        """These are consumed. ``confirmed`` waits until the service has it, as does ``ack_mode`` sync in any case.
+
+        Returns the numbers that this subscriber held no more (they were delivered again), known when confirmed.
+        """
+        with self._changed:
+            waits = confirmed or self._machine.acknowledges_at_once
+            for message in messages[:-1] if waits else messages:
+                self._machine.acknowledge(message.seq, message.seq, now_ms())
+            self._said()
+        if not waits or not messages:
+            return ()
+        last = messages[-1].seq
+        return self._answer(lambda done: self._machine.acknowledge(last, last, now_ms(), done))
+
+    def put_back(self, message: Delivery, *, delay: float = 0.0, confirmed: bool = False) -> None:
+        """Deliver this again to anybody, ``delay`` seconds later; it counts as one more delivery."""
+        delay_ms = max(0, round(delay * 1000))
+        self._settle(lambda done: self._machine.put_back(message.seq, delay_ms, done), confirmed=confirmed)
+
+    def reject(self, message: Delivery, *, confirmed: bool = False) -> None:
+        """Never deliver this again: it goes to the durable's dead letters."""
+        self._settle(lambda done: self._machine.reject(message.seq, done), confirmed=confirmed)
+
+    def extend(self, message: Delivery, *, confirmed: bool = False) -> None:
+        """Work on this goes on: its time to be acknowledged starts anew."""
+        self._settle(lambda done: self._machine.extend(message.seq, done), confirmed=confirmed)
+
+    # the rest
+
+    @property
+    def stale(self) -> int:
+        """How many acknowledgements came too late."""
+        return self._machine.stale
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the service delivers to this subscriber now."""
+        return self._machine.is_attached
+
+    def take_advisories(self) -> list[Advisory]:
+        """What was advised since the last call."""
+        with self._changed:
+            return self._machine.take_advisories()
+
+    def on_advisory(self, function: Callable[[Advisory], None] | None) -> None:
+        """Call this with each advisory as it comes, from the subscriber's thread and with its lock held."""
+        self._machine.on_advisory = function
+
+    def close(self) -> None:
+        """Send what is acknowledged, wait up to ``close_linger`` for the answers, and leave; the durable stays."""
+        with self._changed:
+            self._machine.close()
+            if self._thread is not None:
+                self._wake()
+                self._changed.wait_for(lambda: self._machine.has_ended, self._options.close_linger)
+            self._machine.end(None)
+            self._wake()
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._wakes.close()
+        self._woken_by.close()
+
+    def next_of(self, take: Callable[[], Item | None], end_ms: float) -> Item | None:
+        """What ``take`` finds before ``end_ms``; None when nothing comes. Raises: why nothing will. For ``Watch``."""
+        with self._changed:
+            item = take()
+            return take() if item is None and self._more(end_ms) else item
+
+    def _next(self, end_ms: float) -> Delivery | None:
+        with self._changed:
+            self._settle_handed_out()
+            message = self._machine.take()
+            if message is None:
+                if not self._more(end_ms):
+                    return None
+                message = self._machine.take()
+                assert message is not None, "more was there"
+            if not self._options.explicit_ack:
+                self._unacknowledged.append(message)
+            self._said()
+            return message
+
+    def _settle_handed_out(self) -> None:
+        handed_out, self._unacknowledged = self._unacknowledged, []
+        if self._machine.has_ended:
+            return
+        for message in handed_out:
+            self._machine.acknowledge(message.seq, message.seq, now_ms())
+        if handed_out:
+            self._said()
+
+    def _settle(self, ask: Callable[[OnAnswer | None], None], *, confirmed: bool) -> None:
+        if confirmed:
+            self._answer(ask)
+            return
+        with self._changed:
+            ask(None)
+            self._said()
+
+    def _answer(self, ask: Callable[[OnAnswer], None]) -> Sequence[int]:
+        answers: list[tuple[Sequence[int], HoldfastError | None]] = []
+
+        def done(stale: Sequence[int], error: HoldfastError | None) -> None:
+            answers.append((stale, error))
+
+        with self._changed:
+            self._start()
+            ask(done)
+            self._said()
+            self._changed.wait_for(lambda: bool(answers))
+        stale, error = answers[0]
+        if error is not None:
+            raise error
+        return stale
+
+    def _said(self) -> None:
+        """Something is to be sent, now or before the thread wakes by itself."""
+        machine = self._machine
+        if machine.has_outgoing or (machine.is_attached and machine.ack_due_ms < self._sleeps_until_ms):
+            self._wake()
+
+    def _more(self, end_ms: float) -> bool:
+        """Wait until something came. False when nothing will, or not in time. Raises: why nothing will."""
+        self._start()
+        while not self._machine.has_ready:
+            if self._machine.has_ended:
+                if self._machine.failure is not None:
+                    raise self._machine.failure
+                return False
+            left_ms = end_ms - now_ms()
+            if left_ms <= 0:
+                return False
+            self._changed.wait(None if math.isinf(left_ms) else left_ms / 1000)
+        return True
+
+    # the thread
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, daemon=True)
+            self._thread.start()
+
+    def _wake(self) -> None:
+        self._sleeps_until_ms = -math.inf  # once is enough
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._wakes.send(b"\0")
+
+    def _work(self) -> None:
+        line: _Line | None = None
+        try:
+            while True:
+                with self._changed:
+                    step = self._machine.next_step(now_ms())
+                match step:
+                    case Connect():
+                        line = self._replace(line, step)
+                    case Talk():
+                        line = self._talk(line, step)
+                    case Wait():
+                        line = self._replace(line, None)
+                        self._pause(draw_wait_ms(step))
+                        with self._changed:
+                            self._machine.waited()
+                    case Ended(outgoing=outgoing):
+                        if line is not None:
+                            with contextlib.suppress(OSError):
+                                line.say(outgoing, probes=False)
+                        return
+        except BaseException as error:
+            broken = InternalError("the subscriber's thread ended")
+            broken.__cause__ = error
+            with self._changed:
+                self._machine.end(broken)
+            raise
+        finally:
+            self._replace(line, None)
+            with self._changed:
+                self._changed.notify_all()
+
+    def _replace(self, line: _Line | None, step: Connect | None) -> _Line | None:
+        if line is not None:
+            line.close()
+        if step is None:
+            return None
+        try:
+            return _Line(step, self._token, self._tls, self._payload_bytes_max)
+        except OSError as error:
+            with self._changed:
+                self._machine.lost(now_ms(), f"{type(error).__name__}: {error}")
+            return None
+
+    def _talk(self, line: _Line | None, step: Talk) -> _Line | None:
+        if line is None:  # the connection was lost while it was made
+            return None
+        try:
+            line.say(step.outgoing, probes=step.probes)
+            readable = self._sleep(line, step.timeout_ms)
+            happenings = line.hear() if readable else []
+        except OSError as error:
+            with self._changed:
+                self._machine.lost(now_ms(), f"{type(error).__name__}: {error}")
+            line.close()
+            return None
+        with self._changed:
+            now = now_ms()
+            for happening in happenings:
+                match happening:
+                    case Payload(data=payload):
+                        self._machine.received(payload, now)
+                    case Opened():
+                        self._machine.opened(now)
+                    case Pong():
+                        self._machine.heard(now)
+                    case Refused(status=status, headers=headers, body=body):
+                        self._machine.refused(now, status, headers, body)
+                    case Hung(reason=reason, code=code, name=name):
+                        self._machine.lost(now, reason, code, name)
+            if happenings:
+                self._changed.notify_all()
+        return line
+
+    def _sleep(self, line: _Line, timeout_ms: float) -> bool:
+        """Until the line is readable (then True), the application wakes us, or it is time."""
+        with self._changed:
+            if self._machine.has_outgoing:
+                timeout_ms = 0.0
+            self._sleeps_until_ms = now_ms() + timeout_ms
+        number = line.connection.socket.fileno()
+        return number in self._wait([number], timeout_ms + _EARLY_MS if timeout_ms else 0)
+
+    def _pause(self, ms: float) -> None:
+        with self._changed:
+            self._sleeps_until_ms = math.inf  # only closing wakes
+            if self._machine.has_ended:
+                return
+        self._wait([], ms)
+
+    def _wait(self, numbers: list[int], ms: float) -> set[int]:
+        """Which of these descriptors are readable, or at an end, before it is time or the application wakes us."""
+        poll = select.poll()  # a program may have more files open than select can name
+        own = self._woken_by.fileno()
+        for number in (own, *numbers):
+            poll.register(number, select.POLLIN)
+        readable = {number for number, _ in poll.poll(math.ceil(ms))}
+        if own in readable:
+            self._woken_by.recv(4_096)
+        return readable
+
+
+class _Line:
+    """One connection and its WebSocket."""
+
+    def __init__(self, step: Connect, token: str | None, tls: ssl.SSLContext | None, payload_bytes_max: int) -> None:
+        """Raises: OSError."""
+        self._timeout_s = step.timeout_ms / 1000
+        self.connection = Connection(step.endpoint, tls, self._timeout_s)
+        self.socket = WebSocket(step.endpoint, step.target, token, payload_bytes_max)
+        self._write()
+
+    def say(self, outgoing: Sequence[bytes], *, probes: bool) -> None:
+        """Send these. Raises: OSError."""
+        for payload in outgoing:
+            self.socket.send(payload)
+        if probes:
+            self.socket.ping()
+        self._write()
+
+    def hear(self) -> list[Opened | Refused | Payload | Pong | Hung]:
+        """What has arrived. Raises: OSError."""
+        raw = self.connection.socket
+        raw.settimeout(self._timeout_s)
+        happenings = self.socket.feed(raw.recv(RECEIVE_BYTES))
+        while isinstance(raw, ssl.SSLSocket) and raw.pending():  # decrypted already: select would not tell
+            happenings += self.socket.feed(raw.recv(RECEIVE_BYTES))
+        self._write()
+        return happenings
+
+    def close(self) -> None:
+        """Say good-bye and go."""
+        self.socket.close()
+        with contextlib.suppress(OSError):
+            self._write()
+        self.connection.close()
+
+    def _write(self) -> None:
+        data = self.socket.take_bytes()
+        if data:
+            self.connection.send(data, self._timeout_s)
+
+
+class Watch:
+    """The changes of one map, as they happen. Made by ``Map.watch``.
+
+    It begins with everything that is in the map (``cause`` ``present``); then comes each change. Whoever takes each as
+    the key's last word has what is in the map, also after a lost connection: then what differs is told. What came and
+    went meanwhile, or faster than it was taken, is not. Raises while iterating: as ``Subscriber``.
+    """
+
+    def __init__(self, machine: Watching, subscriber: Subscriber) -> None:
+        self._machine = machine
+        self._subscriber = subscriber
+
+    def __enter__(self) -> Self:
+        self._subscriber.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[KeyChange]:
+        return self
+
+    def __next__(self) -> KeyChange:
+        change = self._next(math.inf)
+        if change is None:
+            raise StopIteration
+        return change
+
+    def receive(self, timeout: float | None = None) -> KeyChange | None:
+        """The next change, None when none came within ``timeout`` seconds or the watch is closed."""
+        return self._next(math.inf if timeout is None else now_ms() + timeout * 1000)
+
+    def _next(self, end_ms: float) -> KeyChange | None:
+        return self._subscriber.next_of(self._machine.take_change, end_ms)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether all that was in the map when the connection began was taken."""
+        return self._machine.is_current
+
+    def take_advisories(self) -> list[Advisory]:
+        """What was advised since the last call, ``lock_lost`` among it."""
+        return self._subscriber.take_advisories()
+
+    def close(self) -> None:
+        """End the watch, and with it every lock whose owner it is."""
+        self._subscriber.close()

@@ -1,0 +1,472 @@
+"""The protocol of a subscriber, as a machine without I/O: credit, deliveries, acknowledgements, coming back.
+
+Owns: when to connect and to try again, how many messages may be on their way, when acknowledgements go out, advisories.
+Does not own: sockets and clocks (the shells), WebSocket framing (``web_socket``), frames (``wire``, ``acknowledging``).
+
+    state         what happens                                  what ends it
+    connecting    a WebSocket is to be opened                   ``Connect`` was asked for -> opening
+    opening       the shell opens it                            opened -> attaching; refused for good -> ended; lost
+                                                                or ``timeout_ms`` over -> waiting
+    attaching     open, the service has not said ``attached``   attached -> attached; lost or silent -> waiting
+    attached      credit out, messages in, acknowledgements     lost or silent for ``timeout_ms`` -> waiting
+                  out, each frame answered by its id
+    waiting       a jittered pause that doubles                 connecting; ``retry_duration`` over -> ended
+    ended         ``failure`` says why, None after a close      -
+
+Coming back. A connection that breaks is replaced under the same subscriber name. What was received and not handed out
+is dropped, as the service delivers it again. Acknowledgements without an answer go out again, first of all: those that
+count no more are listed as stale by the service and change nothing.
+
+Credit. Without ``prefetch`` the service bounds what a subscriber holds by the durable's own number, and credit comes
+back as messages are taken. With it, credit comes back as they are settled, behind the acknowledgement itself: the
+subscriber never holds more. A message that is never settled keeps its place until it comes back or the connection is
+replaced.
+
+Failure model: messages arrive at least once; ``redelivered`` is set on what may have been seen. Memory is bounded by
+the credit, which is never above the prefetch, and by ``advisories_max``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Final
+
+from holdfast.client.core import Session
+from holdfast.client.effects import Wait
+from holdfast.client.endpoint import Endpoint
+from holdfast.client.messages import ServiceError
+from holdfast.client.stores.acknowledging import Acknowledging, OnAnswer
+from holdfast.client.stores.options import FOR_EVER, SubscriberOptions
+from holdfast.client.stores.publishing import RETRIED_CODES
+from holdfast.client.stores.steps import Advisory, Connect, Ended, Step, Talk
+from holdfast.client.stores.wire import (
+    AdvisoryFrame,
+    AnswerFrame,
+    AttachedFrame,
+    ChangesFrame,
+    CurrentFrame,
+    ErrorFrame,
+    MessagesFrame,
+    close_frame,
+    coded_error,
+    credit_frame,
+    decode_frame,
+    named_error,
+    subscribe_target,
+)
+from holdfast.errors import Closed, Code, CorruptData, HoldfastError, Unavailable
+from holdfast.stores.messages import Delivery
+
+__all__ = ["Consuming"]
+
+_RECONNECTED_CODES: Final = RETRIED_CODES | {Code.LAGGING, Code.INTERNAL}
+"""Why a service may end a subscription without refusing it: connect again."""
+
+_NORMAL_CLOSE: Final = frozenset({1000, 1001, 1005, 1006, 1011, 1012, 1013})
+
+
+class _State(Enum):
+    CONNECTING = "connecting"
+    OPENING = "opening"
+    ATTACHING = "attaching"
+    ATTACHED = "attached"
+    WAITING = "waiting"
+    ENDED = "ended"
+
+
+_CONNECTED: Final = frozenset({_State.OPENING, _State.ATTACHING, _State.ATTACHED})
+
+
+class Consuming:
+    """The machine. Its shell calls ``next_step``, carries it out, tells what came, and repeats.
+
+    Threads must not call it at the same time.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        store: str,
+        durable: str,
+        subscriber: str,
+        options: SubscriberOptions,
+        *,
+        template: str | None = None,
+        matcher: Mapping[str, object] | None = None,
+        key: str | None = None,
+        prefix: str | None = None,
+    ) -> None:
+        self._session = session
+        self._options = options
+        where = subscribe_target(store, durable, subscriber, template=template, matcher=matcher, key=key, prefix=prefix)
+        self._target = where if options.prefetch is None else f"{where}&prefetch={options.prefetch}"
+        self._state = _State.CONNECTING
+        self._asked_endpoint: Endpoint | None = None
+        self._pause: Wait | None = None
+        self._ceiling_ms = session.options.retry_base_ms
+        self._lost_since_ms: float | None = None
+        self._was_attached = False
+        self._heard_ms = 0.0
+        self._probed_ms = 0.0
+        self._terms = AttachedFrame()
+        self._ready: deque[Delivery] = deque()
+        self._without_credit = 0
+        self._held: set[int] | None = set() if options.prefetch is not None else None
+        """What is not settled yet, where this subscriber has a window of its own."""
+        self._outgoing: list[bytes] = []
+        self._acks = Acknowledging()
+        self._advisories: deque[Advisory] = deque(maxlen=options.advisories_max)
+        self._last_said: AdvisoryFrame | None = None
+        """A close frame has room for a code alone; what it is about comes before it."""
+        self._closing = False
+        self.on_advisory: Callable[[Advisory], None] | None = None
+        self.failure: HoldfastError | None = None
+
+    # what the application does
+
+    @property
+    def has_ended(self) -> bool:
+        """Nothing will come any more; ``failure`` says why."""
+        return self._state is _State.ENDED
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the service delivers to this subscriber now."""
+        return self._state is _State.ATTACHED
+
+    @property
+    def acknowledges_at_once(self) -> bool:
+        """Whether the durable wants each acknowledgement confirmed alone (``ack_mode`` sync)."""
+        return self._terms.ack_mode == "sync"
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether ``take`` has something."""
+        return bool(self._ready)
+
+    @property
+    def ack_due_ms(self) -> float:
+        """When the acknowledgements that wait for company go out."""
+        return self._acks.since_ms + self._batch_time_ms() if self._acks.pending else math.inf
+
+    @property
+    def unconfirmed(self) -> int:
+        """How many acknowledgements the service has not answered yet."""
+        return self._acks.unconfirmed
+
+    @property
+    def stale(self) -> int:
+        """How many acknowledgements came too late: their messages were delivered again."""
+        return self._acks.stale
+
+    def take(self) -> Delivery | None:
+        """The next message that arrived, or None. Taking is what gives the service new credit."""
+        if not self._ready:
+            return None
+        self._took(1)
+        return self._ready.popleft()
+
+    def take_all(self) -> list[Delivery]:
+        """Everything that arrived."""
+        messages = list(self._ready)
+        self._ready.clear()
+        self._took(len(messages))
+        return messages
+
+    def acknowledge(self, first: int, last: int, now_ms: float, on_answer: OnAnswer | None = None) -> None:
+        """These are consumed. They go out with others, at once where somebody waits for the answer."""
+        self._require_usable()
+        self._acks.add(first, last, now_ms, on_answer)
+        self._settled(first, last)
+        if on_answer is not None or self._acks.pending >= self._batch_count() or self.acknowledges_at_once:
+            self.flush()
+
+    def put_back(self, seq: int, delay_ms: int, on_answer: OnAnswer | None = None) -> None:
+        """Deliver this again, to anybody, ``delay_ms`` later."""
+        self._ask("nack", [(seq, delay_ms)], 1, on_answer)
+        self._settled(seq, seq)
+        self._give_credit()
+
+    def reject(self, seq: int, on_answer: OnAnswer | None = None) -> None:
+        """Deliver this never again: it goes to the dead letters."""
+        self._ask("reject", [seq], 1, on_answer)
+        self._settled(seq, seq)
+        self._give_credit()
+
+    def extend(self, seq: int, on_answer: OnAnswer | None = None) -> None:
+        """Start the acknowledgement time of this anew."""
+        self._ask("extend", [seq], 1, on_answer)
+
+    def flush(self) -> None:
+        """Send the acknowledgements that wait for company."""
+        if self._acks.pending and self._state is _State.ATTACHED:
+            self._outgoing += self._acks.take_pending()
+            if self._held is not None:  # behind the acknowledgement, so that the window is never exceeded
+                self._give_credit()
+
+    def take_advisories(self) -> list[Advisory]:
+        """What was advised since the last call, oldest first."""
+        advisories = list(self._advisories)
+        self._advisories.clear()
+        return advisories
+
+    def close(self) -> None:
+        """Send what is to be acknowledged, wait for the answers, then leave."""
+        self._closing = True
+        self.flush()
+
+    def end(self, failure: HoldfastError | None) -> None:
+        """No more. Who waits for an answer gets the failure, or ``Closed``."""
+        if self._state is _State.ENDED:
+            return
+        self._state = _State.ENDED
+        self._pause = None
+        self._outgoing.clear()
+        self.failure = failure
+        self._ready.clear()
+        self._acks.fail(failure if failure is not None else Closed("the subscriber was closed before the answer came"))
+
+    # what the shell does
+
+    def next_step(self, now_ms: float) -> Step:
+        """What to do now."""
+        if self._state in _CONNECTED and now_ms - self._heard_ms >= self._options.timeout_ms:
+            self.lost(now_ms, f"nothing was heard for {self._options.timeout_ms:g} ms")
+        match self._state:
+            case _State.ENDED:
+                return Ended()
+            case _State.WAITING | _State.CONNECTING | _State.OPENING | _State.ATTACHING if self._closing:
+                self.end(None)
+                return Ended()
+            case _State.WAITING:
+                assert self._pause is not None, "waiting has a pause"
+                return self._pause
+            case _State.CONNECTING:
+                self._asked_endpoint = self._session.route.current
+                self._heard_ms = now_ms
+                self._state = _State.OPENING
+                return Connect(self._asked_endpoint, self._target, self._options.timeout_ms)
+            case _State.OPENING | _State.ATTACHING:
+                return Talk((), False, self._heard_ms + self._options.timeout_ms - now_ms)
+            case _State.ATTACHED:
+                return self._talk(now_ms)
+
+    def _talk(self, now_ms: float) -> Step:
+        if now_ms >= self.ack_due_ms:
+            self.flush()
+        if self._closing and not self.unconfirmed:
+            last_words = (*self._take_outgoing(), close_frame())
+            self.end(None)
+            return Ended(last_words)
+        options = self._options
+        probes = now_ms - max(self._heard_ms, self._probed_ms) >= options.heartbeat_ms
+        if probes:
+            self._probed_ms = now_ms
+        due_ms = min(self._heard_ms + options.timeout_ms, max(self._heard_ms, self._probed_ms) + options.heartbeat_ms)
+        due_ms = min(due_ms, self.ack_due_ms)
+        return Talk(self._take_outgoing(), probes, max(0.0, due_ms - now_ms))
+
+    def waited(self) -> None:
+        """The pause is over."""
+        if self._state is _State.WAITING:
+            self._pause = None
+            self._state = _State.CONNECTING
+
+    def opened(self, now_ms: float) -> None:
+        """The WebSocket is open. The service speaks first: ``attached``."""
+        self._heard_ms = self._probed_ms = now_ms
+        if self._state is _State.OPENING:
+            self._state = _State.ATTACHING
+
+    def refused(self, now_ms: float, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        """An HTTP answer instead of a WebSocket."""
+        if self._state is not _State.OPENING:
+            return
+        error = coded_error(status, headers, body)
+        if error is None:
+            unclear = Unavailable("something before the service answered with an error", status=status)
+            self._again_or_end(now_ms, unclear) if status >= 500 or status == 429 else self.end(unclear)
+        elif error.code in _RECONNECTED_CODES:
+            self._again_or_end(now_ms, error)
+        else:
+            self.end(error)
+
+    def heard(self, now_ms: float) -> None:
+        """Anything came, also a pong."""
+        self._heard_ms = now_ms
+
+    def received(self, payload: bytes, now_ms: float) -> None:
+        """A frame came. Raises: nothing; a frame that the API does not describe ends the subscription."""
+        self._heard_ms = now_ms
+        if self._state not in (_State.ATTACHING, _State.ATTACHED):
+            return
+        try:
+            frame = decode_frame(payload)
+        except CorruptData as error:
+            self.end(error)
+            return
+        match frame:
+            case MessagesFrame(messages=messages):
+                if self._held is not None:
+                    self._arrived(messages)
+                self._ready.extend(messages)
+            case AnswerFrame():
+                self._answered(frame)
+            case AttachedFrame():
+                self._attached(frame, now_ms)
+            case AdvisoryFrame(kind=kind, facts=facts):
+                self._last_said = frame
+                self._advise(Advisory(kind, facts))
+            case ErrorFrame():
+                self._errored(frame, now_ms)
+            case ChangesFrame() | CurrentFrame():
+                self.watched(frame)
+
+    def lost(self, now_ms: float, reason: str, code: int = 1006, name: str = "") -> None:
+        """The connection is gone. ``code`` and ``name`` are those of a close frame: an error's code, or nothing."""
+        if self._state not in _CONNECTED:
+            return
+        error: HoldfastError = Unavailable(f"the connection to the service was lost: {reason}")
+        if code not in _NORMAL_CLOSE and name:
+            said = self._last_said
+            facts = (
+                "".join(f" {key}={value}" for key, value in said.facts.items()) if said and said.kind == name else ""
+            )
+            error = named_error(ServiceError(name, f"the service ended the subscription: {name}{facts}"), 500)
+            if error.code not in _RECONNECTED_CODES:
+                self.end(error)
+                return
+        self._again_or_end(now_ms, error)
+
+    # the rules
+
+    def watched(self, frame: ChangesFrame | CurrentFrame) -> None:
+        """What is told of a map: for ``watching``, who else subscribes to one listens to advisories alone."""
+
+    def attached(self) -> None:
+        """A connection begins."""
+
+    def _attached(self, terms: AttachedFrame, now_ms: float) -> None:
+        self._terms = terms
+        self._state = _State.ATTACHED
+        self.attached()
+        self._ceiling_ms = self._session.options.retry_base_ms
+        if self._lost_since_ms is not None and self._was_attached:
+            facts = {"away_ms": round(now_ms - self._lost_since_ms)}
+            self._advise(Advisory("store_available", facts))
+        self._was_attached = True
+        self._lost_since_ms = None
+        self._outgoing += self._acks.again()
+        self.flush()
+        self._without_credit = 0
+        if not self._closing:
+            self._outgoing.append(credit_frame(self._credit()))
+
+    def _again_or_end(self, now_ms: float, error: HoldfastError) -> None:
+        if self._asked_endpoint is not None:
+            self._session.route.failed(self._asked_endpoint)
+        self._ready.clear()
+        self._outgoing.clear()
+        if self._held is not None:
+            self._held.clear()
+        if self._lost_since_ms is None:
+            self._lost_since_ms = now_ms
+            if self._was_attached:
+                self._advise(Advisory("store_unavailable", {"reason": str(error)}))
+        seconds = self._options.retry_duration
+        if self._closing or (seconds != FOR_EVER and now_ms - self._lost_since_ms >= seconds * 1000):
+            self.end(None if self._closing else error)
+            return
+        at_least = float(error.retry_after_ms or 0)
+        self._pause = Wait(at_least, at_least + self._ceiling_ms, str(error))
+        self._ceiling_ms = min(self._ceiling_ms * 2, self._session.options.retry_max_ms)
+        self._state = _State.WAITING
+
+    def _answered(self, frame: AnswerFrame) -> None:
+        stale = self._acks.answered(frame)
+        if stale:
+            self._advise(Advisory("stale_acknowledgement", {"messages": len(stale), "first_seq": stale[0]}))
+
+    def _errored(self, frame: ErrorFrame, now_ms: float) -> None:
+        error = named_error(ServiceError(frame.code, frame.message), 500)
+        if error.code in _RECONNECTED_CODES and (self._acks.waits_for(frame.id) or not frame.id):
+            self._again_or_end(now_ms, error)  # the frame goes out again when the service is back
+        elif not self._acks.refused(frame.id, error):
+            self.end(error)
+
+    def _ask(self, kind: str, what: Sequence[object], numbers: int, on_answer: OnAnswer | None) -> None:
+        self._require_usable()
+        frame = self._acks.ask(kind, what, numbers, [] if on_answer is None else [on_answer])
+        if self._state is _State.ATTACHED:
+            self._outgoing.append(frame)
+
+    def _took(self, count: int) -> None:
+        """Without a window of its own the durable's bounds what is unsettled: credit only bounds what is on its way."""
+        if self._held is None:
+            self._without_credit += count
+            if self._without_credit * 2 >= self._credit():
+                self._give_credit()
+
+    def _arrived(self, messages: Sequence[Delivery]) -> None:
+        assert self._held is not None, "only who has a window of its own counts what it holds"
+        for message in messages:
+            if message.seq in self._held:  # its time to be acknowledged was over, and it came back to us
+                self._without_credit += 1
+            self._held.add(message.seq)
+
+    def _settled(self, first: int, last: int) -> None:
+        if self._held is not None:
+            for seq in range(first, last + 1):
+                if seq in self._held:
+                    self._held.discard(seq)
+                    self._without_credit += 1
+
+    def _give_credit(self) -> None:
+        if self._without_credit and self._state is _State.ATTACHED:
+            self._outgoing.append(credit_frame(self._without_credit))
+            self._without_credit = 0
+
+    def _credit(self) -> int:
+        asked = self._options.prefetch
+        return self._terms.prefetch if asked is None else min(asked, self._terms.prefetch)
+
+    def _batch_count(self) -> int:
+        asked = self._options.ack_batch_count
+        count = self._terms.ack_batch_count if asked is None else asked
+        # Later than half the window, acknowledging would stop the deliveries that it makes room for.
+        return max(1, min(count, self._credit() // 2))
+
+    def _batch_time_ms(self) -> float:
+        asked = self._options.ack_batch_time
+        return self._terms.ack_batch_time_ms if asked is None else asked * 1000
+
+    def _advise(self, advisory: Advisory) -> None:
+        self._advisories.append(advisory)
+        if self.on_advisory is not None:
+            self.on_advisory(advisory)
+
+    def _take_outgoing(self) -> tuple[bytes, ...]:
+        outgoing = tuple(self._outgoing)
+        self._outgoing.clear()
+        return outgoing
+
+    @property
+    def has_outgoing(self) -> bool:
+        """Whether the shell should be woken to send."""
+        return bool(self._outgoing)
+
+    def _require_usable(self) -> None:
+        if self._state is _State.ENDED or self._closing:
+            if self.failure is not None:
+                raise self.failure
+            raise Closed("this subscriber is closed")
+
+    def check(self) -> None:
+        """Assert every law of the state; for tests."""
+        self._acks.check()
+        assert (self._state is _State.WAITING) == (self._pause is not None), "only waiting has a pause"
+        assert not (self._ready and self._state is not _State.ATTACHED), "only who is attached has messages"
+        assert not (self._outgoing and self._state is not _State.ATTACHED), "nothing is said to nobody"

@@ -1,0 +1,492 @@
+"""The protocol of a publisher, as a machine without I/O: what is sent when, again when, and what each message came to.
+
+Owns: the window, the grouping of messages into requests, numbering, repeating, and the report of each message. Does not
+own: sockets, clocks and random numbers (the shells), bodies (``wire``).
+
+One request is under way at a time, which is what keeps a publisher's order; messages that come meanwhile make the next
+one. Each request carries the publisher's id and a number for each message, so the store confirms what it has already
+with its first number instead of keeping it twice. Hence the rule for every answer:
+
+    the answer                                   what is known   what happens
+    200                                          kept            the batch is confirmed
+    nothing, a broken connection, an uncoded     unknown         the same bytes again, until ``retry_duration`` is over
+      5xx (some proxy)
+    store_full, disk_limit, no_quorum, ...       not kept        again, until ``retry_duration`` is over; a batch that
+                                                                 this publisher grouped is halved, as half may fit
+    message_too_large, malformed                 not kept        a grouped batch is halved until the culprit is alone;
+                                                                 it fails, the others go on in their order
+    unknown_publisher, sequence_gap              not kept now    the store has forgotten this publisher: it goes on
+                                                                 under a new id; what may have been kept fails
+    permission_denied, not_found, others         not kept        the batch fails
+
+    ``retry_duration`` is over                   not kept        the batch fails with the last answer's error
+                                                 unknown         it fails with ``OutcomeUnknown``; the rest goes on
+                                                                 under a new id: who knows which number comes next?
+
+A batch that the application made (``add_batch``) is never divided: all of it or nothing. A publisher that the
+application numbers (``publisher_id`` and ``next_seq``) keeps its id and its numbers: after one failure everything
+behind it fails too, because the store would refuse the gap.
+
+Failure model: the window bounds what is unsettled; nothing is dropped without an error in ``store_confirm_send``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from holdfast.client.core import Session
+from holdfast.client.effects import Failed, Reply, Request, Send, Wait
+from holdfast.client.endpoint import Endpoint
+from holdfast.client.messages import retry_after_ms
+from holdfast.client.stores.options import FOR_EVER, PublisherOptions
+from holdfast.client.stores.wire import Receipt, coded_error, decode, publish_request
+from holdfast.errors import (
+    Closed,
+    Code,
+    CorruptData,
+    HoldfastError,
+    InvalidRequest,
+    OutcomeUnknown,
+    Unavailable,
+)
+from holdfast.stores.messages import Message
+
+__all__ = ["LINGER", "RETRIED_CODES", "Failure", "Publishing", "Sent"]
+
+RETRIED_CODES: Final = frozenset(
+    {
+        Code.STORE_FULL,
+        Code.CLUSTER_FULL,
+        Code.DISK_LIMIT,
+        Code.NO_QUORUM,
+        Code.OVERLOADED,
+        Code.RATE_LIMITED,
+        Code.NOT_LEADER,
+        Code.LEADER_CHANGED,
+        Code.STORE_UNAVAILABLE,
+        Code.CLOSED,
+    }
+)
+"""Answers after which the same batch is sent again: the store did not keep it, and may do so later."""
+
+_DIVIDED_WHEN_FULL: Final = frozenset({Code.STORE_FULL, Code.CLUSTER_FULL})
+_DIVIDED_TO_FIND_THE_CULPRIT: Final = frozenset({Code.MESSAGE_TOO_LARGE, Code.TOO_LARGE, Code.MALFORMED})
+LINGER: Final = "linger"
+_FORGOTTEN: Final = frozenset({Code.UNKNOWN_PUBLISHER, Code.SEQUENCE_GAP})
+
+
+class Sent:
+    """One message on its way. ``seq`` is its number in the store once it is confirmed, 0 where that is not known.
+
+    ``done`` is set with either ``seq`` or ``error``; then ``on_done`` is called, once.
+    """
+
+    __slots__ = ("done", "error", "message", "on_done", "receipt", "seq", "size", "told")
+
+    def __init__(self, message: Message, *, told: bool) -> None:
+        self.message = message
+        self.size = len(message.body) + 64  # the rest of a message is small, and is bounded by the service
+        self.seq = 0
+        self.done = False
+        self.told = told
+        """Whether somebody waits for this very message, and hears of its failure without ``take_failures``."""
+        self.receipt: Receipt | None = None
+        self.error: HoldfastError | None = None
+        self.on_done: Callable[[Sent], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A message that is not known to be kept, and why."""
+
+    message: Message
+    error: HoldfastError
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Messages of one request. ``first_number`` is 0 until it is sent the first time."""
+
+    items: list[Sent]
+    divisible: bool
+    since_ms: float
+    size: int = 0
+    first_number: int = 0
+    request: Request | None = None
+    first_sent_ms: float = 0.0
+    tries: int = 0
+    perhaps_kept: bool = False
+
+
+class Publishing:
+    """The machine. Its shell calls ``next_step``, carries the step out, tells the answer, and repeats.
+
+    ``entropy`` makes the ids of a publisher that numbers its own messages. Threads must not call it at the same time.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        store: str,
+        options: PublisherOptions,
+        *,
+        entropy: str,
+        publisher_id: str | None = None,
+        next_seq: int | None = None,
+    ) -> None:
+        if (publisher_id is None) != (next_seq is None):
+            raise InvalidRequest(
+                "publisher_id and next_seq come together",
+                hint="a store confirms numbers it knows without keeping the message: say which one is next",
+            )
+        if next_seq is not None and (next_seq < 1 or not publisher_id or not options.confirms):
+            raise InvalidRequest("a numbered publisher needs an id, a number from 1 on and store_confirm_send")
+        self._session = session
+        self._store = store
+        self._options = options
+        self._entropy = entropy
+        self._identities = 0
+        self._numbered_by_application = publisher_id is not None
+        self._publisher_id = publisher_id if publisher_id is not None else self._new_id()
+        self._next_number = next_seq if next_seq is not None else 1
+        self._queue: deque[_Batch] = deque()
+        self._under_way: _Batch | None = None
+        self._asked: Endpoint | None = None
+        self._pause: Wait | None = None
+        self._ceiling_ms = session.options.retry_base_ms
+        self._batch_messages = options.batch_messages  # halved by a full store, doubled by success
+        self._flushing = False
+        self._ended: HoldfastError | None = None
+        self._failures: deque[Failure] = deque(maxlen=options.failures_max)
+        self.unsettled = 0
+        self.unsettled_bytes = 0
+        self.failed = 0
+        """How many messages failed since ``take_failures``, those no longer kept included."""
+        self.first_error: HoldfastError | None = None
+
+    # what the application does
+
+    @property
+    def publisher_id(self) -> str:
+        """Under which id messages go out now; empty where nothing is confirmed."""
+        return self._publisher_id if self._options.confirms else ""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the window admits one more message. One message is admitted whatever its size."""
+        if self._ended is not None:
+            return True  # the next ``add`` says why
+        options = self._options
+        return self.unsettled < options.window_messages and (
+            self.unsettled == 0 or self.unsettled_bytes < options.window_bytes
+        )
+
+    def add(self, message: Message, now_ms: float, *, told: bool = False) -> Sent:
+        """A message to send, in the order of the calls. ``told``: see ``Sent``. Raises: Closed."""
+        self._require_usable()
+        sent = Sent(message, told=told)
+        tail = self._queue[-1] if self._queue else None
+        if (
+            tail is None
+            or not tail.divisible
+            or tail is self._under_way
+            or tail.request is not None
+            or len(tail.items) >= self._batch_messages
+            or tail.size + sent.size > self._options.batch_bytes
+        ):
+            tail = _Batch([], divisible=True, since_ms=now_ms)
+            self._queue.append(tail)
+        tail.items.append(sent)
+        tail.size += sent.size
+        self.unsettled += 1
+        self.unsettled_bytes += sent.size
+        return sent
+
+    def add_batch(self, messages: Sequence[Message], now_ms: float) -> list[Sent]:
+        """Messages kept all together or not at all. Raises: as ``add``; InvalidRequest for none or too many."""
+        self._require_usable()
+        if not messages or len(messages) > self._options.batch_messages:
+            raise InvalidRequest(
+                "a batch has from one to batch_messages messages",
+                messages=len(messages),
+                batch_messages=self._options.batch_messages,
+            )
+        items = [Sent(message, told=True) for message in messages]
+        size = sum(item.size for item in items)
+        self._queue.append(_Batch(items, divisible=False, since_ms=now_ms, size=size))
+        self.unsettled += len(items)
+        self.unsettled_bytes += size
+        return items
+
+    def flush(self) -> None:
+        """Let nothing linger until everything added so far is settled."""
+        self._flushing = bool(self._queue)
+
+    def take_failures(self) -> list[Failure]:
+        """The failures since the last call, oldest first; at most ``failures_max`` of them."""
+        failures = list(self._failures)
+        self._failures.clear()
+        self.failed = 0
+        self.first_error = None
+        return failures
+
+    def end(self, error: HoldfastError) -> None:
+        """Send nothing more. What is not settled fails: with ``error``, or as unknown where it may have been kept."""
+        if self._ended is None:
+            self._ended = error
+        if self._under_way is not None:
+            self._under_way.perhaps_kept = True
+            self._under_way = None
+        while self._queue:
+            self._fail_head(error)
+
+    # what the shell does
+
+    def next_step(self, now_ms: float) -> Send | Wait | None:
+        """What to do next: send and then ``answered``, wait and then ``waited``, or nothing until something is added.
+
+        A ``Wait`` with the reason ``linger`` ends early when something is added or flushed.
+        """
+        assert self._under_way is None, "one request is under way at a time"
+        if self._pause is not None:
+            return self._pause
+        if not self._queue:
+            return None
+        head = self._queue[0]
+        linger_ms = head.since_ms + self._options.linger_ms - now_ms
+        is_full = not head.divisible or len(self._queue) > 1 or len(head.items) >= self._batch_messages
+        if linger_ms > 0 and not is_full and not self._flushing and head.request is None:
+            return Wait(linger_ms, linger_ms, LINGER)
+        if head.request is None:
+            self._number(head)
+            if head.tries == 0:
+                head.first_sent_ms = now_ms
+        assert head.request is not None, "a numbered batch has its request"
+        timeout_ms = self._session.options.request_timeout_ms
+        left_ms = self._left_ms(head, now_ms)
+        head.tries += 1
+        self._under_way = head
+        self._asked = self._session.route.current
+        return Send(self._asked, head.request, timeout_ms if left_ms is None else max(1.0, min(timeout_ms, left_ms)))
+
+    def waited(self) -> None:
+        """The wait that ``next_step`` asked for is over."""
+        self._pause = None
+
+    def answered(self, answer: Reply | Failed) -> None:
+        """What came of the request. Settles messages, or sets a wait before the next try."""
+        head, self._under_way = self._under_way, None
+        if head is None:  # ended meanwhile
+            return
+        if not self._options.confirms:
+            self._confirm(head, None)
+            return
+        if isinstance(answer, Failed):
+            assert self._asked is not None, "an answer follows a request"
+            self._session.route.failed(self._asked)
+            head.perhaps_kept = head.perhaps_kept or answer.perhaps_accepted
+            self._again_or_fail(
+                head, Unavailable(f"the service cannot be reached: {answer.reason}", endpoint=self._asked), answer
+            )
+        elif answer.status == 200:
+            try:
+                receipt = decode(answer, Receipt)
+            except CorruptData as error:
+                head.perhaps_kept = True
+                self._again_or_fail(head, error, answer)
+            else:
+                self._confirm(head, receipt)
+        else:
+            self._refused(head, answer)
+
+    # the rules
+
+    def _refused(self, head: _Batch, answer: Reply) -> None:
+        error = coded_error(answer.status, answer.headers, answer.body)
+        if error is None:
+            head.perhaps_kept = head.perhaps_kept or answer.status >= 500
+            unclear = Unavailable("something before the service answered with an error", status=answer.status)
+            if answer.status >= 500 or answer.status in (408, 429):
+                self._again_or_fail(head, unclear, answer)
+            else:
+                self._give_up(head, unclear)
+        elif error.code in RETRIED_CODES:
+            if error.code in _DIVIDED_WHEN_FULL and head.divisible and len(head.items) > 1:
+                self._divide(head)
+            self._again_or_fail(self._queue[0], error, answer)
+        elif error.code in _DIVIDED_TO_FIND_THE_CULPRIT and head.divisible and len(head.items) > 1:
+            self._divide(head)
+        elif error.code in _FORGOTTEN and not self._numbered_by_application:
+            self._go_on_under_a_new_id(head, error)
+        elif error.code in (Code.OUTCOME_UNKNOWN, Code.INTERNAL):
+            head.perhaps_kept = True
+            self._again_or_fail(head, error, answer)
+        else:
+            self._give_up(head, error)
+
+    def _again_or_fail(self, head: _Batch, error: HoldfastError, answer: Reply | Failed) -> None:
+        left_ms = self._left_ms(head, answer.now_ms)
+        if left_ms is not None and left_ms <= 0:
+            self._give_up(head, error)
+            return
+        at_least = 0.0
+        if isinstance(answer, Reply):
+            at_least = float(error.retry_after_ms or retry_after_ms(None, answer.headers) or 0)
+        ceiling_ms = max(self._ceiling_ms, at_least / 4)
+        self._ceiling_ms = min(self._ceiling_ms * 2, self._session.options.retry_max_ms)
+        longest = at_least + ceiling_ms if left_ms is None else min(at_least + ceiling_ms, left_ms)
+        reason = answer.reason if isinstance(answer, Failed) else str(error.code)
+        self._pause = Wait(min(at_least, longest), longest, reason)
+
+    def _left_ms(self, head: _Batch, now_ms: float) -> float | None:
+        seconds = self._options.retry_duration
+        if not self._options.confirms or seconds == 0:
+            return None if head.tries == 0 else 0.0  # the first try has the time of one request; there is no second
+        if seconds == FOR_EVER:
+            return None
+        return head.first_sent_ms + seconds * 1000 - now_ms
+
+    def _give_up(self, head: _Batch, error: HoldfastError) -> None:
+        """The head fails; those behind it go on, or fail too where the application numbers them."""
+        was_perhaps_kept = head.perhaps_kept
+        if self._numbered_by_application:
+            self.end(self._fail_head(error))
+            return
+        self._fail_head(error)
+        if was_perhaps_kept:
+            self._rename(error)
+        else:
+            self._take_numbers_back(head)
+
+    def _go_on_under_a_new_id(self, head: _Batch, error: HoldfastError) -> None:
+        if head.first_number == 1:  # a new id forgotten at once would be so for ever
+            self._give_up(head, error)
+        else:
+            self._rename(error)
+
+    def _rename(self, error: HoldfastError) -> None:
+        """Start numbering anew. What may have been kept under the old id cannot be sent under another one."""
+        while self._queue and self._queue[0].perhaps_kept:
+            self._fail_head(error)
+        self._publisher_id = self._new_id()
+        self._next_number = 1
+        for batch in self._queue:
+            batch.request, batch.first_number = None, 0
+
+    def _take_numbers_back(self, head: _Batch) -> None:
+        """``head`` was not kept, so its numbers are the next ones again."""
+        if head.first_number:
+            self._next_number = head.first_number
+        for batch in self._queue:
+            batch.request, batch.first_number = None, 0
+
+    def _new_id(self) -> str:
+        self._identities += 1
+        return f"{self._entropy}.{self._identities}"
+
+    def _number(self, batch: _Batch) -> None:
+        messages = [item.message for item in batch.items]
+        if self._options.confirms:
+            number = batch.first_number = self._next_number
+            messages = [
+                Message(message.body, message.fields, message.key, seq, message.ttl_ms, message.deliver_at_ms)
+                for seq, message in enumerate(messages, number)
+            ]
+            self._next_number = number + len(messages)
+        batch.request = publish_request(self._store, self.publisher_id, messages)
+
+    def _divide(self, head: _Batch) -> None:
+        """Two halves in the place of the head; neither has been kept, and both keep their order and their numbers."""
+        half = len(head.items) // 2
+        self._batch_messages = max(1, min(self._batch_messages, half))
+        self._queue.popleft()
+        if not head.perhaps_kept:
+            self._take_numbers_back(head)
+        for items in (head.items[half:], head.items[:half]):
+            part = _Batch(items, divisible=True, since_ms=head.since_ms, size=sum(item.size for item in items))
+            part.first_sent_ms = head.first_sent_ms
+            part.tries = head.tries
+            part.perhaps_kept = head.perhaps_kept
+            self._queue.appendleft(part)
+        if head.perhaps_kept:  # the store may know these numbers: the messages must not get others
+            following, self._next_number = self._next_number, head.first_number
+            self._number(self._queue[0])
+            self._number(self._queue[1])
+            self._next_number = following  # others behind these may have their numbers already
+
+    def _confirm(self, head: _Batch, receipt: Receipt | None) -> None:
+        self._queue.popleft()
+        self._ceiling_ms = self._session.options.retry_base_ms
+        self._batch_messages = min(self._batch_messages * 2, self._options.batch_messages)
+        # Duplicates of several earlier batches need not be neighbours; then only the ends are known.
+        in_a_row = receipt is not None and receipt.last_seq - receipt.first_seq + 1 == len(head.items)
+        seq = receipt.first_seq if receipt is not None and in_a_row else 0
+        self._settle(head.items, seq, receipt, None)
+
+    def _fail_head(self, error: HoldfastError) -> HoldfastError:
+        head = self._queue.popleft()
+        if head.perhaps_kept and not isinstance(error, OutcomeUnknown):
+            unknown = OutcomeUnknown(
+                "whether the store has these messages is not known",
+                hint="publish them again: who must not see one twice tells by its own fields",
+                publisher_id=self._publisher_id,
+                first_publisher_seq=head.first_number,
+                messages=len(head.items),
+            )
+            unknown.__cause__ = error
+            error = unknown
+        failures = [Failure(item.message, error) for item in head.items if not item.told]
+        if failures:
+            self.failed += len(failures)
+            self.first_error = self.first_error or error
+            self._failures.extend(failures)
+        self._settle(head.items, 0, None, error)
+        return error
+
+    def _settle(self, items: list[Sent], seq: int, receipt: Receipt | None, error: HoldfastError | None) -> None:
+        self.unsettled -= len(items)
+        for item in items:
+            self.unsettled_bytes -= item.size
+            item.error = error
+            item.receipt = receipt
+            item.seq = seq
+            item.done = True
+            if seq:
+                seq += 1
+            if item.on_done is not None:
+                item.on_done(item)
+        if not self._queue:
+            self._flushing = False
+
+    def _require_usable(self) -> None:
+        if self._ended is not None:
+            raise self._ended if isinstance(self._ended, Closed) else _ended_by(self._ended)
+
+    def check(self) -> None:
+        """Assert every law of the state; for tests, O(messages)."""
+        items = [item for batch in self._queue for item in batch.items]
+        assert self.unsettled == len(items), "what is unsettled is queued"
+        assert self.unsettled_bytes == sum(item.size for item in items), "bytes are counted as they are queued"
+        assert not any(item.done for item in items), "a settled message is not queued"
+        assert self._under_way is None or self._under_way is self._queue[0], "only the head is under way"
+        assert all(batch.items for batch in self._queue), "no batch is empty"
+        numbered = [batch for batch in self._queue if batch.first_number]
+        for before, after in pairwise(numbered):
+            assert before.first_number + len(before.items) == after.first_number, "numbers have no gap"
+        if numbered:
+            last = numbered[-1]
+            assert last.first_number + len(last.items) == self._next_number, "the next number is nobody's"
+
+
+def _ended_by(error: HoldfastError) -> Closed:
+    closed = Closed(
+        "this publisher ended, because one of its numbered messages failed",
+        hint="open another with the number that comes next",
+        reason=error.code,
+    )
+    closed.__cause__ = error
+    return closed

@@ -1,0 +1,150 @@
+"""A WebSocket from the client's side, without I/O: bytes in, what they mean out.
+
+Owns: the handshake and the framing, by the library websockets. Does not own: sockets and time (the shells), the meaning
+of payloads (``wire``).
+
+Failure model: whatever is not a WebSocket ends in ``Hung`` with the reason; it never raises. A payload above
+``payload_bytes_max`` ends the connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidStatus
+from websockets.frames import Close, Frame, Opcode
+from websockets.http11 import Response
+from websockets.typing import Subprotocol
+from websockets.uri import WebSocketURI
+
+from holdfast.client.endpoint import Endpoint
+from holdfast.client.stores.wire import SUBPROTOCOL
+
+__all__ = ["Happening", "Hung", "Opened", "Payload", "Pong", "Refused", "WebSocket"]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The handshake is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An HTTP answer instead of a WebSocket."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """One message of the other side."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The other side is alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hung:
+    """The connection is over. ``code`` and ``name`` are those of a close frame, 1006 and empty without one."""
+
+    reason: str
+    code: int
+    name: str
+
+
+Happening = Opened | Refused | Payload | Pong | Hung
+
+
+class WebSocket:
+    """One connection. What is to be written is taken with ``take_bytes`` after every call."""
+
+    def __init__(self, endpoint: Endpoint, target: str, token: str | None, payload_bytes_max: int) -> None:
+        parts = urlsplit(target)
+        uri = WebSocketURI(endpoint.secure, endpoint.host, endpoint.port or 80, parts.path, parts.query)
+        self._protocol = ClientProtocol(uri, subprotocols=[Subprotocol(SUBPROTOCOL)], max_size=payload_bytes_max)
+        request = self._protocol.connect()
+        if token is not None:
+            request.headers["Authorization"] = f"Bearer {token}"
+        self._protocol.send_request(request)
+        self._parts: list[bytes] = []
+        self._is_open = False
+        self._is_over = False
+
+    def feed(self, data: bytes) -> list[Happening]:
+        """What these bytes mean; none at all is the end of the connection."""
+        if self._is_over:
+            return []
+        if data:
+            self._protocol.receive_data(data)
+        else:
+            self._protocol.receive_eof()
+        happenings: list[Happening] = []
+        for event in self._protocol.events_received():
+            happenings.extend(self._meaning(event))
+        if not self._is_open and self._protocol.handshake_exc is not None and not self._is_over:
+            self._is_over = True
+            happenings.append(Hung(str(self._protocol.handshake_exc), 1006, ""))
+        if not self._is_over and (not data or self._protocol.parser_exc is not None):
+            self._is_over = True
+            reason = self._protocol.parser_exc
+            happenings.append(Hung("the connection ended" if reason is None or not data else str(reason), 1006, ""))
+        return happenings
+
+    def _meaning(self, event: Response | object) -> list[Happening]:
+        if isinstance(event, Response):
+            return self._answered(event)
+        assert isinstance(event, Frame), "a connection brings a response or frames"
+        match event.opcode:
+            case Opcode.BINARY | Opcode.TEXT | Opcode.CONT:
+                self._parts.append(bytes(event.data))
+                if not event.fin:
+                    return []
+                data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+                self._parts.clear()
+                return [Payload(data)]
+            case Opcode.CLOSE:
+                close = Close.parse(event.data)
+                self._is_over = True
+                return [Hung(f"the service closed it: {close.code} {close.reason}".rstrip(), close.code, close.reason)]
+            case _:
+                return [Pong()]
+
+    def _answered(self, response: Response) -> list[Happening]:
+        if self._protocol.handshake_exc is None:
+            self._is_open = True
+            if self._protocol.subprotocol != SUBPROTOCOL:
+                self._is_over = True
+                return [Hung(f"the service does not speak {SUBPROTOCOL}", 1006, "")]
+            return [Opened()]
+        if not isinstance(self._protocol.handshake_exc, InvalidStatus):
+            return []
+        self._is_over = True
+        headers = {name.lower(): value for name, value in response.headers.raw_items()}
+        return [Refused(response.status_code, headers, bytes(response.body or b""))]
+
+    def send(self, payload: bytes) -> None:
+        """One message."""
+        self._protocol.send_binary(payload)
+
+    def ping(self) -> None:
+        """Ask for a sign of life."""
+        self._protocol.send_ping(b"")
+
+    def close(self) -> None:
+        """Say good-bye. The other side ends the connection."""
+        if self._is_open and not self._is_over:
+            self._is_over = True
+            self._protocol.send_close(1000)
+
+    def take_bytes(self) -> bytes:
+        """What is to be written now."""
+        return b"".join(self._protocol.data_to_send())

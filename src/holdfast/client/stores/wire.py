@@ -1,0 +1,268 @@
+"""The messages API on the wire, as a client speaks it: paths, bodies and frames.
+
+Owns: the request for each route, the frames of a subscription, and the meaning of each answer's bytes. Does not own:
+when to send or repeat (``publishing``, ``consuming``, ``administration``), WebSocket framing (``web_socket``).
+
+Bodies are msgpack (bytes as bytes), errors are whatever the service sends, which is JSON or msgpack by content type.
+Failure model: bytes that are not what the API describes raise ``CorruptData``; unknown fields are ignored, so that a
+newer service can add some. A code that this version does not know becomes ``Unavailable`` (5xx) or ``InvalidRequest``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from holdfast.client.effects import Reply, Request
+from holdfast.client.messages import ServiceError, error_of
+from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, Unavailable
+from holdfast.stores.messages import Delivery, Message
+
+__all__ = [
+    "SUBPROTOCOL",
+    "AdvisoryFrame",
+    "AnswerFrame",
+    "AttachedFrame",
+    "ChangesFrame",
+    "CurrentFrame",
+    "ErrorFrame",
+    "KeyChange",
+    "MessagesFrame",
+    "Receipt",
+    "ServerFrame",
+    "ack_frame",
+    "close_frame",
+    "coded_error",
+    "credit_frame",
+    "decode",
+    "decode_frame",
+    "durable_path",
+    "map_path",
+    "named_error",
+    "publish_request",
+    "query_of",
+    "request_of",
+    "store_path",
+    "subscribe_target",
+    "template_path",
+]
+
+MSGPACK_TYPE: Final = "application/msgpack"
+SUBPROTOCOL: Final = "holdfast.stores.v1+msgpack"
+_HEADERS: Final = (("content-type", MSGPACK_TYPE), ("accept", MSGPACK_TYPE))
+_ACCEPT: Final = (("accept", MSGPACK_TYPE),)
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_CODES: Final = frozenset(code.value for code in Code)
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+Shape = TypeVar("Shape")
+
+
+class Receipt(msgspec.Struct, frozen=True, gc=False):
+    """What the store says of a batch: its numbers, how many it had already, how many nobody was interested in.
+
+    ``first_seq`` to ``last_seq`` include duplicates, which have the numbers that they got the first time.
+    """
+
+    first_seq: int
+    last_seq: int
+    duplicates: int = 0
+    unmatched: int = 0
+
+
+class _Batch(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    messages: Sequence[Message]
+    publisher_id: str = ""
+
+
+class AttachedFrame(msgspec.Struct, frozen=True, tag_field="type", tag="attached"):
+    """The subscription holds. Times are milliseconds."""
+
+    created: bool = False
+    prefetch: int = 1_024
+    ack_batch_count: int = 1_000
+    ack_batch_time_ms: int = 100
+    ack_mode: str = "async"
+
+
+class MessagesFrame(msgspec.Struct, frozen=True, tag_field="type", tag="messages"):
+    """Messages that this subscriber holds from now on."""
+
+    messages: list[Delivery]
+
+
+class AdvisoryFrame(msgspec.Struct, frozen=True, tag_field="type", tag="advisory"):
+    """Something happened that no message tells."""
+
+    kind: str
+    facts: dict[str, str | int | float | bool | None] = {}
+
+
+class KeyChange(msgspec.Struct, frozen=True):
+    """What became of one key of a map. ``value`` is None where it is gone.
+
+    ``cause``: ``present`` (it was there when the watch began) or ``set``; ``removed``, ``expired``, ``discarded`` (at
+    the map's limit) or ``deleted`` (by an administrator).
+    """
+
+    key: str
+    revision: int
+    cause: str
+    value: bytes | None = None
+
+
+class ChangesFrame(msgspec.Struct, frozen=True, tag_field="type", tag="changes"):
+    """Changes of the map that is watched, in their order."""
+
+    changes: list[KeyChange]
+
+
+class CurrentFrame(msgspec.Struct, frozen=True, tag_field="type", tag="current"):
+    """Everything that was there when the watch began was told."""
+
+
+class AnswerFrame(msgspec.Struct, frozen=True, tag_field="type", tag="answer"):
+    """The acknowledgement ``id`` is as durable as the cluster's persistence says."""
+
+    id: int
+    acknowledged: int = 0
+    stale: list[int | tuple[int, int]] = []
+
+
+class ErrorFrame(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    """The frame ``id`` was refused and changed nothing."""
+
+    code: str
+    message: str = ""
+    id: int = 0
+
+
+ServerFrame = AttachedFrame | MessagesFrame | AdvisoryFrame | AnswerFrame | ErrorFrame | ChangesFrame | CurrentFrame
+_FRAMES: Final = msgspec.msgpack.Decoder(ServerFrame)
+
+
+class _ErrorBody(msgspec.Struct, frozen=True):
+    error: ServiceError
+
+
+_JSON_ERROR: Final = msgspec.json.Decoder(_ErrorBody)
+_MSGPACK_ERROR: Final = msgspec.msgpack.Decoder(_ErrorBody)
+
+
+def store_path(store: str) -> str:
+    """``/v1/stores/{store}``.
+
+    >>> store_path("orders of today")
+    '/v1/stores/orders%20of%20today'
+    """
+    return f"/v1/stores/{quote(store, safe='')}"
+
+
+def durable_path(store: str, durable: str) -> str:
+    """``/v1/stores/{store}/durables/{durable}``."""
+    return f"{store_path(store)}/durables/{quote(durable, safe='')}"
+
+
+def template_path(store: str, template: str) -> str:
+    """``/v1/stores/{store}/templates/{template}``."""
+    return f"{store_path(store)}/templates/{quote(template, safe='')}"
+
+
+def map_path(store: str, name: str, key: str | None = None) -> str:
+    """``/v1/stores/{store}/maps/{map}``, of one key where it is given."""
+    path = f"{store_path(store)}/maps/{quote(name, safe='')}"
+    return path if key is None else f"{path}/{quote(key, safe='')}"
+
+
+def query_of(**values: str | int | bool | None) -> str:
+    """A query string with its question mark; what is None is left out.
+
+    >>> query_of(after=7, match=None), query_of(match=None)
+    ('?after=7', '')
+    """
+    given = {name: str(value) for name, value in values.items() if value is not None}
+    return f"?{urlencode(given)}" if given else ""
+
+
+def request_of(method: str, target: str, body: object = None, headers: tuple[tuple[str, str], ...] = ()) -> Request:
+    """A request whose body, where there is one, is msgpack."""
+    if body is None:
+        return Request(method, target, b"", _ACCEPT + headers)
+    return Request(method, target, _ENCODER.encode(body), _HEADERS + headers)
+
+
+def publish_request(store: str, publisher_id: str, messages: Sequence[Message]) -> Request:
+    """``POST /v1/stores/{store}/messages``."""
+    return Request("POST", f"{store_path(store)}/messages", _ENCODER.encode(_Batch(messages, publisher_id)), _HEADERS)
+
+
+def subscribe_target(
+    store: str,
+    durable: str,
+    subscriber: str,
+    *,
+    template: str | None = None,
+    matcher: Mapping[str, object] | None = None,
+    key: str | None = None,
+    prefix: str | None = None,
+    prefetch: int | None = None,
+) -> str:
+    """``GET /v1/stores/{store}/durables/{durable}/subscribe`` with its query."""
+    text = None if matcher is None else msgspec.json.encode(matcher).decode()
+    query = query_of(subscriber=subscriber, template=template, matcher=text, key=key, prefix=prefix, prefetch=prefetch)
+    return f"{durable_path(store, durable)}/subscribe{query}"
+
+
+def credit_frame(messages: int) -> bytes:
+    """The service may send so many messages more."""
+    return _ENCODER.encode({"type": "credit", "messages": messages})
+
+
+def ack_frame(kind: str, frame_id: int, what: Sequence[object]) -> bytes:
+    """An ``ack`` (ranges), ``nack`` (pairs with a delay), ``reject`` or ``extend`` (numbers)."""
+    return _ENCODER.encode({"type": kind, "id": frame_id, "ranges" if kind == "ack" else "messages": what})
+
+
+def close_frame() -> bytes:
+    """The subscriber goes: what it holds goes back at once."""
+    return _ENCODER.encode({"type": "close"})
+
+
+def decode_frame(payload: bytes) -> ServerFrame:
+    """A frame of the service. Raises: CorruptData."""
+    try:
+        frame: ServerFrame = _FRAMES.decode(payload)
+    except _UNREADABLE as error:
+        raise CorruptData("the service sent a frame that the API does not describe", size=len(payload)) from error
+    return frame
+
+
+def decode(reply: Reply, shape: type[Shape]) -> Shape:
+    """The body of a successful answer. Raises: CorruptData."""
+    try:
+        if MSGPACK_TYPE in reply.headers.get("content-type", ""):
+            return msgspec.msgpack.decode(reply.body, type=shape)
+        return msgspec.json.decode(reply.body, type=shape)
+    except _UNREADABLE as error:
+        raise CorruptData("the service answered something the API does not describe", status=reply.status) from error
+
+
+def coded_error(status: int, headers: Mapping[str, str], body: bytes) -> HoldfastError | None:
+    """The error in an answer, or None when it carries none of the API's: then some proxy spoke."""
+    decoder = _MSGPACK_ERROR if MSGPACK_TYPE in headers.get("content-type", "") else _JSON_ERROR
+    try:
+        error = decoder.decode(body).error
+    except _UNREADABLE:
+        return None
+    return named_error(error, status)
+
+
+def named_error(error: ServiceError, status: int) -> HoldfastError:
+    """The exception for a code."""
+    if error.code in _CODES:
+        return error_of(error, status)
+    kind = Unavailable if status >= 500 else InvalidRequest
+    return kind(error.message or error.code, retry_after_ms=error.retry_after_ms, service_code=error.code)

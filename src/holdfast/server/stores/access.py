@@ -1,0 +1,84 @@
+"""Who may do what in which store.
+
+Owns: from the ``Authorization`` header to yes or a named refusal. Does not own: users, roles and rights as they are
+defined (``stores.permissions``), tokens of the log (``server.auth``).
+
+Two regimes. Without permissions in the definition the roles of ``server.tokens`` count: ``read`` may browse, ``write``
+may publish and subscribe, ``admin`` may do everything, and without tokens everybody may. With permissions on, every
+right must be granted to the user by one of its roles; the role ``admin`` of ``server.tokens`` keeps all rights, so that
+whoever runs the service is never locked out.
+
+Failure model: pure. A refusal is immediate and says which right on which store is missing; nothing was changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import Final
+
+from holdfast.errors import Code, HoldfastError, PermissionDenied
+from holdfast.server.auth import Authenticator, Role
+from holdfast.stores.permissions import CLUSTER, Permissions, Right
+
+__all__ = ["StoreAccess"]
+
+_ROLE_FOR: Final[Mapping[Right, Role]] = {
+    Right.PUBLISH: Role.WRITE,
+    Right.SUBSCRIBE: Role.WRITE,
+    Right.BROWSE: Role.READ,
+    Right.ADMINISTER: Role.ADMIN,
+}
+
+
+class StoreAccess:
+    """Recognises users by their tokens and asks for their rights. Cost: a hash and two look-ups a request."""
+
+    __slots__ = ("_authenticator", "_known", "_permissions", "_users")
+
+    def __init__(self, authenticator: Authenticator, permissions: Callable[[], Permissions]) -> None:
+        """``permissions`` gives what is in force; asked at every request, so a change counts from the next one on."""
+        self._authenticator = authenticator
+        self._permissions = permissions
+        self._known: Permissions | None = None
+        self._users: dict[str, str] = {}
+
+    def problem_with(self, authorization: bytes | None, right: Right, store: str = CLUSTER) -> HoldfastError | None:
+        """None when the caller has the right on the store, by default on the cluster; else the error to answer."""
+        permissions = self._permissions()
+        authenticator = self._authenticator
+        if not permissions.enabled:
+            return authenticator.problem_with(authorization, _ROLE_FOR[right])
+        if authenticator.required and authenticator.problem_with(authorization, Role.ADMIN) is None:
+            return None
+        user = self.user_of(authorization)
+        if user is None:
+            return PermissionDenied(
+                "a valid bearer token is needed", code=Code.UNAUTHENTICATED, hint="send Authorization: Bearer <token>"
+            )
+        try:
+            permissions.require(user, right, store)
+        except PermissionDenied as error:
+            return error
+        return None
+
+    def require(self, authorization: bytes | None, right: Right, store: str = CLUSTER) -> None:
+        """Return when the caller may. Raises: PermissionDenied (unauthenticated, permission_denied)."""
+        problem = self.problem_with(authorization, right, store)
+        if problem is not None:
+            raise problem
+
+    def allows(self, authorization: bytes | None, right: Right, store: str = CLUSTER) -> bool:
+        """Whether the caller may: for lists, which show each caller what it may see."""
+        return self.problem_with(authorization, right, store) is None
+
+    def user_of(self, authorization: bytes | None) -> str | None:
+        """The user whose token this is."""
+        permissions = self._permissions()
+        if permissions is not self._known:
+            self._known = permissions
+            self._users = {user.token_sha256: name for name, user in permissions.users.items() if user.token_sha256}
+        scheme, _, token = (authorization or b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            return None
+        return self._users.get(sha256(token.strip()).hexdigest())

@@ -1,0 +1,456 @@
+"""Who is connected to which durable, and who is given the next messages.
+
+Owns: the connected subscribers of every durable, the turn among them, how many messages each may still be given, and
+long polls. Does not own: which messages those are (the state machine), sockets (``socket``), when a command is durable.
+
+    somebody has room, and the durable has something    Deliver is submitted, before the group of the publish that
+                                                        brought it about is closed, so that one sync serves both
+    Delivered is durable                                the messages are read and written to the subscriber
+    a subscriber leaves                                 Detach: what it held is delivered to others, counted
+
+Turns: those of one durable that take more stand in a queue, and go to its end when they were served: each gets at most
+``SHARE_MAX`` messages at a time, and no more than an even part of what waits where several have room.
+
+Failure model: a subscriber may vanish at any time. What was given to it before ``Detach`` is the state machine's to
+deliver again; what was read for it is dropped. One that polls is gone when it has shown nothing for its time-out.
+Bounds: a subscriber holds at most its room, the durable's prefetch, and whatever its connection buffers; on its way are
+at most two portions of ``SHARE_MAX`` messages and about ``PORTION_BYTES``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from holdfast.errors import Code, Conflict, HoldfastError
+from holdfast.server.stores.service_port import StoreServicePort
+from holdfast.stores.commands import Acknowledge, Attach, Attached, Deliver, Delivered, Detach, Result
+from holdfast.stores.messages import Delivery
+
+__all__ = ["SHARE_MAX", "Backlog", "Deliveries", "Poller", "Subscriber"]
+
+_log = structlog.get_logger("holdfast.stores")
+
+SHARE_MAX: Final = 512
+PORTION_BYTES: Final = 4 * 1_048_576
+"""What one portion is meant to have at most, by the average of its durable."""
+DurableName = tuple[str, str]
+Joined = Callable[[Attached | HoldfastError], None]
+Polled = Callable[[list[Delivery] | HoldfastError], None]
+
+
+class Backlog(Protocol):
+    """What the turn among subscribers needs to know of a durable."""
+
+    def ready(self, store: str, durable: str) -> bool:
+        """Whether some subscriber could be given a message now."""
+        ...
+
+    def ready_for(self, store: str, durable: str, subscriber: str) -> bool:
+        """Whether a delivery to this subscriber would get on: give it something, or look further for it."""
+        ...
+
+    def waiting(self, store: str, durable: str) -> tuple[int, int]:
+        """About how many messages the durable has that nobody holds, and the bytes of one on average. O(1)."""
+        ...
+
+
+class Subscriber(ABC):
+    """One connected subscriber of one durable. ``room`` is how many messages it may still be given."""
+
+    __slots__ = ("durable", "gone", "name", "on_its_way", "paused", "room", "store", "wants")
+
+    def __init__(self, store: str, durable: str, name: str) -> None:
+        self.store = store
+        self.durable = durable
+        self.name = name
+        self.room = 0
+        self.on_its_way = 0
+        """Messages asked for whose delivery is not durable yet; they are not in ``room`` any more."""
+        self.paused = False
+        """Its connection takes nothing at the moment."""
+        self.wants = False
+        """It stands in the queue of its durable."""
+        self.gone = False
+
+    def takes_more(self) -> bool:
+        """Whether it may be asked for now: it has room, its connection takes something, and little is on its way."""
+        return bool(self.room) and not self.paused and self.on_its_way < SHARE_MAX
+
+    @abstractmethod
+    def give(self, messages: list[Delivery]) -> None:
+        """Write messages to it."""
+
+    def advise(self, kind: str, facts: Mapping[str, object]) -> None:
+        """Tell it something beside messages."""
+        del kind, facts
+
+    def changed(self, changes: Sequence[tuple[str, int, str]]) -> None:
+        """Keys of its map changed: triples of key, revision and cause."""
+        del changes
+
+    @abstractmethod
+    def end(self, error: HoldfastError) -> None:
+        """It is not connected any more: ``error`` says why."""
+
+
+class Poller(Subscriber):
+    """A subscriber that asks for each portion (``GET .../messages``)."""
+
+    __slots__ = ("_deliveries", "_done", "_timer", "seen_seconds", "timeout_seconds")
+
+    def __init__(self, deliveries: Deliveries, store: str, durable: str, name: str, *, timeout_seconds: float) -> None:
+        super().__init__(store, durable, name)
+        self._deliveries = deliveries
+        self._done: Polled | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.timeout_seconds = timeout_seconds
+        self.seen_seconds = 0.0
+
+    @property
+    def asking(self) -> bool:
+        """Whether a poll waits for messages."""
+        return self._done is not None
+
+    def ask(self, count: int, wait_seconds: float, done: Polled) -> None:
+        """Begin a poll for up to ``count`` messages. An older one that waits still is answered with none."""
+        self._answer([])
+        self._done = done
+        self.room = min(count, SHARE_MAX)  # one portion, so that none is on its way when the poll is answered
+        self._timer = self._deliveries.loop.call_later(wait_seconds, self._waited)
+
+    def abandon(self, done: Polled) -> None:
+        """Nobody waits for the answer of this poll any more."""
+        if self._done is done:
+            self._done = None
+            self.room = 0
+            self._stop_timer()
+
+    def give(self, messages: list[Delivery]) -> None:
+        """Answer the poll. Messages that nobody waits for any more go back at once."""
+        if messages and self._done is None:
+            self._deliveries.give_back(self, messages)
+        elif messages or (self._timer is None and not self.on_its_way):
+            self._answer(messages)
+
+    def end(self, error: HoldfastError) -> None:
+        """Answer the poll with why it ends."""
+        self.gone = True
+        self._answer(error)
+
+    def _waited(self) -> None:
+        self._timer = None
+        self.room = 0
+        if not self.on_its_way:
+            self._answer([])
+
+    def _answer(self, answer: list[Delivery] | HoldfastError) -> None:
+        self._stop_timer()
+        done, self._done = self._done, None
+        self.room = 0
+        self.seen_seconds = self._deliveries.loop.time()
+        if done is not None:
+            done(answer)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _Ring:
+    """The connected subscribers of one durable, in the order they came, and who of them waits for its turn."""
+
+    __slots__ = ("by_name", "wanting")
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Subscriber] = {}
+        self.wanting: deque[Subscriber] = deque()
+        """Each at most once. One that left, or takes nothing more, is found out when its turn comes."""
+
+
+class Deliveries:
+    """Every connected subscriber of one service."""
+
+    def __init__(self, service: StoreServicePort, backlog: Backlog, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._service = service
+        self._backlog = backlog
+        self._rings: dict[DurableName, _Ring] = {}
+        self._ended: HoldfastError | None = None
+        self._attaching: dict[tuple[str, str, str], Subscriber] = {}
+        """The newest session of each name whose attachment is applied and not durable yet."""
+
+    # Coming and going
+
+    def attach(self, subscriber: Subscriber, attach: Attach, done: Joined) -> None:
+        """Make a subscriber known. Its messages begin when ``done`` was called, which is after it is durable.
+
+        From now until then an older session of the same name may leave: the state machine has the newer one already,
+        so nothing is detached for the older (a reconnection, whose first connection ends late).
+        """
+        name = (subscriber.store, subscriber.durable, subscriber.name)
+        self._attaching[name] = subscriber
+
+        def attached(result: Result | HoldfastError) -> None:
+            if self._attaching.get(name) is subscriber:
+                del self._attaching[name]
+            if isinstance(result, HoldfastError):
+                older = self.find(*name)
+                if older is None:
+                    self._detach(subscriber, "closed")  # of an older session that left meanwhile, if there was one
+                else:
+                    self._serve_with(older)
+                done(result)
+                return
+            assert isinstance(result, Attached), "Attach answers Attached"
+            if self._ended is not None:
+                done(self._ended)  # a poll that began now would wait for messages that nobody gives out
+                return
+            if subscriber.gone:
+                self._detach(subscriber, "closed")
+                return
+            self._join(subscriber)
+            if result.displaced and result.displaced != subscriber.name:
+                self._displace(subscriber.store, subscriber.durable, result.displaced)
+            done(result)
+
+        self._service.submit_nowait(attach, attached)
+
+    def _join(self, subscriber: Subscriber) -> None:
+        ring = self._rings.setdefault((subscriber.store, subscriber.durable), _Ring())
+        older = ring.by_name.get(subscriber.name)
+        if older is not None:
+            self._remove(ring, older)
+            older.end(_displaced(older))
+        ring.by_name[subscriber.name] = subscriber
+
+    def expect(self, store: str, durable: str, name: str, timeout_seconds: float) -> None:
+        """A subscriber was attached before a restart: it comes back within its time-out, or is detached."""
+        absent = Poller(self, store, durable, name, timeout_seconds=timeout_seconds)
+        absent.seen_seconds = self.loop.time()
+        self._join(absent)
+
+    def leave(self, subscriber: Subscriber, cause: str) -> None:
+        """A connected subscriber is gone: what it holds goes back. Harmless when it has left already."""
+        subscriber.gone = True
+        name = (subscriber.store, subscriber.durable)
+        ring = self._rings.get(name)
+        if ring is None or ring.by_name.get(subscriber.name) is not subscriber:
+            return
+        self._remove(ring, subscriber)
+        if not ring.by_name:
+            del self._rings[name]
+        self._detach(subscriber, cause)
+
+    def _detach(self, subscriber: Subscriber, cause: str) -> None:
+        if (subscriber.store, subscriber.durable, subscriber.name) in self._attaching:
+            return
+        detach = Detach(0, subscriber.store, subscriber.durable, subscriber.name, cause)
+        self._service.submit_nowait(detach, _ignored)
+
+    def _displace(self, store: str, durable: str, name: str) -> None:
+        """A newer subscriber took the place of this one; the state machine has detached it already."""
+        ring = self._rings[store, durable]
+        older = ring.by_name.get(name)
+        if older is not None:
+            self._remove(ring, older)
+            older.end(_displaced(older))
+
+    def dropped(self, store: str, durable: str, error: HoldfastError) -> None:
+        """The durable is no more: everybody connected to it is told why."""
+        ring = self._rings.pop((store, durable), None)
+        for subscriber in list(ring.by_name.values()) if ring is not None else ():
+            subscriber.gone = True
+            subscriber.end(error)
+
+    @staticmethod
+    def _remove(ring: _Ring, subscriber: Subscriber) -> None:
+        subscriber.gone = True
+        del ring.by_name[subscriber.name]
+
+    def close(self, error: HoldfastError) -> None:
+        """Tell everybody that is connected why it ends, and who is about to be as soon as its attachment is durable."""
+        self._ended = error
+        for subscriber in list(self.everybody()):
+            subscriber.end(error)
+
+    def find(self, store: str, durable: str, name: str) -> Subscriber | None:
+        """The connected subscriber of this name."""
+        ring = self._rings.get((store, durable))
+        return None if ring is None else ring.by_name.get(name)
+
+    def attaching(self, store: str, durable: str, name: str) -> bool:
+        """Whether the attachment of a session of this name waits to be durable."""
+        return (store, durable, name) in self._attaching
+
+    def connected(self, store: str, durable: str) -> list[Subscriber]:
+        """All that are connected to a durable, in the order they came."""
+        ring = self._rings.get((store, durable))
+        return [] if ring is None else list(ring.by_name.values())
+
+    def everybody(self) -> Iterable[Subscriber]:
+        """All that are connected."""
+        for ring in list(self._rings.values()):
+            yield from list(ring.by_name.values())
+
+    def advise(self, store: str, durable: str, name: str, kind: str, facts: Mapping[str, object]) -> None:
+        """Tell one subscriber, or with an empty name all of the durable."""
+        for subscriber in self.connected(store, durable):
+            if not name or subscriber.name == name:
+                subscriber.advise(kind, facts)
+
+    def changed(self, store: str, name: str, changes: Sequence[tuple[str, int, str]]) -> None:
+        """Tell everybody who watches a map."""
+        for subscriber in self.connected(store, name):
+            subscriber.changed(changes)
+
+    # Turns
+
+    def ready(self, store: str, durable: str) -> None:
+        """The durable may have something for somebody. Cheap to call too often.
+
+        The service calls it just before it closes a group, so that a delivery is synced together with the publish that
+        brought it about, and many publishes make one delivery.
+        """
+        ring = self._rings.get((store, durable))
+        if ring is not None:
+            self._serve(store, durable, ring)
+
+    def _serve(self, store: str, durable: str, ring: _Ring) -> None:
+        """Give everybody who wants some a portion, as long as there is something to give; each has one turn."""
+        wanting, backlog = ring.wanting, self._backlog
+        for left in range(len(wanting), 0, -1):
+            if not backlog.ready(store, durable):
+                return
+            subscriber = wanting.popleft()
+            subscriber.wants = False
+            # What is delivered to a name while its newer session is being attached is the newer one's.
+            if subscriber.gone or not subscriber.takes_more() or self.attaching(store, durable, subscriber.name):
+                continue
+            if backlog.ready_for(store, durable, subscriber.name):
+                waiting, size = backlog.waiting(store, durable)
+                share = min(SHARE_MAX, -(-waiting // left), PORTION_BYTES // max(size, 1))
+                self._ask_for(subscriber, min(subscriber.room, max(1, share)))
+            self._wants(ring, subscriber)
+
+    @staticmethod
+    def _wants(ring: _Ring, subscriber: Subscriber) -> None:
+        """Put a subscriber that takes more behind the others, once."""
+        if subscriber.takes_more() and not subscriber.wants:
+            subscriber.wants = True
+            ring.wanting.append(subscriber)
+
+    def _serve_with(self, subscriber: Subscriber) -> None:
+        """Something changed for this subscriber: it may want more, and there may be something."""
+        ring = self._rings.get((subscriber.store, subscriber.durable))
+        if ring is not None and not subscriber.gone:
+            self._wants(ring, subscriber)
+            self._serve(subscriber.store, subscriber.durable, ring)
+
+    def _ask_for(self, subscriber: Subscriber, count: int) -> None:
+        subscriber.room -= count
+        subscriber.on_its_way += count
+
+        def delivered(result: Result | HoldfastError) -> None:
+            subscriber.on_its_way -= count
+            if isinstance(result, HoldfastError):
+                self._refused(subscriber, result)
+                return
+            assert isinstance(result, Delivered), "Deliver answers Delivered"
+            self._give(subscriber, count, result)
+
+        self._service.submit_nowait(Deliver(0, subscriber.store, subscriber.durable, subscriber.name, count), delivered)
+
+    def _give(self, subscriber: Subscriber, asked: int, result: Delivered) -> None:
+        if subscriber.gone:
+            return
+        try:
+            messages = self._service.messages(subscriber.store, result.runs) if result.runs else []
+        except HoldfastError as error:
+            # What is damaged is this subscriber's to hear of, and the operator's; everybody else is served on.
+            _log.error(
+                "messages_unreadable",
+                store=subscriber.store,
+                durable=subscriber.durable,
+                error=str(error),
+                code=str(error.code),
+            )
+            self.leave(subscriber, "unreadable")
+            subscriber.end(error)
+            return
+        subscriber.room += asked - len(messages)
+        subscriber.give(messages)
+        # An empty answer may mean that a long look among messages of others has to go on.
+        self._serve_with(subscriber)
+
+    def _refused(self, subscriber: Subscriber, error: HoldfastError) -> None:
+        """The state machine knows it no more, or nothing goes on: it is told, and comes again if it likes."""
+        ring = self._rings.get((subscriber.store, subscriber.durable))
+        if subscriber.gone or ring is None:
+            return
+        self._remove(ring, subscriber)
+        if not ring.by_name:
+            del self._rings[subscriber.store, subscriber.durable]
+        subscriber.end(error)
+
+    def add_room(self, subscriber: Subscriber, messages: int) -> None:
+        """The subscriber can take more."""
+        subscriber.room += messages
+        self._serve_with(subscriber)
+
+    def resume(self, subscriber: Subscriber) -> None:
+        """The subscriber's connection takes something again."""
+        subscriber.paused = False
+        self._serve_with(subscriber)
+
+    # Polls
+
+    def poll(self, poller: Poller, count: int, wait_seconds: float, done: Polled) -> None:
+        """Answer with up to ``count`` messages, as soon as there are some, or with none after ``wait_seconds``."""
+        poller.ask(count, wait_seconds, done)
+        self._serve_with(poller)
+
+    def give_back(self, poller: Poller, messages: list[Delivery]) -> None:
+        """Nobody took these messages: they are delivered again at once, with their count."""
+        nack = [(message.seq, 0) for message in messages]
+        self._service.submit_nowait(Acknowledge(0, poller.store, poller.durable, poller.name, nack=nack), _ignored)
+
+    def seen(self, store: str, durable: str, name: str) -> None:
+        """A subscriber that polls has shown that it lives."""
+        subscriber = self.find(store, durable, name)
+        if isinstance(subscriber, Poller):
+            subscriber.seen_seconds = self.loop.time()
+
+    def detach_silent(self) -> int:
+        """Let go of pollers that have shown nothing for their time-out. Returns how many."""
+        now = self.loop.time()
+        silent = [
+            subscriber
+            for subscriber in self.everybody()
+            if isinstance(subscriber, Poller)
+            and not subscriber.asking
+            and now - subscriber.seen_seconds > subscriber.timeout_seconds
+        ]
+        for subscriber in silent:
+            self.leave(subscriber, "timeout")
+        return len(silent)
+
+
+def _displaced(subscriber: Subscriber) -> HoldfastError:
+    return Conflict(
+        "a newer subscriber took the place of this one",
+        code=Code.DURABLE_COLLISION,
+        store=subscriber.store,
+        durable=subscriber.durable,
+        subscriber=subscriber.name,
+    )
+
+
+def _ignored(_: Result | HoldfastError) -> None:
+    """Nobody waits for this result: what it changes is the state machine's own."""

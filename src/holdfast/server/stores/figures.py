@@ -1,0 +1,175 @@
+"""What stores, durables and templates look like to those who ask: parameters in force, counts, subscribers.
+
+Owns: the documents of the routes and of the statistics. Does not own: the numbers (the state machine keeps them exact),
+metrics (``store_metrics``).
+
+Failure model: pure reading of the state in memory. A figure is as of now, and may be ahead of what is durable by what
+waits for its sync.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from holdfast.stores.definitions import TemplateDefinition
+from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.durables.last_value import LastValue
+from holdfast.stores.store import Durable, Store
+
+if TYPE_CHECKING:
+    from holdfast.server.stores.hosting import OpenStores
+
+__all__ = [
+    "DurableFigures",
+    "attached_names",
+    "durable_document",
+    "figures_of",
+    "store_document",
+    "template_document",
+    "waiting",
+]
+
+Json = dict[str, object]
+
+
+class DurableFigures:
+    """The counts of one durable. ``oldest_ms`` is when its oldest message that is not acknowledged was published."""
+
+    __slots__ = (
+        "acknowledged",
+        "backlog",
+        "bytes",
+        "causes",
+        "dead_letters",
+        "delivered",
+        "dying",
+        "lapsed",
+        "messages",
+        "oldest_ms",
+        "redelivered",
+        "subscribers",
+        "unacknowledged",
+    )
+
+    def __init__(self, messages: int, size: int) -> None:
+        self.messages = messages
+        self.bytes = size
+        self.backlog = messages
+        self.unacknowledged = 0
+        self.dying = 0
+        self.delivered = 0
+        self.redelivered = 0
+        self.acknowledged = 0
+        self.lapsed = 0
+        self.dead_letters = 0
+        self.oldest_ms = 0
+        self.subscribers = 0
+        self.causes: Mapping[str, int] = {}
+        """How many messages were lost to what: ttl, own_ttl, limit_old, limit_new, max_delivery, ..."""
+
+    def document(self) -> Json:
+        """As JSON."""
+        return {
+            "messages": self.messages,
+            "bytes": self.bytes,
+            "backlog": self.backlog,
+            "unacknowledged": self.unacknowledged,
+            "dying": self.dying,
+            "delivered": self.delivered,
+            "redelivered": self.redelivered,
+            "acknowledged": self.acknowledged,
+            "ack_wait_lapsed": self.lapsed,
+            "dead_letters": self.dead_letters,
+            "oldest_ms": self.oldest_ms,
+            "expired": dict(self.causes),
+        }
+
+
+def figures_of(durable: Durable) -> DurableFigures:
+    """The counts of a durable. O(1) but for its subscribers."""
+    if isinstance(durable, Consumption):
+        found = DurableFigures(durable.pending, durable.pending_bytes)
+        tally = durable.tally
+        found.backlog = durable.pending - durable.holdings.held - len(durable.dying)
+        found.unacknowledged = durable.holdings.held
+        found.dying = len(durable.dying)
+        found.delivered, found.redelivered = tally.delivered, tally.redelivered
+        found.acknowledged, found.lapsed, found.dead_letters = tally.acknowledged, tally.lapsed, tally.dead_letters
+        found.subscribers = len(durable.holdings.of)
+        found.causes = durable.causes
+        found.oldest_ms = durable.oldest_ms()
+        return found
+    found = DurableFigures(durable.keyed.messages, durable.keyed.bytes)
+    found.subscribers = len(durable.subscribers()) if isinstance(durable, LastValue) else 0
+    return found
+
+
+def store_document(opened: OpenStores, name: str) -> Json:
+    """A store: what is in force, and what it holds. Raises: NotFound."""
+    definition = opened.definitions.store(name)
+    store = opened.state.stores[name]
+    return {
+        "name": name,
+        **definition.document(),
+        "counts": {
+            "messages": store.counts.live,
+            "bytes": store.counts.live_bytes,
+            "durables": len(store.durables),
+            "dynamic_durables": sum(1 for durable in store.durables.values() if durable.definition.dynamic),
+            "publishers": len(store.publishers),
+            "unmatched": store.unmatched,
+            "next_seq": store.counts.next_seq,
+        },
+    }
+
+
+def durable_document(opened: OpenStores, store: str, name: str) -> Json:
+    """A durable: what is in force, its counts, who is attached. Raises: NotFound."""
+    definition = opened.definitions.durable(store, name)
+    durable = opened.state.stores[store].durables[name]
+    return {
+        "name": name,
+        "store": store,
+        "dynamic": definition.dynamic,
+        "template": definition.template,
+        **definition.document(),
+        "counts": figures_of(durable).document(),
+        "subscribers": _subscribers(opened, store, name, durable),
+    }
+
+
+def _subscribers(opened: OpenStores, store: str, name: str, durable: Durable) -> list[Json]:
+    connected = {subscriber.name: subscriber for subscriber in opened.deliveries.connected(store, name)}
+    held = dict.fromkeys(attached_names(durable), 0)
+    if isinstance(durable, Consumption):
+        held = {subscriber: holding.held for subscriber, holding in durable.holdings.of.items()}
+    return [
+        {
+            "name": subscriber,
+            "connected": subscriber in connected,
+            "unacknowledged": count,
+            "room": connected[subscriber].room if subscriber in connected else 0,
+        }
+        for subscriber, count in held.items()
+    ]
+
+
+def attached_names(durable: Durable) -> list[str]:
+    """The subscribers that the state machine counts as attached, in the order they came."""
+    if isinstance(durable, Consumption):
+        return list(durable.holdings.of)
+    return [subscriber for subscriber, _ in durable.subscribers()] if isinstance(durable, LastValue) else []
+
+
+def template_document(template: TemplateDefinition) -> Json:
+    """A template: what is in force."""
+    return {"name": template.name, **template.pattern.document()}
+
+
+def waiting(store: Store, name: str) -> tuple[int, int]:
+    """How many messages of a durable nobody holds, and the bytes of one on average."""
+    durable = store.durables.get(name)
+    if isinstance(durable, Consumption):
+        return durable.pending - durable.holdings.held, durable.pending_bytes // (durable.pending or 1)
+    return 1, 0

@@ -1,0 +1,258 @@
+"""The stores of one process: open while it leads, closed when it does not.
+
+Owns: opening and closing, what the routes find while the stores are open, admission, letting go of silent pollers, and
+carrying effects to who is connected. Does not own: the service and its disk (``stores.service``), routes, sockets'
+bytes, when the process leads (``server.run``).
+
+Failure model: while nothing is open every request is answered ``not_leader``. A service whose log failed can go on no
+more: it is told to ``failed``, and the process ends with a named code. Bounds: ``IN_FLIGHT_BYTES_MAX`` of publishes
+that are not answered, then ``overloaded``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from holdfast.errors import Backpressure, Code, Conflict, HoldfastError, InternalError, NotFound, Unavailable
+from holdfast.server.front import OVERLOADED_RETRY_AFTER_MS, Front
+from holdfast.server.responses import not_leading
+from holdfast.server.stores.access import StoreAccess
+from holdfast.server.stores.deliveries import Deliveries
+from holdfast.server.stores.figures import waiting
+from holdfast.server.stores.in_force import InForce
+from holdfast.server.stores.operations import StoreOperations
+from holdfast.server.stores.statistics import Statistics
+from holdfast.stores.effects import Advise, Changed, Effect
+from holdfast.stores.service import StoreService
+
+if TYPE_CHECKING:
+    from holdfast.server.stores.socket import SubscribeSocket
+    from holdfast.stores.state import State
+
+__all__ = ["OpenStores", "StoreHost"]
+
+IN_FLIGHT_BYTES_MAX: Final = 256 * 1_048_576
+IN_FLIGHT_MAX: Final = 65_536
+SILENT_EVERY_SECONDS: Final = 1.0
+
+_log = structlog.get_logger("holdfast.stores")
+
+
+class OpenStores:
+    """What there is while the stores are open."""
+
+    __slots__ = ("access", "definitions", "deliveries", "operations", "service", "state")
+
+    def __init__(self, front: Front, service: StoreService) -> None:
+        state = service.state
+        self.service = service
+        self.state = state
+        self.definitions = InForce(state)
+        self.access = StoreAccess(front.authenticator, lambda: state.definition.permissions)
+        self.deliveries = Deliveries(service, _StateBacklog(state), front.loop)
+        self.operations = StoreOperations(service, state, self.deliveries, self.definitions)
+
+
+class _StateBacklog:
+    """What the turn among subscribers asks of the state."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def ready(self, store: str, durable: str) -> bool:
+        """See ``Backlog``."""
+        return self._state.ready(store, durable)
+
+    def ready_for(self, store: str, durable: str, subscriber: str) -> bool:
+        """See ``Backlog``."""
+        return self._state.ready_for(store, durable, subscriber)
+
+    def waiting(self, store: str, durable: str) -> tuple[int, int]:
+        """See ``Backlog``."""
+        found = self._state.stores.get(store)
+        return (0, 0) if found is None else waiting(found, durable)
+
+
+class StoreHost:
+    """The stores of one process, and who asks for them."""
+
+    def __init__(self, front: Front, directory: str, *, request_bytes_max: int) -> None:
+        self.directory = directory
+        self.request_bytes_max = request_bytes_max
+        self.sockets: set[SubscribeSocket] = set()
+        self.failed: asyncio.Future[HoldfastError] = front.loop.create_future()
+        """Done when the open service's log failed."""
+        self._front = front
+        self._opened: OpenStores | None = None
+        self._in_flight = 0
+        self._in_flight_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._telling: asyncio.TimerHandle | None = None
+        self.suspended = False
+
+    def opened(self, *, cluster: bool = False) -> OpenStores:
+        """What is open. ``cluster``: also while the cluster is suspended.
+
+        Raises: Fenced (not_leader), Unavailable while it stops (overloaded) or is suspended (no_quorum).
+        """
+        opened = self._opened
+        if opened is None and self._front.service is not None:
+            raise Unavailable(
+                "the stores are not open yet",
+                code=Code.OVERLOADED,
+                retry_after_ms=OVERLOADED_RETRY_AFTER_MS,
+                hint="another process may have them open: they are served here when it lets them go",
+            )
+        if opened is None:
+            raise not_leading(self._front.leader)
+        if self._front.draining:
+            raise Unavailable("the service is stopping", code=Code.OVERLOADED, retry_after_ms=OVERLOADED_RETRY_AFTER_MS)
+        if self.suspended and not cluster:
+            raise Unavailable("the cluster is suspended", code=Code.NO_QUORUM, retry_after_ms=OVERLOADED_RETRY_AFTER_MS)
+        return opened
+
+    @property
+    def condition(self) -> str:
+        """open, held (they are to be served here, and are not open yet) or suspended."""
+        return "held" if self._opened is None else "suspended" if self.suspended else "open"
+
+    @property
+    def current(self) -> OpenStores | None:
+        """What is open, None while nothing is."""
+        return self._opened
+
+    def open(self, service: StoreService) -> OpenStores:
+        """Serve the stores of this service from now on."""
+        opened = self._opened = OpenStores(self._front, service)
+        service.on_ready(opened.deliveries.ready)
+        service.on_effect(self._carry_out)
+        service.on_failure(self.fail)
+        self._expect_attached(opened)
+        self._let_go_of_silent()
+        return opened
+
+    @staticmethod
+    def _expect_attached(opened: OpenStores) -> None:
+        """Subscribers that were attached before a restart have their time-out to come back, and are detached then."""
+        for store, durable, subscriber in opened.state.subscribers():
+            seconds = opened.definitions.durable(store, durable).subscriber_timeout_ms / 1000
+            opened.deliveries.expect(store, durable, subscriber, seconds)
+
+    def suspend(self) -> None:
+        """Serve nothing more but the cluster's own routes, until a restart."""
+        self.suspended = True
+        for socket in list(self.sockets):
+            socket.fail(Unavailable("the cluster is suspended", code=Code.NO_QUORUM))
+
+    def tell_statistics(self, every_seconds: float) -> None:
+        """Write statistics into the log lines from now on; 0 writes none."""
+        if self._opened is None or not every_seconds:
+            return
+        statistics = Statistics(self._front.loop.time())
+
+        def tell() -> None:
+            if self._opened is not None:
+                statistics.tell(self._opened.state, self._front.loop.time())
+                self._telling = self._front.loop.call_later(every_seconds, tell)
+
+        self._telling = self._front.loop.call_later(every_seconds, tell)
+
+    async def close(self) -> None:
+        """Tell every subscriber, then answer what is under way and close the service."""
+        opened, self._opened = self._opened, None
+        for timer in (self._timer, self._telling):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._telling = None
+        if opened is None:
+            return
+        for socket in list(self.sockets):
+            socket.shut_down()
+        stopping = Unavailable("the service is stopping", code=Code.OVERLOADED, retry_after_ms=1_000)
+        opened.deliveries.close(stopping)
+        await opened.service.close()
+
+    async def back_up(self, name: str) -> str:
+        """Copy everything into the folder ``name`` beside the stores' directory. Returns its path.
+
+        Raises: what the service's ``backup`` raises, Conflict where there is such a folder already.
+        """
+        service = self.opened(cluster=True).service
+        target = await asyncio.to_thread(_place_for_backup, self.directory, name)
+        await service.backup(target)
+        return target
+
+    # Admission
+
+    def admit(self, size: int) -> None:
+        """Take one publish of ``size`` bytes in; ``settled`` gives it back. Raises: Backpressure."""
+        if self._in_flight >= IN_FLIGHT_MAX or self._in_flight_bytes >= IN_FLIGHT_BYTES_MAX:
+            raise Backpressure(
+                "the stores are full of unanswered publishes",
+                retry_after_ms=OVERLOADED_RETRY_AFTER_MS,
+                bytes_in_flight=self._in_flight_bytes,
+                bytes_in_flight_max=IN_FLIGHT_BYTES_MAX,
+            )
+        self._in_flight += 1
+        self._in_flight_bytes += size
+
+    def settled(self, size: int) -> None:
+        """A publish of ``size`` bytes has its answer."""
+        self._in_flight -= 1
+        self._in_flight_bytes -= size
+        assert self._in_flight >= 0, "a publish is settled once"
+
+    # From the service
+
+    def _carry_out(self, effect: Effect) -> None:
+        opened = self._opened
+        if opened is None:
+            return
+        if isinstance(effect, Advise):
+            deliveries = opened.deliveries
+            deliveries.advise(effect.store, effect.durable, effect.subscriber, effect.kind, dict(effect.facts))
+            if effect.kind == "durable_deleted":
+                gone = NotFound("the durable was deleted", store=effect.store, durable=effect.durable)
+                deliveries.dropped(effect.store, effect.durable, gone)
+        elif isinstance(effect, Changed):
+            opened.deliveries.changed(effect.store, effect.map, effect.changes)
+
+    def fail(self, error: BaseException) -> None:
+        """The stores can go on no more: the process is to end."""
+        named = error if isinstance(error, HoldfastError) else _unnamed(error)
+        _log.error("stores_failed", error=str(named), code=str(named.code))
+        if not self.failed.done():
+            self.failed.set_result(named)
+
+    def _let_go_of_silent(self) -> None:
+        opened = self._opened
+        if opened is None:
+            return
+        silent = opened.deliveries.detach_silent()
+        if silent:
+            _log.info("subscribers_timed_out", subscribers=silent)
+        self._timer = self._front.loop.call_later(SILENT_EVERY_SECONDS, self._let_go_of_silent)
+
+
+def _place_for_backup(directory: str, name: str) -> str:
+    target = os.path.join(f"{directory}-backups", name)
+    if os.path.lexists(target):
+        raise Conflict("there is such a backup already", code=Code.ALREADY_OPEN, path=target)
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    return target
+
+
+def _unnamed(error: BaseException) -> HoldfastError:
+    """A failure of the operating system, or of SQLite, is the disk's; anything else is a bug of ours."""
+    if isinstance(error, OSError):
+        return Unavailable("the stores' log cannot be written", code=Code.STORE_UNAVAILABLE, cause=str(error))
+    if isinstance(error, sqlite3.OperationalError):
+        return Unavailable("the stores' index cannot be read or written", code=Code.STORE_UNAVAILABLE, cause=str(error))
+    return InternalError("the stores have failed", cause=f"{type(error).__name__}: {error}")

@@ -1,0 +1,268 @@
+"""One watch of a map: first every key that is there, then every change, as far as the watcher keeps up.
+
+Owns: the order in which the two are told, what is told to a watcher that is slow, the bounds. Does not own: the
+connection (``socket``), frames (``socket_frames``), which changes there are (the state machine).
+
+Keys are read in pages while the map goes on changing, and the state that they are read from is ahead of what is safe.
+One rule keeps both in one order:
+
+1. a page is read; it is what the map is at this moment
+2. it waits for the turn of everything applied so far: then each change from before is safe, and was told to the watch
+3. its keys join the changes that are still to be told; where a key is among them already, that is the same value
+4. changes from after the page come after it, because their turns do
+
+So a watcher that takes the last word on every key has what is in the map, and never what a crash can take back.
+
+What is to be told is one change for each key, the newest: a watcher that reads slowly is told less, not late. A value
+that was replaced before it could be read is passed over, for its successor is on its way.
+
+Failure model: more to be told than ``PENDING_BYTES_MAX`` of keys ends the watch with ``lagging``, and the watcher
+begins anew. A value that cannot be read ends it with that error.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Final, Protocol
+
+from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
+from holdfast.server.stores.service_port import StoreServicePort
+from holdfast.server.stores.socket_frames import ChangesFrame, CurrentFrame, KeyChange
+from holdfast.stores.durables.map import Map
+from holdfast.stores.state import State
+
+__all__ = ["MapWatch", "Watched", "Watcher", "WatchedMap"]
+
+PAGE_KEYS: Final = 1_000
+PORTION_KEYS: Final = 256
+PORTION_BYTES: Final = 524_288
+"""Bytes of values in one frame; one value may exceed it."""
+PENDING_BYTES_MAX: Final = 16 * 1_048_576
+ITEM_BYTES: Final = 200
+"""What a key that is to be told takes in memory, beside its text."""
+_GONE: Final = frozenset({"removed", "expired", "discarded", "deleted"})
+
+
+class Watcher(Protocol):
+    """Who is told."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether its connection takes nothing at the moment."""
+        ...
+
+    def tell(self, frame: ChangesFrame | CurrentFrame) -> None:
+        """Write a frame."""
+        ...
+
+    def fail(self, error: HoldfastError) -> None:
+        """The watch ends."""
+        ...
+
+
+class Watched(Protocol):
+    """The map, as far as a watch asks."""
+
+    def wants(self, key: str) -> bool:
+        """Whether the watch is about this key."""
+        ...
+
+    def page(self, after: str, count: int) -> list[tuple[str, int]]:
+        """The first ``count`` keys of the watch above ``after``, in order, with their revisions."""
+        ...
+
+    def size(self, revision: int) -> int:
+        """The bytes of a value."""
+        ...
+
+    def values(self, revisions: Iterable[int]) -> dict[int, bytes]:
+        """Values by revision; those that are no more are left out."""
+        ...
+
+    def when_safe(self, done: Callable[[], None]) -> None:
+        """Call back when everything applied until now is safe and was told."""
+        ...
+
+
+class WatchedMap:
+    """``Watched`` of a map in the state, for one key, or for those that begin with a text."""
+
+    __slots__ = ("_key", "_name", "_prefix", "_service", "_state", "_store")
+
+    def __init__(
+        self, service: StoreServicePort, state: State, store: str, name: str, *, prefix: str, key: str | None
+    ) -> None:
+        """Raises: InvalidRequest where both are given."""
+        if prefix and key is not None:
+            raise InvalidRequest("a watch is of one key, or of those with a prefix, not of both", map=name)
+        self._service = service
+        self._state = state
+        self._store = store
+        self._name = name
+        self._prefix = prefix
+        self._key = key
+
+    def wants(self, key: str) -> bool:
+        """See ``Watched``."""
+        return key.startswith(self._prefix) if self._key is None else key == self._key
+
+    def page(self, after: str, count: int) -> list[tuple[str, int]]:
+        """See ``Watched``. Raises: NotFound, InvalidRequest."""
+        found = self._state.store(self._store).durable(self._name)
+        if not isinstance(found, Map):
+            raise InvalidRequest("this durable is not a map", code=Code.TYPE_MISMATCH, durable=self._name)
+        first = self._key if self._key is not None else self._prefix
+        keys: list[tuple[str, int]] = []
+        if not after and first:
+            entry = found.keyed.get(first)
+            if entry is not None:
+                keys.append((first, entry.revision))
+        if self._key is None:
+            for entry in islice(found.keyed.scan(after or first), count - len(keys)):
+                if not entry.key.startswith(self._prefix):
+                    break  # keys with one prefix are neighbours
+                keys.append((entry.key, entry.revision))
+        return keys
+
+    def size(self, revision: int) -> int:
+        """See ``Watched``. Raises: NotFound."""
+        return self._state.store(self._store).counts.size(revision, revision)
+
+    def values(self, revisions: Iterable[int]) -> dict[int, bytes]:
+        """See ``Watched``. Raises: CorruptData."""
+        runs = [(revision, revision, 1) for revision in sorted(revisions)]
+        return {one.seq: one.body for one in self._service.messages(self._store, runs)}
+
+    def when_safe(self, done: Callable[[], None]) -> None:
+        """See ``Watched``."""
+        self._service.when_safe(self._store, done)
+
+
+class MapWatch:
+    """The watch of one connection. ``begin`` once; ``changed`` and ``resumed`` until ``end``.
+
+    *Memory*: one item for each key that is to be told, up to ``PENDING_BYTES_MAX``.
+    """
+
+    __slots__ = (
+        "_after",
+        "_bytes",
+        "_ended",
+        "_pending",
+        "_reading",
+        "_scheduled",
+        "_soon",
+        "_stage",
+        "_watched",
+        "_watcher",
+    )
+
+    def __init__(self, watched: Watched, watcher: Watcher, soon: Callable[[Callable[[], None]], object]) -> None:
+        """``soon`` calls a function in a further turn of the loop."""
+        self._watched = watched
+        self._watcher = watcher
+        self._soon = soon
+        self._pending: dict[str, tuple[int, str]] = {}
+        self._bytes = 0
+        self._after = ""
+        self._stage = "pages"
+        """``pages`` are to be read, then all is ``told`` once, then there are only changes (``live``)."""
+        self._reading = False
+        self._scheduled = False
+        self._ended = False
+
+    def begin(self) -> None:
+        """Tell what is there, from now on."""
+        self._go_on()
+
+    def changed(self, changes: Iterable[tuple[str, int, str]]) -> None:
+        """Keys changed, and that is safe: triples of key, revision and cause in the order of their commands."""
+        for key, revision, cause in changes:
+            if self._watched.wants(key):
+                self._put(key, revision, cause)
+        if self._bytes > PENDING_BYTES_MAX and not self._ended:
+            lagging = Unavailable("the watcher is too slow for the map", code=Code.LAGGING, bytes_max=PENDING_BYTES_MAX)
+            self._fail(lagging)
+        self._go_on()
+
+    def resumed(self) -> None:
+        """The connection takes something again."""
+        self._go_on()
+
+    def end(self) -> None:
+        """Nobody listens any more."""
+        self._ended = True
+        self._pending = {}
+
+    def _put(self, key: str, revision: int, cause: str) -> None:
+        if self._pending.pop(key, None) is None:
+            self._bytes += len(key) + ITEM_BYTES
+        self._pending[key] = revision, cause
+
+    def _go_on(self) -> None:
+        if not self._scheduled and not self._ended:
+            self._scheduled = True
+            self._soon(self._step)
+
+    def _step(self) -> None:
+        """One portion at a time, so that a large map holds nobody up."""
+        self._scheduled = False
+        if self._ended or self._watcher.is_paused:
+            return
+        try:
+            if self._pending:
+                self._tell()
+            elif self._stage == "pages" and not self._reading:
+                self._read_page()
+            elif self._stage == "told":
+                self._stage = "live"
+                self._watcher.tell(CurrentFrame())
+            else:
+                return
+        except HoldfastError as error:
+            self._fail(error)
+        except (OSError, sqlite3.Error) as error:
+            self._fail(Unavailable("the map cannot be read", code=Code.STORE_UNAVAILABLE, cause=str(error)))
+        self._go_on()
+
+    def _read_page(self) -> None:
+        page = self._watched.page(self._after, PAGE_KEYS)
+        self._reading = True
+        self._watched.when_safe(lambda: self._page_is_safe(page))
+
+    def _page_is_safe(self, page: list[tuple[str, int]]) -> None:
+        self._reading = False
+        for key, revision in page:
+            if key not in self._pending:
+                self._put(key, revision, "present")
+        if len(page) < PAGE_KEYS:
+            self._stage = "told"
+        else:
+            self._after = page[-1][0]
+        self._go_on()
+
+    def _tell(self) -> None:
+        size = 0
+        portion: dict[str, tuple[int, str]] = {}
+        for key, (revision, cause) in islice(self._pending.items(), PORTION_KEYS):
+            size += self._watched.size(revision) if cause not in _GONE else 0
+            if portion and size > PORTION_BYTES:
+                break
+            portion[key] = revision, cause
+        values = self._watched.values(revision for revision, cause in portion.values() if cause not in _GONE)
+        for key in portion:
+            del self._pending[key]
+            self._bytes -= len(key) + ITEM_BYTES
+        changes = [
+            KeyChange(key, revision, cause, values.get(revision))
+            for key, (revision, cause) in portion.items()
+            if cause in _GONE or revision in values
+        ]
+        if changes:
+            self._watcher.tell(ChangesFrame(changes))
+
+    def _fail(self, error: HoldfastError) -> None:
+        self.end()
+        self._watcher.fail(error)

@@ -1,0 +1,144 @@
+"""From settings to open stores.
+
+Owns: reading the definitions file, opening the service, putting the file's definition in force. Does not own: what a
+definition may say (``stores.definitions``), when the process leads (``server.run``).
+
+Failure model: a definitions file that is wrong, or that would change what cannot be changed, keeps the service from
+starting and names every problem; nothing was changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tomllib
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from holdfast.errors import AlreadyOpen, Code, InvalidRequest, Unavailable
+from holdfast.server.stores.hosting import StoreHost
+from holdfast.settings import StoresSettings
+from holdfast.stores.commands import Define
+from holdfast.stores.definition_changes import beside, differences
+from holdfast.stores.definitions import ClusterDefinition, definition_of, parse_definition
+from holdfast.stores.service import StoreService
+
+__all__ = ["Opening", "read_definitions"]
+
+AUTHOR: Final = "stores.definitions"
+DIFFERENCES_LOGGED_MAX: Final = 50
+HELD_SECONDS: Final = 0.2
+"""Between two looks whether somebody else has let the stores go."""
+
+_log = structlog.get_logger("holdfast.stores")
+
+
+def read_definitions(path: str) -> ClusterDefinition:
+    """The definition in a file: TOML where its name ends so, else JSON.
+
+    Raises: InvalidRequest (bad_configuration) naming the file and every wrong value.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidRequest(
+            f"the definitions cannot be read: {error.strerror}", code=Code.BAD_CONFIGURATION, path=path
+        ) from error
+    if not path.endswith(".toml"):
+        return parse_definition(data)
+    try:
+        return definition_of(tomllib.loads(data.decode()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(
+            f"the definitions are not TOML: {error}", code=Code.BAD_CONFIGURATION, path=path
+        ) from error
+
+
+class Opening:
+    """Opens the stores of one reign.
+
+    A leader that was deposed, or is asleep, may have them open still. The log does not wait for that: the stores are
+    served as soon as they are let go, and until then their requests are answered ``overloaded``.
+    """
+
+    def __init__(self, host: StoreHost, settings: StoresSettings, wanted: ClusterDefinition | None) -> None:
+        """``wanted`` is the definition that was configured, if one was."""
+        self._host = host
+        self._settings = settings
+        self._definition = wanted
+        self._wanted = True
+        self._waiting: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Return when they are open, or when somebody else has them. Raises: what opening and defining raise."""
+        try:
+            await _open(self._host, self._settings, self._definition)
+        except AlreadyOpen as error:
+            _log.warning("stores_held", error=str(error))
+            self._waiting = asyncio.create_task(self._open_when_free())
+
+    async def _open_when_free(self) -> None:
+        while self._wanted:
+            await asyncio.sleep(HELD_SECONDS)
+            try:
+                await _open(self._host, self._settings, self._definition)
+                return
+            except AlreadyOpen:
+                continue
+            except Exception as error:  # noqa: BLE001  # nobody waits for this task; the process ends with what it says
+                self._host.fail(error)
+                return
+
+    async def end(self) -> None:
+        """Wait for nobody any more. What is open then is the host's to close."""
+        self._wanted = False
+        if self._waiting is not None:
+            await asyncio.wait({self._waiting})
+
+
+async def _open(host: StoreHost, settings: StoresSettings, wanted: ClusterDefinition | None) -> None:
+    directory = settings.hosted
+    assert directory is not None, "stores are opened where they are hosted"
+    try:
+        service = await StoreService.open(
+            directory, page_bytes=settings.page_size_bytes, memory_bytes=settings.memory_bytes
+        )
+    except OSError as error:
+        raise Unavailable(
+            f"the stores cannot be opened: {error.strerror or error}",
+            code=Code.STORE_UNFIT,
+            hint="stores.directory is a directory on a local disk that this user may write",
+            path=directory,
+        ) from error
+    try:
+        if wanted is not None:
+            await _put_in_force(service, wanted)
+    except BaseException:
+        await service.close()
+        raise
+    host.open(service)
+    host.tell_statistics(settings.statistics_seconds)
+    state = service.state
+    _log.info(
+        "stores_open",
+        directory=directory,
+        revision=state.revision,
+        stores=len(state.definition.stores),
+        persistence=str(state.definition.persistence),
+    )
+
+
+async def _put_in_force(service: StoreService, wanted: ClusterDefinition) -> None:
+    """What the file says, beside what was defined otherwise: a restart deletes nothing."""
+    state = service.state
+    wanted = beside(state.definition, wanted)
+    changes = differences(state.definition, wanted)
+    if not changes:
+        return
+    revision = state.revision + 1
+    await service.submit(Define(0, wanted.json(), revision, AUTHOR))
+    for change in changes[:DIFFERENCES_LOGGED_MAX]:
+        _log.info("definition_changed", revision=revision, change=str(change))
+    if len(changes) > DIFFERENCES_LOGGED_MAX:
+        _log.info("definition_changed", revision=revision, more=len(changes) - DIFFERENCES_LOGGED_MAX)

@@ -1,0 +1,277 @@
+"""What the hot store routes do, by the same functions on both lanes: publish, acknowledge, poll.
+
+Owns: from a decoded request to the bytes of its answer. Does not own: connections, rights (``access``), who is given
+what (``deliveries``), routes that are not hot (``routes_*``).
+
+Failure model: an answer is given exactly once, and not before what it says is durable as its store promises. A client
+that goes away takes no publish and no acknowledgement back; messages on their way to its poll are delivered again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Final
+
+from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded
+from holdfast.server.stores.deliveries import Deliveries, Poller
+from holdfast.server.stores.in_force import InForce
+from holdfast.server.stores.latency import Latencies
+from holdfast.server.stores.service_port import StoreServicePort
+from holdfast.server.stores.wire import (
+    AckRequest,
+    DeliveredAnswer,
+    PublishRequest,
+    WireFormat,
+    acked_answer,
+    encode,
+    published_bytes,
+    ranges_of,
+)
+from holdfast.stores.commands import (
+    Acknowledge,
+    Acknowledged,
+    Attach,
+    Attached,
+    Publish,
+    Published,
+    Result,
+)
+from holdfast.stores.definitions import DurableType, PublisherMode
+from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.durables.map import Map
+from holdfast.stores.matcher import Matcher
+from holdfast.stores.messages import Delivery
+from holdfast.stores.state import State
+from holdfast.stores.store import Durable
+
+__all__ = ["POLL_MESSAGES_DEFAULT", "POLL_MESSAGES_MAX", "POLL_WAIT_MS_MAX", "Done", "StoreOperations"]
+
+POLL_MESSAGES_DEFAULT: Final = 100
+POLL_MESSAGES_MAX: Final = 512
+POLL_WAIT_MS_MAX: Final = 60_000
+BROWSE_LOOKS: Final = 20
+UNHEARD_BYTES_MAX: Final = 64 * 1_048_576
+"""Bytes of publishes that were answered at once and are not written yet; above it they are answered when they are."""
+MESSAGE_BYTES: Final = 160
+"""What a message takes beside its body, about."""
+RANGED_NUMBERS_MAX: Final = 1_000_000
+"""Numbers in the ranges of one acknowledgement: those that are stale are answered one by one."""
+
+Done = Callable[[bytes | HoldfastError], None]
+"""Gets the body of the answer, or the error. Called once, on the loop; never raises."""
+
+
+class StoreOperations:
+    """The operations of one open service."""
+
+    def __init__(self, service: StoreServicePort, state: State, deliveries: Deliveries, definitions: InForce) -> None:
+        self._service = service
+        self._state = state
+        self._deliveries = deliveries
+        self._definitions = definitions
+        self.latencies = Latencies()
+        self._unheard_bytes = 0
+
+    def publish(self, store: str, request: PublishRequest, wire_format: WireFormat, done: Done) -> None:
+        """Publish a batch. Where the store's publishers do not wait, it is answered at once, whatever becomes of it.
+        Not when more than ``UNHEARD_BYTES_MAX`` waits to be written.
+
+        Raises: NotFound for the store; every other refusal is told to ``done``.
+        """
+        command = Publish(0, store, request.publisher_id, request.messages)  # type: ignore[arg-type]  # only ever read
+        definition = self._definitions.store(store)
+        if definition.publisher_mode is PublisherMode.NO_CONFIRM:
+            self._publish_unheard(command, published_bytes(Published(0, 0, 0, 0), wire_format), done)
+            return
+
+        latency, loop = self.latencies.of(store), self._deliveries.loop
+        began = loop.time()
+
+        def published(result: Result | HoldfastError) -> None:
+            if isinstance(result, Published):
+                latency.confirmed(loop.time() - began, len(request.messages))
+                done(published_bytes(result, wire_format))
+            else:
+                latency.refused += 1
+                done(_refused(result))
+
+        self._service.submit_nowait(command, published)
+
+    def _publish_unheard(self, command: Publish, answer: bytes, done: Done) -> None:
+        """Answer at once, unless so much waits to be written: then whoever publishes faster than the disk waits."""
+        size = sum(len(message.body) + MESSAGE_BYTES for message in command.messages)
+        waits = self._unheard_bytes + size > UNHEARD_BYTES_MAX and self._unheard_bytes > 0
+        self._unheard_bytes += size
+
+        def unheard(_: Result | HoldfastError) -> None:
+            self._unheard_bytes -= size
+            if waits:
+                done(answer)
+
+        self._service.submit_nowait(command, unheard)
+        if not waits:
+            done(answer)
+
+    def acknowledge(self, store: str, durable: str, request: AckRequest, wire_format: WireFormat, done: Done) -> None:
+        """Settle what a subscriber holds. Raises: NotFound where it names no durable and has none."""
+
+        def acknowledged(result: Result | HoldfastError) -> None:
+            if isinstance(result, Acknowledged):
+                done(encode(acked_answer(result), wire_format))
+            else:
+                done(_refused(result))
+
+        durable = self._definitions.named(store, durable, request.subscriber)
+        self._deliveries.seen(store, durable, request.subscriber)
+        self._service.submit_nowait(acknowledge_of(store, durable, request), acknowledged)
+
+    def poll(self, poll: PollRequest, wire_format: WireFormat, done: Done) -> Callable[[], None]:
+        """Answer with messages as soon as there are some. Returns what to call when nobody waits for it any more.
+
+        Raises: NotFound; InvalidRequest (type_mismatch) for a map.
+        """
+        deliveries = self._deliveries
+        durable = self._definitions.named(poll.store, poll.durable, poll.subscriber)
+        abandoned = False
+
+        def polled(answer: list[Delivery] | HoldfastError) -> None:
+            done(answer if isinstance(answer, HoldfastError) else encode(DeliveredAnswer(answer), wire_format))
+
+        known = deliveries.find(poll.store, durable, poll.subscriber)
+        if isinstance(known, Poller):
+            poller = known
+            deliveries.poll(poller, poll.count, poll.wait_seconds, polled)
+        else:
+            terms = self._definitions.terms(poll.store, durable)
+            if terms.type is DurableType.MAP:
+                raise InvalidRequest("the keys of a map are read instead", code=Code.TYPE_MISMATCH)
+            poller = Poller(
+                deliveries,
+                poll.store,
+                durable,
+                poll.subscriber,
+                timeout_seconds=terms.subscriber_timeout_ms / 1000,
+            )
+
+            def attached(result: Attached | HoldfastError) -> None:
+                if isinstance(result, HoldfastError):
+                    done(result)
+                elif abandoned:
+                    deliveries.leave(poller, "closed")
+                else:
+                    deliveries.poll(poller, poll.count, poll.wait_seconds, polled)
+
+            deliveries.attach(poller, Attach(0, poll.store, durable, poll.subscriber), attached)
+
+        def abandon() -> None:
+            nonlocal abandoned
+            abandoned = True
+            poller.abandon(polled)
+
+        return abandon
+
+    def browse(
+        self, store: str, durable: str, *, after: int, count: int, match: bytes
+    ) -> tuple[list[Delivery], int | None]:
+        """Up to ``count`` messages of a durable above number ``after``, ascending, whoever holds them.
+
+        Answers also above which number to go on, None where there is nothing behind. Where a matcher lets few through
+        there may be fewer messages, or none, and yet something behind.
+        Raises: NotFound, InvalidRequest (a matcher that is none; a map, whose keys are read instead). Cost: looks at
+        most at ``BROWSE_LOOKS`` times ``count`` messages.
+        """
+        found = self._state.store(store).durable(durable)
+        matcher = Matcher.parse(match) if match else None
+        messages: list[Delivery] = []
+        looks = count * (1 if matcher is None else BROWSE_LOOKS)
+        while len(messages) < count:
+            if looks <= 0:
+                return messages, after
+            page = _numbers(found, after, min(count, looks))
+            if not page:
+                return messages, None
+            runs = [(seq, seq, deliveries) for seq, deliveries in page]
+            read = self._service.messages(store, runs)
+            messages += [one for one in read if matcher is None or matcher.matches(one.fields)]
+            after = page[-1][0]
+            looks -= len(page)
+        return messages[:count], messages[count - 1].seq
+
+    def entries(
+        self, store: str, name: str, *, keys: Sequence[str] | None = None, after: str = "", count: int = 1
+    ) -> list[tuple[str, bytes, int]]:
+        """Keys of a map with value and revision: ``keys``, as far as there are such, or the first above ``after``.
+
+        Raises: NotFound, InvalidRequest (type_mismatch).
+        """
+        found = self._state.store(store).durable(name)
+        if not isinstance(found, Map):
+            raise InvalidRequest("this durable is not a map", code=Code.TYPE_MISMATCH, durable=name)
+        if keys is None:
+            entries = list(islice(found.keyed.scan(after), count))
+        else:
+            entries = [entry for key in keys if (entry := found.keyed.get(key)) is not None]
+        bodies = {
+            one.seq: one.body
+            for one in self._service.messages(store, sorted((entry.revision, entry.revision, 1) for entry in entries))
+        }
+        return [(entry.key, bodies[entry.revision], entry.revision) for entry in entries if entry.revision in bodies]
+
+
+def _numbers(durable: Durable, after: int, count: int) -> list[tuple[int, int]]:
+    """Numbers and deliveries of the messages that a durable keeps."""
+    if isinstance(durable, Consumption):
+        return durable.browse(after, count)
+    if isinstance(durable, Map):
+        raise InvalidRequest("the keys of a map are read instead", code=Code.TYPE_MISMATCH)
+    newest = sorted(entry.revision for entry in durable.keyed.scan() if entry.revision > after)
+    return [(revision, 0) for revision in newest[:count]]
+
+
+class PollRequest:
+    """``GET .../messages`` as it was asked."""
+
+    __slots__ = ("count", "durable", "store", "subscriber", "wait_seconds")
+
+    def __init__(self, store: str, durable: str, subscriber: str, count: int, wait_ms: int) -> None:
+        if not subscriber or len(subscriber) > 256:
+            raise InvalidRequest("subscriber is a name of 1 to 256 characters")
+        if not 1 <= count <= POLL_MESSAGES_MAX:
+            raise InvalidRequest(f"max is a whole number from 1 to {POLL_MESSAGES_MAX}")
+        if not 0 <= wait_ms <= POLL_WAIT_MS_MAX:
+            raise InvalidRequest(f"wait_ms is a whole number from 0 to {POLL_WAIT_MS_MAX}")
+        self.store = store
+        self.durable = durable
+        self.subscriber = subscriber
+        self.count = count
+        self.wait_seconds = wait_ms / 1000
+
+
+def acknowledge_of(store: str, durable: str, request: AckRequest) -> Acknowledge:
+    """The command of an acknowledgement. Raises: LimitExceeded where its ranges are of too many numbers."""
+    numbers = sum(last - first + 1 for first, last in request.ranges)
+    if numbers > RANGED_NUMBERS_MAX:
+        raise LimitExceeded(
+            "the ranges are of too many numbers",
+            code=Code.TOO_LARGE,
+            hint="acknowledge what was delivered, in several requests where it is so many",
+            numbers=numbers,
+            max=RANGED_NUMBERS_MAX,
+        )
+    return Acknowledge(
+        0,
+        store,
+        durable,
+        request.subscriber,
+        ack=[*ranges_of(request.ack), *request.ranges] if request.ack else request.ranges,
+        nack=[(one.seq, one.delay_ms) for one in request.nack],
+        reject=request.reject,
+        extend=ranges_of(request.extend),
+    )
+
+
+def _refused(result: Result | HoldfastError) -> HoldfastError:
+    if isinstance(result, HoldfastError):
+        return result
+    return InternalError("a command was answered with another command's result", result=type(result).__name__)

@@ -1,0 +1,196 @@
+"""The routes that publish, deliver, acknowledge, browse and forget messages.
+
+Owns: their rows and what they read of a request. Does not own: what they do (``operations``, the service), the same
+publish, poll and acknowledge on the fast lane (``hot_routes``).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.errors import Code, InvalidRequest
+from holdfast.server.routes import Answer, Route
+from holdfast.server.stores.hosting import StoreHost
+from holdfast.server.stores.operations import (
+    POLL_MESSAGES_DEFAULT,
+    POLL_MESSAGES_MAX,
+    POLL_WAIT_MS_MAX,
+    PollRequest,
+)
+from holdfast.server.stores.store_call import StoreCall, parameter, store_route
+from holdfast.server.stores.wire import (
+    AckedAnswer,
+    AckRequest,
+    DeliveredAnswer,
+    Number,
+    PublishAnswer,
+    PublishRequest,
+)
+from holdfast.stores.commands import Done, Drop, Purge, Purged, Rewind
+from holdfast.stores.messages import Delivery
+from holdfast.stores.permissions import Right
+
+__all__ = ["message_routes"]
+
+BROWSE_MESSAGES_DEFAULT: Final = 100
+BROWSE_MESSAGES_MAX: Final = 1_000
+
+PUBLISH_CODES: Final = (
+    Code.STORE_FULL,
+    Code.CLUSTER_FULL,
+    Code.MESSAGE_TOO_LARGE,
+    Code.DISK_LIMIT,
+    Code.NO_QUORUM,
+    Code.SEQUENCE_GAP,
+    Code.UNKNOWN_PUBLISHER,
+)
+
+
+class BrowsedAnswer(msgspec.Struct, frozen=True):
+    """Messages in order. ``next_after``: go on above this number, null where there is nothing behind."""
+
+    messages: list[Delivery]
+    next_after: int | None
+
+
+class PurgedAnswer(msgspec.Struct, frozen=True):
+    """What the durable kept and keeps no more."""
+
+    messages: int
+    bytes: int
+
+
+class NothingMore(msgspec.Struct, frozen=True):
+    """It is so now."""
+
+
+class RewindRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Exactly one of: everything kept (``"to": "start"``), from a number on, from a time on."""
+
+    to: Annotated[str, Meta(pattern="^start$")] | None = None
+    seq: Annotated[int, Meta(ge=1, le=2**53 - 1)] | None = None
+    time_ms: Number | None = None
+
+
+async def publish(call: StoreCall) -> Answer:
+    """``POST .../messages``."""
+    size = 0
+    batch = await call.body(PublishRequest)
+    size = sum(len(message.body) for message in batch.messages)
+    call.host.admit(size)
+    try:
+        return await call.operation(lambda done: call.opened.operations.publish(call.store, batch, call.accept, done))
+    finally:
+        call.host.settled(size)
+
+
+async def poll(call: StoreCall) -> Answer:
+    """``GET .../messages``."""
+    query = call.call
+    asked = PollRequest(
+        call.store,
+        call.durable,
+        query.text("subscriber") or "",
+        query.number("max", low=1, high=POLL_MESSAGES_MAX) or POLL_MESSAGES_DEFAULT,
+        query.number("wait_ms", high=POLL_WAIT_MS_MAX) or 0,
+    )
+    return await call.operation(lambda done: call.opened.operations.poll(asked, call.accept, done))
+
+
+async def acknowledge(call: StoreCall) -> Answer:
+    """``POST .../acks``."""
+    acks = await call.body(AckRequest)
+    return await call.operation(
+        lambda done: call.opened.operations.acknowledge(call.store, call.durable, acks, call.accept, done)
+    )
+
+
+async def browse(call: StoreCall) -> Answer:
+    """``GET .../browse``."""
+    query = call.call
+    found, next_after = call.opened.operations.browse(
+        call.store,
+        call.durable,
+        after=query.number("after") or 0,
+        count=query.number("max", low=1, high=BROWSE_MESSAGES_MAX) or BROWSE_MESSAGES_DEFAULT,
+        match=(query.text("match") or "").encode(),
+    )
+    await call.opened.service.settled()
+    return call.answer(BrowsedAnswer(found, next_after))
+
+
+async def purge(call: StoreCall) -> Answer:
+    """``POST .../purge``."""
+    result = await call.submit(call.opened.service.submit(Purge(0, call.store, call.durable)), Purged)
+    return call.answer(PurgedAnswer(result.messages, result.bytes))
+
+
+async def rewind(call: StoreCall) -> Answer:
+    """``POST .../rewind``."""
+    asked = await call.body(RewindRequest)
+    if sum(one is not None for one in (asked.to, asked.seq, asked.time_ms)) != 1:
+        raise InvalidRequest('a rewind names one of {"to": "start"}, {"seq": n} and {"time_ms": t}')
+    command = Rewind(0, call.store, call.durable, asked.seq or 0, asked.time_ms or 0)
+    await call.submit(call.opened.service.submit(command), Done)
+    return call.answer(NothingMore())
+
+
+async def drop(call: StoreCall) -> Answer:
+    """``DELETE .../messages/{seq}``."""
+    text = call.call.path_text("seq")
+    if not (text.isascii() and text.isdigit() and 0 < len(text) <= 16):
+        raise InvalidRequest("the number of a message is a whole number")
+    await call.submit(call.opened.service.submit(Drop(0, call.store, call.durable, int(text))), Done)
+    return call.answer(NothingMore())
+
+
+def message_routes(host: StoreHost) -> tuple[Route, ...]:
+    """The rows."""
+    store, durable = "/v1/stores/{store}", "/v1/stores/{store}/durables/{durable}"
+    return (
+        store_route(
+            host, "POST", f"{store}/messages", Right.PUBLISH, "Publish a batch: all of it or nothing", publish,
+            body=PublishRequest, answer=PublishAnswer, codes=PUBLISH_CODES,
+        ),
+        store_route(
+            host, "GET", f"{durable}/messages", Right.SUBSCRIBE, "The next messages for a subscriber (long poll)", poll,
+            answer=DeliveredAnswer,
+            codes=(Code.MATCHER_MISMATCH, Code.TYPE_MISMATCH, Code.DURABLE_COLLISION, Code.TOO_MANY_DURABLES),
+            parameters=(
+                parameter("subscriber", "string", "Whose; attached by its first poll", minLength=1, maxLength=256),
+                parameter("max", "integer", "How many at most", minimum=1, maximum=POLL_MESSAGES_MAX,
+                          default=POLL_MESSAGES_DEFAULT),
+                parameter("wait_ms", "integer", "How long to wait for the first", minimum=0, maximum=POLL_WAIT_MS_MAX,
+                          default=0),
+            ),
+        ),
+        store_route(
+            host, "POST", f"{durable}/acks", Right.SUBSCRIBE, "Acknowledge, give back, reject or extend", acknowledge,
+            body=AckRequest, answer=AckedAnswer, codes=(Code.TYPE_MISMATCH,),
+        ),
+        store_route(
+            host, "GET", f"{durable}/browse", Right.BROWSE, "Look at messages without consuming them", browse,
+            answer=BrowsedAnswer, codes=(Code.TYPE_MISMATCH,),
+            parameters=(
+                parameter("after", "integer", "Above this number", minimum=0, default=0),
+                parameter("max", "integer", "How many at most", minimum=1, maximum=BROWSE_MESSAGES_MAX,
+                          default=BROWSE_MESSAGES_DEFAULT),
+                parameter("match", "string", "A matcher, as JSON"),
+            ),
+        ),
+        store_route(
+            host, "POST", f"{durable}/purge", Right.ADMINISTER, "Forget every message that the durable keeps", purge,
+            answer=PurgedAnswer,
+        ),
+        store_route(
+            host, "POST", f"{durable}/rewind", Right.SUBSCRIBE, "Deliver again what is retained", rewind,
+            body=RewindRequest, answer=NothingMore, codes=(Code.TYPE_MISMATCH,),
+        ),
+        store_route(
+            host, "DELETE", f"{durable}/messages/{{seq}}", Right.ADMINISTER, "Delete one message of a durable", drop,
+            answer=NothingMore, codes=(Code.TYPE_MISMATCH,),
+        ),
+    )  # fmt: skip

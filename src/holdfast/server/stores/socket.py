@@ -1,0 +1,474 @@
+"""``GET .../subscribe``: one WebSocket for each subscriber.
+
+Owns: the handshake, frames both ways, ping and silence, what is written when the peer reads slowly. Does not own:
+WebSocket framing (the ``websockets`` library's sans-I/O server), who is given which message (``deliveries``), rights
+(``access``).
+
+    handshake    rights, names and the durable are checked first, and the attachment is made durable: what is wrong is
+                 an HTTP answer with the API's error body, and nobody is half connected
+    then         {"type": "attached", ...}; messages come as far as credit was given
+    client       credit, ack, nack, reject, extend, close; with an "id" each acknowledgement is answered when it is
+                 durable
+    server       attached, messages, answer, error, advisory; of a map changes and current (``map_watch``)
+    end          close code 4000 + the HTTP status of the error, its code as the reason; 1000 when the client asked
+
+Failure model: a peer may send anything, stop reading, or vanish. A frame that is wrong ends the connection with
+``malformed``; a refused acknowledgement with an id is answered and the connection goes on. While the peer reads too
+slowly (``UNSENT_BYTES_MAX``) nothing more is asked for it; one that goes on asking and reads no answer
+(``UNREAD_BYTES_MAX``) is ``lagging``. Whoever loses the right to subscribe is told so with the next frame or ping. A
+peer that is silent for the durable's subscriber time-out, pings unanswered, is detached. What it held is delivered to
+others in every case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections.abc
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Final, Literal, cast
+
+import msgspec
+from websockets.datastructures import Headers
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request, Response
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
+
+from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
+from holdfast.server.front import Front
+from holdfast.server.responses import STATUS_OF, error_answer
+from holdfast.server.stores.deliveries import Subscriber
+from holdfast.server.stores.hosting import OpenStores, StoreHost
+from holdfast.server.stores.map_watch import MapWatch, WatchedMap
+from holdfast.server.stores.socket_frames import (
+    CREDIT_MAX,
+    SUBPROTOCOLS,
+    AckFrame,
+    AdvisoryFrame,
+    AnswerFrame,
+    AttachedFrame,
+    ChangesFrame,
+    CloseFrame,
+    CreditFrame,
+    CurrentFrame,
+    ErrorFrame,
+    ExtendFrame,
+    MessagesFrame,
+    NackFrame,
+    RejectFrame,
+    SubscribeRequest,
+    decode_frame,
+    encode_frame,
+)
+from holdfast.server.stores.wire import WireFormat, ranges_of
+from holdfast.stores.commands import Acknowledge, Acknowledged, Attach, Attached, Result
+from holdfast.stores.definitions import DurableType
+from holdfast.stores.messages import Delivery
+from holdfast.stores.permissions import Permissions, Right
+
+__all__ = ["SubscribeSocket"]
+
+FRAME_BYTES_MAX: Final = 1_048_576
+UNSENT_BYTES_MAX: Final = 4 * 1_048_576
+MESSAGES_BYTES: Final = 524_288
+"""Bytes of bodies in one frame; one message may exceed it. Usual clients take 1 MiB, and base64 needs a third more."""
+UNREAD_BYTES_MAX: Final = 4 * 1_048_576
+"""Bytes of answers and pongs that are written for a peer that reads nothing: messages wait for it, these do not."""
+CLOSE_SECONDS_MAX: Final = 2.0
+LAST_WORDS_SECONDS_MAX: Final = 10.0
+"""How long a connection that is closed may take to read what was written before."""
+PINGS_PER_TIMEOUT: Final = 3
+
+
+class SubscribeSocket(asyncio.Protocol):
+    """One connection after its upgrade. See the module's text."""
+
+    def __init__(self, front: Front, host: StoreHost, ended: Callable[[], None]) -> None:
+        self._front = front
+        self._host = host
+        self._ended = ended
+        self._protocol = ServerProtocol(
+            subprotocols=[Subprotocol(name) for name in SUBPROTOCOLS],
+            select_subprotocol=_choose_subprotocol,
+            max_size=FRAME_BYTES_MAX,
+        )
+        self._transport: asyncio.Transport | None = None
+        self._format: WireFormat = "json"
+        self._subscriber: _SocketSubscriber | None = None
+        self._opened: OpenStores | None = None
+        self._map_watch: MapWatch | None = None
+        self._heard_seconds = 0.0
+        self._timeout_seconds = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._open = False
+        self._parts: list[bytes] = []
+        self._unread_bytes = 0
+        self._authorization: bytes | None = None
+        self._permissions: Permissions | None = None
+        """Those under which the rights were asked for last."""
+
+    # The transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is this protocol's from now on."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
+        self._host.sockets.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The peer is gone; what it held goes back."""
+        del exc
+        self._transport = None
+        self._host.sockets.discard(self)
+        self._leave("disconnected")
+        self._ended()
+
+    def pause_writing(self) -> None:
+        """The peer reads too slowly: ask for nothing more."""
+        if self._subscriber is not None:
+            self._subscriber.paused = True
+
+    def resume_writing(self) -> None:
+        """The peer has read enough."""
+        self._unread_bytes = 0
+        if self._subscriber is not None and self._opened is not None:
+            self._opened.deliveries.resume(self._subscriber)
+        if self._map_watch is not None:
+            self._map_watch.resumed()
+
+    def eof_received(self) -> bool:
+        """A WebSocket that is half closed is closed."""
+        return False
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of the handshake, or of frames."""
+        if self._closing and self._subscriber is None and not self._open:
+            return  # refused; the rest is read away until the close
+        protocol = self._protocol
+        protocol.receive_data(data)
+        self._heard_seconds = self._front.loop.time()
+        for event in protocol.events_received():
+            if isinstance(event, Request):
+                self._handshake(event)
+            elif isinstance(event, Frame):
+                self._frame(event)
+        self._flush()
+        if self._unread_bytes > UNREAD_BYTES_MAX:
+            self.fail(Unavailable("the subscriber reads no answers", code=Code.LAGGING, bytes_max=UNREAD_BYTES_MAX))
+        if protocol.parser_exc is not None or protocol.close_expected():
+            self._finish()
+
+    # The handshake
+
+    def _handshake(self, request: Request) -> None:
+        try:
+            asked = SubscribeRequest(request.path)
+            opened = self._opened = self._host.opened()
+            given = request.headers.get("Authorization")
+            self._authorization = None if given is None else given.encode("latin-1", "replace")
+            self._permissions = opened.state.definition.permissions
+            opened.access.require(self._authorization, Right.SUBSCRIBE, asked.store)
+            asked.durable = opened.definitions.named(asked.store, asked.durable, asked.subscriber)
+            terms = opened.definitions.terms(asked.store, asked.durable, asked.template)
+            watched = self._watched(opened, asked, is_map=terms.type is DurableType.MAP)
+        except HoldfastError as error:
+            self._refuse(error)
+            return
+        response = self._protocol.accept(request)
+        if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            self._refuse(InvalidRequest(f"not a WebSocket handshake: {response.body.decode('utf-8', 'replace')}"))
+            return
+        self._format = SUBPROTOCOLS.get(self._protocol.subprotocol or "", "json")
+        subscriber = self._subscriber = _SocketSubscriber(self, asked)
+        self._timeout_seconds = terms.subscriber_timeout_ms / 1000
+        attach = Attach(
+            0,
+            asked.store,
+            asked.durable,
+            asked.subscriber,
+            asked.template,
+            asked.matcher,
+            None if watched is not None else asked.key,
+        )
+
+        def attached(result: Attached | HoldfastError) -> None:
+            if isinstance(result, HoldfastError):
+                self._subscriber = None
+                self._refuse(result)
+                return
+            self._front.counters.answers[ROUTE, 101] += 1
+            self._open = True
+            self._protocol.send_response(response)
+            now = opened.definitions.terms(asked.store, asked.durable, asked.template)
+            self._timeout_seconds = now.subscriber_timeout_ms / 1000
+            self._send(
+                AttachedFrame(
+                    result.created,
+                    asked.prefetch or now.window,
+                    str(now.ack_mode),
+                    now.ack_batch_count,
+                    now.ack_batch_time_ms,
+                )
+            )
+            self._watch()
+            if watched is not None:
+                self._map_watch = MapWatch(watched, self, self._front.loop.call_soon)
+                self._map_watch.begin()
+
+        opened.deliveries.attach(subscriber, attach, attached)
+
+    @staticmethod
+    def _watched(opened: OpenStores, asked: SubscribeRequest, *, is_map: bool) -> WatchedMap | None:
+        """What of a map is to be watched; None of another durable. Raises: InvalidRequest."""
+        if is_map:
+            return WatchedMap(
+                opened.service, opened.state, asked.store, asked.durable, prefix=asked.prefix or "", key=asked.key
+            )
+        if asked.prefix is not None:
+            raise InvalidRequest(
+                "only a map is watched, and this durable is none", code=Code.TYPE_MISMATCH, durable=asked.durable
+            )
+        return None
+
+    def _refuse(self, error: HoldfastError) -> None:
+        """Answer the handshake with an error, as any other request, and close."""
+        self._closing = True
+        status, headers, body = error_answer(error, self._front.leader)
+        self._front.counters.answers[ROUTE, status] += 1
+        fields = Headers(
+            {
+                **headers,
+                "Content-Type": "application/json",
+                "Content-Length": str(len(body)),
+                "Connection": "close",
+            }
+        )
+        self._protocol.send_response(Response(status, HTTPStatus(status).phrase, fields, body))
+        self._flush()
+        self._finish()
+
+    # Frames of the client
+
+    def _frame(self, frame: Frame) -> None:
+        if frame.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+            self._parts.append(bytes(frame.data))
+            if frame.fin:
+                data, self._parts = b"".join(self._parts), []
+                self._message(data)
+        # Pings are answered by the library; pongs and closes need nothing but their arrival.
+
+    def _message(self, data: bytes) -> None:
+        if self._closing or not self._open or not self._may_go_on():
+            return
+        try:
+            frame = decode_frame(data, self._format)
+        except InvalidRequest as error:
+            self.fail(error)
+            return
+        subscriber, opened = self._subscriber, self._opened
+        assert subscriber is not None and opened is not None, "frames are read after the handshake"
+        store, durable, name = subscriber.store, subscriber.durable, subscriber.name
+        match frame:
+            case CreditFrame(messages=messages):
+                opened.deliveries.add_room(subscriber, min(messages, CREDIT_MAX - subscriber.room))
+            case AckFrame(ranges=ranges):
+                self._settle(Acknowledge(0, store, durable, name, ack=ranges), frame.id)
+            case NackFrame(messages=pairs):
+                self._settle(Acknowledge(0, store, durable, name, nack=pairs), frame.id)
+            case RejectFrame(messages=numbers):
+                self._settle(Acknowledge(0, store, durable, name, reject=numbers), frame.id)
+            case ExtendFrame(messages=numbers):
+                self._settle(Acknowledge(0, store, durable, name, extend=ranges_of(numbers)), frame.id)
+            case CloseFrame():
+                self._leave("closed")
+                self._close(1000, "")
+
+    def _settle(self, command: Acknowledge, identity: int) -> None:
+        opened = self._opened
+        assert opened is not None, "frames are read after the handshake"
+
+        def settled(result: Result | HoldfastError) -> None:
+            if isinstance(result, HoldfastError):
+                if identity:
+                    self._send(ErrorFrame(identity, str(result.code), str(result)))
+                else:
+                    # Nobody waits for this answer, so the connection has to tell it.
+                    self.fail(result)
+            elif identity:
+                assert isinstance(result, Acknowledged), "Acknowledge answers Acknowledged"
+                self._send(AnswerFrame(identity, result.acknowledged, result.stale))
+
+        opened.service.submit_nowait(command, settled)
+
+    # Frames of the server
+
+    def give(self, messages: list[Delivery]) -> None:
+        """Write messages, in frames of about ``MESSAGES_BYTES``."""
+        if not self._may_go_on():
+            return  # they go back with all that it holds
+        begin = size = 0
+        for index, message in enumerate(messages):
+            size += len(message.body)
+            if size > MESSAGES_BYTES and index > begin:
+                self._send(MessagesFrame(messages[begin:index]))
+                begin, size = index, len(message.body)
+        if begin < len(messages):
+            self._send(MessagesFrame(messages[begin:] if begin else messages))
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the peer reads too slowly to be told more."""
+        return self._subscriber is not None and self._subscriber.paused
+
+    def tell(self, frame: ChangesFrame | CurrentFrame) -> None:
+        """Write what a watch of a map tells."""
+        if self._may_go_on():
+            self._send(frame)
+
+    def changed(self, changes: collections.abc.Sequence[tuple[str, int, str]]) -> None:
+        """Keys of the map changed. What happened before the watch began is in what it begins with."""
+        if self._map_watch is not None:
+            self._map_watch.changed(changes)
+
+    def advise(self, kind: str, facts: Mapping[str, object]) -> None:
+        """Write an advisory."""
+        self._send(AdvisoryFrame(kind, facts))
+
+    def _send(self, frame: msgspec.Struct) -> None:
+        if not self._talks():
+            return
+        data = encode_frame(frame, self._format)
+        if self._format == "json":
+            self._protocol.send_text(data)
+        else:
+            self._protocol.send_binary(data)
+        self._flush(counted=not isinstance(frame, MessagesFrame | ChangesFrame))
+
+    def _may_go_on(self) -> bool:
+        """Whether the rights of the handshake are there still: another definition may have taken them."""
+        opened, subscriber = self._opened, self._subscriber
+        if opened is None or subscriber is None or opened.state.definition.permissions is self._permissions:
+            return True
+        problem = opened.access.problem_with(self._authorization, Right.SUBSCRIBE, subscriber.store)
+        if problem is not None:
+            self.fail(problem)
+            return False
+        self._permissions = opened.state.definition.permissions
+        return True
+
+    def _talks(self) -> bool:
+        """Whether frames can be written: not after either side said that it closes."""
+        return self._open and not self._closing and self._protocol.state is State.OPEN
+
+    def _flush(self, *, counted: bool = True) -> None:
+        transport = self._transport
+        parts = self._protocol.data_to_send()
+        if transport is None or transport.is_closing() or not parts:
+            return
+        if not parts[-1]:  # the library's mark for the end of our direction
+            parts.pop()
+        if parts:
+            data = parts[0] if len(parts) == 1 else b"".join(parts)
+            transport.write(data)
+            if counted and self.is_paused:
+                self._unread_bytes += len(data)
+
+    # The end
+
+    def _watch(self) -> None:
+        """Ping, and let go of a peer that has been silent for its time-out."""
+        loop = self._front.loop
+        if self._transport is None or not self._talks():
+            return
+        if loop.time() - self._heard_seconds > self._timeout_seconds:
+            self._leave("timeout")
+            self._transport.abort()
+            return
+        if not self._may_go_on():
+            return
+        self._protocol.send_ping(b"")
+        self._flush()
+        self._timer = loop.call_later(self._timeout_seconds / PINGS_PER_TIMEOUT, self._watch)
+
+    def fail(self, error: HoldfastError) -> None:
+        """End the connection: close code 4000 and the status, the code as the reason."""
+        self._leave("closed")
+        self._close(4000 + STATUS_OF[error.code], str(error.code))
+
+    def shut_down(self) -> None:
+        """The service stops."""
+        self._leave("closed")
+        self._close(1001, "")
+
+    def _close(self, code: int, reason: str) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        # A peer may close its WebSocket behind its close frame, in the same bytes: the library has answered that.
+        if self._open and self._transport is not None and self._protocol.state is State.OPEN:
+            self._protocol.send_close(code, reason)
+            self._flush()
+            self._front.loop.call_later(CLOSE_SECONDS_MAX, self._finish)
+        else:
+            self._finish()
+
+    def _leave(self, cause: Literal["closed", "disconnected", "timeout"]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._map_watch is not None:
+            self._map_watch.end()
+        subscriber, self._subscriber = self._subscriber, None
+        if subscriber is not None and self._opened is not None:
+            self._opened.deliveries.leave(subscriber, cause)
+
+    def _finish(self) -> None:
+        """Close the connection after what is written has been sent."""
+        self._closing = True
+        self._leave("disconnected")
+        if self._transport is not None:
+            self._transport.close()
+            self._front.loop.call_later(LAST_WORDS_SECONDS_MAX, self._abort)
+
+    def _abort(self) -> None:
+        """A peer that reads nothing would keep its connection, and what was written for it, for ever."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+ROUTE: Final = "/v1/stores/{store}/durables/{durable}/subscribe"
+
+
+class _SocketSubscriber(Subscriber):
+    """A subscriber on a WebSocket."""
+
+    __slots__ = ("_socket",)
+
+    def __init__(self, socket: SubscribeSocket, asked: SubscribeRequest) -> None:
+        super().__init__(asked.store, asked.durable, asked.subscriber)
+        self._socket = socket
+
+    def give(self, messages: list[Delivery]) -> None:
+        """See ``Subscriber``."""
+        self._socket.give(messages)
+
+    def advise(self, kind: str, facts: Mapping[str, object]) -> None:
+        """See ``Subscriber``."""
+        self._socket.advise(kind, facts)
+
+    def changed(self, changes: collections.abc.Sequence[tuple[str, int, str]]) -> None:
+        """See ``Subscriber``."""
+        self._socket.changed(changes)
+
+    def end(self, error: HoldfastError) -> None:
+        """See ``Subscriber``."""
+        self._socket.advise(str(error.code), dict(error.fields))
+        self._socket.fail(error)
+
+
+def _choose_subprotocol(_: ServerProtocol, offered: collections.abc.Sequence[Subprotocol]) -> Subprotocol | None:
+    """The first that both sides know; none offered means JSON."""
+    return next((name for name in offered if name in SUBPROTOCOLS), None)

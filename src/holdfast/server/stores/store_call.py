@@ -1,0 +1,188 @@
+"""What the handlers of store routes share: rights, formats, names in paths, and how their rows are made.
+
+Owns: those few functions. Does not own: any route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+
+from holdfast.errors import Code, HoldfastError, InvalidRequest
+from holdfast.server.auth import Role
+from holdfast.server.routes import Answer, Call, Parameter, Route
+from holdfast.server.stores.hosting import OpenStores, StoreHost
+from holdfast.server.stores.wire import MSGPACK, WireFormat, decode, encode, format_of
+from holdfast.stores.permissions import CLUSTER, Right
+
+__all__ = ["DOCUMENT", "JSON", "STORE_CODES", "StoreCall", "parameter", "path_parameters", "store_route"]
+
+JSON: Final = "application/json"
+DOCUMENT: Final = dict[str, Any]
+"""Describes a JSON object whose members the reference page lists, for the description alone."""
+T = TypeVar("T")
+Result = TypeVar("Result")
+
+STORE_CODES: Final = (Code.NOT_LEADER, Code.OVERLOADED, Code.NOT_FOUND, Code.BAD_BASE64, Code.TOO_LARGE, Code.NO_QUORUM)
+"""What every store route may answer beside what any route may."""
+
+_EXAMPLES: Final[Mapping[str, object]] = {
+    "store": "orders",
+    "durable": "work",
+    "template": "jobs",
+    "map": "prices",
+    "key": "k",
+    "seq": 1,
+    "revision": 1,
+}
+_DESCRIBED: Final = {
+    "store": "The store's name",
+    "durable": "The durable's name",
+    "template": "The template's name",
+    "map": "The name of the durable of type map",
+    "key": "The key",
+    "seq": "The number of the message in its store",
+    "revision": "The number of the definition in the history",
+}
+
+
+class StoreCall:
+    """One request to a store route, after its rights were checked."""
+
+    __slots__ = ("accept", "call", "host", "opened")
+
+    def __init__(self, call: Call, host: StoreHost, right: Right | None, *, cluster: bool = False) -> None:
+        """``right`` None: the handler asks for rights itself. Raises: Fenced (not_leader), PermissionDenied."""
+        self.call = call
+        self.host = host
+        self.opened: OpenStores = host.opened(cluster=cluster)
+        self.accept: WireFormat = format_of(call.request.headers.get("accept"))
+        if right is not None:
+            self.opened.access.require(call.authorization, right, self.store)
+
+    @property
+    def store(self) -> str:
+        """The store of the path; ``CLUSTER`` where it names none."""
+        return str(self.call.request.path_params.get("store", CLUSTER))
+
+    @property
+    def durable(self) -> str:
+        """The durable of the path, or the map."""
+        parameters = self.call.request.path_params
+        return str(parameters["durable"] if "durable" in parameters else parameters["map"])
+
+    async def body(self, kind: type[T]) -> T:
+        """The request's body. Raises: InvalidRequest, LimitExceeded."""
+        data = await self.call.body(self.host.request_bytes_max)
+        return decode(data, kind, format_of(self.call.request.headers.get("content-type")))
+
+    async def document(self) -> object:
+        """The request's body as plain values. Raises: InvalidRequest, LimitExceeded."""
+        data = await self.call.body(self.host.request_bytes_max)
+        given = format_of(self.call.request.headers.get("content-type"))
+        try:
+            return msgspec.json.decode(data) if given == "json" else msgspec.msgpack.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidRequest(f"the request cannot be decoded: {error}") from error
+
+    def answer(self, body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+        """A whole answer in the format that was asked for."""
+        return self.raw(encode(body, self.accept), status=status, headers=headers)
+
+    def raw(self, body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+        """The same for bytes that are in that format already."""
+        return Answer(body, status, headers or {}, JSON if self.accept == "json" else MSGPACK)
+
+    async def operation(
+        self, start: Callable[[Callable[[bytes | HoldfastError], None]], Callable[[], None] | None]
+    ) -> Answer:
+        """Run one of ``StoreOperations``, which answers by a callback. A cancelled request is abandoned."""
+        answered = self.call.front.loop.create_future()
+
+        def done(result: bytes | HoldfastError) -> None:
+            if not answered.done():
+                answered.set_result(result)
+
+        abandon = start(done)
+        connection = self.call.connection
+        if abandon is not None:
+            connection.on_end = abandon
+        try:
+            result: bytes | HoldfastError = await answered
+        finally:
+            if abandon is not None:
+                connection.on_end = None
+                if not answered.done() or answered.cancelled():
+                    abandon()
+        if isinstance(result, HoldfastError):
+            raise result
+        return self.raw(result)
+
+    async def submit(self, submitted: Awaitable[object], kind: type[Result]) -> Result:
+        """The result of a command, of the type that it has."""
+        result = await submitted
+        assert isinstance(result, kind), f"a command is answered with {kind.__name__}"
+        return result
+
+
+StoreHandler = Callable[[StoreCall], Awaitable[Answer]]
+
+
+def store_route(
+    host: StoreHost,
+    method: Literal["GET", "POST", "PUT", "DELETE"],
+    path: str,
+    right: Right | None,
+    summary: str,
+    handler: StoreHandler,
+    *,
+    answer: object,
+    body: object = None,
+    parameters: Sequence[Parameter] = (),
+    codes: Sequence[Code] = (),
+    filters: bool = False,
+    cluster: bool = False,
+) -> Route:
+    """One row: JSON and msgpack. The role is open because rights are asked of ``StoreAccess``.
+
+    ``filters``: every query parameter is an attribute to filter by. ``cluster``: served while suspended, too.
+    """
+
+    async def handle(call: Call) -> Answer:
+        return await handler(StoreCall(call, host, right, cluster=cluster))
+
+    media_types = (JSON, MSGPACK)
+    return Route(
+        method=method,
+        path=path,
+        role=Role.OPEN,
+        right="browse" if right is None else str(right),
+        filters=filters,
+        summary=summary,
+        handler=handle,
+        parameters=(*path_parameters(path), *parameters),
+        body=None if body is None else dict.fromkeys(media_types, body),
+        answers=dict.fromkeys(media_types, answer),
+        codes=(*STORE_CODES, *codes),
+        tag="stores",
+    )
+
+
+def path_parameters(path: str) -> tuple[Parameter, ...]:
+    """The described parameters of a path."""
+    names = [part.strip("{}").partition(":")[0] for part in path.split("/") if part.startswith("{")]
+    return tuple(
+        Parameter(name, "path", {**_schema_of(name), "examples": [_EXAMPLES[name]]}, _DESCRIBED[name], True)
+        for name in names
+    )
+
+
+def _schema_of(name: str) -> dict[str, object]:
+    return {"type": "integer", "minimum": 1} if name in ("seq", "revision") else {"type": "string", "minLength": 1}
+
+
+def parameter(name: str, kind: str, description: str, **schema: object) -> Parameter:
+    """A query parameter that may be left out."""
+    return Parameter(name, "query", {"type": kind, **schema}, description)

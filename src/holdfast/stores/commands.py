@@ -1,0 +1,309 @@
+"""The commands that change the state of the stores, and what each answers.
+
+Owns: their fields and their bytes (msgpack arrays, append-only: a field is added at the end with a default, a tag
+never changes its meaning). Does not own: what they do (``state`` and below), how they are framed and synced
+(``message_log``).
+
+Every command carries ``at_ms``, the service's time, which never goes back within one log: the state machine reads no
+clock. A record of the log is a command with the result it had; replaying it must give that result again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from holdfast.stores.messages import Message
+
+__all__ = [
+    "Acknowledge",
+    "Acknowledged",
+    "Attach",
+    "Attached",
+    "Command",
+    "DeadLetter",
+    "Define",
+    "Deliver",
+    "Delivered",
+    "Detach",
+    "Done",
+    "Drop",
+    "Expire",
+    "Expired",
+    "MapChange",
+    "MapChanged",
+    "MapLock",
+    "MapLocked",
+    "MapUnlock",
+    "Publish",
+    "Published",
+    "Purge",
+    "Purged",
+    "Record",
+    "Result",
+    "Rewind",
+    "Unsubscribe",
+]
+
+
+class _Command(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
+    at_ms: int
+
+
+class _Result(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
+    pass
+
+
+class Define(_Command, frozen=True):
+    """Replace the whole definition of the cluster: validated whole, applied whole (see ``definitions``).
+
+    ``definitions`` is its JSON. Stores and durables that are no longer named are deleted with their messages; dynamic
+    durables stay. ``revision`` is the number that it gets in the history.
+    """
+
+    definitions: bytes
+    revision: int
+    author: str = ""
+
+
+class Publish(_Command, frozen=True):
+    """Publish a batch: all of it or nothing. ``publisher`` is empty where the messages have no publisher's numbers."""
+
+    store: str
+    publisher: str
+    messages: list[Message]
+
+
+class Attach(_Command, frozen=True):
+    """A subscriber comes. A dynamic durable is made of ``template``, with ``matcher`` (JSON, empty for none).
+
+    ``key``: the one key of a last-value subscriber, and of no other.
+    """
+
+    store: str
+    durable: str
+    subscriber: str
+    template: str = ""
+    matcher: bytes = b""
+    key: str | None = None
+
+
+class Detach(_Command, frozen=True):
+    """A subscriber is gone: what it holds goes back and is delivered to others, counted. ``cause`` for advisories."""
+
+    store: str
+    durable: str
+    subscriber: str
+    cause: str = "closed"
+
+
+class Unsubscribe(_Command, frozen=True):
+    """Delete a dynamic durable and what it keeps."""
+
+    store: str
+    durable: str
+
+
+class Deliver(_Command, frozen=True):
+    """Give ``subscriber`` up to ``count`` messages (its window ends it earlier)."""
+
+    store: str
+    durable: str
+    subscriber: str
+    count: int
+
+
+class Acknowledge(_Command, frozen=True):
+    """Ranges are pairs [first, last] of sequence numbers. Only what this subscriber holds now counts."""
+
+    store: str
+    durable: str
+    subscriber: str
+    ack: list[tuple[int, int]] = []
+    nack: list[tuple[int, int]] = []
+    """Pairs of a sequence number and its delay in milliseconds."""
+    reject: list[int] = []
+    extend: list[tuple[int, int]] = []
+    """Ranges whose ``ack_wait`` begins again."""
+
+
+class DeadLetter(_Command, frozen=True):
+    """Move one dying message to the dead-letter store of its durable, with the cause kept; one step with its release.
+
+    ``message`` is what is published there: the original with its fields, and fields that tell where it came from.
+    ``to_store`` is that store, empty where there is none: then the message is dropped. The answer is ``Published``, in
+    the numbers of ``to_store`` (0 and 0 where nothing was published).
+    """
+
+    store: str
+    durable: str
+    seq: int
+    message: Message
+    to_store: str = ""
+
+
+class Expire(_Command, frozen=True):
+    """Carry out every deadline up to ``at_ms``; ``count`` bounds the messages of one command, the rest is due again."""
+
+    count: int = 10_000
+    volatile: bool = False
+    """Those of the stores that live in memory only, or those of all others: only the latter are in the log."""
+
+
+class Purge(_Command, frozen=True):
+    """Forget every message that a durable keeps."""
+
+    store: str
+    durable: str
+
+
+class Drop(_Command, frozen=True):
+    """Delete one message of one durable (an administrator's browse and delete)."""
+
+    store: str
+    durable: str
+    seq: int
+
+
+class Rewind(_Command, frozen=True):
+    """Deliver again what is retained, from ``seq`` (0: everything kept) or, where it is given, from ``time_ms`` on."""
+
+    store: str
+    durable: str
+    seq: int = 0
+    time_ms: int = 0
+
+
+class MapChange(_Command, frozen=True):
+    """Set (``body`` given) or remove (None) keys of a map. All or nothing.
+
+    ``if_revision``: None changes in any case, 0 only where there is no such key, n only where n is its revision.
+    ``fence``: the token of a lock that must be held still, 0 for none.
+    """
+
+    store: str
+    map: str
+    changes: list[tuple[str, bytes | None, int | None]]
+    fence: int = 0
+    remove_all: bool = False
+
+
+class MapLock(_Command, frozen=True):
+    """Take, extend or (``steal``) take away the lock of a key (empty: of the whole map) until ``at_ms + ttl_ms``."""
+
+    store: str
+    map: str
+    key: str
+    owner: str
+    ttl_ms: int
+    steal: bool = False
+
+
+class MapUnlock(_Command, frozen=True):
+    """Give a lock back, by its holder and with its token."""
+
+    store: str
+    map: str
+    key: str
+    owner: str
+    fence: int
+
+
+Command = (
+    Define
+    | Publish
+    | Attach
+    | Detach
+    | Unsubscribe
+    | Deliver
+    | Acknowledge
+    | DeadLetter
+    | Expire
+    | Purge
+    | Drop
+    | Rewind
+    | MapChange
+    | MapLock
+    | MapUnlock
+)
+
+
+class Done(_Result, frozen=True):
+    """It is so now. There is nothing else to tell."""
+
+
+class Published(_Result, frozen=True):
+    """``first_seq`` to ``last_seq`` include duplicates, which have the numbers they got the first time."""
+
+    first_seq: int
+    last_seq: int
+    duplicates: int
+    unmatched: int
+
+
+class Attached(_Result, frozen=True):
+    """``created``: a dynamic durable was made. ``displaced``: the older subscriber of a standard durable, or empty."""
+
+    created: bool
+    displaced: str
+
+
+class Delivered(_Result, frozen=True):
+    """What the subscriber now holds in addition: triples of first, last and delivery count, in order of delivery."""
+
+    runs: list[tuple[int, int, int]]
+
+
+class Acknowledged(_Result, frozen=True):
+    """How many were settled (acknowledged, put back or rejected; extensions do not count), and which were not its."""
+
+    acknowledged: int
+    stale: list[tuple[int, int]]
+
+
+class Expired(_Result, frozen=True):
+    """How many messages and dynamic durables a sweep of deadlines removed."""
+
+    messages: int
+    durables: int
+    more: bool
+    """Whether deadlines up to ``at_ms`` are left."""
+
+
+class Purged(_Result, frozen=True):
+    """What the durable kept and keeps no more."""
+
+    messages: int
+    bytes: int
+
+
+class MapChanged(_Result, frozen=True):
+    """The revision of the last change; revisions are the store's sequence numbers, one for each changed key.
+
+    ``absent`` are the places in the command of removals that had nothing to remove: they have no revision.
+    """
+
+    revision: int
+    changed: int
+    absent: list[int] = []
+
+
+class MapLocked(_Result, frozen=True):
+    """``fence`` rises with every new holder of this map's locks; ``until_ms`` is when it is free again."""
+
+    fence: int
+    until_ms: int
+
+
+Result = Done | Published | Attached | Delivered | Acknowledged | Expired | Purged | MapChanged | MapLocked
+
+
+class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """One frame of the log."""
+
+    command: Command
+    result: Result
+
+
+PUBLISHER_TTL_MS: Final = 7 * 24 * 3_600_000

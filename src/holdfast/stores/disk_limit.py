@@ -1,0 +1,113 @@
+"""How full the disk may get before publishers are refused.
+
+Owns: the rule, the look at the file system. Does not own: which commands are refused (``service``).
+
+Failure model: a file system that cannot be asked refuses nothing. The limit is soft: it is looked at every
+``LOOK_MS`` or ``LOOK_BYTES``, and what others write in between still goes through; so does the page that the log takes
+next. It recovers by itself, because it is looked at again.
+
+The rule: what everybody uses of the file system that the stores are on, against ``fraction`` of what can be used of it,
+as ``df`` counts: blocks that only the administrator may fill are not room. Above it publishes are refused with
+``disk_limit``; acknowledgements, which give space back, go on. 0 switches it off. It is enforced only where the
+persistence is not ``none``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.errors import Code, InvalidRequest, Unavailable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["FRACTION", "DiskLimit", "DiskUse", "disk_use"]
+
+FRACTION: Final = 0.95
+LOOK_MS: Final = 100
+LOOK_BYTES: Final = 256 << 10
+RETRY_AFTER_MS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUse:
+    """Bytes of a file system: used by everybody, and what can be used in all."""
+
+    used: int
+    capacity: int
+
+
+def disk_use(directory: str) -> DiskUse:
+    """How full the file system of a directory is. *Raises*: ``OSError``. *Cost*: one system call."""
+    found = os.statvfs(directory)
+    used = (found.f_blocks - found.f_bfree) * found.f_frsize
+    return DiskUse(used, used + found.f_bavail * found.f_frsize)
+
+
+class DiskLimit:
+    """The limit of one directory. ``check`` before each publish; it asks the file system every ``LOOK_MS`` at most.
+
+    *Raises*: ``InvalidRequest`` (bad_configuration) for a fraction outside 0..1.
+    """
+
+    def __init__(
+        self, directory: str, fraction: float = FRACTION, *, look: Callable[[str], DiskUse] = disk_use
+    ) -> None:
+        self._directory = directory
+        self._look = look
+        self._next_look_ms = 0
+        self._bytes_left = 0  # until the next look
+        self._use: DiskUse | None = None
+        self._fraction = 0.0
+        self.fraction = fraction
+        self.refused = 0
+
+    @property
+    def fraction(self) -> float:
+        """The part of the capacity that may be used; 0 where there is no limit."""
+        return self._fraction
+
+    @fraction.setter
+    def fraction(self, fraction: float) -> None:
+        if not 0 <= fraction <= 1:
+            raise InvalidRequest(
+                "max_disk_fraction is between 0 and 1", code=Code.BAD_CONFIGURATION, max_disk_fraction=fraction
+            )
+        self._fraction = fraction
+        self._next_look_ms = 0
+
+    @property
+    def use(self) -> DiskUse | None:
+        """What the last look found."""
+        return self._use
+
+    def check(self, now_ms: int, size: int, waiting: int) -> None:
+        """Raise ``Unavailable`` (disk_limit) while more is used than may be.
+
+        ``now_ms`` is any clock, ``size`` the bytes that shall come, ``waiting`` those accepted and not written yet.
+        """
+        if not self._fraction:
+            return
+        self._bytes_left -= size
+        if self._bytes_left < 0 or now_ms >= self._next_look_ms or now_ms < self._next_look_ms - LOOK_MS:
+            self._next_look_ms = now_ms + LOOK_MS
+            self._bytes_left = LOOK_BYTES
+            try:
+                self._use = self._look(self._directory)
+            except OSError:
+                self._use = None  # refused by nobody: if the disk is ill, the log will say so
+        use = self._use
+        if use is not None and use.used + waiting > self._fraction * use.capacity:
+            self.refused += 1
+            raise Unavailable(
+                "the disk is too full for more messages",
+                code=Code.DISK_LIMIT,
+                hint="consume messages, free space, or raise max_disk_fraction",
+                retry_after_ms=RETRY_AFTER_MS,
+                used_bytes=use.used,
+                capacity_bytes=use.capacity,
+                max_disk_fraction=self._fraction,
+            )

@@ -1,0 +1,115 @@
+"""What an administrator does with a durable's messages: purge, delete one, browse.
+
+Owns: these. Does not own: the way of a message otherwise (``consumption``). Failure model: pure.
+"""
+
+from __future__ import annotations
+
+from holdfast.stores.durables.aging import is_swept, release_one_retained, wants
+from holdfast.stores.durables.backlog import Backlog
+from holdfast.stores.durables.residue import Residue
+from holdfast.stores.durables.returned import Returned
+from holdfast.stores.sequence_set import SequenceSet
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.stores.durables.consumption import Consumption
+    from holdfast.stores.ports import Kept
+
+__all__ = ["browse", "drop", "purge"]
+
+_HIGH = 1 << 62
+
+
+def purge(durable: Consumption, now_ms: int) -> tuple[int, int, list[Residue]]:
+    """Forget everything that the durable keeps; what subscribers hold is theirs no more.
+
+    Returns messages and bytes, and what of a large backlog, and of much that was retained, is to be given back in
+    further steps. Cost: O(not settled), the blocks with delayed messages that the cursor passed, and two steps.
+    """
+    messages, size = durable.pending, durable.pending_bytes
+    delayed = durable.backlog.passed_delayed()
+    retained = _retained(durable, delayed, now_ms)
+    for kept in delayed:
+        durable.release(kept.seq, kept.seq)
+    durable.backlog.forget_delayed()
+    for holding in durable.holdings.of.values():
+        for run in durable.holdings.take(holding, 0, _HIGH):
+            durable.release(run[0], run[1])
+    for first, last, _ in durable.returned.all_runs():
+        durable.release(first, last)
+    durable.returned = Returned()
+    for seq in durable.dying:
+        durable.release(seq, seq)
+    durable.dying = {}
+    left = [retained, _leave_backlog(durable, now_ms)]
+    for residue in left:
+        if not residue.is_done:
+            residue.step(now_ms)
+    return messages, size, [residue for residue in left if not residue.is_done]
+
+
+def _retained(durable: Consumption, delayed: Sequence[Kept], now_ms: int) -> Residue:
+    """What lies below the cursor and is settled, before anything is released: nobody has counted it."""
+    old = durable.backlog
+    floor = old.cursor if old.floor is None else old.floor
+    backlog = Backlog(durable.shelf, old.matcher, floor)
+    backlog.excluded = SequenceSet(old.excluded.runs())
+    unsettled = [(run[0], run[1]) for run in durable.holdings.runs()]
+    unsettled += [(first, last) for first, last, _ in durable.returned.all_runs()]
+    unsettled += [(seq, seq) for seq in durable.dying] + [(kept.seq, kept.seq) for kept in delayed]
+    for first, last in sorted(unsettled):
+        backlog.exclude(first, last)
+    return Residue(backlog, old.cursor, None, now_ms)
+
+
+def _leave_backlog(durable: Consumption, now_ms: int) -> Residue:
+    """Begin a new backlog behind the store's last message; returns what was left of the old one."""
+    old, next_seq = durable.backlog, durable.shelf.counts.next_seq
+    residue = Residue(old, next_seq, durable.pending, now_ms)
+    # What the cursor passed is settled; delayed messages of its block must not be seen again.
+    old.start = old.cursor
+    durable.backlog = Backlog(durable.shelf, old.matcher, next_seq)
+    if old.floor is not None:
+        durable.backlog.floor, old.floor = next_seq, None
+    durable.pending = durable.pending_bytes = 0
+    return residue
+
+
+def drop(durable: Consumption, kept: Kept) -> bool:
+    """Delete one message, wherever it is; whether the durable had it. Its holder finds it stale."""
+    seq = kept.seq
+    if not wants(durable, kept):
+        return False
+    holder = durable.holdings.holder(seq)
+    if holder is not None:
+        durable.holdings.take(durable.holdings.of[holder], seq, seq)
+    elif durable.dying.pop(seq, None) is None and durable.returned.remove(seq) is None:
+        if is_swept(durable, kept):
+            return False
+        if seq >= durable.backlog.cursor:
+            durable.backlog.exclude(seq, seq)
+        elif durable.backlog.is_passed_delayed(kept):
+            durable.backlog.delayed_total -= 1
+            durable.backlog.exclude(seq, seq)
+        else:
+            return release_one_retained(durable, seq)
+    durable.gone(seq, seq, "deleted")
+    return True
+
+
+def browse(durable: Consumption, after: int, count: int) -> list[tuple[int, int]]:
+    """Up to ``count`` messages above ``after`` with their deliveries, ascending, whoever holds them.
+
+    Changes nothing. Cost: O(not settled), and what is read of the backlog.
+    """
+    apart = [(run[0], run[1], run[2]) for run in durable.holdings.runs()] + durable.returned.all_runs()
+    apart += [(seq, seq, deliveries) for seq, (_, deliveries) in durable.dying.items()]
+    found = [(seq, deliveries) for first, last, deliveries in apart for seq in range(max(first, after + 1), last + 1)]
+    found += [(kept.seq, 0) for kept in durable.backlog.passed_delayed() if kept.seq > after]
+    found.sort()
+    if len(found) < count:
+        found += [(seq, 0) for seq in durable.backlog.peek(after, count - len(found))]
+    return found[:count]

@@ -1,0 +1,159 @@
+"""Who holds which messages of a durable, since which delivery, and until when.
+
+Owns: runs of held messages by subscriber, and the deadlines at which they lapse. Does not own: what becomes of a
+message that is no longer held (``consumption``). Failure model: pure.
+
+A run is ``(first, last, delivery count, deadline)``; runs of one subscriber are ascending, and no message is in two
+runs of any. The number of runs is bounded by the number of messages held, so by windows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from heapq import heappop, heappush
+from itertools import pairwise
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Held", "Holding", "Holdings"]
+
+Held = tuple[int, int, int, int]
+"""First, last, delivery count, deadline in milliseconds (0 for none)."""
+_HIGH = 1 << 62
+
+
+class Holding:
+    """What one subscriber holds."""
+
+    __slots__ = ("held", "key", "runs")
+
+    def __init__(self, key: str | None = None) -> None:
+        self.runs: list[Held] = []
+        self.held = 0
+        self.key = key
+
+
+class Holdings:
+    """What all subscribers of a durable hold. Cost of a range: O(log runs + runs touched)."""
+
+    __slots__ = ("_deadlines", "_due", "held", "of")
+
+    def __init__(self) -> None:
+        self.of: dict[str, Holding] = {}
+        self.held = 0
+        self._due: dict[int, int] = {}
+        """How many messages lapse at each deadline: a deadline of messages that are all settled wakes nobody."""
+        self._deadlines: list[int] = []
+
+    def hold(self, holding: Holding, run: Held) -> None:
+        """Give a run to a subscriber."""
+        count = run[1] - run[0] + 1
+        holding.held += count
+        self.held += count
+        if not holding.runs or holding.runs[-1][1] < run[0]:
+            holding.runs.append(run)
+        else:
+            insort(holding.runs, run)
+        deadline_ms = run[3]
+        if deadline_ms:
+            if deadline_ms in self._due:
+                self._due[deadline_ms] += count
+            else:
+                self._due[deadline_ms] = count
+                heappush(self._deadlines, deadline_ms)
+
+    def take(self, holding: Holding, first: int, last: int) -> list[Held]:
+        """Take from a subscriber what it holds of ``first..last``, as runs."""
+        runs = holding.runs
+        if runs and runs[0][0] == first and runs[0][1] == last:
+            taken = [runs.pop(0)]
+        else:
+            taken = _cut(runs, first, last)
+        for run in taken:
+            count = run[1] - run[0] + 1
+            holding.held -= count
+            self.held -= count
+            if run[3]:
+                self._forget_due(run[3], count)
+        return taken
+
+    def _forget_due(self, deadline_ms: int, count: int) -> None:
+        left = self._due[deadline_ms] - count
+        if left:
+            self._due[deadline_ms] = left
+        else:
+            del self._due[deadline_ms]
+
+    def next_ms(self) -> int | None:
+        """When the next held message lapses, or None."""
+        deadlines = self._deadlines
+        while deadlines and deadlines[0] not in self._due:
+            heappop(deadlines)
+        return deadlines[0] if deadlines else None
+
+    def lapsed(self, now_ms: int) -> list[tuple[str, Held]]:
+        """Take away every run whose deadline has come, by subscriber. Cost: O(runs), and O(1) where none has."""
+        next_ms = self.next_ms()
+        if next_ms is None or next_ms > now_ms:
+            return []
+        found: list[tuple[str, Held]] = []
+        for name, holding in self.of.items():
+            due = [run for run in holding.runs if 0 < run[3] <= now_ms]
+            for run in due:
+                self.take(holding, run[0], run[1])
+                found.append((name, run))
+        return found
+
+    def holder(self, seq: int) -> str | None:
+        """Who holds a message."""
+        for name, holding in self.of.items():
+            place = bisect_right(holding.runs, (seq, _HIGH, 0, 0)) - 1
+            if place >= 0 and holding.runs[place][1] >= seq:
+                return name
+        return None
+
+    def runs(self) -> Iterator[Held]:
+        """Every run of every subscriber."""
+        for holding in self.of.values():
+            yield from holding.runs
+
+    def check(self) -> None:
+        """Totals and deadlines are those of the runs, and no message is held twice."""
+        total = 0
+        due: dict[int, int] = {}
+        for holding in self.of.values():
+            assert holding.runs == sorted(holding.runs), "runs are ascending"
+            held = sum(run[1] - run[0] + 1 for run in holding.runs)
+            assert held == holding.held, "a subscriber's total is that of its runs"
+            total += held
+            for run in holding.runs:
+                if run[3]:
+                    due[run[3]] = due.get(run[3], 0) + run[1] - run[0] + 1
+        assert total == self.held, "the total is that of all subscribers"
+        assert due == self._due, "deadlines are those of the runs"
+        assert set(due) <= set(self._deadlines), "every deadline wakes somebody"
+        runs = sorted(self.runs())
+        assert all(low[1] < high[0] for low, high in pairwise(runs)), "nothing is held twice"
+
+
+def _cut(runs: list[Held], first: int, last: int) -> list[Held]:
+    """Remove ``first..last`` from ascending runs; returns what was removed."""
+    low = bisect_left(runs, (first, 0, 0, 0))
+    if low and runs[low - 1][1] >= first:
+        low -= 1
+    high = bisect_right(runs, (last, _HIGH, 0, 0), low)
+    touched = runs[low:high]
+    if not touched:
+        return []
+    taken: list[Held] = []
+    left: list[Held] = []
+    for run_first, run_last, count, deadline_ms in touched:
+        if run_first < first:
+            left.append((run_first, first - 1, count, deadline_ms))
+        taken.append((max(first, run_first), min(last, run_last), count, deadline_ms))
+        if run_last > last:
+            left.append((last + 1, run_last, count, deadline_ms))
+    runs[low:high] = left
+    return taken

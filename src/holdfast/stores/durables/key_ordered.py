@@ -1,0 +1,175 @@
+"""A shared durable with ``key_ordered``: the messages of one key are with one subscriber at a time, in their order.
+
+Owns: which keys are with whom, which messages wait for their key. Does not own: everything else (``consumption``).
+
+Failure model: pure. Three rules, for messages with a key; those without are shared as ever:
+
+- while a subscriber holds a message of a key, the key's other messages go to nobody else;
+- a message that came back, with a delay too, goes before every later one of its key;
+- a message that must wait is set apart, and the cursor passes it: the others are not held up.
+
+When ``WAITING_MAX`` wait, the cursor stays: then one busy key does hold up what is behind it, until some are settled.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from holdfast.stores.durables.aging import without_expired
+from holdfast.stores.durables.holdings import Held, Holding, Holdings
+from holdfast.stores.durables.shared import Shared
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from holdfast.stores.definitions import DurableDefinition
+    from holdfast.stores.durables.backlog import Shelf
+
+__all__ = ["WAITING_MAX", "KeyOrdered"]
+
+WAITING_MAX = 4_096
+"""Messages set apart. Looking for one that can be handed out passes over all that cannot."""
+PORTION = 256
+
+
+class _KeyedHoldings(Holdings):
+    """Holdings that know with whom each key is. ``keys`` has the key of each message that is not settled."""
+
+    __slots__ = ("busy", "keys")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: dict[int, str] = {}
+        self.busy: dict[str, tuple[Holding, int]] = {}
+
+    def hold(self, holding: Holding, run: Held) -> None:
+        super().hold(holding, run)
+        for seq in range(run[0], run[1] + 1):
+            key = self.keys.get(seq)
+            if key is not None:
+                self.busy[key] = holding, self.busy.get(key, (holding, 0))[1] + 1
+
+    def take(self, holding: Holding, first: int, last: int) -> list[Held]:
+        taken = super().take(holding, first, last)
+        for run in taken:
+            for seq in range(run[0], run[1] + 1):
+                key = self.keys.get(seq)
+                if key is not None:
+                    count = self.busy[key][1] - 1
+                    if count:
+                        self.busy[key] = holding, count
+                    else:
+                        del self.busy[key]
+        return taken
+
+    def check(self) -> None:
+        super().check()
+        found: dict[str, tuple[Holding, int]] = {}
+        for holding in self.of.values():
+            for run in holding.runs:
+                for seq in range(run[0], run[1] + 1):
+                    key = self.keys.get(seq)
+                    if key is not None:
+                        assert found.get(key, (holding, 0))[0] is holding, "a key is with one subscriber"
+                        found[key] = holding, found.get(key, (holding, 0))[1] + 1
+        assert found == self.busy, "keys are with who holds their messages"
+
+
+class KeyOrdered(Shared):
+    """*Memory*: an item for each message that is held, came back or waits. *Cost*: O(waiting) for each delivery."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, definition: DurableDefinition, shelf: Shelf) -> None:
+        super().__init__(definition, shelf)
+        self._held = _KeyedHoldings()
+        self.holdings = self._held
+
+    @property
+    def looks_on(self) -> bool:
+        """Whether the cursor may go on: fewer than ``WAITING_MAX`` messages are set apart."""
+        return self.returned.total + len(self.dying) < WAITING_MAX
+
+    def ready_for(self, subscriber: str) -> bool:
+        """Whether this subscriber has room, and a message waits for no other's key, or the cursor can go on."""
+        holding = self.holdings.of[subscriber]
+        if holding.held >= self.definition.window or not self.has_work:
+            return False
+        if self.undelivered > 0 and self.looks_on:
+            return True
+        return next(self._free(holding), None) is not None
+
+    def _free(self, holding: Holding) -> Iterator[tuple[int, int]]:
+        """Waiting messages that a subscriber can be given, with their deliveries so far, ascending."""
+        keys, busy = self._held.keys, self._held.busy
+        stopped = {key for _, seq, _ in self.returned.later if (key := keys.get(seq)) is not None}
+        for first, last, deliveries in self.returned.runs:
+            for seq in range(first, last + 1):
+                key = keys.get(seq)
+                if key is None:
+                    yield seq, deliveries
+                elif key not in stopped:
+                    found = busy.get(key)
+                    if found is None or found[0] is holding:
+                        yield seq, deliveries
+                    else:
+                        stopped.add(key)
+
+    def hand_out(self, holding: Holding, room: int, now_ms: int, runs: list[tuple[int, int, int]]) -> None:
+        """What one subscriber gets: waiting messages whose key is free or its own, then the backlog by portions."""
+        room = self._hand_out_waiting(holding, room, now_ms, runs)
+        while room > 0 and self.undelivered > 0 and self.looks_on:
+            for first, last in self.scan(min(room, PORTION), now_ms).runs:
+                self.set_apart(first, last)
+            room = self._hand_out_waiting(holding, room, now_ms, runs)
+
+    def _hand_out_waiting(self, holding: Holding, room: int, now_ms: int, runs: list[tuple[int, int, int]]) -> int:
+        deadline_ms = now_ms + self.definition.ack_wait_ms
+        for seq, deliveries in list(islice(self._free(holding), room)):
+            self.returned.remove(seq)
+            if not without_expired(self, seq, seq, now_ms):
+                continue
+            self.holdings.hold(holding, (seq, seq, deliveries + 1, deadline_ms))
+            self.tally.delivered += 1
+            self.tally.redelivered += deliveries > 0
+            room -= 1
+            if runs and runs[-1][1] == seq - 1 and runs[-1][2] == deliveries + 1:
+                runs[-1] = (runs[-1][0], seq, deliveries + 1)
+            else:
+                runs.append((seq, seq, deliveries + 1))
+        return room
+
+    # ---- keys -------------------------------------------------------------------------------------------------------
+
+    def set_apart(self, first: int, last: int) -> None:
+        """As for every durable, and their keys are noted. Cost: reads them."""
+        for kept in self.shelf.messages.read(self.shelf.store, first, last):
+            if kept.key is not None:
+                self._held.keys[kept.seq] = kept.key
+        super().set_apart(first, last)
+
+    def forget(self, first: int, last: int) -> None:
+        """Their keys need not be known any more."""
+        keys = self._held.keys
+        if last - first < len(keys):
+            for seq in range(first, last + 1):
+                keys.pop(seq, None)
+        else:
+            for seq in [seq for seq in keys if first <= seq <= last]:
+                del keys[seq]
+
+    def keys_state(self) -> list[tuple[int, str]]:
+        """The key of each message that is not settled."""
+        return list(self._held.keys.items())
+
+    def restore_keys(self, keys: Sequence[tuple[int, str]]) -> None:
+        """Take up ``keys_state``, before who holds what."""
+        self._held.keys.update(keys)
+
+    def check(self) -> None:
+        """As for every durable; and keys are known of nothing else than what is not settled."""
+        super().check()
+        unsettled = {seq for first, last, *_ in self.holdings.runs() for seq in range(first, last + 1)}
+        unsettled |= {seq for first, last, _ in self.returned.all_runs() for seq in range(first, last + 1)}
+        assert set(self._held.keys) <= unsettled | set(self.dying), "keys are known of what is not settled"

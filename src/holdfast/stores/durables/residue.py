@@ -1,0 +1,109 @@
+"""What is left of a durable that was purged or deleted, of its backlog and of what it retained: given back in steps.
+
+Owns: ``Residue``. Does not own: when the next step is taken (``state``, with ``Expire``).
+
+Failure model: pure. A purge is done at once for everybody who looks at the durable, and its answer is exact. To give a
+large backlog's messages back one has to pass all of them, and read them where there is a matcher; one command does not
+hold up every other for that. Until it is done the messages count against the store's limits.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from holdfast.stores.durables.backlog import Backlog
+from holdfast.stores.matcher import Matcher
+from holdfast.stores.ports import BLOCK_MESSAGES
+from holdfast.stores.sequence_set import SequenceSet
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.stores.durables.backlog import Shelf
+    from holdfast.stores.ports import Kept
+
+__all__ = ["STEP_MESSAGES", "Residue", "ResidueState"]
+
+STEP_MESSAGES: Final = 262_144
+"""Messages given back in one step where nothing is read for it; else ``backlog.SCAN_MAX`` are looked at."""
+
+
+class ResidueState(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A residue in a snapshot. Append only."""
+
+    since_ms: int
+    matcher: bytes
+    start: int
+    cursor: int
+    end: int
+    left: int
+    """-1 where it was not counted."""
+    excluded: list[tuple[int, int]]
+
+
+class Residue:
+    """The messages of ``backlog`` from its cursor up to ``end``. ``since_ms`` is when it was left.
+
+    ``left`` is how many they are, None where nobody has counted: what was retained.
+    """
+
+    __slots__ = ("backlog", "end", "left", "since_ms")
+
+    def __init__(self, backlog: Backlog, end: int, left: int | None, since_ms: int) -> None:
+        self.backlog = backlog
+        self.end = end
+        self.left = left
+        self.since_ms = since_ms
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything was given back."""
+        return self.left == 0 or self.backlog.cursor >= self.end
+
+    def step(self, now_ms: int) -> int:
+        """Give some back; returns how many."""
+        backlog, counts = self.backlog, self.backlog.shelf.counts
+        most = STEP_MESSAGES if self.left is None else min(self.left, STEP_MESSAGES)
+        found = backlog.scan(now_ms, most, self.end)
+        runs = found.runs + [(seq, seq) for seq in found.expired]
+        runs += [(kept.seq, kept.seq) for kept in backlog.passed_delayed()]
+        backlog.forget_delayed()
+        backlog.start = backlog.cursor
+        for first, last in runs:
+            counts.release(first, last)
+        total = sum(last - first + 1 for first, last in runs)
+        if self.left is not None:
+            self.left -= total
+            assert self.left == 0 or (self.left > 0 and backlog.cursor < self.end), "what is left is found"
+        return total
+
+    def expire_own(self, kept: Kept) -> bool:
+        """A message's own time-to-live has ended; whether it was given back."""
+        block = self.backlog.shelf.counts.block(kept.seq // BLOCK_MESSAGES)
+        if not self.backlog.cursor <= kept.seq < self.end or not self.backlog.wants(kept, block):
+            return False
+        self.backlog.shelf.counts.release(kept.seq, kept.seq)
+        if self.left is not None:
+            self.left -= 1
+        return True
+
+    def kept(self) -> list[int]:
+        """Every message that is not given back yet. Cost: O(backlog); for checks."""
+        return [seq for seq in self.backlog.peek(0, 1 << 62) if seq < self.end]
+
+    def state(self) -> ResidueState:
+        """What a snapshot keeps."""
+        backlog = self.backlog
+        matcher = b"" if backlog.matcher.everything else backlog.matcher.json()
+        excluded = backlog.excluded.runs()
+        left = -1 if self.left is None else self.left
+        return ResidueState(self.since_ms, matcher, backlog.start, backlog.cursor, self.end, left, excluded)
+
+    @classmethod
+    def of(cls, state: ResidueState, shelf: Shelf) -> Residue:
+        """From what ``state`` gave."""
+        backlog = Backlog(shelf, Matcher.parse(state.matcher), state.cursor)
+        backlog.start = state.start
+        backlog.excluded = SequenceSet(state.excluded)
+        return cls(backlog, state.end, None if state.left < 0 else state.left, state.since_ms)

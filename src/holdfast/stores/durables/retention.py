@@ -1,0 +1,156 @@
+"""What a durable retains of what was acknowledged, and going back to it.
+
+Owns: which numbers below the cursor are retained, their release by age, rewinding. Does not own: the places of messages
+that are not settled (``consumption``). Failure model: pure.
+
+Retained are the messages from the backlog's ``floor`` up to its cursor that the durable wants and that are not in any
+place of ``consumption``. Nothing is kept to know them: what left without an acknowledgement is in ``excluded``.
+"""
+
+from __future__ import annotations
+
+from holdfast.stores.durables.aging import without_expired
+from holdfast.stores.durables.backlog import Found, expires_ms
+from holdfast.stores.ports import BLOCK_MESSAGES
+from holdfast.stores.sequence_set import SequenceSet
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.stores.durables.consumption import Consumption
+    from holdfast.stores.ports import Block
+
+__all__ = [
+    "RETENTION_STEP_MS",
+    "expire_retained",
+    "release_retained",
+    "retained",
+    "retention_next_ms",
+    "rewind",
+    "set_retention",
+]
+
+RETENTION_STEP_MS = 1_000
+"""Messages whose retention has ended are released at most this often, so that it is done for many at once."""
+_HIGH = 1 << 62
+
+
+def retained(durable: Consumption, first: int, end: int) -> list[tuple[int, int]]:
+    """The retained messages of ``first..end - 1``, which is below the cursor. Cost: O(blocks), or reads them."""
+    backlog = durable.backlog
+    unsettled = SequenceSet(
+        sorted(
+            [
+                *((run[0], run[1]) for run in durable.holdings.runs()),
+                *((run[0], run[1]) for run in durable.returned.all_runs()),
+                *((seq, seq) for seq in durable.dying),
+            ]
+        )
+    )
+    found = Found()
+    while first < end:
+        number = first // BLOCK_MESSAGES
+        stop = min(end, (number + 1) * BLOCK_MESSAGES)
+        block = durable.shelf.counts.block(number)
+        if block is not None and block.live:
+            if backlog.arithmetic and not block.timed:
+                _without(unsettled, backlog.excluded, first, stop, found)
+            else:
+                _read(durable, block, unsettled, first, stop, found)
+        first = stop
+    return found.runs
+
+
+def _without(unsettled: SequenceSet, excluded: SequenceSet, first: int, end: int, found: Found) -> None:
+    while first < end:
+        first = excluded.after(unsettled.after(first))
+        if first in unsettled:
+            continue
+        stop = min(unsettled.next_member(first, end), excluded.next_member(first, end))
+        if first < stop:
+            found.add(first, stop - 1)
+        first = max(stop, first)
+
+
+def _read(durable: Consumption, block: Block, unsettled: SequenceSet, first: int, end: int, found: Found) -> None:
+    backlog = durable.backlog
+    for kept in durable.shelf.messages.read(durable.shelf.store, first, end - 1):
+        seq = kept.seq
+        if seq in unsettled or not backlog.wants(kept, block):
+            continue
+        end_ms = expires_ms(kept)
+        if not (end_ms and end_ms <= block.swept_ms) and not backlog.is_passed_delayed(kept):
+            found.add(seq, seq)
+
+
+def retention_next_ms(durable: Consumption) -> int | None:
+    """When the oldest retained message may be released, or None."""
+    floor = durable.backlog.floor
+    if floor is None or floor >= durable.backlog.cursor:
+        return None
+    published_ms = durable.shelf.counts.published_ms(floor)
+    due_ms = published_ms + durable.definition.retention_time_ms
+    return max(due_ms, durable.retention_done_ms + RETENTION_STEP_MS)
+
+
+def expire_retained(durable: Consumption, now_ms: int, budget: int) -> int:
+    """Release what was published ``retention_time`` ago; at most ``budget`` numbers. Returns how many went."""
+    next_ms = retention_next_ms(durable)
+    if next_ms is None or next_ms > now_ms:
+        return 0
+    backlog = durable.backlog
+    assert backlog.floor is not None, "only a durable that retains has a deadline"
+    high = min(backlog.cursor, backlog.floor + budget)
+    cutoff_ms = now_ms - durable.definition.retention_time_ms
+    end = durable.shelf.counts.first_since(cutoff_ms + 1, backlog.floor, high)
+    if end < high or end == backlog.cursor:
+        durable.retention_done_ms = now_ms
+    return release_retained(durable, end)
+
+
+def release_retained(durable: Consumption, end: int) -> int:
+    """Retain nothing below ``end`` any more. Returns how many messages went."""
+    backlog = durable.backlog
+    if backlog.floor is None:
+        return 0
+    total = 0
+    for first, last in retained(durable, backlog.floor, min(end, backlog.cursor)):
+        durable.shelf.counts.release(first, last)
+        total += last - first + 1
+    backlog.floor = max(backlog.floor, min(end, backlog.cursor))
+    backlog.forget_passed()
+    return total
+
+
+def rewind(durable: Consumption, seq: int, now_ms: int) -> bool:
+    """Deliver again from ``seq`` on, as far back as is retained; counts of delivery begin anew.
+
+    What subscribers hold from there on is theirs no more. Returns whether anything changed.
+    """
+    backlog = durable.backlog
+    if backlog.floor is None or max(seq, backlog.floor) >= backlog.cursor:
+        return False
+    target = max(seq, backlog.floor)
+    for first, last in retained(durable, target, backlog.cursor):
+        durable.pending += last - first + 1
+        durable.pending_bytes += durable.shelf.counts.size(first, last)
+    for holding in durable.holdings.of.values():
+        for run in durable.holdings.take(holding, target, _HIGH):
+            # Their own time may have ended while they were held; the cursor would take that for carried out.
+            without_expired(durable, run[0], run[1], now_ms)
+    durable.returned.clear_from(target)
+    for dying in durable.dying:
+        if dying >= target:
+            backlog.exclude(dying, dying)
+    durable.forget(target, _HIGH)
+    backlog.go_back(target)
+    return True
+
+
+def set_retention(durable: Consumption, retention_ms: int) -> None:
+    """The definition retains for another time, or not at all."""
+    backlog = durable.backlog
+    if retention_ms and backlog.floor is None:
+        backlog.floor = backlog.cursor
+    elif not retention_ms and backlog.floor is not None:
+        release_retained(durable, backlog.cursor)
+        backlog.floor = None

@@ -1,0 +1,192 @@
+"""Answers that wait until the log has what they say.
+
+Owns: which frames are one group, the thread that writes them, the order of answers. Does not own: the log
+(``message_log``), commands and their results (``service``), what happens after a failure (``service``).
+
+Failure model: an answer is given once, in the order in which its command was applied, and never before the log holds
+the command as the persistence demands. When a write or a sync fails nobody knows what is on the disk, and memory is
+ahead of it: every answer that waits, and every later one, is that error, and ``failed`` is called once. The same when
+``closing`` or an answer raises: what it was about to do is half done.
+
+How syncs are shared: frames gather while the thread writes the group before. When it is done, and ``closing`` has been
+called, all that has gathered is the next group: one write, one sync, one wake-up of the loop. An answer so waits for
+two syncs at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from queue import SimpleQueue
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.stores.message_log import MessageLog
+
+__all__ = ["GroupCommit"]
+
+
+class GroupCommit:
+    """One log, one thread, one event loop. Every method belongs on the loop.
+
+    ``closing`` is called before each group is taken, and may add to it. ``failed`` gets the error that ends it all.
+    With ``syncs`` a group counts when it is on the disk, else when the operating system has it.
+    """
+
+    def __init__(
+        self,
+        log: MessageLog,
+        *,
+        closing: Callable[[], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._closing = closing
+        self._failed = failed
+        self._syncs = True
+        self._owes_sync = False
+        self.failure: BaseException | None = None
+        self.groups = 0
+        self.waiting_bytes = 0
+        """Of frames that are not written yet."""
+        self._frames: list[bytes] = []
+        self._answers: list[Callable[[BaseException | None], None]] = []
+        self._busy = False
+        self._held = self._parked = False
+        self._idle: list[asyncio.Future[None]] = []
+        self._inbox: SimpleQueue[tuple[list[bytes], bool, list[Callable[[BaseException | None], None]]] | None] = (
+            SimpleQueue()
+        )
+        self._thread = threading.Thread(target=self._write_groups, name="holdfast-stores-log", daemon=True)
+        self._thread.start()
+
+    @property
+    def syncs(self) -> bool:
+        """Whether a group is synced before its answers. What was added while it was, is."""
+        return self._syncs
+
+    @syncs.setter
+    def syncs(self, syncs: bool) -> None:
+        self._owes_sync = self._owes_sync or self._syncs
+        self._syncs = syncs
+
+    def add(self, frame: bytes | None, answer: Callable[[BaseException | None], None]) -> None:
+        """Write ``frame``, then call ``answer`` with None; with the error if it could not be written.
+
+        Without a frame the answer only waits its turn: it may rest on what was applied before it.
+        """
+        if frame is not None:
+            self._frames.append(frame)
+            self.waiting_bytes += len(frame)
+        self._answers.append(answer)
+        self.wake()
+
+    def wake(self) -> None:
+        """Take a group soon, in this turn of the loop if nothing is being written."""
+        if not self._busy:
+            self._busy = True
+            # Not now: everything that is ready in this turn of the loop comes along.
+            self._loop.call_soon(self._take)
+
+    def _take(self) -> None:
+        if self.failure is None:
+            try:
+                self._closing()
+            except Exception as error:  # noqa: BLE001 - told to everyone who waits, or they would wait for ever
+                self._fail(error)
+        if self._held and self.failure is None:
+            self._parked = True
+            return
+        frames, answers = self._frames, self._answers
+        self._frames, self._answers = [], []
+        if not frames or self.failure is not None:
+            self._finish(answers, self.failure)
+        else:
+            self._inbox.put((frames, self._syncs or self._owes_sync, answers))
+            self._owes_sync = False
+
+    def hold(self) -> None:
+        """Take no more groups: everyone waits, until ``release``."""
+        self._held = True
+
+    def release(self) -> None:
+        """Go on after ``hold``."""
+        self._held = False
+        if self._parked:
+            self._parked = False
+            self._loop.call_soon(self._take)
+
+    def _write_groups(self) -> None:
+        """On the thread, until it is told to end."""
+        while (group := self._inbox.get()) is not None:
+            frames, sync, answers = group
+            error: BaseException | None = None
+            try:
+                self._log.append(frames)
+                if sync:
+                    self._log.sync()
+            except BaseException as caught:  # noqa: BLE001 - told to those who wait
+                error = caught
+            self._loop.call_soon_threadsafe(self._written, frames, answers, error)
+
+    def _written(
+        self,
+        frames: list[bytes],
+        answers: list[Callable[[BaseException | None], None]],
+        error: BaseException | None,
+    ) -> None:
+        self.waiting_bytes -= sum(map(len, frames))
+        self._finish(answers, error)
+
+    def _finish(self, answers: list[Callable[[BaseException | None], None]], error: BaseException | None) -> None:
+        if error is not None:
+            self._fail(error)
+        self.groups += 1
+        for answer in answers:
+            try:
+                answer(self.failure)
+            except Exception as bug:  # noqa: BLE001 - told to everyone: who waits for the rest must not wait for ever
+                self._fail(bug)
+        if self._frames or self._answers:
+            self._loop.call_soon(self._take)
+            return
+        self._busy = False
+        for waiting in self._idle:
+            if not waiting.done():
+                waiting.set_result(None)
+        self._idle.clear()
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failure is None:
+            self.failure = error
+            self._failed(error)
+
+    def poison(self, error: BaseException) -> None:
+        """Memory is not to be trusted any more: write nothing of it, and give every answer that waits this error."""
+        self._frames = []
+        self._fail(error)
+        self.release()
+        self.wake()
+
+    async def turn(self) -> None:
+        """Return when what was added until now has its answers, or the log has failed."""
+        waiting: asyncio.Future[None] = self._loop.create_future()
+        # Who waited may have been cancelled meanwhile.
+        self.add(None, lambda _error: None if waiting.done() else waiting.set_result(None))
+        await waiting
+
+    async def drain(self) -> None:
+        """Return when every answer has been given."""
+        while self._busy:
+            waiting: asyncio.Future[None] = self._loop.create_future()
+            self._idle.append(waiting)
+            await waiting
+
+    async def close(self) -> None:
+        """Give every answer, then end the thread."""
+        await self.drain()
+        self._inbox.put(None)
+        await self._loop.run_in_executor(None, self._thread.join)

@@ -1,0 +1,253 @@
+"""Where in the log each message lies, a stretch of messages at a time.
+
+Owns: extents, joining neighbours into one, the changes since the last checkpoint. Does not own: the table on disk
+(``index``), reading (``stored_messages``).
+
+Failure model: in memory; what has changed since a checkpoint is found again by reading the log behind it. ``OSError``
+and errors of the table pass.
+
+An *extent* says that messages ``first_seq..last_seq`` of a store, as far as they are kept, are in the frames
+``first_frame..last_frame``, in ascending order, among frames of others. An extent ends at 64 KiB of messages or where
+the log has grown by 256 KiB, so that one row serves many small messages, and one message costs one short read. Extents
+of a store do not overlap. Compaction moves an extent: the same messages, other frames.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import Final, NamedTuple, Protocol
+
+__all__ = ["Extent", "ExtentTable", "LocationChanges", "Locations"]
+
+EXTENT_BYTES: Final = 64 << 10
+EXTENT_SPAN_BYTES: Final = 256 << 10
+
+
+class Extent(NamedTuple):
+    """Messages of one store and the frames that hold them; all ends inclusive. ``bytes`` is what they took when they
+    were written."""
+
+    store: str
+    first_seq: int
+    last_seq: int
+    first_frame: int
+    last_frame: int
+    bytes: int
+
+
+class ExtentTable(Protocol):
+    """The extents of the last checkpoint."""
+
+    def extent_at(self, store: str, seq: int) -> Extent | None:
+        """The one with the greatest ``first_seq`` that is not above ``seq``."""
+        ...
+
+    def extent_after(self, store: str, seq: int) -> Extent | None:
+        """The one with the smallest ``first_seq`` above ``seq``."""
+        ...
+
+
+class LocationChanges(NamedTuple):
+    """What a checkpoint writes: stores that went, then extents that went (by store and first message), then those that
+    came or changed."""
+
+    forgotten: list[str]
+    removed: list[tuple[str, int]]
+    extents: list[Extent]
+
+
+class _Open:
+    """The extent of a store that still grows, and how long the log was when it began."""
+
+    __slots__ = ("bytes", "changed", "first_frame", "first_seq", "last_frame", "last_seq", "log_bytes")
+
+    def __init__(self, first_seq: int, last_seq: int, frame: int, size: int, log_bytes: int) -> None:
+        self.first_seq = first_seq
+        self.last_seq = last_seq
+        self.first_frame = self.last_frame = frame
+        self.bytes = size
+        self.log_bytes = log_bytes
+        self.changed = True  # since ``_settle`` looked
+
+
+class Locations:
+    """Extents by store and message: those of the table, under those that changed since."""
+
+    __slots__ = ("_changed", "_firsts", "_forgotten", "_log_bytes", "_open", "_table", "_written")
+
+    def __init__(self, table: ExtentTable) -> None:
+        self._table = table
+        self._open: dict[str, _Open] = {}
+        self._changed: dict[str, dict[int, Extent | None]] = {}  # by store and first_seq; None where it went
+        self._written: dict[str, dict[int, Extent | None]] = {}  # of the checkpoint that is being written
+        self._firsts: dict[str, list[int]] = {}  # the keys of both, ascending
+        self._forgotten: dict[str, bool] = {}  # by store: whether a checkpoint that is being written says so
+        self._log_bytes = 0
+
+    def grow(self, frame_bytes: int) -> None:
+        """The log has grown by a frame of this size."""
+        self._log_bytes += frame_bytes
+
+    def add(self, store: str, first_seq: int, last_seq: int, frame: int, size: int) -> None:
+        """Messages were written in this frame."""
+        opened = self._open.get(store)
+        if opened is not None:
+            if (
+                opened.last_seq + 1 == first_seq
+                and opened.bytes + size <= EXTENT_BYTES
+                and self._log_bytes - opened.log_bytes <= EXTENT_SPAN_BYTES
+            ):
+                opened.last_seq, opened.last_frame = last_seq, frame
+                opened.bytes += size
+                opened.changed = True
+                return
+            self._settle(store)
+        self._open[store] = _Open(first_seq, last_seq, frame, size, self._log_bytes)
+
+    def _settle(self, store: str) -> None:
+        """Put the extent that still grows among the changes, as it is now."""
+        opened = self._open.get(store)
+        if opened is not None and opened.changed:
+            opened.changed = False
+            self._change(
+                Extent(store, opened.first_seq, opened.last_seq, opened.first_frame, opened.last_frame, opened.bytes)
+            )
+
+    def move(self, store: str, first_seq: int, last_seq: int, frame: int, size: int) -> None:
+        """What is still kept of these messages is in this frame now.
+
+        They need not be one extent: after a start neighbours are joined otherwise than they were before it. What lies
+        on both sides stays where it is.
+        """
+        opened = self._open.get(store)
+        if opened is not None and opened.first_seq <= last_seq and opened.last_seq >= first_seq:
+            self._settle(store)
+            del self._open[store]
+        found = self.find(store, first_seq)
+        while found is not None and found.first_seq <= last_seq:
+            following = self.find(store, found.last_seq + 1)
+            self._cut(found, first_seq, last_seq)
+            found = following
+        self._change(Extent(store, first_seq, last_seq, frame, frame, size))
+
+    def _cut(self, extent: Extent, first_seq: int, last_seq: int) -> None:
+        """Take these messages out of an extent."""
+        if extent.first_seq < first_seq:
+            self._change(extent._replace(last_seq=first_seq - 1))
+        else:
+            self._remove(extent.store, extent.first_seq)
+        if extent.last_seq > last_seq:
+            self._change(extent._replace(first_seq=last_seq + 1))
+
+    def _close(self, store: str, first_seq: int) -> None:
+        """Let this extent grow no more."""
+        opened = self._open.get(store)
+        if opened is not None and opened.first_seq == first_seq:
+            self._settle(store)
+            del self._open[store]
+
+    def _change(self, extent: Extent) -> None:
+        firsts = self._firsts.setdefault(extent.store, [])
+        place = bisect_left(firsts, extent.first_seq)
+        if place == len(firsts) or firsts[place] != extent.first_seq:
+            firsts.insert(place, extent.first_seq)
+        self._changed.setdefault(extent.store, {})[extent.first_seq] = extent
+
+    def _remove(self, store: str, first_seq: int) -> None:
+        firsts = self._firsts.setdefault(store, [])
+        place = bisect_left(firsts, first_seq)
+        if place < len(firsts) and firsts[place] == first_seq:
+            del firsts[place]
+        self._changed.setdefault(store, {})[first_seq] = None
+
+    def forget_store(self, store: str) -> None:
+        """A store was deleted; one of the same name begins anew."""
+        self._open.pop(store, None)
+        self._changed.pop(store, None)
+        self._written.pop(store, None)
+        self._firsts.pop(store, None)
+        self._forgotten[store] = False
+
+    def find(self, store: str, seq: int) -> Extent | None:
+        """The extent that holds ``seq``, or the next one behind it, or None."""
+        self._settle(store)
+        found = self._at(store, seq)
+        if found is not None and found.last_seq >= seq:
+            return found
+        return self._after(store, seq)
+
+    def _known(self, store: str, first_seq: int) -> bool:
+        """Whether the changes say what the extent that begins here is, or that there is none."""
+        return first_seq in self._changed.get(store, ()) or first_seq in self._written.get(store, ())
+
+    def _memory(self, store: str, first_seq: int) -> Extent | None:
+        changed = self._changed.get(store, {})
+        return changed[first_seq] if first_seq in changed else self._written.get(store, {}).get(first_seq)
+
+    def _at(self, store: str, seq: int) -> Extent | None:
+        firsts = self._firsts.get(store, [])
+        place = bisect_right(firsts, seq)
+        near = self._memory(store, firsts[place - 1]) if place else None
+        if near is not None and near.last_seq >= seq:
+            return near
+        below = None if store in self._forgotten else self._table.extent_at(store, seq)
+        while below is not None and self._known(store, below.first_seq):
+            below = self._table.extent_at(store, below.first_seq - 1)
+        if below is None or (near is not None and near.first_seq >= below.first_seq):
+            return near
+        return below
+
+    def _after(self, store: str, seq: int) -> Extent | None:
+        firsts = self._firsts.get(store, [])
+        place = bisect_right(firsts, seq)
+        near = self._memory(store, firsts[place]) if place < len(firsts) else None
+        below = None if store in self._forgotten else self._table.extent_after(store, seq)
+        while below is not None and self._known(store, below.first_seq):
+            below = self._table.extent_after(store, below.first_seq)
+        if below is None or (near is not None and near.first_seq <= below.first_seq):
+            return near
+        return below
+
+    def current(self, extent: Extent) -> Extent | None:
+        """An extent of the table as it is now: it may have grown. None where it has moved, or its store is gone."""
+        if extent.store in self._forgotten:
+            return None
+        self._settle(extent.store)
+        if not self._known(extent.store, extent.first_seq):
+            return extent
+        found = self._memory(extent.store, extent.first_seq)
+        return found if found is not None and found.first_frame == extent.first_frame else None
+
+    def remove(self, extents: list[Extent]) -> None:
+        """Of these nothing is kept; the next checkpoint takes them out of the table."""
+        for store, first_seq, *_ in extents:
+            self._close(store, first_seq)
+            self._remove(store, first_seq)
+
+    # ---- checkpoints ------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> LocationChanges:
+        """What has changed since the last checkpoint; it stays in force here until ``written``."""
+        assert not self._written, "one checkpoint at a time"
+        for store in self._open:
+            self._settle(store)
+        forgotten = list(self._forgotten)
+        self._forgotten = dict.fromkeys(forgotten, True)
+        changes = LocationChanges(forgotten, [], [])
+        for store, changed in self._changed.items():
+            for first_seq, extent in changed.items():
+                if extent is None:
+                    changes.removed.append((store, first_seq))
+                else:
+                    changes.extents.append(extent)
+        self._written, self._changed = self._changed, {}
+        return changes
+
+    def written(self) -> None:
+        """The table has what was frozen."""
+        self._written = {}
+        self._forgotten = {store: False for store, frozen in self._forgotten.items() if not frozen}
+        self._firsts = {
+            store: sorted(first_seq for first_seq, extent in changed.items() if extent is not None)
+            for store, changed in self._changed.items()
+        }

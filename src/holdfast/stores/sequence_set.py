@@ -1,0 +1,98 @@
+"""A set of sequence numbers, as runs.
+
+Owns: ``SequenceSet``. Does not own: what its members mean. Failure model: pure.
+
+Memory and the cost of a change follow the number of runs, not of members.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["SequenceSet"]
+
+
+class SequenceSet:
+    """Runs ``[first, last]``, ascending, apart from one another by at least one number.
+
+    >>> numbers = SequenceSet([(1, 3), (4, 5), (9, 9)])
+    >>> numbers.runs(), 5 in numbers, numbers.count(3, 9)
+    ([(1, 5), (9, 9)], True, 4)
+    """
+
+    __slots__ = ("_firsts", "_lasts")
+
+    def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+        for first, last in runs:
+            self.add(first, last)
+
+    def __bool__(self) -> bool:
+        return bool(self._firsts)
+
+    def __contains__(self, seq: int) -> bool:
+        place = bisect_right(self._firsts, seq) - 1
+        return place >= 0 and seq <= self._lasts[place]
+
+    def runs(self) -> list[tuple[int, int]]:
+        """All runs, ascending."""
+        return list(zip(self._firsts, self._lasts, strict=True))
+
+    def add(self, first: int, last: int) -> None:
+        """Add ``first..last``. Cost: O(log runs), and O(runs) in the middle."""
+        firsts, lasts = self._firsts, self._lasts
+        if not firsts or first > lasts[-1] + 1:
+            firsts.append(first)
+            lasts.append(last)
+            return
+        low = bisect_right(lasts, first - 2)
+        high = bisect_right(firsts, last + 1)
+        if low < high:
+            first, last = min(first, firsts[low]), max(last, lasts[high - 1])
+        firsts[low:high] = [first]
+        lasts[low:high] = [last]
+
+    def forget_below(self, seq: int) -> None:
+        """Remove every member below ``seq``."""
+        firsts, lasts = self._firsts, self._lasts
+        if not firsts or firsts[0] >= seq:
+            return
+        gone = bisect_right(lasts, seq - 1)
+        del firsts[:gone], lasts[:gone]
+        if firsts and firsts[0] < seq:
+            firsts[0] = seq
+
+    def after(self, seq: int) -> int:
+        """The first number from ``seq`` on that is no member."""
+        place = bisect_right(self._firsts, seq) - 1
+        return max(seq, self._lasts[place] + 1) if place >= 0 else seq
+
+    def next_member(self, seq: int, end: int) -> int:
+        """The first member from ``seq`` on, or ``end`` where there is none below it."""
+        if not self._firsts:
+            return end
+        if seq in self:
+            return min(seq, end)
+        place = bisect_right(self._firsts, seq)
+        return min(end, self._firsts[place]) if place < len(self._firsts) else end
+
+    def count(self, first: int, last: int) -> int:
+        """How many members lie in ``first..last``."""
+        place = bisect_right(self._lasts, first - 1)
+        total = 0
+        while place < len(self._firsts) and self._firsts[place] <= last:
+            total += min(last, self._lasts[place]) - max(first, self._firsts[place]) + 1
+            place += 1
+        return total
+
+    def check(self) -> None:
+        """Runs are ascending, not empty and apart."""
+        before = -1
+        for first, last in zip(self._firsts, self._lasts, strict=True):
+            assert before + 1 < first <= last or (before == -1 and first <= last), "runs are ascending and apart"
+            before = last

@@ -1,0 +1,483 @@
+"""The stores of one service: commands in, answers out when the log has them.
+
+Owns: time, the order of commands, deadlines, what is done about dying messages, the end after a failure. Does not own:
+what commands do (``state``), when the log has them (``group_commit``), the files (``storage``), who is connected.
+
+Failure model: a command is refused with nothing changed (``HoldfastError``), or applied in memory at once and answered
+when its record is as safe as the cluster's ``persistence`` says. When a write or a sync fails, memory is ahead of the
+log: every answer that waits is that error, nothing more is accepted, and ``on_failure`` is told, so that the process
+can end; the next start finds what the log holds. A refusal waits too: it may rest on what is not safe yet. Of a
+store that lives in memory only nothing is logged, and answers come in the next turn of the loop.
+
+The way of a command, all on one event loop but the writing:
+
+1. ``submit`` gives it the time, which never goes back within one log, and applies it;
+2. its record waits for the group. Just before the group is taken, ``on_ready`` is called for each durable that somebody
+   could be served from; a ``Deliver`` submitted then is in the same group, so a message needs one sync until it is with
+   its subscriber;
+3. the thread writes the group, and syncs it;
+4. answers are given and ``on_effect`` is called, in the order of the commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InternalError
+from holdfast.stores.backup import Manifest, copy_stores
+from holdfast.stores.checkpoints import Checkpoints
+from holdfast.stores.commands import Command, DeadLetter, Define, Expire, MapChange, Publish, Published, Record, Result
+from holdfast.stores.compaction import Compaction, SpaceUse
+from holdfast.stores.definitions import Persistence
+from holdfast.stores.disk_limit import DiskLimit
+from holdfast.stores.effects import Dying, Effect, Ready
+from holdfast.stores.frames import encode_record
+from holdfast.stores.group_commit import GroupCommit
+from holdfast.stores.messages import FIELDS_MAX, Delivery, FieldValue, Message
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from collections.abc import Set as AbstractSet
+
+    from holdfast.stores.state import State
+    from holdfast.stores.storage import Storage
+
+__all__ = ["StoreService"]
+
+DEADLINE_WAIT_MS_MAX: Final = 3_600_000
+"""The clock is looked at again at least this often, because it may have been set."""
+DEAD_FIELDS: Final = 5
+_GROWING: Final = (Publish, MapChange)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class StoreService:
+    """All stores of one service. Make it with ``open``; every method belongs on the event loop that did.
+
+    ``state`` is for reading: definitions, counts, who holds what. It is ahead of the answers by what is not safe yet.
+    """
+
+    def __init__(self, storage: Storage, *, clock: Callable[[], int]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.directory = storage.log.directory
+        self._storage = storage
+        self._clock = clock
+        self.state: State = storage.state
+        self._messages = storage.all_messages
+        self._volatile = storage.volatile_names
+        self._last_ms = storage.last_ms
+        self._groups = GroupCommit(storage.log, closing=self._before_group, failed=self._fail)
+        self._checkpoints = Checkpoints(storage, self._groups)
+        self.compaction = Compaction(storage, self._groups, self._checkpoints)
+        self._checkpoints.after = self.compaction.consider
+        self.disk_limit = DiskLimit(storage.log.directory)
+        self._ready: dict[Ready, None] = {}
+        self._ready_callbacks: list[Callable[[str, str], None]] = []
+        self._effect_callbacks: list[Callable[[Effect], None]] = []
+        self._failure_callbacks: list[Callable[[BaseException], None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms: int | None = None
+        self._at_once: list[Callable[[BaseException | None], None]] = []
+        self._closed = False
+        self._configure()
+
+    @classmethod
+    async def open(
+        cls,
+        directory: str,
+        *,
+        page_bytes: int = 64 << 20,
+        memory_bytes: int = 128 << 20,
+        clock: Callable[[], int] = _now_ms,
+    ) -> StoreService:
+        """Open the stores in ``directory``, which is made where it is missing.
+
+        ``memory_bytes`` bounds what is held of messages and counts, whatever the backlog; what the state itself needs
+        (durables, what is delivered and not acknowledged, publishers) comes on top.
+
+        *Raises*: ``AlreadyOpen``; ``CorruptData``; ``OSError``. *Cost*: applies what the log holds behind the last
+        checkpoint, whatever the backlog.
+        """
+        from holdfast.stores.storage import Storage
+
+        storage = await asyncio.to_thread(Storage.open, directory, page_bytes=page_bytes, memory_bytes=memory_bytes)
+        service = cls(storage, clock=clock)
+        for effect in storage.effects:
+            service._carry_out(effect)
+        service._arm()
+        return service
+
+    # ---- commands ---------------------------------------------------------------------------------------------------
+
+    def submit(self, command: Command) -> asyncio.Future[Result]:
+        """Apply a command; the answer comes when it is safe. ``at_ms`` of the command is set here.
+
+        *Raises* (the answer): the state machine's refusal; ``Closed``; after a failure of the log that error.
+        *After a crash*: an answered command is there; one that was not answered may be.
+        """
+        answer: asyncio.Future[Result] = self._loop.create_future()
+
+        def done(outcome: Result | HoldfastError) -> None:
+            if answer.done():
+                return  # nobody waits any more
+            if isinstance(outcome, HoldfastError):
+                answer.set_exception(outcome)
+            else:
+                answer.set_result(outcome)
+
+        self.submit_nowait(command, done)
+        return answer
+
+    def submit_nowait(self, command: Command, done: Callable[[Result | HoldfastError], None]) -> None:
+        """As ``submit``; ``done`` is called with the result or the error, never before this returns."""
+        failure = self._groups.failure
+        if self._closed or failure is not None:
+            error = self._refusal()
+            self._loop.call_soon(done, error)
+            return
+        now_ms = self._clock()
+        if now_ms > self._last_ms:
+            self._last_ms = now_ms
+        # The command is this call's: nobody has seen it, and copying it would copy its batch.
+        msgspec.structs.force_setattr(command, "at_ms", self._last_ms)
+        volatile = bool(self._volatile) and _is_volatile(command, self._volatile)
+        try:
+            if not volatile and isinstance(command, _GROWING):
+                self._check_disk(command, now_ms)
+            applied = self._storage.apply(command)
+        except CorruptData as error:
+            self._give_up(error, done)
+            return
+        except HoldfastError as error:
+            self._answer(None, _Answer(done, error, (), self), volatile=volatile)
+            return
+        except BaseException as error:  # noqa: BLE001 - told to everyone who waits
+            self._give_up(error, done)
+            return
+        frame = None
+        if applied.changed and not volatile:
+            frame = encode_record(Record(command, applied.result))
+            self._storage.note_frame(len(frame))
+            self._storage.messages.next_frame += 1
+        effects = applied.effects
+        if effects:
+            effects = self._note_ready(effects)
+        if type(command) is Define:
+            self._configure()
+        self._answer(frame, _Answer(done, applied.result, effects, self), volatile=volatile)
+
+    def _give_up(self, error: BaseException, done: Callable[[Result | HoldfastError], None]) -> None:
+        """The machine may be half changed: nothing that it says from here on may reach the log or a client."""
+        self._groups.poison(error)
+        self._loop.call_soon(done, self._refusal())
+
+    def when_safe(self, store: str, done: Callable[[], None]) -> None:
+        """Call back when everything of the store that was applied until now is safe and was told; never where it fails.
+
+        Whatever is applied later is told later.
+        """
+
+        def answer(error: BaseException | None) -> None:
+            if error is None:
+                done()
+
+        self._answer(None, answer, volatile=store in self._volatile)
+
+    def _answer(self, frame: bytes | None, answer: Callable[[BaseException | None], None], *, volatile: bool) -> None:
+        """Answer when the log has the frame, and all before it; of a store in memory in the next turn of the loop."""
+        if not volatile:
+            self._groups.add(frame, answer)
+            return
+        self._at_once.append(answer)
+        if len(self._at_once) == 1:
+            self._loop.call_soon(self._answer_at_once)
+
+    def _answer_at_once(self) -> None:
+        # What raises here is told to everyone, as by the group: who waits for the rest must not wait for ever.
+        try:
+            self._ask_for_deliveries()
+        except Exception as error:  # noqa: BLE001
+            self._groups.poison(error)
+        answers, self._at_once = self._at_once, []
+        for answer in answers:
+            try:
+                answer(self._groups.failure)
+            except Exception as bug:  # noqa: BLE001
+                self._groups.poison(bug)
+        self._arm()
+
+    def _configure(self) -> None:
+        """Put in force what the definition says about the service itself."""
+        definition = self.state.definition
+        self._groups.syncs = definition.persistence is not Persistence.ASYNC
+        self.disk_limit.fraction = definition.max_disk_fraction
+        self.compaction.automatic = definition.disk_compact
+        self.compaction.ratio_min = definition.min_disk_inuse_ratio
+
+    def _check_disk(self, command: Publish | MapChange, now_ms: int) -> None:
+        """Refuse what needs space while the disk is too full. Removing a key does not."""
+        if isinstance(command, Publish):
+            size = sum([len(message.body) for message in command.messages])
+        else:
+            size = sum(len(body) for _, body, _ in command.changes if body is not None)
+            if all(body is None for _, body, _ in command.changes):
+                return
+        self.disk_limit.check(now_ms, size, self._groups.waiting_bytes)
+
+    def _note_ready(self, effects: list[Effect]) -> list[Effect]:
+        """Those that wait for the log; the others are for ``_before_group``."""
+        waiting: list[Effect] = []
+        for effect in effects:
+            if type(effect) is Ready:
+                self._ready[effect] = None
+            else:
+                waiting.append(effect)
+        return waiting
+
+    def _before_group(self) -> None:
+        """What could be delivered is asked for now, so that it is in the group with what made it so."""
+        self._ask_for_deliveries()
+        self._checkpoints.consider()
+        self._arm()
+
+    def _ask_for_deliveries(self) -> None:
+        while self._ready:
+            ready, self._ready = self._ready, {}
+            for durable in ready:
+                for callback in self._ready_callbacks:
+                    callback(durable.store, durable.durable)
+
+    # ---- what others hear -------------------------------------------------------------------------------------------
+
+    def on_ready(self, callback: Callable[[str, str], None]) -> None:
+        """Call back with a store and a durable from which somebody could be served: submit ``Deliver`` at once.
+
+        Called before the group is taken; nothing but submitting commands may be done, because what made it ready is
+        not safe yet. Its answer is.
+        """
+        self._ready_callbacks.append(callback)
+
+    def on_effect(self, callback: Callable[[Effect], None]) -> None:
+        """Call back with every other effect, when its command is safe."""
+        self._effect_callbacks.append(callback)
+
+    def on_failure(self, callback: Callable[[BaseException], None]) -> None:
+        """Call back once, when the log has failed: nothing more is accepted, and the process should end."""
+        self._failure_callbacks.append(callback)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended this service, None while it works."""
+        return self._groups.failure
+
+    def _fail(self, error: BaseException) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for callback in self._failure_callbacks:
+            callback(error)
+
+    def _refusal(self) -> HoldfastError:
+        failure = self._groups.failure
+        if isinstance(failure, HoldfastError):
+            return failure
+        if failure is not None:
+            return InternalError("the stores have failed", code=Code.INTERNAL, cause=str(failure))
+        return Closed("the stores are closed")
+
+    def answered(self, done: Callable[[Result | HoldfastError], None], outcome: Result | HoldfastError) -> None:
+        """Give an answer: the outcome, or after a failure of the log that."""
+        done(outcome if self._groups.failure is None else self._refusal())
+
+    # ---- messages ---------------------------------------------------------------------------------------------------
+
+    def messages(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
+        """The messages of ``Delivered.runs``. What was deleted meanwhile and is gone is left out.
+
+        *Raises*: ``CorruptData``. *Cost*: under a microsecond a message while they are new, else their part of the log.
+        """
+        return self._messages.deliveries(store, runs)
+
+    def swapped(self, store: str) -> tuple[int, int]:
+        """How many messages of a store that lives in memory are on disk for want of room, and their bytes."""
+        return self._storage.volatile.swapped(store)
+
+    # ---- deadlines and dead letters ---------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        """Wake for the next deadline."""
+        if self._closed or self._groups.failure is not None:
+            return
+        due_ms = self._next_deadline_ms()
+        if due_ms == self._timer_ms:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_ms = due_ms
+        if due_ms is not None:
+            wait_ms = min(max(0, due_ms - max(self._clock(), self._last_ms)), DEADLINE_WAIT_MS_MAX)
+            self._timer = self._loop.call_later(wait_ms / 1000, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = self._timer_ms = None
+        now_ms = max(self._clock(), self._last_ms)
+        for volatile in (False, True):
+            due_ms = self.state.next_deadline_ms(volatile=volatile)
+            if due_ms is not None and due_ms <= now_ms:
+                self.submit_nowait(Expire(at_ms=0, volatile=volatile), _ignore)
+        self._arm()
+
+    def _next_deadline_ms(self) -> int | None:
+        found = self.state.next_deadline_ms()
+        if self._volatile:
+            volatile_ms = self.state.next_deadline_ms(volatile=True)
+            if found is None or (volatile_ms is not None and volatile_ms < found):
+                return volatile_ms
+        return found
+
+    def carry_out(self, effects: Iterable[Effect]) -> None:
+        """Carry out effects whose command is safe."""
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        if type(effect) is Ready:
+            self._ready[effect] = None
+            self._groups.wake()
+            return
+        if type(effect) is Dying:
+            self._bury(effect)
+        for callback in self._effect_callbacks:
+            callback(effect)
+
+    def _bury(self, dying: Dying) -> None:
+        """Move a message that nobody could take to where the dead letters go."""
+        found = self._messages.message(dying.store, dying.seq)
+        message = Message() if found is None else found[0]
+        # The bound on fields holds for what is added too; those in front stay.
+        fields: dict[str, FieldValue] = {
+            **dict(islice(message.fields.items(), FIELDS_MAX - DEAD_FIELDS)),
+            "dead_store": dying.store,
+            "dead_durable": dying.durable,
+            "dead_seq": dying.seq,
+            "dead_cause": dying.cause,
+            "dead_delivery_count": dying.delivery_count,
+        }
+        letter = Message(body=message.body, fields=fields, key=message.key)
+        to_store = dying.dead_letter_store
+        if to_store in self.state.stores and (to_store in self._volatile) is not (dying.store in self._volatile):
+            # One is in the log and the other is not, so it takes two commands: kept there first, then let go here.
+            # Where it is refused, or nobody wants it, the message stays with the dying, who are told again.
+            def kept(outcome: Result | HoldfastError) -> None:
+                if isinstance(outcome, Published) and not outcome.unmatched:
+                    self.submit_nowait(DeadLetter(0, dying.store, dying.durable, dying.seq, letter, ""), _ignore)
+
+            self.submit_nowait(Publish(0, to_store, "", [letter]), kept)
+            return
+        self.submit_nowait(DeadLetter(0, dying.store, dying.durable, dying.seq, letter, to_store), _ignore)
+
+    async def settled(self) -> None:
+        """Return when all that was applied until now is as safe as its answers would say: for who read ``state``.
+
+        *Raises*: what ended the service.
+        """
+        await self._groups.turn()
+        if self._groups.failure is not None:
+            raise self._refusal()
+
+    async def checkpoint(self) -> None:
+        """Bring the index up to the commands applied so far, and let pages go that nobody needs.
+
+        *Raises*: ``Closed`` when the log has failed or a backup is being made; ``sqlite3.Error`` and ``OSError`` where
+        the index could not be written, which is tried again.
+        """
+        await self._checkpoints.now()
+
+    async def compact(self) -> SpaceUse:
+        """Give back the space of what nobody keeps, as far as that goes; clients go on. Returns what is used then.
+
+        *Raises*: as ``checkpoint``. *Cost*: what is kept is written once more.
+        """
+        return await self.compaction.now()
+
+    async def backup(self, target: str) -> Manifest:
+        """Copy everything into an empty or new directory, from which ``backup.restore`` makes stores again.
+
+        *After a crash*: a copy without its manifest, which counts for nothing. *Raises*: as ``checkpoint``;
+        ``InvalidRequest`` where there are files already.
+        """
+        # Its thread cannot be stopped: while it copies no page may go, whether somebody still waits for it or not.
+        return await asyncio.shield(self._loop.create_task(self._back_up(target)))
+
+    async def _back_up(self, target: str) -> Manifest:
+        async with self._checkpoints.held():
+            return await asyncio.to_thread(copy_stores, self._storage, target)
+
+    def space(self) -> SpaceUse:
+        """How much the log takes on disk, and how much of it is kept. *Cost*: the size of each page."""
+        return self.compaction.space()
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Give every answer, make everything durable, close the files. Doing it twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._at_once:
+            self._answer_at_once()
+        await self.compaction.close()
+        await self._groups.drain()
+        await self._checkpoints.close()
+        await self._groups.close()
+        await asyncio.to_thread(self._storage.close)
+
+
+class _Answer:
+    """What is told when a command is safe."""
+
+    __slots__ = ("_done", "_effects", "_outcome", "_service")
+
+    def __init__(
+        self,
+        done: Callable[[Result | HoldfastError], None],
+        outcome: Result | HoldfastError,
+        effects: Iterable[Effect],
+        service: StoreService,
+    ) -> None:
+        self._done = done
+        self._outcome = outcome
+        self._effects = effects
+        self._service = service
+
+    def __call__(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._service.answered(self._done, self._outcome)
+            return
+        self._done(self._outcome)
+        if self._effects:
+            self._service.carry_out(self._effects)
+
+
+def _is_volatile(command: Command, names: AbstractSet[str]) -> bool:
+    """Whether a command is of stores in memory only, which the log does not tell of."""
+    if isinstance(command, Expire):
+        return command.volatile
+    return not isinstance(command, Define) and command.store in names
+
+
+def _ignore(_outcome: Result | HoldfastError) -> None:
+    """A command of the service's own: a refusal means that it is not needed any more."""

@@ -1,0 +1,485 @@
+"""All stores of a cluster: the state machine that commands drive.
+
+Owns: which command does what to which durable, the deadlines of all durables. Does not own: what happens inside a store
+(``store``, ``durables``), how a definition is carried out (``redefine``), maps' commands (``map_commands``), what a
+snapshot holds (``snapshots``), time (commands bring it), the log.
+
+Failure model: pure. Two rules:
+
+- ``apply`` is the only way to change the state, in operation and at a start alike. It carries a command out whole, or
+  raises ``HoldfastError`` and has changed nothing.
+- What it does follows from the state, the command, and what the ports have under the numbers that it asks for.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import chain
+from typing import cast
+
+from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.stores import commands, map_commands, redefine, snapshots
+from holdfast.stores.batch import Batch
+from holdfast.stores.commands import Acknowledged, Attached, Command, Delivered, Done, Expired, Published, Purged
+from holdfast.stores.definition_values import check_name
+from holdfast.stores.definitions import ClusterDefinition, DurableDefinition, DurableType, StoreDefinition
+from holdfast.stores.durables import retention
+from holdfast.stores.durables.backlog import expires_ms
+from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.durables.last_value import LastValue
+from holdfast.stores.durables.map import Map
+from holdfast.stores.effects import Advise, Applied, Displaced, Effect, Ready
+from holdfast.stores.expiry import Deadlines
+from holdfast.stores.matcher import Matcher
+from holdfast.stores.ports import BLOCK_MESSAGES
+from holdfast.stores.store import Store
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from holdfast.stores.commands import Result
+    from holdfast.stores.ports import Blocks, Entries, Kept, Messages
+    from holdfast.stores.store import Durable
+
+__all__ = ["State"]
+
+_Outcome = tuple["Result", bool]
+"""A result, and whether anything changed."""
+DEAD_LETTER_BYTES_MAX = 1 << 31
+"""A dead letter is never refused for its size: it was accepted once, and has a few fields more now."""
+
+
+class State:
+    """The whole state. ``apply`` changes it; everything else only looks.
+
+    ``stores`` is for looking: see ``Store`` and the durables for what they tell.
+    """
+
+    def __init__(self, messages: Messages, blocks: Blocks, entries: Entries) -> None:
+        self.messages = messages
+        self.blocks = blocks
+        self.entries = entries
+        self.definition = ClusterDefinition()
+        self.revision = 0
+        self.history: list[redefine.Revision] = []
+        """The last definitions, oldest first; the newest is in force."""
+        self.stores: dict[str, Store] = {}
+        self.at_ms = 0
+        """The time of the last command that changed anything."""
+        self.deadlines: Deadlines[tuple[str, str]] = Deadlines()
+        """When each durable has something to do next, by store and durable."""
+        self.volatile_deadlines: Deadlines[tuple[str, str]] = Deadlines()
+        """The same of the stores that live in memory only: what the log does not tell must not move what it does."""
+        self._handlers = self._table()
+
+    def _table(self) -> dict[type, Callable[[Command, list[Effect]], _Outcome]]:
+        handlers: dict[type, object] = {
+            commands.Publish: self._publish,
+            commands.Deliver: self._deliver,
+            commands.Acknowledge: self._acknowledge,
+            commands.Attach: self._attach,
+            commands.Detach: self._detach,
+            commands.Unsubscribe: self._unsubscribe,
+            commands.Expire: self._expire,
+            commands.DeadLetter: self._dead_letter,
+            commands.Purge: self._purge,
+            commands.Drop: self._drop,
+            commands.Rewind: self._rewind,
+            commands.Define: partial(redefine.define, self),
+            commands.MapChange: partial(map_commands.change, self),
+            commands.MapLock: partial(map_commands.lock, self),
+            commands.MapUnlock: partial(map_commands.unlock, self),
+        }
+        # Each handler takes the command that it is filed under.
+        return cast("dict[type, Callable[[Command, list[Effect]], _Outcome]]", handlers)
+
+    # ---- the transition ---------------------------------------------------------------------------------------------
+
+    def apply(self, command: Command) -> Applied:
+        """Carry out one command. Raises ``HoldfastError`` where it is refused: then nothing has changed."""
+        assert command.at_ms >= self.at_ms, "time never goes back within one log"
+        effects: list[Effect] = []
+        result, changed = self._handlers[type(command)](command, effects)
+        if changed:
+            self.at_ms = command.at_ms
+        return Applied(result, effects, changed)
+
+    def _publish(self, command: commands.Publish, effects: list[Effect]) -> _Outcome:
+        store = self.store(command.store)
+        result = store.publish(command, effects)
+        for name in store.ageing:
+            self.arm(store, name)
+        return result, result.duplicates <= result.last_seq - result.first_seq or bool(effects)
+
+    def _attach(self, command: commands.Attach, effects: list[Effect]) -> _Outcome:
+        store = self.store(command.store)
+        durable = store.durables.get(command.durable)
+        created = durable is None
+        if durable is None:
+            definition = self._dynamic(store.definition, command)
+            if definition.type is DurableType.LAST_VALUE:
+                LastValue.check_key(definition, command.key)
+            durable = store.add_dynamic(definition, command.at_ms)
+        else:
+            self._check_same(store.definition, durable.definition, command)
+        displaced = ""
+        if isinstance(durable, Consumption):
+            displaced = durable.attach(command.subscriber, command.key, command.at_ms, effects)
+        elif isinstance(durable, LastValue):
+            if any(name == command.subscriber for name, _ in durable.subscribers()):
+                displaced = command.subscriber
+                effects.append(Displaced(store.name, command.durable, displaced))
+            if durable.attach(command.subscriber, command.key):
+                effects.append(Ready(store.name, command.durable))
+        else:
+            durable.sessions[command.subscriber] = None
+        store.idle_since_ms.pop(command.durable, None)
+        self.arm(store, command.durable)
+        return Attached(created, displaced), True
+
+    def _dynamic(self, store: StoreDefinition, command: commands.Attach) -> DurableDefinition:
+        template = store.template(command.template)
+        if template is None:
+            raise NotFound(
+                "there is no such durable, and no template to make it of",
+                facts={"store": store.name, "durable": command.durable, "template": command.template or None},
+                hint="define the durable, or name a template such as shared",
+            )
+        check_name("durable", command.durable)
+        return template.durable(command.durable, Matcher.parse(command.matcher) if command.matcher else None)
+
+    def _check_same(self, store: StoreDefinition, definition: DurableDefinition, command: commands.Attach) -> None:
+        """Raises where the durable is not what the subscriber asks for."""
+        if command.matcher and Matcher.parse(command.matcher) != definition.matcher:
+            raise InvalidRequest(
+                "the durable has another matcher",
+                code=Code.MATCHER_MISMATCH,
+                hint="subscribe without a matcher, or with the durable's own",
+                facts={"store": store.name, "durable": definition.name, "matcher": definition.matcher.json().decode()},
+            )
+        template = store.template(command.template) if command.template else None
+        if template is not None and template.pattern.type is not definition.type:
+            raise InvalidRequest(
+                "the durable is of another type",
+                code=Code.TYPE_MISMATCH,
+                facts={"store": store.name, "durable": definition.name, "type": str(definition.type)},
+            )
+
+    def _detach(self, command: commands.Detach, effects: list[Effect]) -> _Outcome:
+        store, durable = self._found(command.store, command.durable)
+        if isinstance(durable, Consumption):
+            durable.detach(command.subscriber, command.at_ms, effects)
+            alone = not durable.holdings.of
+        elif isinstance(durable, LastValue):
+            if not durable.detach(command.subscriber):
+                raise NotFound(
+                    "this subscriber is not attached", durable=command.durable, subscriber=command.subscriber
+                )
+            alone = not durable.subscribers()
+        else:
+            map_commands.detach(store, durable, command.subscriber, effects)
+            alone = not durable.sessions
+        if alone:
+            store.idle_since_ms[command.durable] = command.at_ms
+        self.arm(store, command.durable)
+        return Done(), True
+
+    def _unsubscribe(self, command: commands.Unsubscribe, effects: list[Effect]) -> _Outcome:
+        store, durable = self._found(command.store, command.durable)
+        if not durable.definition.dynamic:
+            raise InvalidRequest(
+                "a static durable is deleted by a definition without it", store=store.name, durable=command.durable
+            )
+        self.delete(store, command.durable, "unsubscribed", command.at_ms, effects)
+        return Done(), True
+
+    def delete(self, store: Store, name: str, cause: str, now_ms: int, effects: list[Effect]) -> None:
+        """Delete a durable with what it keeps, and tell its subscribers."""
+        effects.append(Advise(store.name, name, "", "durable_deleted", (("cause", cause),)))
+        store.remove(name, now_ms)
+        self.deadlines_of(store).set((store.name, name), None)
+
+    def _deliver(self, command: commands.Deliver, effects: list[Effect]) -> _Outcome:
+        store, durable = self._found(command.store, command.durable)
+        if isinstance(durable, Consumption):
+            before = durable.position()
+            runs = durable.deliver(command.subscriber, command.count, command.at_ms, effects)
+            if durable.position() == before:
+                return Delivered(runs), False
+            self.arm(store, command.durable)
+            return Delivered(runs), True
+        if isinstance(durable, Map):
+            raise _not_for(durable, "a map is read by key, and watched")
+        entry = durable.deliver(command.subscriber) if command.count > 0 else None
+        return Delivered([(entry.revision, entry.revision, 1)] if entry is not None else []), entry is not None
+
+    def _acknowledge(self, command: commands.Acknowledge, effects: list[Effect]) -> _Outcome:
+        store, durable = self._found(command.store, command.durable)
+        if not isinstance(durable, Consumption):
+            # There is nothing to settle; a client that acknowledges everything need not know the type.
+            return Acknowledged(0, []), False
+        for first, last in chain(command.ack, command.extend):
+            if first > last:
+                raise InvalidRequest("a range of numbers begins with its lowest", first=first, last=last)
+        result = durable.acknowledge(command, effects)
+        self.arm(store, command.durable)
+        return result, result.acknowledged > 0 or bool(command.extend)
+
+    def _dead_letter(self, command: commands.DeadLetter, effects: list[Effect]) -> _Outcome:
+        store, durable = self._found(command.store, command.durable)
+        if not isinstance(durable, Consumption) or command.seq not in durable.dying:
+            raise NotFound("this message is not dying", store=store.name, durable=command.durable, seq=command.seq)
+        result = Published(0, 0, 0, 0)
+        if command.to_store:
+            target = self.store(command.to_store)
+            batch = Batch([command.message], DEAD_LETTER_BYTES_MAX, command.at_ms)
+            if not target.wants(batch):
+                # It stays with the dying, who are told again: a dead letter that nobody keeps would be a loss.
+                raise NotFound("no durable of the dead-letter store wants the message", store=target.name)
+            seq, unmatched = target.accept(batch, effects)
+            result = Published(seq, seq, 0, unmatched)
+            for name in target.ageing:
+                self.arm(target, name)
+        durable.buried(command.seq)
+        self.arm(store, command.durable)
+        return result, True
+
+    # ---- administration ---------------------------------------------------------------------------------------------
+
+    def _purge(self, command: commands.Purge, effects: list[Effect]) -> _Outcome:
+        store, durable = self._found(command.store, command.durable)
+        if isinstance(durable, Map):
+            map_commands.tell_deleted(store, durable, durable.keyed.scan(), effects)
+        messages, size = store.purge(command.durable, command.at_ms)
+        self.arm(store, command.durable)
+        return Purged(messages, size), True
+
+    def _drop(self, command: commands.Drop, effects: list[Effect]) -> _Outcome:
+        store, durable = self._found(command.store, command.durable)
+        kept = self.messages.read(store.name, command.seq, command.seq)
+        if isinstance(durable, Consumption):
+            done = bool(kept) and store.counts.is_kept(command.seq) and durable.drop(kept[0])
+        else:
+            dropped = durable.drop(kept)
+            done = dropped is not None
+            if dropped is not None and isinstance(durable, Map):
+                map_commands.tell_deleted(store, durable, [dropped], effects)
+        if not done:
+            raise NotFound(
+                "the durable has no such message", store=store.name, durable=command.durable, seq=command.seq
+            )
+        if isinstance(durable, Consumption) and durable.ready():
+            # Its holder has room now, and its key may be free.
+            effects.append(durable.ready_effect)
+        self.arm(store, command.durable)
+        return Done(), True
+
+    def _rewind(self, command: commands.Rewind, effects: list[Effect]) -> _Outcome:
+        store, durable = self._found(command.store, command.durable)
+        if not isinstance(durable, Consumption) or durable.backlog.floor is None:
+            raise _not_for(durable, "only a durable with a retention_time can be rewound")
+        seq = command.seq
+        if command.time_ms:
+            seq = store.counts.first_since(command.time_ms, durable.backlog.floor, durable.backlog.cursor)
+        changed = retention.rewind(durable, seq, command.at_ms)
+        if changed and durable.ready():
+            effects.append(durable.ready_effect)
+        self.arm(store, command.durable)
+        return Done(), changed
+
+    # ---- deadlines --------------------------------------------------------------------------------------------------
+
+    def deadlines_of(self, store: Store) -> Deadlines[tuple[str, str]]:
+        """The deadlines that those of this store's durables are among."""
+        return self.volatile_deadlines if self.definition.is_volatile(store.definition) else self.deadlines
+
+    def next_deadline_ms(self, *, volatile: bool = False) -> int | None:
+        """When an ``Expire`` has something to do, or None; that of the stores in memory where ``volatile``.
+
+        Cost: O(stores).
+        """
+        found = (self.volatile_deadlines if volatile else self.deadlines).next_ms()
+        ttl_ms = self.definition.publisher_ttl_ms
+        for store in self.stores.values():
+            if self.definition.is_volatile(store.definition) is not volatile:
+                continue
+            left_ms = store.residues[0].since_ms if store.residues else None
+            for at_ms in (left_ms, store.counts.due_blocks.next_ms(), store.publishers.next_deadline_ms(ttl_ms)):
+                if at_ms is not None and (found is None or at_ms < found):
+                    found = at_ms
+        return found
+
+    def arm(self, store: Store, name: str) -> None:
+        """Note when a durable has something to do next."""
+        durable = store.durables[name]
+        at_ms = durable.next_deadline_ms() if isinstance(durable, Consumption) else durable.next_ms()
+        ttl_ms = durable.definition.durable_ttl_ms
+        if ttl_ms and name in store.idle_since_ms:
+            end_ms = store.idle_since_ms[name] + ttl_ms
+            at_ms = end_ms if at_ms is None or end_ms < at_ms else at_ms
+        self.deadlines_of(store).set((store.name, name), at_ms)
+
+    def _expire(self, command: commands.Expire, effects: list[Effect]) -> _Outcome:
+        now_ms, budget = command.at_ms, max(1, command.count)
+        deadlines = self.volatile_deadlines if command.volatile else self.deadlines
+        due_ms = self.next_deadline_ms(volatile=command.volatile)
+        if due_ms is None or due_ms > now_ms:
+            return Expired(0, 0, False), False
+        total = durables = 0
+        seen: set[tuple[str, str]] = set()
+        again: list[tuple[str, str]] = []
+        while total < budget and (key := deadlines.pop(now_ms)) is not None:
+            if key in seen:
+                again.append(key)
+                continue
+            seen.add(key)
+            store, durable = self.stores[key[0]], self.stores[key[0]].durables[key[1]]
+            if self._is_abandoned(store, durable, now_ms):
+                self.delete(store, key[1], "durable_ttl", now_ms, effects)
+                durables += 1
+                continue
+            total += self._expire_durable(store, durable, now_ms, budget - total, effects)
+            self.arm(store, key[1])
+        for name, of in again:
+            self.arm(self.stores[name], of)
+        for store in self.stores.values():
+            if self.definition.is_volatile(store.definition) is not command.volatile:
+                continue
+            if total < budget and store.residues:
+                total += store.give_back(now_ms)
+            while total < budget and (number := store.counts.due_blocks.pop(now_ms)) is not None:
+                total += self._sweep(store, number, now_ms)
+            store.publishers.expire(now_ms, self.definition.publisher_ttl_ms)
+        next_ms = self.next_deadline_ms(volatile=command.volatile)
+        return Expired(total, durables, next_ms is not None and next_ms <= now_ms), True
+
+    def _is_abandoned(self, store: Store, durable: Durable, now_ms: int) -> bool:
+        ttl_ms = durable.definition.durable_ttl_ms
+        since_ms = store.idle_since_ms.get(durable.definition.name)
+        return bool(ttl_ms) and since_ms is not None and since_ms + ttl_ms <= now_ms
+
+    def _expire_durable(self, store: Store, durable: Durable, now_ms: int, budget: int, effects: list[Effect]) -> int:
+        if isinstance(durable, Consumption):
+            return durable.expire(now_ms, budget, effects)[0]
+        if isinstance(durable, Map):
+            return map_commands.expire(store, durable, now_ms, budget, effects)
+        return len(durable.expire(now_ms, budget)[0])
+
+    def _sweep(self, store: Store, number: int, now_ms: int) -> int:
+        """Carry out every own time-to-live of one block that has ended; returns how many messages durables let go."""
+        block = store.counts.block(number)
+        if block is None:
+            return 0
+        swept_ms, next_ms, total = block.swept_ms, 0, 0
+        first = number * BLOCK_MESSAGES
+        last = min(first + BLOCK_MESSAGES, store.counts.next_seq) - 1
+        for kept in self.messages.read(store.name, first, last):
+            end_ms = expires_ms(kept)
+            if end_ms > now_ms:
+                next_ms = min(next_ms or end_ms, end_ms)
+            elif end_ms > swept_ms and store.counts.is_kept(kept.seq):
+                total += self._expire_own(store, kept)
+        store.counts.swept(number, now_ms, next_ms)
+        return total
+
+    def _expire_own(self, store: Store, kept: Kept) -> int:
+        total = 0
+        for name in store.wanting(kept.fields):
+            durable = store.durables[name]
+            gone = False
+            if isinstance(durable, Consumption):
+                gone = durable.expire_own(kept)
+            elif isinstance(durable, LastValue):
+                gone = durable.keyed.expire_own(kept) is not None
+            if gone:
+                total += 1
+                self.arm(store, name)
+        for residue in list(store.residues):
+            total += residue.expire_own(kept)
+            if residue.is_done:
+                store.residues.remove(residue)
+        return total
+
+    # ---- questions --------------------------------------------------------------------------------------------------
+
+    def store(self, name: str) -> Store:
+        """A store. Raises ``NotFound``."""
+        store = self.stores.get(name)
+        if store is None:
+            raise NotFound("there is no such store", store=name)
+        return store
+
+    def _found(self, store: str, durable: str) -> tuple[Store, Durable]:
+        found = self.store(store)
+        return found, found.durable(durable)
+
+    def durable_definitions(self, store: str) -> Mapping[str, DurableDefinition]:
+        """Every durable of a store, the dynamic ones too, by name. Raises ``NotFound``."""
+        return {name: durable.definition for name, durable in self.store(store).durables.items()}
+
+    def ready(self, store: str, durable: str) -> bool:
+        """Whether a subscriber that is attached could be given something. Raises ``NotFound``."""
+        _, found = self._found(store, durable)
+        return found.ready() if isinstance(found, Consumption) else isinstance(found, LastValue) and found.ready
+
+    def ready_for(self, store: str, durable: str, subscriber: str) -> bool:
+        """Whether a ``Deliver`` for this subscriber would get on: give it something, or look further for it.
+
+        So an empty answer while this holds means that it should be asked again. False for one that is not attached.
+        """
+        found = self.stores[store].durables.get(durable) if store in self.stores else None
+        if isinstance(found, Consumption):
+            return subscriber in found.holdings.of and found.ready_for(subscriber)
+        return isinstance(found, LastValue) and subscriber in _attached(found) and found.unseen(subscriber) is not None
+
+    def subscribers(self) -> list[tuple[str, str, str]]:
+        """Everybody who is attached: store, durable, subscriber. After a start nobody of them is connected."""
+        return [
+            (store.name, name, subscriber)
+            for store in self.stores.values()
+            for name, durable in store.durables.items()
+            for subscriber in _attached(durable)
+        ]
+
+    def pending_effects(self) -> list[Effect]:
+        """What waits to be carried out, to be told again after a start."""
+        return [
+            effect
+            for store in self.stores.values()
+            for durable in store.durables.values()
+            if isinstance(durable, Consumption)
+            for effect in durable.dying_effects()
+        ]
+
+    # ---- snapshots --------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> bytes:
+        """Everything that the ports do not keep. Bounded by durables, what is not settled and publishers."""
+        return snapshots.snapshot(self)
+
+    def restore(self, data: bytes) -> None:
+        """Take up a snapshot, in a state just made. Raises ``CorruptData``."""
+        snapshots.restore(self, data)
+
+    def check(self) -> None:
+        """Every invariant. Cost: O(everything that is kept); for tests and simulations."""
+        assert set(self.stores) == set(self.definition.stores), "stores are those that are defined"
+        for store in self.stores.values():
+            store.check()
+            for name in store.durables:
+                deadlines = self.deadlines_of(store)
+                before = deadlines.get((store.name, name))
+                self.arm(store, name)
+                assert deadlines.get((store.name, name)) == before, "deadlines are those of the durables"
+
+
+def _attached(durable: Durable) -> list[str]:
+    if isinstance(durable, Consumption):
+        return list(durable.holdings.of)
+    return [name for name, _ in durable.subscribers()] if isinstance(durable, LastValue) else list(durable.sessions)
+
+
+def _not_for(durable: Durable, rule: str) -> InvalidRequest:
+    definition = durable.definition
+    return InvalidRequest(rule, code=Code.TYPE_MISMATCH, durable=definition.name, type=str(definition.type))

@@ -1,0 +1,61 @@
+"""Run the worlds of the message stores: ``python -m holdfast.testing.stores_world --worlds 1000 --jobs 2 --mutants``.
+
+Owns: the command line, progress and the summary. Exits 1 when a promise broke, a kind of event never occurred (with 300
+worlds or more), or a mutant was not caught. ``--first N --worlds 1`` repeats one world.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+from holdfast.testing.stores_world.mutants import SEEDS_MAX
+from holdfast.testing.stores_world.runner import Summary, coverage_table, hunt_mutants, run_seeds
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run worlds, then hunt mutants; return the exit status."""
+    options = _parser().parse_args(arguments)
+    began = time.monotonic()
+    shown = [began]
+
+    def progress(summary: Summary) -> None:
+        now = time.monotonic()
+        if now - shown[0] >= 2.0:
+            shown[0] = now
+            print(f"{summary.worlds} worlds, {summary.states} crash states", file=sys.stderr)
+
+    summary = run_seeds(range(options.first, options.first + options.worlds), jobs=options.jobs, progress=progress)
+    seconds = time.monotonic() - began
+    print(coverage_table(summary))
+    print(
+        f"{summary.worlds} worlds, {len(summary.failures)} broken, {summary.states} crash states, {seconds:.1f} s, "
+        f"{summary.states / seconds:.0f} states/s"
+    )
+    for seed, detail in summary.failures[:10]:
+        print(f"seed {seed}:\n{detail}")
+    escaped = 0
+    if options.mutants:
+        for found in hunt_mutants(jobs=options.jobs):
+            escaped += found.seed is None
+            told = f"seed {found.seed}: {found.promise}" if found.seed is not None else "NOT CAUGHT"
+            print(f"mutant {found.mutant:<28} {told}", flush=True)
+    missing = summary.missing() if options.worlds >= 300 else []
+    if missing:
+        print(f"never met: {', '.join(missing)}")
+    return 1 if summary.failures or escaped or missing else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m holdfast.testing.stores_world", description="worlds of the stores")
+    parser.add_argument("--worlds", type=int, default=100, help="how many worlds")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--mutants", action="store_true", help=f"catch every mutant, each within {SEEDS_MAX} seeds")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

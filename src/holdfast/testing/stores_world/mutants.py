@@ -1,0 +1,260 @@
+"""Broken rules, one at a time: the proof that the worlds of the message stores would notice.
+
+Owns: a registry of mutants, each the real code with one rule taken out, and the search for a seed that catches it. Does
+not own: the rules, nor their broken versions (``broken_rules``).
+
+A mutant is caught when a world under it breaks a promise or an invariant of the machine, within ``SEEDS_MAX`` seeds.
+Every promise of ``promises`` has at least one; "replay is the same" has those that forget, which it meets first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.stores import state as state_module
+from holdfast.stores.durables import aging, backlog, consumption_state, retention
+from holdfast.stores.durables.backlog import Backlog
+from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.durables.holdings import Holdings
+from holdfast.stores.durables.key_ordered import KeyOrdered
+from holdfast.stores.durables.keyed import KeyedMessages
+from holdfast.stores.durables.locks import Locks
+from holdfast.stores.durables.map import Map
+from holdfast.stores.durables.returned import Returned
+from holdfast.stores.durables.standard import Standard
+from holdfast.stores.publishers import Publishers
+from holdfast.stores.reference_counts import ReferenceCounts
+from holdfast.testing.stores_world import broken_rules as broken
+from holdfast.testing.stores_world.world import run_world
+
+__all__ = ["MUTANTS", "SEEDS_MAX", "Caught", "Mutant", "catch"]
+
+SEEDS_MAX: Final = 120
+FORGETFUL: Final = {"crash_rate": 0.1, "fork_rate": 0.3, "sync_rate": 1.0, "crowd": 0, "steps": 80}
+CALM: Final = {"crash_rate": 0.0, "fork_rate": 0.02, "crowd": 0, "steps": 150}
+
+Patch = tuple[object, str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One rule taken out: ``patches`` replace attributes of the real code. ``focus`` is where it is looked for."""
+
+    name: str
+    rule: str
+    patches: tuple[Patch, ...]
+    focus: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """How a mutant was noticed: in which seed, by what; ``seed`` is None when it was not."""
+
+    mutant: str
+    seed: int | None
+    promise: str
+    seeds_tried: int
+
+
+@contextmanager
+def _applied(patches: tuple[Patch, ...]) -> Generator[None]:
+    with ExitStack() as stack:
+        for owner, name, value in patches:
+            stack.callback(setattr, owner, name, vars(owner)[name])
+            setattr(owner, name, value)
+        yield
+
+
+def catch(mutant: Mutant, *, first_seed: int = 0, seeds: int = SEEDS_MAX) -> Caught:
+    """Run worlds under a mutant until one breaks a promise."""
+    for tried in range(seeds):
+        seed = first_seed + tried
+        with _applied(mutant.patches):
+            try:
+                run_world(seed, mutant.focus)
+            except AssertionError as error:
+                return Caught(mutant.name, seed, str(error)[:200], tried + 1)
+    return Caught(mutant.name, None, "", seeds)
+
+
+def _everywhere(name: str, value: object, *modules: object) -> tuple[Patch, ...]:
+    return tuple((module, name, value) for module in modules if name in vars(module))
+
+
+_REGISTRY: Final = (
+    Mutant(
+        "snapshot_without_holdings",
+        "nothing confirmed is lost",
+        ((Consumption, "state", broken.state_without_holdings),),
+        FORGETFUL,
+    ),
+    Mutant(
+        "snapshot_without_returned",
+        "nothing confirmed is lost",
+        ((Consumption, "state", broken.state_without_returned),),
+        FORGETFUL,
+    ),
+    Mutant(
+        "acknowledged_comes_back",
+        "nothing acknowledged comes back",
+        ((Consumption, "_acknowledged", broken.acknowledged_comes_back),),
+        CALM,
+    ),
+    Mutant(
+        "discarded_comes_back",
+        "nothing acknowledged comes back",
+        ((Backlog, "exclude", broken.nothing_is_excluded),),
+        CALM,
+    ),
+    Mutant(
+        "out_of_order",
+        "order per publisher",
+        ((Consumption, "hand_out", broken.hand_out_in_reverse),),
+        CALM,
+    ),
+    Mutant(
+        "every_key_is_free",
+        "one key with one subscriber",
+        ((KeyOrdered, "_free", broken.every_key_is_free),),
+        CALM,
+    ),
+    Mutant(
+        "count_from_one",
+        "delivery counts are exact",
+        ((Returned, "add", broken.count_from_one),),
+        CALM,
+    ),
+    Mutant(
+        "once_more",
+        "max_delivery is exact",
+        ((Consumption, "_give_back", broken.once_more),),
+        CALM,
+    ),
+    Mutant(
+        "deadlines_move",
+        "deadlines do not move",
+        ((Consumption, "restore", broken.deadlines_move),),
+        FORGETFUL,
+    ),
+    Mutant(
+        "no_delay",
+        "nothing early, nothing late",
+        ((Returned, "add_later", broken.no_delay),),
+        CALM,
+    ),
+    Mutant(
+        "delayed_is_due",
+        "nothing early, nothing late",
+        ((backlog, "fate", broken.delayed_is_due),),
+        CALM,
+    ),
+    Mutant(
+        "expires_from_publication",
+        "nothing early, nothing late",
+        _everywhere(
+            "expires_ms",
+            broken.expires_from_publication,
+            aging,
+            backlog,
+            consumption_state,
+            retention,
+            state_module,
+        ),
+        CALM,
+    ),
+    Mutant(
+        "never_woken",
+        "nothing early, nothing late",
+        ((Holdings, "next_ms", broken.never_woken),),
+        CALM,
+    ),
+    Mutant(
+        "nobody_is_told",
+        "who can be served is told",
+        ((Consumption, "_note_ready", broken.nobody_is_told),),
+        CALM,
+    ),
+    Mutant(
+        "one_cause",
+        "dead letters keep their cause",
+        ((Consumption, "_die", broken.one_cause),),
+        CALM,
+    ),
+    Mutant(
+        "restore_without_dying",
+        "dead letters keep their cause",
+        ((Consumption, "restore", broken.restore_without_dying),),
+        FORGETFUL,
+    ),
+    Mutant(
+        "leak",
+        "one message, one place",
+        ((ReferenceCounts, "release", broken.leak),),
+        CALM,
+    ),
+    Mutant(
+        "two_at_a_time",
+        "the newest subscriber wins",
+        ((Standard, "exclusive", False),),
+        CALM,
+    ),
+    Mutant(
+        "everything_is_new",
+        "a resent message is stored once",
+        ((Publishers, "duplicates", broken.everything_is_new),),
+        CALM,
+    ),
+    Mutant(
+        "gaps_are_fine",
+        "a resent message is stored once",
+        ((Publishers, "duplicates", broken.gaps_are_fine),),
+        CALM,
+    ),
+    Mutant(
+        "publishers_forgotten",
+        "a resent message is stored once",
+        ((Publishers, "state", broken.publishers_forgotten),),
+        FORGETFUL,
+    ),
+    Mutant(
+        "no_conditions",
+        "maps are linear",
+        ((Map, "plan", broken.no_conditions),),
+        CALM,
+    ),
+    Mutant(
+        "no_fence",
+        "maps are linear",
+        ((Locks, "require", broken.no_fence),),
+        CALM,
+    ),
+    Mutant(
+        "locks_outlive_their_session",
+        "maps are linear",
+        ((Locks, "release_owner", broken.locks_outlive_their_session),),
+        CALM,
+    ),
+    Mutant(
+        "fences_begin_again",
+        "maps are linear",
+        ((Locks, "state", broken.fences_begin_again),),
+        FORGETFUL,
+    ),
+    Mutant(
+        "replaced_is_kept",
+        "a key has its last value",
+        ((KeyedMessages, "_release", broken.replaced_is_kept),),
+        CALM,
+    ),
+    Mutant(
+        "locks_never_end",
+        "nothing early, nothing late",
+        ((Locks, "expire", broken.locks_never_end),),
+        CALM,
+    ),
+)
+
+MUTANTS: Final[Mapping[str, Mutant]] = {mutant.name: mutant for mutant in _REGISTRY}

@@ -1,0 +1,34 @@
+"""What the worlds of the message stores hold the state machine to, and how a broken promise is told.
+
+Owns: the list and the exception. Does not own: the models that judge (``consumed_model``, ``keyed_model``,
+``store_model``), the worlds (``world``).
+
+| promise | judged by |
+|---|---|
+| nothing confirmed is lost | every message a model has pending is delivered in the end, also after a crash |
+| nothing acknowledged comes back | only what a model has pending is delivered; a rewind puts back what is retained |
+| order per publisher | nobody is given a message for the first time before an earlier one of its publisher |
+| delivery counts are exact | each delivery is the model's count plus one |
+| deadlines do not move | after a crash the next deadline, and all that follows, is what it was |
+| nothing early, nothing late | no delay ends before its time; the machine asks to be woken in time |
+| dead letters keep their cause | each is announced until it is stored, with the cause and the count that it died of |
+| one message, one place | totals per durable and per store are the models' |
+| a resent message is stored once | duplicates get the numbers of the first time, a gap is refused |
+| maps are linear | conditions hold exactly, a stale fence writes nothing, a session's locks go with it |
+| replay is the same | a record gives the same result again, a snapshot with the records behind it the same state |
+"""
+
+from __future__ import annotations
+
+__all__ = ["PromiseBroken", "promise"]
+
+
+class PromiseBroken(AssertionError):
+    """A world has seen what must not happen; the text says which promise, with the facts."""
+
+
+def promise(holds: object, text: str, **facts: object) -> None:
+    """Raise ``PromiseBroken`` unless ``holds``."""
+    if not holds:
+        told = " ".join(f"{name}={value!r}" for name, value in facts.items())
+        raise PromiseBroken(f"{text}: {told}")

@@ -1,0 +1,229 @@
+"""The stage of a world: one machine under its judge, the service's part, and crashes at any command.
+
+Owns: carrying a command out with everything that is checked after it; time, deadlines, syncs and checkpoints; forks and
+what the service does when it comes back. Does not own: what people do (``world``), the judge (``store_model``), the log
+(``machine``).
+
+After every command the state machine checks itself, the model judges the answer, and the deadlines and the effects are
+held against what the model knows. At a share of the commands the world is forked: the log is cut at any length from the
+durable one on, the machine is recovered from it beside the running one, and has to be what the model is after these
+records. Some forks become the world: then ``CrashedError`` ends what was being done.
+
+Failure model: a broken promise raises ``PromiseBroken``, a broken invariant of the machine its own assertion.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Final
+
+import msgspec
+
+from holdfast.errors import HoldfastError
+from holdfast.stores import commands
+from holdfast.stores.commands import Command, Record
+from holdfast.stores.definitions import definition_of
+from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.effects import Dying, Effect, Ready
+from holdfast.testing.stores_world.consumed_model import ConsumedModel
+from holdfast.testing.stores_world.machine import Image, Machine
+from holdfast.testing.stores_world.promises import promise
+from holdfast.testing.stores_world.shape import NO_FOCUS, Shape, draw_shape, focused
+from holdfast.testing.stores_world.store_model import ClusterModel
+
+__all__ = ["EXPIRES_MAX", "CrashedError", "Stage"]
+
+START_MS: Final = 1_700_000_000_000
+EXPIRES_MAX: Final = 1_000
+
+
+class CrashedError(Exception):
+    """The machine has crashed and was recovered: whatever was being done is not done any more."""
+
+
+class Stage:
+    """See the module. ``seen`` counts what happened, ``states`` the crash states that were judged."""
+
+    def __init__(self, seed: int, focus: Mapping[str, object] = NO_FOCUS) -> None:
+        self.seed = seed
+        self.random = Random(seed)
+        self.shape: Shape = focused(draw_shape(self.random), focus)
+        self.seen: Counter[str] = Counter()
+        self.states = 0
+        self.now_ms = START_MS
+        self.machine = Machine()
+        self.model = ClusterModel()
+        self.durable = 0
+        """Records that a sync has returned for: what is confirmed."""
+        self.image: Image | None = None
+        self.told: set[tuple[str, str]] = set()
+        """Durables that are ready as far as the service was told: since the last delivery that found too little."""
+        self._revision = 0
+        self.check_rate = 0.1 if self.shape.crowd else 1.0
+        """A check looks at every message."""
+        self._settling = False
+
+    # ---- one command ------------------------------------------------------------------------------------------------
+
+    def submit(self, command: Command) -> None:
+        """Carry out a command, judge its answer, and perhaps crash."""
+        before = len(self.machine.log)
+        effects: list[Effect] = []
+        answer: commands.Result | HoldfastError
+        try:
+            applied = self.machine.apply(command)
+            answer, effects = applied.result, applied.effects
+        except HoldfastError as error:
+            answer = error
+            promise(len(self.machine.log) == before, "a refusal changes nothing", command=command)
+        name = type(command).__name__
+        self.seen[f"{name} refused: {answer.code}" if isinstance(answer, HoldfastError) else name] += 1
+        if self.random.random() < self.check_rate:
+            self.machine.check()
+        self.model.judge(command, answer, effects)
+        self._count(effects)
+        self._check_deadlines()
+        self._check_ready(command, effects)
+        if self.model.settled:
+            self._check_totals()
+        if self.random.random() < self.shape.sync_rate:
+            self._sync()
+        if self.random.random() < self.shape.fork_rate:
+            self._fork()
+
+    def _count(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            kind = f"{type(effect).__name__}: {effect.cause}" if isinstance(effect, Dying) else type(effect).__name__
+            self.seen[f"effect {kind}"] += 1
+
+    def _sync(self) -> None:
+        self.durable = len(self.machine.log)
+        if self.random.random() < 0.15:
+            self.image = self.machine.image()
+            self.seen["checkpoint"] += 1
+
+    def _check_deadlines(self) -> None:
+        event_ms = self.model.next_event_ms(self.now_ms)
+        if event_ms is not None and self.model.settled:
+            due_ms = self.machine.state.next_deadline_ms()
+            late = due_ms is None or due_ms > event_ms
+            promise(not late, "nothing early, nothing late", event_ms=event_ms, wakes_ms=due_ms, now_ms=self.now_ms)
+
+    def _check_ready(self, command: Command, effects: Sequence[Effect]) -> None:
+        """Whoever can be served must have been told so since a delivery left the durable with nothing for anybody."""
+        if isinstance(command, commands.Deliver) and not self.machine.state.ready(command.store, command.durable):
+            self.told.discard((command.store, command.durable))
+        self.told.update((effect.store, effect.durable) for effect in effects if isinstance(effect, Ready))
+        if not self.model.settled or self._is_due():
+            return
+        serving = self.model.servable(self.now_ms)
+        silent = sorted(serving - self.told)
+        promise(not silent, "who can be served is told", silent=silent, command=command)
+        for store, durable in sorted(serving):
+            promise(self.machine.state.ready(store, durable), "who can be served is ready", durable=durable)
+
+    def _check_totals(self) -> None:
+        """Where every deadline is carried out, the machine's totals are the model's."""
+        if self._is_due():
+            return
+        for _, _, consumed in self.model.consumed():
+            consumed.sweep(self.now_ms)
+        for store in self.model.stores.values():
+            real = self.machine.state.stores[store.name]
+            promise(set(real.durables) == set(store.durables), "durables are the model's", real=list(real.durables))
+            for name, durable in store.durables.items():
+                found = real.durables[name]
+                if isinstance(durable, ConsumedModel):
+                    assert isinstance(found, Consumption), "a durable has its type"
+                    owed = sorted(item.seq for item in durable.pending())
+                    promise(
+                        found.pending == len(owed), "one message, one place", name=name, told=found.pending, is_=owed
+                    )
+                else:
+                    entries = {entry.key: entry.revision for entry in self.machine.entries.scan(store.name, name)}
+                    expected = {key: value.revision for key, value in durable.values.items()}
+                    promise(entries == expected, "a key has its last value", durable=name, told=entries, is_=expected)
+            if not any(durable.definition.retention_time_ms for durable in store.durables.values()):
+                kept = store.kept()
+                told = self.machine.kept(store.name)
+                promise(told == kept, "what is kept is what is owed", more=told - kept, less=kept - told)
+
+    def _is_due(self) -> bool:
+        due_ms = self.machine.state.next_deadline_ms()
+        return due_ms is not None and due_ms <= self.now_ms
+
+    # ---- crashes ----------------------------------------------------------------------------------------------------
+
+    def _fork(self) -> None:
+        """A crash now, with any part of what is not durable lost; the world may go on from there."""
+        self.states += 1
+        left = self.random.randint(self.durable, len(self.machine.log))
+        lost = len(self.machine.log) - left
+        self.seen["crash with a loss" if lost else "crash without a loss"] += 1
+        recovered = Machine(self.machine.log[:left], self.image)
+        if not lost:
+            same = recovered.fingerprint() == self.machine.fingerprint()
+            promise(same, "replay is the same", position=left)
+            promise(
+                recovered.state.next_deadline_ms() == self.machine.state.next_deadline_ms(), "deadlines do not move"
+            )
+            told = [effect for effect in recovered.state.pending_effects() if isinstance(effect, Dying)]
+            expected = self.model.dying()
+            again = {(effect.store, effect.durable, effect.seq): effect for effect in told}
+            promise(not self.model.settled or again == expected, "who dies is announced again", told=told)
+        if not self._settling and self.random.random() < self.shape.crash_rate / self.shape.fork_rate:
+            self._become(recovered)
+            raise CrashedError
+
+    def _become(self, recovered: Machine) -> None:
+        """The world goes on with a recovered machine; the model is made again from its records."""
+        self.seen["crash"] += 1
+        self.machine = recovered
+        self.durable = len(recovered.log)
+        self.model = ClusterModel()
+        for data in recovered.log:
+            record = msgspec.msgpack.decode(data, type=Record)
+            self.model.judge(record.command, record.result, None)
+        # A service that starts may have a clock that is behind: then time stands still.
+        self.now_ms = max(recovered.state.at_ms, START_MS)
+        self._revision = recovered.state.revision
+        # A service that starts looks at every durable, as if it had been told of all.
+        self.told = {(store.name, name) for store in self.model.stores.values() for name in store.durables}
+
+    def _come_back(self) -> None:
+        """What the service does first after a start; it may crash again at that."""
+        while True:
+            try:
+                if not self.machine.log:
+                    self._define(self.shape.definition)
+                self._expire()
+                for store, durable, subscriber in self.machine.state.subscribers():
+                    if self.random.random() < 0.4:
+                        self.submit(commands.Detach(self.now_ms, store, durable, subscriber, "timeout"))
+            except CrashedError:
+                continue
+            return
+
+    # ---- the service's part -----------------------------------------------------------------------------------------
+
+    def _expire(self) -> None:
+        """Carry out every deadline that is due, as the service's timer does."""
+        for _ in range(EXPIRES_MAX):
+            if self.model.settled and not self._is_due():
+                return
+            self.submit(commands.Expire(self.now_ms, self.random.choice((1, 3, 10_000, 10_000))))
+        promise(False, "an expiry ends", next_ms=self.machine.state.next_deadline_ms(), now_ms=self.now_ms)
+
+    def _tick(self) -> None:
+        """Time goes on. A clock that was put back stands still here: the service never lets time go back."""
+        jump = self.random.choice((0, 0, 1, 10, 300, 1_000, 6_000, 40_000, 900_000_000))
+        if jump == 900_000_000 and self.random.random() < 0.8:
+            jump = 50
+        self.seen["clock stands still" if not jump else "clock jumps" if jump > 40_000 else "clock goes on"] += 1
+        self.now_ms += jump
+
+    def _define(self, document: Mapping[str, object]) -> None:
+        self._revision += 1
+        self.submit(commands.Define(self.now_ms, definition_of(document).json(), self._revision))

@@ -1,0 +1,56 @@
+"""The examples of the message stores, and what the README says of them, against the real service."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from examples.stores import import_lines, mail_workers
+from tests.crash.server_process import ServerProcess
+
+from holdfast import StoreClient
+from holdfast.testing.rgw import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("service")
+    process = ServerProcess(folder, (folder / "log").as_uri(), free_port(), flags=["--init"])
+    process.wait_until_leading()
+    yield f"http://127.0.0.1:{process.port}"
+    process.kill()
+
+
+def test_an_import_that_starts_over_keeps_each_line_once(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "lines.txt"
+    file.write_bytes(b"".join(b"line %d\n" % number for number in range(250)))
+    with StoreClient(url) as client:
+        client.define_store("lines")
+        client.define_durable("lines", "all", {"type": "shared"})
+        assert import_lines.import_lines(client, file, "lines") == (250, 0)
+        file.write_bytes(file.read_bytes() + b"one more\n")
+        assert import_lines.import_lines(client, file, "lines") == (251, 250)
+        kept = [message.body for message in client.browser("lines", "all")]
+    assert kept == file.read_bytes().splitlines()
+
+
+def test_every_mail_is_sent_or_given_up_once(url: str) -> None:
+    sent, letters = asyncio.run(mail_workers.run(url))
+    assert sent == dict.fromkeys(mail_workers.MAILS, 1)
+    assert [(letter.body, letter.fields["dead_cause"]) for letter in letters] == [(b"no-such-host@invalid", "rejected")]
+
+
+def test_what_the_readme_says_about_message_stores_runs(url: str) -> None:
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Message stores")[2].partition("\n## ")[0]
+    programs = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    assert len(programs) == 1
+    program = programs[0].replace("http://127.0.0.1:8080", url)
+    done = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "b'2 x coffee'\n"), done.stderr

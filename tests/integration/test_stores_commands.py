@@ -1,0 +1,194 @@
+"""``holdfast stores`` against the real service: every command, its output and its exit code."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.crash.server_process import ServerProcess
+
+from holdfast.cli.exits import Exit
+from holdfast.cli.main import main
+from holdfast.client.stores import StoreClient
+from holdfast.testing.rgw import free_port
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("service")
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[ServerProcess]:
+    process = ServerProcess(folder, (folder / "log").as_uri(), free_port(), flags=["--init"])
+    process.wait_until_leading()
+    yield process
+    process.kill()
+
+
+class Shell:
+    def __init__(self, port: int, output: pytest.CaptureFixture[str]) -> None:
+        self.port = port
+        self._output = output
+
+    def run(self, *words: str, expected: int = Exit.DONE) -> str:
+        code = main(["stores", *words])
+        printed = self._output.readouterr()
+        assert code == expected, printed.err
+        return printed.out
+
+    def rows(self, *words: str) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.run(*words, "--json").splitlines()]
+
+
+@pytest.fixture
+def shell(service: ServerProcess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.setenv("HOLDFAST_URL", f"http://127.0.0.1:{service.port}")
+    return Shell(service.port, capsys)
+
+
+def test_a_store_is_defined_listed_shown_and_removed(shell: Shell) -> None:
+    shell.run("define", "one", "bytelimit=1m", "description=first of all")
+    shell.run("define", "one/work", "type=shared", "max_delivery=5", 'matcher={"kind": ["a", "b"]}')
+    shell.run("define", "one/jobs", "type=shared", "--template")
+    shown = shell.rows("show", "one")[0]
+    assert (shown["bytelimit"], shown["description"]) == (1_048_576, "first of all")
+    assert shell.rows("show", "one/work")[0]["max_delivery"] == 5
+    assert "one" in shell.run("ls").split()
+    assert shell.run("ls", "one").splitlines()[1].split() == ["work", "shared", "0", "0"]
+    assert "max_delivery" in shell.run("show", "one/work")
+    shell.run("rm", "one/work")
+    assert shell.rows("ls", "one") == []
+    shell.run("rm", "one")
+    shell.run("show", "one", expected=Exit.NO)
+
+
+def test_a_wrong_parameter_is_named_with_its_path(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stores", "define", "two", "bytelimt=1m"]) == Exit.BAD_REQUEST
+    assert "bytelimt" in capsys.readouterr().err
+    shell.run("define", "two", "bytelimit", expected=Exit.BAD_REQUEST)
+    shell.run("define", expected=Exit.BAD_REQUEST)
+
+
+@pytest.mark.parametrize("place", ["a/b/c", "a/", "/b", "", "/"])
+@pytest.mark.parametrize("words", [["define"], ["show"], ["rm"]])
+def test_a_place_that_is_none_is_refused_before_anything_is_asked(
+    words: list[str], place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_URL", "http://127.0.0.1:9")
+    assert main(["stores", *words, place]) == Exit.BAD_REQUEST
+    said = capsys.readouterr().err
+    assert "STORE/DURABLE" in said and "no slash" in said
+
+
+def test_publishing_nothing_is_a_mistake(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell.run("define", "none")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    assert main(["stores", "publish", "none"]) == Exit.BAD_REQUEST
+    said = capsys.readouterr().err
+    assert "nothing was published" in said and "BODY" in said
+
+
+def test_publishing_ends_with_the_first_that_is_refused(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+    shell.run("define", "narrow", "max_message_size=5")
+    shell.run("define", "narrow/work", "type=shared")
+    assert main(["stores", "publish", "narrow", "one", "much too long", "three"]) == Exit.BAD_REQUEST
+    assert "larger than the store takes" in capsys.readouterr().err
+    assert "three" not in shell.run("browse", "narrow/work"), "what is behind a refused one was not kept"
+
+
+def test_a_map_is_watched(shell: Shell) -> None:
+    shell.run("define", "watched")
+    shell.run("define", "watched/m", "type=map")
+    with StoreClient(f"http://127.0.0.1:{shell.port}") as client:
+        keys = client.map("watched", "m")
+        revision = keys.set("eu.one", b"1")
+        keys.set("us.one", b"2")
+    assert shell.run("watch", "watched/m", "--prefix", "eu.", "--limit", "1") == f"{revision}  [eu.one]  1\n"
+    (row,) = shell.rows("watch", "watched/m", "--key", "eu.one", "--limit", "1")
+    assert row == {"key": "eu.one", "revision": revision, "cause": "present", "value": "MQ=="}
+
+
+def test_messages_are_published_browsed_consumed_purged_and_rewound(shell: Shell) -> None:
+    shell.run("define", "three")
+    shell.run("define", "three/work", "type=shared", "retention_time=1h")
+    assert shell.run("publish", "three", "a", "b", "-f", "kind=x", "-f", "n=7", "--key", "k") == (
+        "published 2, numbers 1 to 2\n"
+    )
+    assert shell.run("browse", "three/work") == "1  [k]  kind=x  n=7  a\n2  [k]  kind=x  n=7  b\n"
+    assert shell.rows("browse", "three/work", "--match", '{"n": 7}', "--limit", "1")[0]["fields"] == {
+        "kind": "x",
+        "n": 7,
+    }
+    assert shell.rows("tail", "three/work", "--limit", "2")[1]["body"] == "Yg=="
+    assert shell.run("browse", "three/work") == ""
+    shell.run("rewind", "three/work")
+    assert len(shell.run("tail", "three/work", "--wait", "0.5", "--no-ack").splitlines()) == 2
+    assert shell.run("purge", "three/work").startswith("purged 2 messages")
+    shell.run("tail", "three", expected=Exit.BAD_REQUEST)
+
+
+def test_lines_of_standard_input_are_messages(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+    import sys
+
+    class Input:
+        buffer = io.BytesIO(b"".join(b"%d\n" % number for number in range(2_500)))
+
+    shell.run("define", "four")
+    monkeypatch.setattr(sys, "stdin", Input())
+    assert shell.rows("publish", "four") == [{"messages": 2_500, "first_seq": 1, "last_seq": 2_500}]
+
+
+def test_rejected_messages_are_found_among_the_dead_letters(shell: Shell) -> None:
+    shell.run("define", "dead")
+    shell.run("define", "dead/letters", "type=shared")
+    shell.run("define", "five")
+    shell.run("define", "five/work", "type=shared", "dead_letter_store=dead")
+    shell.run("publish", "five", "poison")
+    shell.run("tail", "five/work", "--reject", "--limit", "1")
+    found = shell.rows("tail", "dead/letters", "--limit", "1")
+    assert "rejected" in found[0]["fields"].values()  # type: ignore[attr-defined]
+
+
+def test_a_whole_definition_is_compared_and_applied(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "stores.toml"
+    file.write_text('[stores.six]\nbytelimit = "1g"\n[stores.six.durables.work]\ntype = "shared"\n')
+    changes = {
+        row["path"]: row for row in map(json.loads, shell.run("diff", str(file), "--json", expected=1).splitlines())
+    }
+    assert changes["stores.six"]["in_force"] is None
+    shell.run("define", "--file", str(file))
+    assert shell.run("diff", str(file)) == ""
+    assert [row["name"] for row in shell.rows("ls")] == ["six"]
+    shell.run("diff", str(tmp_path / "absent.toml"), expected=Exit.BAD_REQUEST)
+
+
+def test_figures_are_printed_for_the_cluster_and_for_each_durable(shell: Shell) -> None:
+    shell.run("define", "seven")
+    shell.run("define", "seven/work", "type=shared")
+    shell.run("publish", "seven", "a")
+    assert shell.rows("stats")[0]["messages"] == 1
+    header, row = (line.split() for line in shell.run("stats", "seven").splitlines())
+    assert dict(zip(header, row, strict=True))["BACKLOG"] == "1"
+
+
+def test_a_backup_is_verified_and_restored(shell: Shell, tmp_path: Path) -> None:
+    shell.run("define", "eight")
+    shell.run("define", "eight/work", "type=shared")
+    shell.run("publish", "eight", "a", "b", "c")
+    shell.run("compact")
+    path = str(shell.rows("backup", "first")[0]["path"])
+    shell.run("backup", "first", expected=Exit.NO)
+    assert "good" in shell.run("verify", path)
+    shell.run("restore", path, str(tmp_path / "again"))
+    before = shell.rows("verify", path)[0]
+    assert shell.rows("verify", str(tmp_path / "again")) == [before]
+    assert int(str(before["messages"])) >= 3
+    shell.run("restore", path, str(tmp_path / "again"), expected=Exit.BAD_REQUEST)
+    shell.run("verify", str(tmp_path / "absent"), expected=Exit.NO)

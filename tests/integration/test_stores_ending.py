@@ -1,0 +1,207 @@
+"""How the service of the stores ends: a disk that refuses while it serves, a stop in the middle; and TLS to it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import http.client
+import json
+import resource
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.crash.server_process import ServerProcess
+from tests.integration.http_harness import run, until
+from tests.integration.stores_harness import stores_serving
+
+from holdfast.aio import StoreClient as AsyncStoreClient
+from holdfast.client.stores import Message, StoreClient, SubscriberOptions
+from holdfast.errors import Code, Unavailable
+from holdfast.testing.rgw import free_port
+
+PAGE_BYTES = 1 << 20
+SHARED = {"type": "shared"}
+
+
+def ask(port: int, method: str, target: str, body: object) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method, target, json.dumps(body))
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def test_a_log_that_fails_while_serving_ends_the_process_with_a_named_error(tmp_path: Path) -> None:
+    environment = {"HOLDFAST_STORES__PAGE_SIZE_BYTES": "1 MiB", "HOLDFAST_VIEW__ENABLED": "false"}
+    log = (tmp_path / "log").as_uri()
+    server = ServerProcess(tmp_path, log, free_port(), flags=["--init"], environment=environment)
+    try:
+        server.wait_until_leading()
+        while ask(server.port, "GET", "/v1/stores", None)[0] == 503:
+            server.leads()  # raises when it has ended
+        assert ask(server.port, "PUT", "/v1/stores/orders", {"durables": {"work": SHARED}})[0] == 200
+        # From now on the kernel refuses what would make a file longer than half a page: there is no next page.
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (PAGE_BYTES // 2, PAGE_BYTES // 2))
+        publish = {"messages": [{"body": base64.b64encode(bytes(50_000)).decode()}]}
+        confirmed = 0
+        for _ in range(200):
+            try:
+                status, answer = ask(server.port, "POST", "/v1/stores/orders/messages", publish)
+            except (ConnectionError, http.client.HTTPException):
+                break  # it has ended
+            if status != 200:
+                assert answer["error"]["code"] == Code.DISK_FULL, answer
+                break
+            confirmed = answer["last_seq"]
+        assert server.wait() == 6, server.tail()
+        said = server.tail()
+        assert "stores_failed" in said and "the stores' log" in said, said
+        assert "Traceback" not in said, said
+    finally:
+        if server.running:
+            server.kill()
+    assert confirmed > 0
+    again = ServerProcess(tmp_path, log, free_port(), flags=["--take-over"], environment=environment)
+    try:
+        again.wait_until_leading()
+        with StoreClient(f"http://127.0.0.1:{again.port}") as client:
+            kept = [message.seq for message in client.browser("orders", "work")]
+        assert kept[:confirmed] == list(range(1, confirmed + 1)), "what was confirmed is there"
+    finally:
+        again.kill()
+
+
+def test_a_poll_whose_attachment_is_under_way_is_answered_when_the_service_stops(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"work": SHARED})
+            loop = asyncio.get_running_loop()
+            storage = stores.opened.service._storage
+            arrived, released, sync = asyncio.Event(), asyncio.Event(), storage.log.sync
+
+            def slow() -> None:
+                loop.call_soon_threadsafe(arrived.set)
+                asyncio.run_coroutine_threadsafe(released.wait(), loop).result(60)
+                sync()
+
+            storage.log.sync = slow  # type: ignore[method-assign]
+            poll = asyncio.ensure_future(
+                stores.ask("GET", "/v1/stores/orders/durables/work/messages?subscriber=s&wait_ms=60000")
+            )
+            await arrived.wait()
+            closing = asyncio.ensure_future(stores.host.close())
+            await until(lambda: stores.host.current is None)
+            released.set()
+            answered = await poll
+            assert (answered.status, answered.json["error"]["code"]) == (503, Code.OVERLOADED)
+            await closing
+
+    run(scenario)
+
+
+def test_a_read_waits_until_what_it_shows_is_safe(tmp_path: Path) -> None:
+    """A value that a crash could still take back is shown to nobody: neither by a map, nor by browsing."""
+
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"m": {"type": "map"}, "work": SHARED})
+            loop, arrived, released = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+            log = stores.opened.service._storage.log
+            sync = log.sync
+
+            def slow() -> None:
+                loop.call_soon_threadsafe(arrived.set)
+                asyncio.run_coroutine_threadsafe(released.wait(), loop).result(60)
+                sync()
+
+            log.sync = slow  # type: ignore[method-assign]
+            writes = [
+                asyncio.ensure_future(stores.ask("PUT", "/v1/stores/orders/maps/m/k", {"value": "dg=="})),
+                asyncio.ensure_future(stores.publish("orders", "1")),
+            ]
+            await arrived.wait()
+            reads = [
+                asyncio.ensure_future(stores.ask("GET", "/v1/stores/orders/" + target))
+                for target in ("maps/m/k", "maps/m", "durables/work/browse")
+            ]
+            done, _ = await asyncio.wait(reads, timeout=0.2)
+            assert not done
+            released.set()
+            assert [(await read).status for read in reads] == [200, 200, 200]
+            await asyncio.gather(*writes)
+
+    run(scenario)
+
+
+# TLS
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate for localhost that signs itself; its key is beside it."""
+    made = tmp_path / "localhost.crt"
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", str(made.with_suffix(".key"))]
+    subprocess.run(
+        ["openssl", "req", "-x509", "-days", "2", *names, *key, "-out", str(made)], check=True, capture_output=True
+    )
+    return made
+
+
+@pytest.fixture
+def secure(tmp_path: Path, certificate: Path) -> ServerProcess:
+    return ServerProcess(
+        tmp_path,
+        (tmp_path / "log").as_uri(),
+        free_port(),
+        flags=["--init"],
+        environment={
+            "HOLDFAST_SERVER__TLS_CERTIFICATE": str(certificate),
+            "HOLDFAST_SERVER__TLS_KEY": str(certificate.with_suffix(".key")),
+            "HOLDFAST_VIEW__ENABLED": "false",
+        },
+    )
+
+
+def test_subscribing_and_watching_go_over_tls_and_an_unknown_certificate_is_refused(
+    secure: ServerProcess, certificate: Path
+) -> None:
+    url = f"https://localhost:{secure.port}"
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    try:
+        with StoreClient(url, tls=trusting) as client:
+            client.define_store("orders", {"durables": {"work": SHARED, "m": {"type": "map"}}})
+            with client.publisher("orders") as publisher:
+                # More than one TLS record, and more than one read.
+                publisher.publish_batch([Message(bytes([number]) * 40_000) for number in range(20)])
+            with client.subscriber("orders", "work") as messages:
+                got = [messages.receive(60) for _ in range(20)]
+            assert [message.body[:1] for message in got if message is not None] == [bytes([n]) for n in range(20)]
+            client.map("orders", "m").set("k", b"v")
+            with client.map("orders", "m").watch() as watched:
+                told = watched.receive(60)
+            assert told is not None and (told.key, told.value) == ("k", b"v")
+
+        async def scenario() -> None:
+            async with AsyncStoreClient(url, tls=trusting) as client:
+                async with client.publisher("orders") as publisher:
+                    await publisher.publish(b"last")
+                async with client.subscriber("orders", "work") as messages:
+                    message = await messages.receive(60)
+                    assert message is not None and message.body == b"last"
+
+        run(scenario)
+        once = SubscriberOptions(retry_duration=0)
+        with (
+            StoreClient(url) as stranger,
+            stranger.subscriber("orders", "work", options=once) as messages,
+            pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"),
+        ):
+            messages.receive(60)
+    finally:
+        secure.kill()

@@ -1,0 +1,95 @@
+"""What worlds of the message stores have found, each told once more as plainly as it can be."""
+
+from __future__ import annotations
+
+from holdfast.stores import commands
+from holdfast.stores.commands import Command, Result
+from holdfast.stores.definitions import definition_of
+from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.effects import Effect, Ready
+from holdfast.stores.messages import Message
+from holdfast.testing.stores_world.machine import Machine
+
+READY = Ready("s", "d")
+
+
+class Service:
+    """A machine with one durable and one subscriber, ann."""
+
+    def __init__(self, **durable: object) -> None:
+        self.durable: dict[str, object] = {"type": "shared", **durable}
+        self.machine = Machine()
+        self.effects: list[Effect] = []
+        self.revision = 0
+        self.define()
+        self.do(commands.Attach(0, "s", "d", "ann"))
+
+    def define(self, **changes: object) -> None:
+        self.durable |= changes
+        self.revision += 1
+        definition = definition_of({"stores": {"s": {"durables": {"d": self.durable}}}})
+        self.do(commands.Define(0, definition.json(), self.revision))
+
+    def do(self, command: Command) -> Result:
+        applied = self.machine.apply(command)
+        self.effects = applied.effects
+        self.machine.check()
+        return applied.result
+
+    def publish(self, at_ms: int, *messages: Message) -> None:
+        self.do(commands.Publish(at_ms, "s", "", list(messages)))
+
+    def deliver(self, at_ms: int) -> list[tuple[int, int, int]]:
+        result = self.do(commands.Deliver(at_ms, "s", "d", "ann", 10))
+        assert isinstance(result, commands.Delivered)
+        return result.runs
+
+    @property
+    def pending(self) -> int:
+        durable = self.machine.state.stores["s"].durables["d"]
+        assert isinstance(durable, Consumption)
+        return durable.pending
+
+
+def test_deleting_a_message_that_somebody_holds_tells_that_there_is_room() -> None:
+    service = Service(prefetch=1)
+    service.publish(0, Message(b"1"), Message(b"2"))
+    assert service.deliver(0) == [(1, 1, 1)]
+    service.do(commands.Drop(0, "s", "d", 1))
+    assert READY in service.effects
+
+
+def test_a_wider_window_tells_that_there_is_room() -> None:
+    service = Service(prefetch=1)
+    service.publish(0, Message(b"1"), Message(b"2"))
+    assert service.deliver(0) == [(1, 1, 1)]
+    service.define(prefetch=2)
+    assert READY in service.effects
+    assert service.deliver(0) == [(2, 2, 1)]
+
+
+def test_a_message_put_back_beyond_its_time_to_live_goes_when_that_ends() -> None:
+    service = Service(message_ttl=1)
+    service.publish(0, Message(b"1"))
+    service.deliver(0)
+    service.do(commands.Acknowledge(10, "s", "d", "ann", nack=[(1, 3_600_000)]))
+    assert service.machine.state.next_deadline_ms() == 1_000
+    service.do(commands.Expire(1_000))
+    assert service.pending == 0
+
+
+def test_a_delayed_message_that_came_back_does_not_hide_the_end_of_those_behind_it() -> None:
+    service = Service(message_ttl=10, ack_wait=3_600)
+    service.publish(0, Message(b"late", deliver_at_ms=5_000), Message(b"now"))
+    assert service.deliver(6_000) == [(1, 2, 1)]
+    service.do(commands.Detach(7_000, "s", "d", "ann"))
+    assert service.machine.state.next_deadline_ms() == 10_000
+    service.do(commands.Expire(10_000))
+    assert service.pending == 1
+
+
+def test_a_publication_that_moves_the_cursor_of_a_durable_that_retains_arms_its_deadline() -> None:
+    service = Service(matcher={"kind": "a"}, retention_time=2)
+    service.publish(0, Message(b"other"))
+    service.publish(0, Message(b"mine", {"kind": "a"}))
+    assert service.pending == 1

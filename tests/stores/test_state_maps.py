@@ -1,0 +1,81 @@
+"""Maps in the state machine: sessions, and the locks that go with them."""
+
+from __future__ import annotations
+
+import pytest
+from tests.stores.state_harness import Machine
+
+from holdfast.errors import Code, Conflict, NotFound, Unavailable
+from holdfast.stores import commands
+from holdfast.stores.commands import MapLocked
+from holdfast.stores.effects import Advise
+
+MAP = {"type": "map"}
+
+
+def lock(machine: Machine, key: str, owner: str, ttl_ms: int = 60_000) -> int:
+    result = machine.do(commands.MapLock(machine.now_ms, "s", "m", key, owner, ttl_ms))
+    assert isinstance(result, MapLocked)
+    return result.fence
+
+
+def set_key(machine: Machine, key: str, fence: int = 0) -> None:
+    machine.do(commands.MapChange(machine.now_ms, "s", "m", [(key, b"x", None)], fence))
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_locks_of_a_session_go_with_it_and_its_token_is_refused(restarts: bool) -> None:
+    machine = Machine(m=MAP)
+    machine.attach("m", "ann")
+    fences = {key: lock(machine, key, "ann") for key in ("a", "b")}
+    kept = lock(machine, "c", "bob")
+    if restarts:
+        machine.restart()
+        assert ("s", "m", "ann") in machine.state.subscribers()
+    machine.detach("m", "ann")
+    assert [effect for effect in machine.effects if isinstance(effect, Advise)] == [
+        Advise("s", "m", "ann", "lock_lost", (("key", key), ("fence", fences[key]), ("cause", "disconnected")))
+        for key in ("a", "b")
+    ]
+    with pytest.raises(Conflict) as refused:
+        set_key(machine, "a", fences["a"])
+    assert refused.value.code is Code.NOT_HOLDER
+    assert lock(machine, "a", "bob") > max(fences.values())
+    set_key(machine, "c", kept)
+
+
+def test_a_lock_without_a_session_ends_by_its_time_alone() -> None:
+    machine = Machine(m=MAP)
+    machine.attach("m", "ann")
+    lock(machine, "a", "bob", 1_000)
+    machine.detach("m", "ann")
+    with pytest.raises(Unavailable):
+        lock(machine, "a", "ann")
+    machine.later(1_000)
+    lock(machine, "a", "ann")
+
+
+def test_a_session_that_comes_again_keeps_its_locks() -> None:
+    machine = Machine(m=MAP)
+    machine.attach("m", "ann")
+    fence = lock(machine, "a", "ann")
+    machine.attach("m", "ann")
+    set_key(machine, "a", fence)
+
+
+def test_who_is_not_connected_to_a_map_cannot_leave_it() -> None:
+    machine = Machine(m=MAP)
+    with pytest.raises(NotFound):
+        machine.detach("m", "ann")
+
+
+def test_a_dynamic_map_stays_while_somebody_watches_it_however_long_nothing_changes() -> None:
+    machine = Machine(store={"templates": {"t": {"type": "map", "durable_ttl": 1}}})
+    machine.attach("made", "ann", template="t")
+    machine.later(10_000)
+    assert "made" in machine.state.stores["s"].durables
+    machine.detach("made", "ann")
+    machine.later(999)
+    assert "made" in machine.state.stores["s"].durables
+    machine.later(1)
+    assert "made" not in machine.state.stores["s"].durables

@@ -1,0 +1,407 @@
+"""Laws of the subscriber's machine: credit, acknowledgements, coming back. No I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from holdfast.client.core import Session
+from holdfast.client.effects import Wait
+from holdfast.client.endpoint import Route, parse_endpoint
+from holdfast.client.stores.consuming import Consuming
+from holdfast.client.stores.options import SubscriberOptions
+from holdfast.client.stores.steps import Connect, Ended, Talk
+from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
+
+Frame = dict[str, object]
+
+
+def encoded(frame: Frame) -> bytes:
+    return msgspec.msgpack.encode(frame)
+
+
+class Service:
+    """The other side of the line, spoken by the test."""
+
+    def __init__(self, **options: object) -> None:
+        self.options = SubscriberOptions(**options)  # type: ignore[arg-type]
+        session = Session(Route((parse_endpoint("http://store:1"),)))
+        self.machine = Consuming(session, "s", "d", "me", self.options)
+        self.now_ms = 0.0
+        self.said: list[Frame] = []
+        self.probes = 0
+
+    def step(self) -> Connect | Talk | Wait | Ended:
+        step = self.machine.next_step(self.now_ms)
+        self.machine.check()
+        if isinstance(step, Talk | Ended):
+            self.said += [msgspec.msgpack.decode(payload) for payload in step.outgoing]
+        if isinstance(step, Talk):
+            self.probes += step.probes
+        return step
+
+    def connects(self) -> Connect:
+        step = self.step()
+        assert isinstance(step, Connect)
+        self.machine.opened(self.now_ms)
+        return step
+
+    def attaches(self, **terms: object) -> None:
+        self.connects()
+        self.says({"type": "attached", "created": False, "prefetch": 8, "ack_batch_count": 3, **terms})
+        self.step()
+
+    def says(self, frame: Frame) -> None:
+        self.machine.received(encoded(frame), self.now_ms)
+        self.machine.check()
+
+    def delivers(self, *numbers: int) -> None:
+        messages = [
+            {
+                "seq": seq,
+                "fields": {},
+                "key": None,
+                "body": b"%d" % seq,
+                "published_ms": 1,
+                "delivery_count": 1,
+                "redelivered": False,
+            }
+            for seq in numbers
+        ]
+        self.says({"type": "messages", "messages": messages})
+
+    def takes(self) -> list[int]:
+        taken = []
+        while (message := self.machine.take()) is not None:
+            taken.append(message.seq)
+        self.step()
+        return taken
+
+    def hears(self) -> list[Frame]:
+        self.step()
+        said, self.said = self.said, []
+        return said
+
+    def loses(self) -> None:
+        self.machine.lost(self.now_ms, "cut")
+        self.machine.check()
+
+    def waits(self) -> Wait:
+        step = self.step()
+        assert isinstance(step, Wait)
+        self.now_ms += step.at_most_ms
+        self.machine.waited()
+        return step
+
+
+class Answers:
+    def __init__(self) -> None:
+        self.stale: Sequence[int] | None = None
+        self.error: HoldfastError | None = None
+
+    def __call__(self, stale: Sequence[int], error: HoldfastError | None) -> None:
+        self.stale, self.error = stale, error
+
+
+def test_the_target_names_everything_that_the_subscriber_asks_for() -> None:
+    session = Session(Route((parse_endpoint("http://store:1"),)))
+    machine = Consuming(
+        session, "a b", "d/1", "me", SubscriberOptions(prefetch=5), template="t", matcher={"x": [1]}, key="k"
+    )
+    step = machine.next_step(0)
+    assert isinstance(step, Connect)
+    assert step.target == (
+        "/v1/stores/a%20b/durables/d%2F1/subscribe"
+        "?subscriber=me&template=t&matcher=%7B%22x%22%3A%5B1%5D%7D&key=k&prefetch=5"
+    )
+
+
+def test_credit_is_the_prefetch_and_comes_back_as_messages_are_taken() -> None:
+    service = Service()
+    service.attaches()
+    assert service.hears() == [{"type": "credit", "messages": 8}]
+    service.delivers(1, 2, 3, 4, 5)
+    assert service.hears() == [], "what waits here gives no credit"
+    assert service.takes() == [1, 2, 3, 4, 5]
+    assert service.hears() == [{"type": "credit", "messages": 4}], "half the window at a time"
+
+
+def test_a_subscribers_own_prefetch_bounds_what_it_holds_unsettled() -> None:
+    service = Service(prefetch=4)
+    service.attaches()
+    assert service.hears() == [{"type": "credit", "messages": 4}]
+    service.delivers(1, 2, 3, 4)
+    assert service.takes() == [1, 2, 3, 4]
+    assert service.hears() == [], "taking gives no credit"
+    service.machine.acknowledge(1, 1, 0)
+    assert service.hears() == []
+    service.machine.acknowledge(2, 2, 0)
+    assert service.hears() == [{"type": "ack", "id": 1, "ranges": [[1, 2]]}, {"type": "credit", "messages": 2}]
+    service.machine.put_back(3, 0)
+    assert [frame["type"] for frame in service.hears()] == ["nack", "credit"]
+    service.machine.extend(4)
+    assert [frame["type"] for frame in service.hears()] == ["extend"]
+    service.delivers(4)
+    service.machine.reject(4)
+    assert service.hears()[-1] == {"type": "credit", "messages": 2}, "one came back by itself, one was settled"
+
+
+def test_acknowledgements_go_out_together_as_ranges() -> None:
+    service = Service()
+    service.attaches()
+    service.hears()
+    for seq in (1, 2):
+        service.machine.acknowledge(seq, seq, service.now_ms)
+    assert service.hears() == []
+    service.machine.acknowledge(4, 4, service.now_ms)
+    assert service.hears() == [{"type": "ack", "id": 1, "ranges": [[1, 2], [4, 4]]}]
+    assert service.machine.unconfirmed == 3
+    service.says({"type": "answer", "id": 1, "acknowledged": 3, "stale": []})
+    assert service.machine.unconfirmed == 0
+
+
+def test_more_ranges_than_a_frame_takes_go_out_in_several() -> None:
+    service = Service(ack_batch_count=1_000_000)
+    service.attaches(prefetch=65_536, ack_batch_count=1_000_000)
+    service.hears()
+    for seq in range(1, 24_002, 2):
+        service.machine.acknowledge(seq, seq, 0)
+    answers = Answers()
+    service.machine.acknowledge(30_000, 30_000, 0, answers)
+    frames = service.hears()
+    assert [len(frame["ranges"]) for frame in frames] == [10_000, 2_002]  # type: ignore[arg-type]
+    service.says({"type": "answer", "id": 1, "acknowledged": 10_000, "stale": []})
+    assert answers.stale is None
+    service.says({"type": "answer", "id": 2, "acknowledged": 2_002, "stale": []})
+    assert answers.stale == [] and service.machine.unconfirmed == 0
+
+
+def test_a_lone_acknowledgement_goes_out_when_its_time_is_over() -> None:
+    service = Service()
+    service.attaches(ack_batch_time_ms=100)
+    service.hears()
+    service.machine.acknowledge(1, 1, 50)
+    service.now_ms = 60
+    step = service.step()
+    assert isinstance(step, Talk) and step.timeout_ms == 90
+    service.now_ms = 150
+    assert service.hears() == [{"type": "ack", "id": 1, "ranges": [[1, 1]]}]
+
+
+def test_who_waits_for_the_answer_sends_at_once_and_hears_what_was_stale() -> None:
+    service = Service()
+    service.attaches()
+    service.hears()
+    answers = Answers()
+    service.machine.acknowledge(5, 7, 0, answers)
+    assert [frame["type"] for frame in service.hears()] == ["ack"]
+    service.says({"type": "answer", "id": 1, "acknowledged": 1, "stale": [[6, 7]]})
+    assert answers.stale == [6, 7] and service.machine.stale == 2
+    assert [advisory.kind for advisory in service.machine.take_advisories()] == ["stale_acknowledgement"]
+
+
+def test_a_durable_with_sync_acknowledgements_gets_each_at_once() -> None:
+    service = Service()
+    service.attaches(ack_mode="sync")
+    service.hears()
+    service.machine.acknowledge(1, 1, 0)
+    assert service.hears() == [{"type": "ack", "id": 1, "ranges": [[1, 1]]}]
+
+
+@pytest.mark.parametrize(("kind", "what"), [("nack", [[9, 500]]), ("reject", [9]), ("extend", [9])])
+def test_the_other_ways_to_settle_go_out_at_once(kind: str, what: list[object]) -> None:
+    service = Service()
+    service.attaches()
+    service.hears()
+    match kind:
+        case "nack":
+            service.machine.put_back(9, 500)
+        case "reject":
+            service.machine.reject(9)
+        case _:
+            service.machine.extend(9)
+    assert service.hears() == [{"type": kind, "id": 1, "messages": what}]
+
+
+def test_a_lost_connection_is_replaced_and_unanswered_acknowledgements_go_out_first() -> None:
+    service = Service()
+    service.attaches()
+    service.delivers(1, 2, 3, 4)
+    service.machine.take()
+    service.machine.acknowledge(1, 1, 0, Answers())
+    service.machine.acknowledge(2, 2, 0)
+    service.hears()
+    service.loses()
+    assert service.machine.take() is None, "what was not handed out is delivered again by the service"
+    service.waits()
+    service.attaches()
+    kinds = [(frame["type"], frame.get("ranges")) for frame in service.hears()]
+    assert kinds == [("ack", [[1, 1]]), ("ack", [[2, 2]]), ("credit", None)]
+    assert [advisory.kind for advisory in service.machine.take_advisories()] == [
+        "store_unavailable",
+        "store_available",
+    ]
+
+
+def test_an_answer_that_was_asked_for_comes_through_a_lost_connection() -> None:
+    service = Service()
+    service.attaches()
+    answers = Answers()
+    service.machine.acknowledge(1, 1, 0, answers)
+    service.loses()
+    service.waits()
+    service.attaches()
+    frame = next(frame for frame in service.hears() if frame["type"] == "ack" and frame["id"] != 1)
+    service.says({"type": "answer", "id": frame["id"], "acknowledged": 0, "stale": [[1, 1]]})
+    assert answers.stale == [1]
+
+
+def test_a_silent_service_is_probed_and_then_lost() -> None:
+    service = Service(heartbeat_ms=2_000, timeout_ms=5_000)
+    service.attaches()
+    service.now_ms = 2_000
+    service.step()
+    assert service.probes == 1
+    service.machine.heard(2_500)
+    service.now_ms = 6_000
+    assert isinstance(service.step(), Talk)
+    service.now_ms = 7_500
+    assert isinstance(service.step(), Wait)
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_service_that_does_not_finish_the_handshake_is_lost(attached: bool) -> None:
+    service = Service()
+    assert isinstance(service.step(), Connect)
+    if attached:
+        service.machine.opened(0)
+    service.now_ms = 5_000
+    assert isinstance(service.step(), Wait)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [(404, "not_found", NotFound), (409, "matcher_mismatch", InvalidRequest), (409, "type_mismatch", InvalidRequest)],
+)
+def test_what_will_not_pass_ends_the_subscription(status: int, code: str, kind: type[HoldfastError]) -> None:
+    service = Service()
+    service.step()
+    service.machine.refused(0, status, {}, msgspec.json.encode({"error": {"code": code, "message": "no"}}))
+    assert isinstance(service.step(), Ended)
+    assert isinstance(service.machine.failure, kind) and service.machine.failure.code == code
+
+
+def test_a_service_that_is_not_ready_is_asked_again() -> None:
+    service = Service()
+    service.step()
+    service.machine.refused(0, 503, {}, b"starting")
+    service.waits()
+    assert isinstance(service.step(), Connect)
+
+
+def test_retry_duration_0_ends_with_the_first_loss_and_n_after_n_seconds() -> None:
+    service = Service(retry_duration=0)
+    service.attaches()
+    service.loses()
+    assert isinstance(service.step(), Ended) and isinstance(service.machine.failure, Unavailable)
+    service = Service(retry_duration=1.0)
+    service.attaches()
+    service.loses()
+    while isinstance(service.step(), Wait):
+        service.waits()
+        assert isinstance(service.step(), Connect)
+        service.loses()
+    assert 1_000 <= service.now_ms < 2_000
+
+
+def test_a_newer_subscriber_ends_this_one_by_name() -> None:
+    service = Service()
+    service.attaches()
+    service.machine.lost(0, "closed", 4409, "durable_collision")
+    assert isinstance(service.step(), Ended)
+    assert service.machine.failure is not None and service.machine.failure.code is Code.DURABLE_COLLISION
+
+
+def test_damage_ends_the_subscription_as_corrupt_and_says_where() -> None:
+    service = Service()
+    service.attaches()
+    service.says({"type": "advisory", "kind": "corrupt_queue", "facts": {"first": 7, "page": 1}})
+    service.machine.lost(0, "closed", 4500, "corrupt_queue")
+    assert isinstance(service.machine.failure, CorruptData)
+    assert "first=7 page=1" in str(service.machine.failure)
+
+
+def test_a_service_that_restarts_ends_nothing() -> None:
+    service = Service()
+    service.attaches()
+    service.machine.lost(0, "closed", 4503, "closed")
+    service.waits()
+    assert isinstance(service.step(), Connect)
+
+
+def test_a_refused_acknowledgement_is_told_to_who_waits_for_it() -> None:
+    service = Service()
+    service.attaches()
+    answers = Answers()
+    service.machine.acknowledge(1, 1, 0, answers)
+    service.says({"type": "error", "id": 1, "code": "permission_denied", "message": "no"})
+    assert answers.error is not None and answers.error.code is Code.PERMISSION_DENIED
+    assert not service.machine.has_ended
+
+
+def test_a_refused_acknowledgement_that_nobody_waits_for_ends_the_subscription() -> None:
+    service = Service()
+    service.attaches()
+    service.machine.reject(1)
+    service.says({"type": "error", "id": 1, "code": "permission_denied", "message": "no"})
+    assert service.machine.failure is not None
+
+
+def test_closing_sends_what_is_acknowledged_waits_for_the_answers_and_says_good_bye() -> None:
+    service = Service()
+    service.attaches()
+    service.hears()
+    service.machine.acknowledge(1, 1, 0)
+    service.machine.close()
+    assert service.hears() == [{"type": "ack", "id": 1, "ranges": [[1, 1]]}]
+    assert not service.machine.has_ended
+    service.says({"type": "answer", "id": 1, "acknowledged": 1, "stale": []})
+    assert service.hears() == [{"type": "close"}]
+    assert service.machine.has_ended and service.machine.failure is None
+    with pytest.raises(Closed):
+        service.machine.acknowledge(2, 2, 0)
+
+
+def test_closing_while_the_service_is_away_ends_at_once() -> None:
+    service = Service()
+    service.attaches()
+    service.loses()
+    service.machine.close()
+    assert isinstance(service.step(), Ended)
+
+
+def test_an_unreadable_frame_ends_the_subscription_as_corrupt() -> None:
+    service = Service()
+    service.attaches()
+    service.machine.received(b"\xc1", 0)
+    assert isinstance(service.machine.failure, CorruptData)
+
+
+def test_advisories_of_the_service_reach_the_application() -> None:
+    service = Service()
+    service.attaches()
+    heard = []
+    service.machine.on_advisory = heard.append
+    service.says({"type": "advisory", "kind": "data_loss", "facts": {"messages": 3}})
+    assert [advisory.kind for advisory in heard] == ["data_loss"]
+    assert dict(service.machine.take_advisories()[0].facts) == {"messages": 3}
+
+
+def test_unknown_advisories_beyond_the_bound_push_out_the_oldest() -> None:
+    service = Service(advisories_max=2)
+    service.attaches()
+    for number in range(4):
+        service.says({"type": "advisory", "kind": f"k{number}", "facts": {}})
+    assert [advisory.kind for advisory in service.machine.take_advisories()] == ["k2", "k3"]

@@ -1,0 +1,101 @@
+"""Permissions: nothing is allowed that no role grants, and what is refused says who, what and where."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.errors import Code, InvalidRequest, PermissionDenied
+from holdfast.stores import commands
+from holdfast.stores.definitions import definition_of
+from holdfast.stores.permissions import CLUSTER, OPEN, RIGHTS, Permissions, Right, right_for, token_hash
+
+ROLES = {
+    "trader": {"stores": {"orders": ["publish", "subscribe"], "quotes-*": ["subscribe"]}},
+    "viewer": {"stores": {"*": ["browse"]}, "cluster": ["browse"]},
+    "admin": {"cluster": ["administer"]},
+}
+USERS = {
+    "ann": {"token": "ann-has-this-token", "roles": ["trader", "viewer"]},
+    "bob": {"token_sha256": token_hash("bob-has-this-token"), "roles": ["trader"]},
+    "root": {"token": "root-has-this-token", "roles": ["admin"]},
+}
+
+
+def permissions(**changes: object) -> Permissions:
+    return definition_of({"permissions": {"enabled": True, "users": USERS, "roles": ROLES} | changes}).permissions
+
+
+@pytest.mark.parametrize("right", list(Right))
+@pytest.mark.parametrize("user", ["ann", "bob", "root", "nobody", None])
+@pytest.mark.parametrize("store", ["orders", "orders2", "quotes-eu", "quotes", CLUSTER])
+def test_a_right_is_had_only_where_a_role_grants_it(right: Right, user: str | None, store: str) -> None:
+    granted = {
+        ("ann", "publish", "orders"),
+        ("ann", "subscribe", "orders"),
+        ("ann", "subscribe", "quotes-eu"),
+        *(("ann", "browse", place) for place in ("orders", "orders2", "quotes-eu", "quotes", CLUSTER)),
+        ("bob", "publish", "orders"),
+        ("bob", "subscribe", "orders"),
+        ("bob", "subscribe", "quotes-eu"),
+        ("root", "administer", CLUSTER),
+    }
+    allowed = (user, str(right), store) in granted
+    assert permissions().allows(user, right, store) is allowed
+    if not allowed:
+        with pytest.raises(PermissionDenied) as refused:
+            permissions().require(user, right, store)
+        assert refused.value.code is Code.PERMISSION_DENIED
+        assert (refused.value.fields["user"], refused.value.fields["right"]) == (user or "", str(right))
+        assert refused.value.fields["store"] == store
+
+
+def test_off_everything_is_allowed_to_everybody() -> None:
+    for right in Right:
+        assert OPEN.allows(None, right, "orders")
+        assert OPEN.allows(None, right, CLUSTER)
+        OPEN.require(None, right)
+
+
+def test_a_user_is_known_by_the_token_alone() -> None:
+    known = permissions()
+    assert known.user_of("ann-has-this-token") == "ann"
+    assert known.user_of("bob-has-this-token") == "bob"
+    assert known.user_of("") is None
+    assert known.user_of(token_hash("bob-has-this-token")) is None
+
+
+def test_a_user_without_a_token_can_be_nobody() -> None:
+    assert permissions(users=USERS | {"ghost": {"roles": ["admin"]}}).user_of("") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"users": {}}, "permissions.enabled: true only where some user with a token may administer the cluster"),
+        ({"users": USERS | {"x": {"roles": ["no"]}}}, "permissions.users.x.roles: roles that are defined, not 'no'"),
+        ({"users": USERS | {"x": {"token": "short"}}}, "permissions.users.x.token: at least 16"),
+        ({"users": USERS | {"x": {"token_sha256": "ab"}}}, "permissions.users.x.token_sha256: the 64 hexadecimal"),
+        ({"users": USERS | {"x": {"token": "ann-has-this-token"}}}, "permissions.users.x: a token of one user"),
+        ({"roles": ROLES | {"x": {"stores": {"a*b": ["browse"]}}}}, "permissions.roles.x.stores.a*b: the name of"),
+        ({"roles": ROLES | {"x": {"stores": {"a": ["write"]}}}}, "permissions.roles.x.stores.a: a list of publish"),
+        ({"roles": ROLES | {"x": {"cluster": "all"}}}, "permissions.roles.x.cluster: a list"),
+        ({"enable": True}, "permissions.enable: there is no such parameter; did you mean enabled?"),
+    ],
+)
+def test_wrong_permissions_are_named_by_their_path(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        permissions(**changes)
+    assert said in str(refused.value)
+    assert "short" not in str(refused.value)
+
+
+def test_every_command_of_a_client_needs_a_right() -> None:
+    needed = {
+        command.__name__: right_for(command(**dict.fromkeys(command.__struct_fields__, 0)))
+        for command in commands.Command.__args__
+    }
+    assert {name for name, right in needed.items() if right is None} == {"DeadLetter", "Expire"}
+    assert needed["Publish"] is needed["MapChange"] is Right.PUBLISH
+    assert needed["Rewind"] is needed["Acknowledge"] is Right.SUBSCRIBE
+    assert needed["Purge"] is needed["Drop"] is needed["Define"] is Right.ADMINISTER
+    assert set(RIGHTS) == set(Right)
