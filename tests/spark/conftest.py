@@ -13,15 +13,23 @@ from pyspark.sql import SparkSession
 from holdfast.spark import session
 
 ROOT = Path(__file__).resolve().parents[2]
-CONF = {
-    "spark.sql.session.timeZone": "UTC",
-    # The process lives for a minute: the optimising compiler and a parallel collector never pay off in it.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-}
+CONF = {"spark.sql.session.timeZone": "UTC"}
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""No Java process of a test lives for long: the optimising compiler and a parallel collector never pay off in it."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_java(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Every Java process of these tests starts quickly: the shared session, commands, examples, masters and workers."""
+    folder = tmp_path_factory.mktemp("spark-conf")
+    lines = [f"spark.{process}.extraJavaOptions {QUICK_JAVA}\n" for process in ("driver", "executor")]
+    (folder / "spark-defaults.conf").write_text("".join(lines))
+    os.environ["SPARK_CONF_DIR"] = str(folder)
+    os.environ["SPARK_DAEMON_JAVA_OPTS"] = os.environ["SPARK_LAUNCHER_OPTS"] = QUICK_JAVA
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(quick_java: None) -> Iterator[SparkSession]:
     """A local session with two cores. Its workers find this package as they would an installed one: on their path."""
     paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)

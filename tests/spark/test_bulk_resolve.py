@@ -26,7 +26,16 @@ from holdfast.spark.bulk.request_frame import RequestFormat
 from holdfast.spark.bulk.resolve import Resolution, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
 from holdfast.spark.bulk.staging import stage
-from holdfast.spark.bulk.sweep import COMMITTED, REJECTED, Problem, conflicting_changes, sweep
+from holdfast.spark.bulk.sweep import (
+    CLEAR,
+    COMMITTED,
+    CONFLICT,
+    REJECTED,
+    UNKNOWN,
+    Problem,
+    conflicting_changes,
+    sweep,
+)
 
 PROVE = bool(os.environ.get("HOLDFAST_PROVE"))
 OPERATIONS = 10_000_000 if PROVE else 200_000
@@ -93,6 +102,31 @@ def test_requests_come_as_rows_text_and_json_and_the_input_has_one_digest(spark:
     swapped = stage(flat.selectExpr("-n AS n", "key", "value", "read_version"), RequestFormat("n"), partitions=2)
     assert swapped.digest != one.digest
     assert verdicts(resolve_requests(one, 7)) == [Verdict("committed", 8), Verdict("committed", 9)]
+    unread = stage(flat.drop("read_version"), RequestFormat("n"), partitions=2)
+    assert unread.plain and not one.plain
+    assert verdicts(resolve_requests(unread, 7)) == [Verdict("committed", 8), Verdict("committed", 9)]
+
+
+def test_the_digest_of_an_input_does_not_depend_on_which_requests_share_a_chunk() -> None:
+    draw = random.Random(5)
+    rows = [
+        {"order": f"{place:03}", "kind": "write", "key": draw.randbytes(draw.randrange(9)), "end": None, "value": value}
+        for place, value in enumerate(draw.randbytes(draw.choice([0, 1, 100, 40_000])) for _ in range(60))
+    ]
+    kinds = {"order": pa.string(), "kind": pa.string(), "key": pa.binary(), "end": pa.binary(), "value": pa.binary()}
+    whole = pa.RecordBatch.from_pylist(rows, schema=pa.schema(list(kinds.items())))
+
+    def digest(batch: pa.RecordBatch, size: int) -> int:
+        first = total = 0
+        for chunk in pack(batch.slice(begin, size) for begin in range(0, batch.num_rows, size)):
+            total += chunk.weighted + first * chunk.checksum
+            first += chunk.requests
+        return total % 2**64
+
+    assert {digest(whole, size) for size in (1, 7, 59, 60)} == {digest(whole, 60)}
+    swapped = rows[17] | {"value": rows[18]["value"]}, rows[18] | {"value": rows[17]["value"]}
+    other = pa.RecordBatch.from_pylist([*rows[:17], *swapped, *rows[19:]], schema=whole.schema)
+    assert rows[17]["value"] != rows[18]["value"] and digest(other, 60) != digest(whole, 60)
 
 
 def test_the_digest_of_an_input_depends_on_every_part_of_every_request() -> None:
@@ -236,6 +270,42 @@ def test_the_kernel_decides_as_the_leaders_second_stage_bit_by_bit(seed: int) ->
     assert np.array_equal(expected[0], found[0]) and np.array_equal(expected[1], found[1])
 
 
+def judge_what_is_left(
+    problem: Problem, known: npt.NDArray[np.uint8], decides: npt.NDArray[np.bool_], clear: npt.NDArray[np.bool_]
+) -> list[int]:
+    """What ``sweep`` promises, request by request and pair by pair."""
+    states, verdicts = known.tolist(), [0] * problem.requests
+    for place in range(problem.requests):
+        if states[place] != UNKNOWN:
+            continue
+        touching: set[int] = set()
+        for read in range(problem.read_begins[place], problem.read_begins[place + 1]) if not clear[place] else ():
+            low, high, at = problem.read_lows[read], problem.read_highs[read], problem.read_ats[read]
+            for writer in range(int(np.searchsorted(problem.ordinals, at, side="right")), place):
+                span = slice(problem.write_begins[writer], problem.write_begins[writer + 1])
+                if ((problem.write_lows[span] < high) & (problem.write_highs[span] > low)).any():
+                    touching.add(states[writer])
+        verdicts[place] = CONFLICT if COMMITTED in touching else UNKNOWN if UNKNOWN in touching else CLEAR
+        if verdicts[place] == CONFLICT:
+            states[place] = REJECTED
+        elif verdicts[place] == CLEAR and decides[place]:
+            states[place] = COMMITTED
+    return verdicts
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_kernel_leaves_unknown_what_depends_on_the_unknown_and_nothing_else(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    count = int(draw.integers(1, 400))
+    problem = random_problem(
+        draw, count, int(draw.choice([2, 20, 300])), lag=int(draw.choice([5, 300])), ranges=float(draw.choice([0, 0.3]))
+    )
+    odds = np.array([[1, 0, 0], [0.5, 0.25, 0.25], [0.9, 0.05, 0.05]][seed % 3])
+    known = draw.choice(3, count, p=odds).astype(np.uint8)
+    decides, clear = draw.random(count) < draw.choice([0, 0.5, 0.95]), draw.random(count) < draw.choice([0, 0.3])
+    assert sweep(problem, known, decides, clear).tolist() == judge_what_is_left(problem, known, decides, clear)
+
+
 @pytest.mark.parametrize("ranks", [1, 255, 257, 70_000])
 def test_the_newest_change_of_any_range_is_found_whatever_its_width(ranks: int) -> None:
     draw = np.random.default_rng(ranks)
@@ -252,6 +322,8 @@ def test_the_newest_change_of_any_range_is_found_whatever_its_width(ranks: int) 
         highs = np.minimum(lows + draw.integers(1, ranks + 1, 5), ranks)
         expected = [plain[a:b].max() for a, b in zip(lows, highs, strict=True)]
         assert newest.newest(lows, highs).tolist() == expected
+        ats = draw.integers(max(0, ordinal - 20), ordinal + 1, 5).astype(np.int32)
+        assert newest.changed_after(lows, highs, ats).tolist() == [a > b for a, b in zip(expected, ats, strict=True)]
 
 
 @pytest.mark.parametrize(("keys", "skew"), SKEWS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -9,25 +11,29 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from tests.s3_lane import gateway, s3_bucket, s3_url
 from tests.spark.command_process import CommandProcess
-from tests.spark.log_builder import LogBuilder, latest_plainly, random_log
+from tests.spark.log_builder import LogBuilder, random_log, read_plainly
 from tests.spark.test_pipeline_audit import damageable, world
-from tests.spark.test_pipeline_tables import content, expected
+from tests.spark.test_pipeline_tables import content, content_of, expected
 
 from holdfast.commit.batch import object_name
+from holdfast.commit.transaction import Write
 from holdfast.objects.open import open_store
 from holdfast.objects.port import Created
-from holdfast.spark.pipeline import Changes
-from holdfast.spark.pipeline.table_location import table_location
+from holdfast.segments.table_location import table_location
+from holdfast.spark.pipeline import Changes, History, Latest
+from holdfast.testing.rgw import Gateway
 
 __all__ = ["gateway", "s3_bucket", "s3_url"]
 
 # Each of these starts a Java process or two, which takes long on a machine that does much else.
 pytestmark = pytest.mark.timeout(420)
 
+PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
 CONF = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
@@ -57,28 +63,65 @@ async def put_all(url: str, objects: dict[int, bytes]) -> None:
     await store.close()
 
 
-def test_log_and_tables_on_a_real_s3_server(commands: CommandProcess, s3_bucket: str, gateway: object) -> None:
-    import asyncio
+def table_on_s3(url: str) -> pa.Table:
+    where = table_location(url)
+    return pa.table(DeltaTable(where.uri, storage_options=dict(where.options)).to_pyarrow_table())
 
-    from holdfast.testing.rgw import Gateway
 
+def test_every_pipeline_works_by_its_command_on_a_real_s3_server(
+    commands: CommandProcess, s3_bucket: str, gateway: object
+) -> None:
+    """``load`` and ``ingest`` do in ``test_bulk_load``. The tests look at two of them, the proof at all."""
     assert isinstance(gateway, Gateway)
-    objects = world(next(damageable()))
+    builder = LogBuilder()
+    builder.objects = dict(world(next(damageable())))
     log = gateway.url(s3_bucket, prefix="log")
-    table, findings = gateway.url(s3_bucket, prefix="lake/latest"), gateway.url(s3_bucket, prefix="lake/verify")
-    asyncio.run(put_all(log, objects))
-    reports = [
-        report_of(commands, "latest", *common(log, table), "--buckets", "2", "--step-bytes", "100000"),
-        report_of(commands, "verify", *common(log, findings)),
-        report_of(commands, "latest", *common(log, table)),
-    ]
-    assert reports[0]["steps"] != 1 and reports[0]["version"] == reports[0]["head_version"]
-    assert (reports[1]["findings"], reports[1]["verified"]) == (0, reports[1]["head_version"])
-    assert (reports[2]["steps"], reports[2]["started_at_version"]) == (0, reports[0]["version"])
-    where = table_location(table)
-    rows = DeltaTable(where.uri, storage_options=dict(where.options)).to_pyarrow_table()
-    held = zip(rows["value"].to_pylist(), rows["version"].to_pylist(), strict=True)
-    assert dict(zip(rows["key"].to_pylist(), held, strict=True)) == latest_plainly(dict(objects))
+    asyncio.run(put_all(log, builder.objects))
+
+    def run(name: str, *more: str) -> dict[str, object]:
+        return report_of(commands, name, *common(log, at(name)), *more)
+
+    def at(name: str) -> str:
+        return gateway.url(s3_bucket, prefix=f"lake/{name}")
+
+    by_steps = run("latest", "--buckets", "2", "--step-bytes", "100000")
+    assert by_steps["steps"] != 1 and by_steps["version"] == by_steps["head_version"]
+    again = run("latest")
+    assert (again["steps"], again["started_at_version"]) == (0, by_steps["version"])
+    assert content_of(Latest, table_on_s3(at("latest"))) == expected(Latest, builder)
+    audit = run("verify")
+    assert (audit["findings"], audit["verified"]) == (0, audit["head_version"])
+    if not PROVE:
+        return
+    run("history", "--buckets", "2")
+    for name in ("changes", "snapshot"):
+        run(name)
+    run("segments", "--min-bytes", "1")
+    for kind, name in ((History, "history"), (Changes, "changes"), (Latest, "snapshot"), (Changes, "segments")):
+        assert content_of(kind, table_on_s3(at(name))) == expected(kind, builder), name
+    replayed = run("replay")
+    assert replayed["version"] == replayed["head_version"]
+    copied = report_of(commands, "verify", *common(at("replay"), at("verify-of-replay")))
+    transactions = sum(len(batch.transactions) for batch in read_plainly(builder.objects))
+    assert (copied["findings"], copied["transactions"]) == (0, transactions)
+
+
+def test_requests_are_resolved_from_and_to_a_real_s3_server(
+    commands: CommandProcess, s3_bucket: str, gateway: object, tmp_path: Path
+) -> None:
+    assert isinstance(gateway, Gateway)
+    builder = LogBuilder()
+    builder.lead().commit([Write(b"k", b"before")])
+    log, verdicts = gateway.url(s3_bucket, prefix="log"), gateway.url(s3_bucket, prefix="verdicts")
+    asyncio.run(put_all(log, builder.objects))
+    read = [{"key": "k", "version": "#0"}]
+    rows = [{"order": n, "key": "k", "value": str(n), "read_version": "#0", "preconditions": read} for n in (1, 2)]
+    requests = tmp_path / "requests.json"
+    requests.write_text("\n".join(json.dumps(row) for row in rows))
+    words = ["--from", str(requests), "--format", "json"]
+    report = report_of(commands, "resolve", *words, *common(log, verdicts))
+    assert report["requests"] == 2
+    assert table_on_s3(verdicts).sort_by("position")["code"].to_pylist() == [None, "conflict"]
 
 
 def test_a_killed_process_is_continued_by_the_next(commands: CommandProcess, tmp_path: Path) -> None:

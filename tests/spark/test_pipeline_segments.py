@@ -13,10 +13,11 @@ from tests.spark.test_pipeline_audit import damageable, on_disk, world
 
 from holdfast.commit.batch import CLAIM_BYTES, ItemKind
 from holdfast.errors import InvalidRequest, NotFound
+from holdfast.segments.index import read_segment_index
 from holdfast.spark.pipeline import Segments, read_operations, run_pipeline
 from holdfast.spark.pipeline.runner import RunReport
 from holdfast.spark.pipeline.table_files import read_objects
-from holdfast.spark.segment_reading import read_segment_index, segment_rows
+from holdfast.spark.segment_reading import segment_rows
 from holdfast.spark.shapes import RowFilter
 
 COLUMNS = "version,position,kind,key,end,value,request_id,seq,timestamp,leader_id"

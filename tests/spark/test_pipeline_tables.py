@@ -46,7 +46,10 @@ def opened(path: Path) -> pa.Table:
 
 
 def content(kind: Kind, path: Path) -> object:
-    table = opened(path)
+    return content_of(kind, opened(path))
+
+
+def content_of(kind: Kind, table: pa.Table) -> object:
     if kind is Latest:
         rows = list(
             zip(table["key"].to_pylist(), table["value"].to_pylist(), table["version"].to_pylist(), strict=True)

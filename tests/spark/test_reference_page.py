@@ -11,8 +11,9 @@ from tests.spark.service_process import ServiceProcess
 from tests.spark.test_pipeline_audit import damageable, on_disk, world
 from tests.spark.test_pipeline_docs import PYTHON
 
+from holdfast import StoreClient
 from holdfast.queue import Queue
-from holdfast.spark import options, queue_options, sink_options
+from holdfast.spark import options, queue_options, sink_options, store_options
 from holdfast.spark.pipeline import Segments, run_pipeline
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "spark.md"
@@ -22,9 +23,11 @@ ROW = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
 def test_the_tables_name_every_option_and_no_other() -> None:
     text = PAGE.read_text(encoding="utf-8")
     of_log, of_queue = text.split("| option | for | meaning |")[1].split("Of a queue, as a batch:")
-    of_queue, of_write = of_queue.split("| option of a write | meaning |")
+    of_queue, of_store = of_queue.split("| option of a store | meaning |")
+    of_store, of_write = of_store.split("| option of a write | meaning |")
     assert set(ROW.findall(of_log)) == set(options._APPLIES)
     assert set(ROW.findall(of_queue)) == set(queue_options._NAMES)
+    assert set(ROW.findall(of_store)) == set(store_options._NAMES)
     assert set(ROW.findall(of_write)) == set(sink_options._NAMES)
 
 
@@ -36,9 +39,19 @@ def test_the_examples_of_the_page_run(spark: SparkSession, tmp_path: Path) -> No
         queue.append_many([b"first", b"second"])
     (tmp_path / "served").mkdir()
     names: dict[str, object] = {"spark": spark, "log": log, "segments": segments, "queue": str(tmp_path / "orders")}
-    with ServiceProcess(tmp_path / "served") as service, warnings.catch_warnings():
+    names["stores"] = str(tmp_path / "stores")
+    with (
+        ServiceProcess(tmp_path / "served", f"stores.directory={names['stores']}") as service,
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         names["service"] = service.url
+        with StoreClient(service.url) as client:
+            client.define_store("orders")
+            client.define_durable("orders", "work", {"type": "shared"})
+            with client.publisher("orders") as publisher:
+                for body in (b"2 x coffee", b"1 x tea"):
+                    publisher.publish(body, fields={"kind": "drink"})
         # One after the other, as one reads them: a later one may use what an earlier one made.
         for block in PYTHON.findall(PAGE.read_text(encoding="utf-8")):
             exec(compile(block, PAGE.name, "exec"), names)

@@ -17,39 +17,44 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
 from pyspark.sql import SparkSession
-from tests.s3_lane import gateway, s3_bucket, s3_url
+from tests.s3_lane import gateway, s3_bucket
 from tests.spark import runtime_script
 from tests.spark.log_builder import LogBuilder, latest_plainly, random_log, read_plainly
 from tests.spark.plain import operation_rows
 from tests.spark.service_process import ServiceProcess
 from tests.spark.test_pipeline_tables import content
 
-from holdfast.commit.batch import LoggedTransaction, object_name
+from holdfast.commit.batch import PREFIX, LoggedTransaction, object_name, slot_of
 from holdfast.commit.transaction import Write
+from holdfast.objects.port import ObjectStore
 from holdfast.spark import find_java
 from holdfast.spark.pipeline import Latest
 from holdfast.spark.store_thread import StoreThread
+from holdfast.testing.rgw import Gateway
 
-__all__ = ["gateway", "s3_bucket", "s3_url"]
+__all__ = ["gateway", "s3_bucket"]
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS_MAX = 200
-WORKERS = ("one", "two")
+SECONDS_MAX = 300
+WORKERS = {"one": "127.0.0.1", "two": "127.0.0.2"}
+"""Each on a host of its own: Spark starts no copy of a task where the task already is."""
 # Every runtime but the first starts Java processes, which takes long on a machine that does much else.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(420)
 
 
 @dataclass(frozen=True)
 class Known:
-    """A log on disk and the digest that a session of this process makes of it."""
+    """A log on disk and the digest that a session of this process makes of it; and what bulk requests come to in it."""
 
     builder: LogBuilder
     url: str
     digest: dict[str, object]
+    bulk: dict[str, object]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +63,9 @@ def known(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Know
     url = builder.write_to(tmp_path_factory.mktemp("log"))
     found = runtime_script.digest(runtime_script.read_log(spark, url))
     assert found["rows"] == len(operation_rows(read_plainly(builder.objects)))
-    return Known(builder, url, found)
+    bulk = runtime_script.bulk(spark, str(tmp_path_factory.mktemp("bulk")))
+    assert bulk["verdicts"][0] == bulk["verdicts"][1]  # type: ignore[index]
+    return Known(builder, url, found, bulk)
 
 
 @dataclass(frozen=True)
@@ -66,11 +73,11 @@ class OnCluster:
     """What the script found on a cluster, what it left in ``folder``, and what a service then had in its log."""
 
     folder: Path
-    found: dict[str, list[object]]
+    found: dict[str, Any]
     sent: list[LoggedTransaction]
 
 
-def run(*arguments: str, **more: str) -> dict[str, list[object]]:
+def run(*arguments: str, **more: str) -> dict[str, Any]:
     environment = {
         **os.environ,
         "JAVA_HOME": str(find_java()),
@@ -87,8 +94,8 @@ def run(*arguments: str, **more: str) -> dict[str, list[object]]:
         timeout=SECONDS_MAX,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, list[object]] = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 0, "\n".join(line for line in done.stderr.splitlines() if "\tat " not in line)[-6000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -115,27 +122,25 @@ def cluster(folder: Path) -> Iterator[str]:
         **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         "JAVA_HOME": str(find_java()),
         "SPARK_HOME": str(home),
-        "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": runtime_script.JAVA,
     }
-    host = ["--host", "127.0.0.1", "--webui-port", "0"]
     master = f"spark://127.0.0.1:{port}"
     deploy = "org.apache.spark.deploy"
-    worker = [f"{deploy}.worker.Worker", *host, "--cores", "1", "--memory", "1g", "--work-dir"]
+    worker = [f"{deploy}.worker.Worker", "--webui-port", "0", "--cores", "1", "--memory", "1g", "--work-dir"]
     commands = [
-        [f"{deploy}.master.Master", *host, "--port", str(port)],
-        *([*worker, str(folder / name), master] for name in WORKERS),
+        ("127.0.0.1", [f"{deploy}.master.Master", "--webui-port", "0", "--port", str(port)]),
+        *((host, [*worker, str(folder / name), master]) for name, host in WORKERS.items()),
     ]
     processes = [
         subprocess.Popen(
-            [home / "bin" / "spark-class", *command],
-            env=environment,
+            [home / "bin" / "spark-class", *command, "--host", host],
+            env={**environment, "SPARK_LOCAL_IP": host},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=folder,
         )
-        for command in commands
+        for host, command in commands
     ]
     try:
         yield master
@@ -158,6 +163,7 @@ def on_cluster(known: Known, tmp_path_factory: pytest.TempPathFactory) -> OnClus
     with ServiceProcess(folder / "log") as service, cluster(folder) as master:
         found = run(
             *("--master", master, "--zip", str(archive), "--table", (folder / "table").as_uri()),
+            *("--bulk", str(folder), "--faults"),
             *("--sink", service.url, str(folder), known.url),
             PYSPARK_PYTHON=str(bare_python(folder)),
         )
@@ -181,22 +187,55 @@ def test_a_pipeline_on_a_cluster_makes_the_table_of_a_dict_that_applies_every_op
 
 def test_a_failing_task_is_tried_again_and_sends_nothing_twice(on_cluster: OnCluster) -> None:
     assert sorted(path.name for path in on_cluster.folder.glob("failed-*")) == ["failed-0", "failed-1"]
-    written = Counter(
+    assert written(on_cluster.sent, b"f") == Counter(b"f/%04d" % number for number in range(runtime_script.SINK_ROWS))
+
+
+def test_a_task_and_its_speculative_copy_send_nothing_twice(on_cluster: OnCluster) -> None:
+    assert (on_cluster.folder / "copied").exists(), "there was a copy"
+    assert written(on_cluster.sent, b"s") == Counter(b"s/%04d" % number for number in range(runtime_script.SINK_ROWS))
+
+
+def written(sent: list[LoggedTransaction], name: bytes) -> Counter[bytes]:
+    """How often each key under a name was written."""
+    return Counter(
         operation.key
-        for txn in on_cluster.sent
+        for txn in sent
         for operation in txn.operations
-        if isinstance(operation, Write) and operation.key.startswith(b"f/")
+        if isinstance(operation, Write) and operation.key.startswith(name + b"/")
     )
-    assert written == Counter(b"f/%04d" % number for number in range(runtime_script.SINK_ROWS))
+
+
+def test_requests_in_bulk_come_to_the_same_on_a_cluster(known: Known, on_cluster: OnCluster) -> None:
+    assert on_cluster.found["bulk"] == known.bulk
 
 
 def test_spark_connect_finds_and_makes_the_same_tables_on_disk_and_on_a_real_s3_server(
-    known: Known, s3_url: str, tmp_path: Path
+    known: Known, s3_bucket: str, gateway: Gateway, tmp_path: Path
 ) -> None:
-    with StoreThread(s3_url) as thread:
+    """The service that the sink writes to has its log on the S3 server, too."""
+    copied, sunk = gateway.url(s3_bucket, prefix="copied"), gateway.url(s3_bucket, prefix="sunk")
+    with StoreThread(copied) as thread:
         for slot, data in known.builder.objects.items():
             name = object_name(slot)
             thread.start(lambda store, name=name, data=data: store.create(name, data)).result()  # type: ignore[misc]
-    found = run("--remote", "local[2]", "--table", (tmp_path / "table").as_uri(), known.url, s3_url)
+    (tmp_path / "served").mkdir()
+    with ServiceProcess(tmp_path / "served", "view.enabled=true", log_url=sunk) as service:
+        found = run(
+            *("--remote", "local[2]", "--table", (tmp_path / "table").as_uri(), "--bulk", str(tmp_path)),
+            *("--sink", service.url, str(tmp_path), known.url, copied),
+        )
     assert found["logs"] == [known.digest, known.digest]
+    assert found["bulk"] == known.bulk
     assert content(Latest, tmp_path / "table") == latest_plainly(known.builder.objects)
+    assert written(logged(sunk), b"f") == Counter(b"f/%04d" % number for number in range(runtime_script.SINK_ROWS))
+
+
+def logged(url: str) -> list[LoggedTransaction]:
+    """What is committed in a log, read without the product's reader."""
+
+    async def objects(store: ObjectStore) -> dict[int, bytes]:
+        names = {slot_of(each.key): each.key for each in await store.list(PREFIX)}
+        return {slot: await store.read(name) for slot, name in names.items() if slot is not None}
+
+    with StoreThread(url) as thread:
+        return [txn for batch in read_plainly(thread.start(objects).result()) for txn in batch.transactions]

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import json
+import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
+import pyarrow.parquet as pq
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.spark.log_builder import LogBuilder, random_log, read_plainly
 from tests.spark.plain import PlainRow, operation_rows, spark_rows
 
 from holdfast.commit.batch import SPAN_MAX, object_name
 from holdfast.commit.transaction import Write
-from holdfast.errors import NotFound
-from holdfast.spark.options import parse_read_options
+from holdfast.errors import CorruptData, NotFound
+from holdfast.segments.index import read_segment_index
+from holdfast.spark import segment_plan
+from holdfast.spark.options import Mode, parse_read_options
 from holdfast.spark.partition import SegmentPartition
 from holdfast.spark.pipeline import Schedule, Segments, run_pipeline
 from holdfast.spark.plan import plan_read
 from holdfast.spark.scan import scan
 from holdfast.spark.segment_plan import plan_with_segments, scan_segment
-from holdfast.spark.segment_reading import read_segment_index
 from holdfast.spark.shapes import RowFilter
 from holdfast.spark.store_thread import StoreThread
+from holdfast.spark.stream_source import HoldfastStreamReader
 from holdfast.values import Version
 
 COLUMNS = "version,position,kind,key,end,value,request_id,seq,timestamp,leader_id"
@@ -123,9 +128,6 @@ def test_spark_reads_segments_by_an_option(spark: SparkSession, world: World) ->
     frame = reader.option("segments", world.segments).load()
     rows = [{name: row[name] for name in COLUMNS.split(",")} for row in world.rows]
     assert spark_rows(frame, "version", "position") == rows
-    stream = spark.readStream.format("holdfast").option("url", world.log).option("segments", world.segments).load()
-    with pytest.raises(PySparkException, match="segments has no effect on a stream read"):
-        stream.writeStream.format("noop").start().awaitTermination(60)
 
 
 def test_what_retention_took_is_read_from_segments_and_what_is_in_neither_is_data_loss(
@@ -155,3 +157,76 @@ def test_what_retention_took_is_read_from_segments_and_what_is_in_neither_is_dat
             rows_of_both({**given, **start, "segments": too_little}, None)
     ending = {"endingVersion": str(min(tables))}
     assert rows_of_both({**given, **ending, "segments": too_little}, None)[0] == wanted[:5], "the log is not needed"
+    for path in (tmp_path / str(max(tables)) / "data").iterdir():
+        path.unlink()
+    with pytest.raises(CorruptData, match="have left the log"):
+        rows_of_both({**given, "segments": enough}, None)
+
+
+def stream_in_steps(world: World, draw: random.Random, **given: str) -> tuple[list[PlainRow], int]:
+    """The rows of a stream in micro-batches of any size, and how many segments were read for them."""
+    words = {"url": world.log, "columns": COLUMNS, "maxObjectsPerTrigger": str(draw.choice((3, 20, 1000)))}
+    options = parse_read_options({**words, **given}, Mode.STREAM)
+    reader = HoldfastStreamReader(options)
+    offset = reader.initialOffset()
+    rows: list[PlainRow] = []
+    segments = 0
+    while True:
+        reader._asked_ms = None
+        end = reader.latestOffset(offset, reader.getDefaultReadLimit())
+        if end == offset:
+            reader.stop()
+            return rows, segments
+        if draw.random() < 0.3:  # another process is asked for the same micro-batch
+            reader.stop()
+            reader = HoldfastStreamReader(options)
+        pieces = reader.partitions(offset, end)
+        segments += sum(isinstance(piece, SegmentPartition) for piece in pieces)
+        rows += [row for piece in pieces for batch in reader.read(piece) for row in batch.to_pylist()]
+        offset = end
+
+
+def in_order(rows: list[PlainRow]) -> list[PlainRow]:
+    return sorted(rows, key=lambda row: (row["version"], row["position"]))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_stream_with_segments_hands_out_the_rows_of_the_log_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(segment_plan, "OBJECTS_MIN", 1)
+    draw = random.Random(seed)
+    early = world.rows[draw.randrange(len(world.rows) // 4)]
+    starts: list[dict[str, str]] = [
+        {},
+        {"startingVersion": str(early["version"])},
+        {"startingTimestamp": f"{early['timestamp']}Z"},
+        {"startingOffsets": json.dumps({"seq": early["seq"], "version": early["version"]})},
+        {"keyPrefix": "a"},
+    ]
+    used = 0
+    for start in starts:
+        plain, _ = stream_in_steps(world, draw, **start)
+        found, segments = stream_in_steps(world, draw, segments=world.segments, **start)
+        assert in_order(found) == in_order(plain), start
+        used += segments
+    assert used > 0 or seed == 0, "some micro-batch held a whole segment"
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_segment_that_cannot_be_read_is_read_from_the_log_while_that_has_it(
+    world: World, tmp_path: Path, is_gone: bool
+) -> None:
+    log, table = tmp_path / "log", tmp_path / "segments"
+    shutil.copytree(Path(unquote(urlsplit(world.log).path)), log)
+    shutil.copytree(Path(unquote(urlsplit(world.segments).path)), table)
+    victim = max(read_segment_index(str(table), {}).segments, key=lambda each: each.rows)
+    path = table / victim.path
+    if is_gone:
+        path.unlink()
+    else:
+        data = path.read_bytes()
+        middle = pq.ParquetFile(path).metadata.row_group(0).column(0).data_page_offset + 40
+        path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    given = {"url": log.as_uri(), "columns": COLUMNS}
+    assert rows_of_both({**given, "segments": table.as_uri()}, None)[0] == rows_of_log(given, None)

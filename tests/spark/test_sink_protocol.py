@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -244,6 +245,13 @@ def test_a_key_that_holds_something_else_is_not_overwritten(service: ServiceProc
         client.commit([Write(record_key(options.application), b"mine")])
         with pytest.raises(Exception, match="no sink wrote"):
             begin(client, options, wanted("foreign"))
+
+
+def test_a_service_without_a_view_is_refused_with_what_to_set(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path, "view.enabled=false") as viewless, Client(viewless.url) as client:
+        with pytest.raises(InvalidRequest, match="needs a service that keeps a view"):
+            begin(client, new_options(viewless), Wanted(token_of("a"), "a"))
+        assert viewless.transactions() == []
 
 
 def test_records_are_what_they_say() -> None:

@@ -1,7 +1,7 @@
-"""What Spark carries to a task: a piece of the log, a segment or part of a queue, and what is wanted from it.
+"""What Spark carries to a task: a piece of the log, a segment, part of a queue or of a store, and what is wanted of it.
 
-Owns: the classes that are pickled. Does not own: what a piece is (``plan``, ``segment_plan``, ``queue_reading``), what
-a task does with it (``scan``, ``segment_plan``, ``queue_reading``).
+Owns: the classes that are pickled. Does not own: what a piece is (``plan``, ``segment_plan``, ``queue_reading``,
+``store_reading``), what a task does with it (the same, and ``scan``).
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from pyspark.sql.datasource import InputPartition
 if TYPE_CHECKING:
     from holdfast.spark.plan import Piece
     from holdfast.spark.shapes import RowFilter
+    from holdfast.stores.locations import Extent
 
-__all__ = ["LogPartition", "MessagePartition", "SegmentPartition"]
+__all__ = ["LogPartition", "MessagePartition", "SegmentPartition", "StorePartition"]
 
 
 @dataclass
@@ -28,10 +29,13 @@ class LogPartition(InputPartition):
 
 @dataclass
 class SegmentPartition(InputPartition):
-    """One file of the table of segments at ``table_url`` and the rows wanted from it, those since a time at most."""
+    """One file of the table of segments at ``table_url``, the versions in it (both inclusive), and the rows wanted from
+    it, those since a time at most."""
 
     table_url: str
     path: str
+    version_min: int
+    version_max: int
     wanted: RowFilter
     since_ms: int | None
 
@@ -42,3 +46,12 @@ class MessagePartition(InputPartition):
 
     first_seq: int
     last_seq: int
+
+
+@dataclass
+class StorePartition(InputPartition):
+    """Messages of a store by where they were when the read was planned, those published up to ``until_ms``, and of each
+    extent whether it is an error when not all of its messages are there."""
+
+    extents: tuple[tuple[Extent, bool], ...]
+    until_ms: int

@@ -50,6 +50,7 @@ __all__ = [
     "Piece",
     "Plan",
     "cut",
+    "first_index",
     "first_place",
     "index_after",
     "list_slots",
@@ -66,7 +67,7 @@ Indices: TypeAlias = npt.NDArray[np.int64]
 
 LIST_RANGE_SLOTS: Final = 20_000
 LIST_RANGES_MAX: Final = 16
-OBJECT_COST_BYTES: Final = 16 * 1024
+OBJECT_COST_BYTES: Final = 8 * 1024
 """What reading one more object costs a task, as bytes read in the same time; keeps partitions of tiny objects short."""
 LISTINGS_MAX: Final = 5
 
@@ -127,7 +128,7 @@ async def plan_read(store: ObjectStore, options: ReadOptions, pushed: RowFilter 
     first, past = await first_place(store, chain, options, starting), len(chain.slots)
     if ending is not None:
         highest = ending
-        past = await _first_index(store, chain, lambda header: header.first_version > highest)
+        past = await first_index(store, chain, lambda header: header.first_version > highest)
     if options.starting_after is not None:
         starting = options.starting_after.version + 1
     wanted = RowFilter(starting, ending, options.kinds, options.key_begin, options.key_end)
@@ -144,7 +145,7 @@ async def first_place(store: ObjectStore, chain: Chain, options: ReadOptions, st
     """
     after, since_ms = options.starting_after, options.starting_ms
     if since_ms is not None:
-        since = await _first_index(store, chain, lambda header: header.time_ms >= since_ms)
+        since = await first_index(store, chain, lambda header: header.time_ms >= since_ms)
         if starting is None:
             return since
         # Both are given where segments hold what lies before ``starting``.
@@ -158,7 +159,7 @@ async def first_place(store: ObjectStore, chain: Chain, options: ReadOptions, st
         return 0
     place = Position(None, lowest - 1)
     await _refuse_loss(store, chain, options, lambda oldest: lowest <= oldest.prev_version, place)
-    return await _first_index(store, chain, lambda header: header.last_version >= lowest)
+    return await first_index(store, chain, lambda header: header.last_version >= lowest)
 
 
 def index_after(chain: Chain, seq: int) -> int:
@@ -174,9 +175,9 @@ async def _narrowed(store: ObjectStore, chain: Chain, first: int, past: int, pus
         past = min(past, index_after(chain, pushed.seq_max))
     lowest, highest = pushed.version_min, pushed.version_max
     if lowest is not None:
-        first = max(first, await _first_index(store, chain, lambda header: header.last_version >= lowest))
+        first = max(first, await first_index(store, chain, lambda header: header.last_version >= lowest))
     if highest is not None:
-        past = min(past, await _first_index(store, chain, lambda header: header.first_version > highest))
+        past = min(past, await first_index(store, chain, lambda header: header.first_version > highest))
     return first, past
 
 
@@ -322,7 +323,7 @@ async def _refuse_loss(
         )
 
 
-async def _first_index(store: ObjectStore, chain: Chain, reached: Callable[[Header], bool]) -> int:
+async def first_index(store: ObjectStore, chain: Chain, reached: Callable[[Header], bool]) -> int:
     """The first place in the chain whose header has ``reached`` what is sought; versions rise along the chain."""
     low, high = 0, len(chain.slots)
     while low < high:

@@ -43,6 +43,7 @@ from holdfast.spark.options import ReadOptions
 from holdfast.spark.plan import Piece, lost, read_header
 from holdfast.spark.shapes import RowFilter, Shape, batch_rows, operation_rows, transaction_rows
 from holdfast.spark.store_thread import PlannedObjectsThread, StoreThread, is_directory
+from holdfast.spark.worker_process import set_imports_aside
 from holdfast.values import slot_text
 
 __all__ = ["StoreThread", "checked_objects", "scan"]
@@ -67,6 +68,7 @@ def scan(options: ReadOptions, wanted: RowFilter, piece: Piece) -> Iterator[pa.R
         batch = _shaped(group, options, wanted)
         if batch.num_rows:
             yield batch
+    set_imports_aside()
 
 
 def _groups(objects: Iterable[tuple[Header, bytes]], *, headers_only: bool) -> Iterator[Sequence[tuple[Header, bytes]]]:

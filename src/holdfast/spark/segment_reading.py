@@ -1,23 +1,11 @@
-"""Segments: the log's operations rewritten into large Parquet files, and how a read finds and uses them.
+"""One segment back as rows of the shape ``operations``.
 
-Owns: the format of segments, the index of a table of them, reading one file back as rows of the shape ``operations``.
-Does not own: writing them (``pipeline.segments``), reading the log itself (``plan``, ``scan``).
+Owns: the columns of a segment, and which of its rows are wanted. Does not own: the table of segments and its index
+(``holdfast.segments``), writing them (``pipeline.segments``), reading the log itself (``plan``, ``scan``).
 
-Format. A table of segments is a Delta table; its Delta log is the manifest:
+The format of a table of segments is in ``holdfast.segments.index``.
 
-    description                 {"holdfast": {"pipeline": "segments", "log_id": 32 hexadecimal digits, "format": 1}}
-    application transaction     ``holdfast/segments``: every version of the log up to this one is in the table
-    each file's statistics      ``numRecords``, and the lowest and highest ``version`` and ``seq`` in it
-
-Each file holds the rows of the shape ``operations`` with every column of it, in log order: by version, then by
-position. The versions of two files do not overlap. Keys and request ids have Parquet's bloom filters in every row
-group. A version that is in no file and not above the offset has no operation.
-
-So a read of versions [a, b] takes the files that meet [a, min(b, offset)], and the log from offset + 1 on.
-
-Failure model: a table that is not one of segments, or of another log, raises InvalidRequest; a store that does not
-answer raises Unavailable. A segment that was removed by a vacuum after a rewrite raises NotFound, and reading again
-finds the new ones.
+Failure model: a damaged file raises what pyarrow raises; whoever reads goes back to the log then.
 """
 
 # deltalake and pyarrow ship few types, so the checker cannot know their classes; mypy checks the rest.
@@ -25,73 +13,20 @@ finds the new ones.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from holdfast.commit.transaction import VERSION_MAX
-from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.spark.shapes import OPERATION_KINDS, RowFilter, Shape, arrow_schema, column_names
 
-__all__ = ["SEGMENT_SCHEMA", "Segment", "SegmentIndex", "read_segment_index", "segment_rows"]
+__all__ = ["SEGMENT_SCHEMA", "segment_rows"]
 
 SEGMENT_SCHEMA: Final = arrow_schema(Shape.OPERATIONS, column_names(Shape.OPERATIONS))
-APPLICATION: Final = "holdfast/segments"
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One file: its path in the table, its size, its rows, and the versions in it (both inclusive)."""
-
-    path: str
-    size: int
-    rows: int
-    version_min: int
-    version_max: int
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentIndex:
-    """The segments of one log, oldest first. ``through``: every version up to it is in them."""
-
-    log_id: str
-    through: int
-    segments: tuple[Segment, ...]
-
-    def between(self, version_min: int, version_max: int) -> tuple[Segment, ...]:
-        """The segments that hold any version of ``[version_min, version_max]``. Cost: O(segments)."""
-        return tuple(s for s in self.segments if s.version_min <= version_max and s.version_max >= version_min)
-
-
-def read_segment_index(uri: str, options: Mapping[str, str]) -> SegmentIndex:
-    """The index of the table of segments at ``uri``, with the storage ``options`` of deltalake.
-
-    Raises: NotFound (no table), InvalidRequest, Unavailable. Cost: the Delta log. Memory: a row a segment.
-    """
-    try:
-        table = DeltaTable(uri, storage_options=dict(options))
-    except TableNotFoundError:
-        raise NotFound("there are no segments here", url=uri) from None
-    except (DeltaError, OSError) as error:
-        raise Unavailable("the table of segments cannot be read", url=uri, cause=str(error)) from error
-    about = json.loads(table.metadata().description or "{}").get("holdfast", {})
-    through = table.transaction_version(APPLICATION)
-    if about.get("pipeline") != "segments" or about.get("format") != 1 or through is None:
-        raise InvalidRequest("this is not a table of segments", code=Code.BAD_CONFIGURATION, url=uri)
-    flat = pa.table(table.get_add_actions(flatten=True))
-    found: list[Segment] = []
-    if flat.num_rows:
-        names = ("path", "size_bytes", "num_records", "min.version", "max.version")
-        columns = (flat[name].to_pylist() for name in names)
-        found = [Segment(*row) for row in zip(*columns, strict=True)]
-    return SegmentIndex(about["log_id"], through, tuple(sorted(found, key=lambda each: each.version_min)))
 
 
 def segment_rows(
@@ -102,7 +37,7 @@ def segment_rows(
     Units: ``since_ms`` is milliseconds since the Unix epoch, inclusive. Row groups without a wanted version are not
     decoded.
     """
-    file = pq.ParquetFile(pa.BufferReader(data))
+    file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
     at = file.schema_arrow.get_field_index("version")
     schema = arrow_schema(Shape.OPERATIONS, columns)
     tests = list(_tests(wanted, since_ms))

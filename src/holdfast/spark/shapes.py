@@ -152,6 +152,9 @@ class RowFilter:
         )
 
 
+_EVERY_OPERATION: Final = RowFilter()
+
+
 def _higher(one: int | None, other: int | None) -> int | None:
     return other if one is None else one if other is None else max(one, other)
 
@@ -198,7 +201,11 @@ def operation_rows(bodies: Bodies, columns: Sequence[str], wanted: RowFilter) ->
         return _filtered(_repeated([values(header) for header in bodies.headers], bodies.counts, kind), selected)
 
     def kind_of_row() -> pa.Array:
-        return _kind_names().take(of_row("kind"))
+        kinds = of_row("kind")
+        numbers = kinds.to_numpy(zero_copy_only=False)
+        if len(numbers) and numbers.min() == numbers.max():
+            return pa.repeat(_kind_names()[int(numbers[0])], len(numbers))  # most objects hold writes alone
+        return _kind_names().take(kinds)
 
     def position_of_row() -> pa.Array:
         return _filtered(_positions(table), selected)
@@ -333,6 +340,8 @@ def _filtered(array: pa.Array, selected: pa.Array | None) -> pa.Array:
 
 
 def _repeated(values: Sequence[object], counts: Sequence[int] | npt.NDArray[np.int64], kind: pa.DataType) -> pa.Array:
+    if len(counts) == 1:
+        return pa.repeat(pa.scalar(values[0], kind), int(counts[0]))
     rows = np.repeat(np.arange(len(counts)), np.asarray(counts, dtype=np.int64))
     return pa.array(values, kind).take(pa.array(rows))
 
@@ -365,8 +374,11 @@ def _selection(bodies: Bodies, wanted: RowFilter) -> pa.Array | None:
     kinds = _numbers(table["kind"])
     if len(kinds) == 0:
         return None
-    if int(kinds.max()) > ItemKind.RANGE_READ:
-        raise CorruptData("row has an unknown kind", code=Code.CORRUPT_BATCH, kind=int(kinds.max()))
+    highest = int(kinds.max())
+    if highest > ItemKind.RANGE_READ:
+        raise CorruptData("row has an unknown kind", code=Code.CORRUPT_BATCH, kind=highest)
+    if highest <= ItemKind.RANGE_DELETE and wanted == _EVERY_OPERATION:
+        return None
     mask = np.isin(kinds, [int(kind) for kind in wanted.kinds])
     if wanted.version_min is not None or wanted.version_max is not None:
         versions = _numbers(table["version"])

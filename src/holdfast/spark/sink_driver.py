@@ -58,7 +58,16 @@ def read_record(client: Client, application: str) -> tuple[Record | None, int]:
     """
     read_version = client.version().version
     key = record_key(application)
-    found = client.get(key, at=read_version)
+    try:
+        found = client.get(key, at=read_version)
+    except InvalidRequest as error:
+        if error.code is not Code.VIEW_DISABLED:
+            raise
+        raise InvalidRequest(
+            "a sink keeps its record in the log and needs a service that keeps a view",
+            code=Code.VIEW_DISABLED,
+            hint="start the service with view.enabled=true, which is off by default for logs on S3, GCS and Azure",
+        ) from error
     if found is None:
         return None, read_version
     return decode_record(found.value, key), max(read_version, found.version)

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -41,12 +41,13 @@ from holdfast.spark.partition import LogPartition, SegmentPartition
 from holdfast.spark.pushdown import row_filter_of
 from holdfast.spark.queue_options import is_read_of_messages, parse_message_options
 from holdfast.spark.shapes import RowFilter, arrow_schema
+from holdfast.spark.store_options import is_read_of_store, parse_store_options
 
 if TYPE_CHECKING:
     from holdfast.spark.plan import Plan
     from holdfast.spark.sink_options import WriteOptions
     from holdfast.spark.sink_writer import HoldfastBatchWriter, HoldfastStreamWriter
-    from holdfast.spark.stream_source import HoldfastStreamReader
+    from holdfast.spark.store_options import StoreOptions
 
 __all__ = ["HoldfastBatchReader", "HoldfastDataSource", "spark_schema"]
 
@@ -143,6 +144,10 @@ class HoldfastDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of the chosen shape. Raises: InvalidRequest."""
+        if is_read_of_store(self.options):
+            from holdfast.spark.store_source import store_schema
+
+            return store_schema(parse_store_options(self.options))
         if is_read_of_messages(self.options):
             from holdfast.spark.queue_source import message_schema
 
@@ -151,6 +156,10 @@ class HoldfastDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch reader. Raises: InvalidRequest, also when ``.schema(...)`` asked for other columns."""
+        if is_read_of_store(self.options):
+            from holdfast.spark.store_source import HoldfastStoreReader
+
+            return HoldfastStoreReader(self._store_options(schema, Mode.BATCH))
         if is_read_of_messages(self.options):
             from holdfast.spark.queue_source import HoldfastMessageReader, message_schema
 
@@ -159,8 +168,12 @@ class HoldfastDataSource(DataSource):
             return HoldfastMessageReader(messages)
         return HoldfastBatchReader(self._read_options(schema, Mode.BATCH))
 
-    def streamReader(self, schema: StructType) -> HoldfastStreamReader:  # noqa: N802  Spark's name
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         """A stream reader. Raises: InvalidRequest, as ``reader``."""
+        if is_read_of_store(self.options):
+            from holdfast.spark.store_source import HoldfastStoreStreamReader
+
+            return HoldfastStoreStreamReader(self._store_options(schema, Mode.STREAM))
         from holdfast.spark.stream_source import HoldfastStreamReader
 
         return HoldfastStreamReader(self._read_options(schema, Mode.STREAM))
@@ -187,6 +200,13 @@ class HoldfastDataSource(DataSource):
             )
         options = parse_write_options(self.options, mode)
         check_schema(schema, options.transaction_key)
+        return options
+
+    def _store_options(self, schema: StructType, mode: Mode) -> StoreOptions:
+        from holdfast.spark.store_source import store_schema
+
+        options = parse_store_options(self.options, mode)
+        _require_own_columns(schema, store_schema(options))
         return options
 
     def _read_options(self, schema: StructType, mode: Mode) -> ReadOptions:

@@ -20,7 +20,7 @@ those questions reach the store.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -34,7 +34,7 @@ from pyspark.sql.streaming.datasource import (
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.options import Admission, Position, ReadOptions
-from holdfast.spark.partition import LogPartition
+from holdfast.spark.partition import LogPartition, SegmentPartition
 from holdfast.spark.scan import scan
 from holdfast.spark.shapes import RowFilter
 from holdfast.spark.store_thread import StoreThread, is_directory
@@ -114,23 +114,35 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The newest offset seen so far, for the query's progress."""
         return None if self._seen is None else _offset(self._seen)
 
-    def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> list[LogPartition]:
+    def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> Sequence[LogPartition | SegmentPartition]:
         """The pieces between two offsets. Raises: NotFound (``log_truncated``), CorruptData, Unavailable."""
         options = self._options
         begin, until = _position(start), _position(end)
-        pieces = self._store().start(lambda store: pieces_between(store, self._tail, options, begin, until)).result()
         wanted = RowFilter(
             version_min=begin.version + 1 if begin.version else None,
             kinds=options.kinds,
             key_begin=options.key_begin,
             key_end=options.key_end,
         )
+        if options.segments_url is not None:
+            from holdfast.spark.segment_plan import stream_with_segments
+
+            return (
+                self._store()
+                .start(lambda store: stream_with_segments(store, self._tail, options, begin, until, wanted))
+                .result()
+            )
+        pieces = self._store().start(lambda store: pieces_between(store, self._tail, options, begin, until)).result()
         return [LogPartition(piece, wanted) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one piece."""
         if isinstance(partition, LogPartition):
             yield from scan(self._options, partition.wanted, partition.piece)
+        elif isinstance(partition, SegmentPartition):
+            from holdfast.spark.segment_plan import scan_segment
+
+            yield from scan_segment(self._options, partition)
 
     def stop(self) -> None:
         """Close what is open; the query has ended."""

@@ -42,7 +42,7 @@ from holdfast.spark.plan import (
 )
 from holdfast.spark.shapes import seq_of
 
-__all__ = ["Found", "LogTail", "head_position", "pieces_between", "position_of", "starting_position"]
+__all__ = ["Found", "LogTail", "head_position", "objects_between", "pieces_between", "position_of", "starting_position"]
 
 AHEAD_MAX: Final = 16
 """Headers asked for at once while behind."""
@@ -289,14 +289,24 @@ async def pieces_between(
 ) -> list[Piece]:
     """The pieces that hold the objects behind ``start`` up to ``end``: the same ones whenever and wherever it is asked.
 
+    Raises, cost: as ``objects_between``.
+    """
+    chain, first = await objects_between(store, tail, options, start, end)
+    return cut(chain, first, len(chain.slots), options.target_partition_bytes)
+
+
+async def objects_between(
+    store: ObjectStore, tail: LogTail, options: ReadOptions, start: Position, end: Position
+) -> tuple[Chain, int]:
+    """The objects behind ``start`` up to ``end``, and where they begin in the chain.
+
     Raises: NotFound (``log_truncated``), CorruptData, Unavailable. Cost: nothing for what ``tail`` has just walked,
     else the LIST pages from ``end`` back to ``start``.
     """
     if _seq(end) <= _seq(start):
-        return []
+        return _chain_of([]), 0
     walked = tail.chain_between(start, end)
-    chain, first = walked if walked is not None else await _listed_between(store, options, start, end)
-    return cut(chain, first, len(chain.slots), options.target_partition_bytes)
+    return walked if walked is not None else await _listed_between(store, options, start, end)
 
 
 async def _listed_between(

@@ -27,10 +27,10 @@ from holdfast.spark.bulk.resolve import Resolution, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
 from holdfast.spark.bulk.staging import stage
 from holdfast.spark.bulk.verdict_table import write_verdicts
+from holdfast.spark.command_session import command_session
 from holdfast.spark.pipeline.command import Made, Told
 from holdfast.spark.pipeline.increments import log_head
 from holdfast.spark.pipeline.task_errors import task_errors
-from holdfast.spark.spark_session import session
 
 __all__ = ["BulkCommand", "RequestSource"]
 
@@ -156,8 +156,7 @@ class BulkCommand:
         return self._on_spark("ingest", work)
 
     def _on_spark(self, name: str, work: Callable[[SparkSession], Made]) -> Made:
-        presets = {"spark.log.level": "ERROR", "spark.sql.session.timeZone": "UTC"}
-        spark = session(f"holdfast {name}", master=self.master, remote=self.remote, conf={**presets, **self.conf})
+        spark = command_session(name, self.master, self.remote, self.conf)
         try:
             return work(spark)
         finally:

@@ -52,6 +52,7 @@ from holdfast.commit.takeover import now
 from holdfast.commit.transaction import Committed, Rejected, Reused, Transaction, Write
 from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
 from holdfast.objects.port import ObjectStore
+from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.ingest_records import GroupRecord, Told, record_key, records_nearby, records_of_log
 from holdfast.spark.bulk.parsed_requests import ParsedRequest, decode_request, parsed_requests
 from holdfast.spark.bulk.put import put_batch
@@ -61,7 +62,6 @@ from holdfast.spark.bulk.request_frame import AS_NAMED, RequestFormat, in_order
 from holdfast.spark.bulk.verdict_table import INVALID_CODES, VERDICTS
 from holdfast.spark.pipeline.delta_output import DeltaOutput
 from holdfast.spark.pipeline.table_files import write_table
-from holdfast.spark.pipeline.table_location import table_location
 from holdfast.spark.pipeline.task_errors import task_errors
 from holdfast.spark.store_thread import StoreThread, is_directory
 

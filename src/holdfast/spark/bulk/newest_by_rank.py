@@ -4,9 +4,13 @@ Owns: recording changes of ranks and ranges of ranks, and the newest change in m
 Does not own: what a rank is (``key_ranks``), who may write (``sweep``).
 
 A rank stands for a key in the order of all keys that a problem mentions; an ordinal for a request's place in the total
-order, from 1; 0 is no change. Level 0 has a place for every rank, each higher level one for 256 of the level below.
+order, from 1; 0 is no change. Level 0 has a place for every rank, each higher level one for some of the level below.
 ``inside`` holds the newest change anywhere below a place, ``covers`` the newest change of everything below it, so that
-a wide deletion touches some hundred places of each level and not every rank.
+a wide deletion touches some places of each level and not every rank.
+
+Whether a range has changed since it was read is asked far oftener than what changed in it last, and the answer is
+mostly no. That is known from two places of the lowest level on which the range lies within two; only where one of them
+is newer, the range itself is looked at.
 
 Failure model: pure memory. Ordinals rise from one call to the next; the caller sees to it.
 """
@@ -22,9 +26,9 @@ __all__ = ["NewestByRank", "Ordinals", "newest_of_segments"]
 
 Ordinals: TypeAlias = npt.NDArray[np.int32]
 
-SHIFT: Final = 8
-FAN: Final = 1 << SHIFT
-NARROW: Final = 2 * FAN
+SHIFTS: Final = (0, 3, 6, 11, 16, 21, 26)
+"""A place of a level stands for two to this power of ranks. Low levels are close: most ranges are narrow."""
+TOP_PLACES_MAX: Final = 1024
 SEGMENTS_AT_ONCE: Final = 8192
 
 
@@ -56,12 +60,15 @@ class NewestByRank:
     [1, 0, 3, 3]
     """
 
-    __slots__ = ("_covers", "_inside", "is_empty")
+    __slots__ = ("_covers", "_inside", "_shifts", "is_empty")
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, levels: int = len(SHIFTS)) -> None:
         sizes = [max(ranks, 1)]
-        while sizes[-1] > FAN:
-            sizes.append((sizes[-1] + FAN - 1) >> SHIFT)
+        for shift in SHIFTS[1:levels]:
+            if sizes[-1] <= TOP_PLACES_MAX:
+                break
+            sizes.append(((sizes[0] - 1) >> shift) + 1)
+        self._shifts = SHIFTS[: len(sizes)]
         self._inside: list[Ordinals] = [np.zeros(size, np.int32) for size in sizes]
         self._covers: list[Ordinals] | None = None
         self.is_empty = True
@@ -76,21 +83,37 @@ class NewestByRank:
         self.is_empty = False
         single = highs - lows == 1
         ranks, when = (lows, ordinals) if single.all() else (lows[single], ordinals[single])
-        for level, inside in enumerate(self._inside):
+        self._inside[0][ranks] = when
+        for shift, inside in zip(self._shifts[1:], self._inside[1:], strict=True):
             # Of several assignments to one place the last stays, and that is the newest.
-            inside[ranks >> (SHIFT * level)] = when
+            inside[ranks >> shift] = when
         if len(ranks) != len(lows):
             for index in np.flatnonzero(~single).tolist():
                 self._record_range(int(lows[index]), int(highs[index]), int(ordinals[index]))
+
+    def forget(self, ranks: npt.NDArray[np.int64]) -> None:
+        """As if nothing had been recorded: ``ranks`` are all that were, and no wider range."""
+        assert self._covers is None, "ranges are not forgotten"
+        for shift, inside in zip(self._shifts, self._inside, strict=True):
+            inside[ranks >> shift] = 0
+        self.is_empty = True
+
+    def _narrow(self, level: int) -> tuple[int, int]:
+        """By how much the next level is coarser, and the widest range that is looked at on this one, in its places."""
+        step = self._shifts[level + 1] - self._shifts[level]
+        return step, 2 << step
 
     def _record_range(self, low: int, high: int, ordinal: int) -> None:
         if self._covers is None:
             self._covers = [np.zeros(len(inside), np.int32) for inside in self._inside]
         level = 0
-        while high - low > NARROW and level + 1 < len(self._inside):
-            upper_low, upper_high = (low + FAN - 1) >> SHIFT, high >> SHIFT
-            self._cover(level, low, upper_low << SHIFT, ordinal)
-            self._cover(level, upper_high << SHIFT, high, ordinal)
+        while level + 1 < len(self._inside):
+            step, narrow = self._narrow(level)
+            if high - low <= narrow:
+                break
+            upper_low, upper_high = ((low - 1) >> step) + 1, high >> step
+            self._cover(level, low, upper_low << step, ordinal)
+            self._cover(level, upper_high << step, high, ordinal)
             low, high, level = upper_low, upper_high, level + 1
         self._cover(level, low, high, ordinal)
 
@@ -100,10 +123,48 @@ class NewestByRank:
         assert self._covers is not None, "covers are made before they are written"
         covered = self._covers[level][low:high]
         np.maximum(covered, ordinal, out=covered)
-        for inside in self._inside[level:]:
-            part = inside[low:high]
+        for above in range(level, len(self._inside)):
+            up = self._shifts[above] - self._shifts[level]
+            part = self._inside[above][low >> up : ((high - 1) >> up) + 1]
             np.maximum(part, ordinal, out=part)
-            low, high = low >> SHIFT, ((high - 1) >> SHIFT) + 1
+
+    def changed_after(
+        self, lows: npt.NDArray[np.int64], highs: npt.NDArray[np.int64], ats: Ordinals
+    ) -> npt.NDArray[np.bool_]:
+        """Whether anything in each ``[low, high)`` changed after ``at``: ``newest(..) > ats``, but quicker."""
+        if self._covers is not None:
+            return self.newest(lows, highs) > ats
+        found = self.may_have_changed_after(lows, highs, ats)
+        some = np.flatnonzero(found & (highs - lows > 1))
+        found[some] = self.newest(lows[some], highs[some]) > ats[some]
+        return found
+
+    def may_have_changed_after(
+        self, lows: npt.NDArray[np.int64], highs: npt.NDArray[np.int64], ats: Ordinals
+    ) -> npt.NDArray[np.bool_]:
+        """False where nothing changed, for a single rank only there; and for a wider range mostly so."""
+        assert self._covers is None, "what ranges cover is looked up, not guessed"
+        if self.is_empty:
+            return np.zeros(len(lows), np.bool_)
+        found: npt.NDArray[np.bool_] = self._inside[0][lows] > ats
+        wide = np.flatnonzero(highs - lows > 1)
+        if len(wide):
+            found[wide] = self._may_have_changed(lows[wide], highs[wide], ats[wide])
+        return found
+
+    def _may_have_changed(
+        self, lows: npt.NDArray[np.int64], highs: npt.NDArray[np.int64], ats: Ordinals
+    ) -> npt.NDArray[np.bool_]:
+        widths = highs - lows
+        result: npt.NDArray[np.bool_] = np.ones(len(lows), np.bool_)
+        below = 1
+        for shift, inside in zip(self._shifts[1:], self._inside[1:], strict=True):
+            fits = np.flatnonzero((widths > below) & (widths <= 1 << shift))
+            below = 1 << shift
+            if len(fits):
+                first, last = lows[fits] >> shift, (highs[fits] - 1) >> shift
+                result[fits] = np.maximum(inside[first], inside[last]) > ats[fits]
+        return result
 
     def newest(self, lows: npt.NDArray[np.int64], highs: npt.NDArray[np.int64]) -> Ordinals:
         """The newest change in each ``[low, high)``, 0 for none. Every range holds at least one rank."""
@@ -115,19 +176,22 @@ class NewestByRank:
             some = wide[start : start + SEGMENTS_AT_ONCE]
             found[some] = self._descend(0, lows[some], highs[some])
         if self._covers is not None:
-            for level, covers in enumerate(self._covers[1:], start=1):
-                np.maximum(found, covers[lows >> (SHIFT * level)], out=found)
-                np.maximum(found, covers[(highs - 1) >> (SHIFT * level)], out=found)
+            for shift, covers in zip(self._shifts[1:], self._covers[1:], strict=True):
+                np.maximum(found, covers[lows >> shift], out=found)
+                np.maximum(found, covers[(highs - 1) >> shift], out=found)
         return found
 
     def _descend(self, level: int, lows: npt.NDArray[np.int64], highs: npt.NDArray[np.int64]) -> Ordinals:
         inside = self._inside[level]
-        wide = highs - lows > NARROW
-        if level + 1 == len(self._inside) or not wide.any():
+        if level + 1 == len(self._inside):
             return newest_of_segments(inside, lows, highs)
-        upper_lows, upper_highs = (lows + FAN - 1) >> SHIFT, highs >> SHIFT
-        found = newest_of_segments(inside, lows, np.where(wide, upper_lows << SHIFT, highs))
-        right = newest_of_segments(inside, upper_highs << SHIFT, np.where(wide, highs, upper_highs << SHIFT))
+        step, narrow = self._narrow(level)
+        wide = highs - lows > narrow
+        if not wide.any():
+            return newest_of_segments(inside, lows, highs)
+        upper_lows, upper_highs = ((lows - 1) >> step) + 1, highs >> step
+        found = newest_of_segments(inside, lows, np.where(wide, upper_lows << step, highs))
+        right = newest_of_segments(inside, upper_highs << step, np.where(wide, highs, upper_highs << step))
         np.maximum(found, right, out=found)
         some = np.flatnonzero(wide)
         found[some] = np.maximum(found[some], self._descend(level + 1, upper_lows[some], upper_highs[some]))

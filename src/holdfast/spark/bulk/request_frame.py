@@ -56,9 +56,9 @@ AS_NAMED: Final = RequestFormat()
 def in_order(frame: DataFrame, request_format: RequestFormat, partitions: int) -> DataFrame:
     """``frame`` in the one form, range-partitioned and sorted by its order.
 
-    Shape: ``order`` string, ``operations`` array of struct<kind, key, end, value>; ``reads`` array of struct<kind,
-    key, end, version>, ``read_version`` and ``request_id`` strings, each only where the frame has it. Raises:
-    InvalidRequest.
+    Shape: ``order`` string, ``operations`` array of struct<kind, key, end, value>, or these four as columns where each
+    row is one operation; ``reads`` array of struct<kind, key, end, version>, ``read_version`` and ``request_id``
+    strings, each only where the frame has it. Raises: InvalidRequest.
     """
     types: Mapping[str, DataType] = {field.name: field.dataType for field in frame.schema}
     order = request_format.order_by
@@ -67,14 +67,14 @@ def in_order(frame: DataFrame, request_format: RequestFormat, partitions: int) -
     extra = [name for name in types if name not in _COLUMNS and name != order]
     if extra:
         raise _misfit(f"columns {', '.join(extra)} would be lost")
-    columns = [F.col(_quoted(order)).alias("order"), _operations(types, request_format).alias("operations")]
+    columns = _operations(types, request_format)
     if "preconditions" in types:
         columns.append(_reads(types, request_format).alias("reads"))
     texts = [name for name in ("read_version", "request_id") if name in types]
     columns += [F.col(name).cast("string").alias(name) for name in texts]
-    chosen = frame.select(*columns)
-    ordered = chosen.repartitionByRange(partitions, "order").sortWithinPartitions("order")
-    return ordered.withColumn("order", F.col("order").cast("string"))
+    # Sorted as they come, and brought into form where they arrive: what is sampled and shuffled is as narrow as it was.
+    ordered = frame.repartitionByRange(partitions, _quoted(order)).sortWithinPartitions(_quoted(order))
+    return ordered.select(F.col(_quoted(order)).cast("string").alias("order"), *columns)
 
 
 def _quoted(name: str) -> str:
@@ -116,34 +116,35 @@ class _Fields:
         return found[0] if len(found) == 1 else F.coalesce(*found)
 
 
-def _operation(fields: _Fields) -> Column:
+def _operation(fields: _Fields) -> list[Column]:
     value = fields.data("value")
     by_value = F.when(value.isNull(), F.lit("delete")).otherwise(F.lit("write"))
     kind = F.coalesce(fields.text("kind", "type"), by_value) if {"kind", "type"} & set(fields.types) else by_value
-    return F.struct(
+    return [
         kind.alias("kind"), fields.data("key", "begin").alias("key"), fields.data("end").alias("end"),
         value.alias("value"),
-    )  # fmt: skip
+    ]  # fmt: skip
 
 
-def _read(fields: _Fields) -> Column:
+def _read(fields: _Fields) -> list[Column]:
     end = fields.data("end")
     by_end = F.when(end.isNull(), F.lit("point_read")).otherwise(F.lit("range_read"))
     kind = F.coalesce(fields.text("kind", "type"), by_end) if {"kind", "type"} & set(fields.types) else by_end
-    return F.struct(
+    return [
         kind.alias("kind"), fields.data("key", "begin").alias("key"), end.alias("end"),
         fields.text("version").alias("version"),
-    )  # fmt: skip
+    ]  # fmt: skip
 
 
-def _operations(types: Mapping[str, DataType], request_format: RequestFormat) -> Column:
+def _operations(types: Mapping[str, DataType], request_format: RequestFormat) -> list[Column]:
     if "operations" in types:
         if "key" in types:
             raise _misfit("a row of operations has no key of its own")
-        return _each(types["operations"], "operations", _OPERATION_JSON, _operation, request_format)
+        each = _each(types["operations"], "operations", _OPERATION_JSON, _operation, request_format)
+        return [each.alias("operations")]
     if "key" not in types or not ("value" in types or "kind" in types):
         raise _misfit("operations are needed, or key and value (or key and kind)")
-    return F.array(_operation(_Fields(types, F.col, request_format)))
+    return _operation(_Fields(types, F.col, request_format))
 
 
 def _reads(types: Mapping[str, DataType], request_format: RequestFormat) -> Column:
@@ -151,7 +152,7 @@ def _reads(types: Mapping[str, DataType], request_format: RequestFormat) -> Colu
 
 
 def _each(
-    kind: DataType, name: str, json: str, make: Callable[[_Fields], Column], request_format: RequestFormat
+    kind: DataType, name: str, json: str, make: Callable[[_Fields], list[Column]], request_format: RequestFormat
 ) -> Column:
     column = F.col(name)
     if isinstance(kind, StringType):
@@ -164,4 +165,4 @@ def _each(
     if not isinstance(struct, StructType):
         raise _misfit(f"{name} is an array of structs")
     types = {field.name: field.dataType for field in struct}
-    return F.transform(column, lambda each: make(_Fields(types, lambda field: each[field], request_format)))
+    return F.transform(column, lambda each: F.struct(*make(_Fields(types, lambda field: each[field], request_format))))

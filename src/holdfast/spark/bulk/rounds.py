@@ -9,7 +9,8 @@ first among the unknown is decided by every round, so the rounds end; how many t
 requests that hang on one another, not on the number of ranges.
 
 Failure model: what tasks raise. Memory: on the driver 3 bytes a request, 4 for each range that a request reads from, a
-bit for each range it is in; in a task the keys of its ranges.
+bit for each range it is in; in a task the keys of its ranges. Spark itself never holds a whole range: it travels in
+pieces, and what is known of the requests is packed, so that Java's heap does not grow with the size of a range.
 """
 
 # pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import pickle
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -50,7 +52,10 @@ from holdfast.spark.pipeline.task_errors import task_errors
 
 __all__ = ["Resolved", "resolve_in_rounds"]
 
-ITEMS_IN_A_RANGE: Final = 10_000_000
+ITEMS_IN_A_RANGE: Final = 1_000_000
+"""About 60 bytes each while a task has them."""
+PIECE_BYTES: Final = 4 * 2**20
+"""A range is so many rows for Spark, whose rows lie in Java's heap."""
 SAMPLES_IN_A_CHUNK: Final = 64
 
 Numbers = npt.NDArray[np.int64]
@@ -130,9 +135,11 @@ def _splits(staged: Staged, ranges: int) -> list[bytes]:
 def _cut(staged: Staged, sequencing: Sequencing, base: int, windows: Windows, splits: Sequence[bytes]) -> DataFrame:
     """The items of every chunk by range: rows (range, chunk, data); range -1 tells which requests are too old."""
     firsts = {chunk.key: chunk.first for chunk in staged.chunks}
-    assigned, fates = sequencing.assigned, sequencing.fates
+    packed = _packed(sequencing.fates)
 
     def cut(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        fates = _bytes_of(packed)
+        assigned = _assigned(fates)
         for batch in batches:
             for row in batch.to_pylist():
                 key = chunk_key(row["partition"], row["number"])
@@ -191,30 +198,72 @@ def _by_range(items: Items, splits: Sequence[bytes]) -> Iterator[tuple[int, byte
 
 
 def _ranges(cut: DataFrame, ranges: int, sequencing: Sequencing) -> DataFrame:
-    """One row (range, data, readers) for each range: the pickled ``_Range``, and the places that read in it."""
-    assigned = sequencing.assigned
+    """For each range its pickled ``_Range`` in pieces, and with the first piece the places that read in it."""
+    packed = _packed(sequencing.fates)
 
     def gather(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        assigned = _assigned(_bytes_of(packed))
         parts: dict[int, list[tuple[int, bytes]]] = {}
         for batch in batches:
             for row in batch.to_pylist():
                 parts.setdefault(row["range"], []).append((row["chunk"], row["data"]))
         for number in sorted(parts):
-            table = pa.concat_tables([read_stream(data) for _, data in sorted(parts[number])]).combine_chunks()
+            table = pa.concat_tables([read_stream(data) for _, data in sorted(parts.pop(number))]).combine_chunks()
             kept = _range(table, assigned)
-            readers = np.unique(kept.read_places)
-            yield pa.RecordBatch.from_arrays(
-                [
-                    pa.array([number], pa.int32()),
-                    pa.array([pickle.dumps(kept)], pa.binary()),
-                    pa.array([readers.tobytes()], pa.binary()),
-                    pa.array([len(kept.places)], pa.int64()),
-                ],
-                ["range", "data", "readers", "requests"],
-            )
+            readers = np.unique(kept.read_places).astype(np.int32).tobytes()
+            data = pickle.dumps(kept)
+            for begin in range(0, len(data), PIECE_BYTES):
+                yield pa.RecordBatch.from_arrays(
+                    [
+                        pa.array([number], pa.int32()),
+                        pa.array([begin // PIECE_BYTES], pa.int32()),
+                        pa.array([begin + PIECE_BYTES >= len(data)], pa.bool_()),
+                        pa.array([data[begin : begin + PIECE_BYTES]], pa.binary()),
+                        pa.array([readers if begin == 0 else b""], pa.binary()),
+                        pa.array([len(kept.places)], pa.int64()),
+                    ],
+                    ["range", "piece", "last", "data", "readers", "requests"],
+                )
 
     by_range = cut.where("range >= 0").repartition(ranges, F.col("range"))
-    return by_range.mapInArrow(gather, "range int, data binary, readers binary, requests long")
+    return by_range.mapInArrow(gather, _RANGE_TYPE)
+
+
+_RANGE_TYPE: Final = "range int, piece int, last boolean, data binary, readers binary, requests long"
+
+
+def _whole_ranges(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, _Range]]:
+    """Every range of a task, from its pieces, which come as they were written."""
+    held: list[bytes] = []
+    for batch in batches:
+        for row in batch.to_pylist():
+            assert row["piece"] == len(held), "the pieces of a range stay together and in order"
+            held.append(row["data"])
+            if row["last"]:
+                data = b"".join(held)
+                held = []
+                yield row["range"], pickle.loads(data)
+    assert not held, "a range ends with its last piece"
+
+
+def _packed(values: npt.NDArray[np.uint8] | npt.NDArray[np.uint16]) -> bytes:
+    """Numbers of which most are alike, small enough to be sent with every task."""
+    return zlib.compress(values.tobytes(), 1)
+
+
+def _bytes_of(packed: bytes) -> npt.NDArray[np.uint8]:
+    """A byte for each request: its fate, or its state."""
+    return np.frombuffer(zlib.decompress(packed), np.uint8)
+
+
+def _counts_of(packed: bytes) -> npt.NDArray[np.uint16]:
+    """For each request in how many ranges it is not clear yet."""
+    return np.frombuffer(zlib.decompress(packed), np.uint16)
+
+
+def _assigned(fates: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+    found: npt.NDArray[np.int32] = np.concatenate(([0], np.cumsum(fates == Fate.PENDING))).astype(np.int32)
+    return found
 
 
 def _range(table: pa.Table, assigned: npt.NDArray[np.int32]) -> _Range:
@@ -249,8 +298,8 @@ class _Driver:
         self.states[~self._pending] = REJECTED
         self._unclear: npt.NDArray[np.uint16] = np.zeros(len(self.states), np.uint16)
         self._clear: dict[int, bytes] = {}
-        for row in kept.select("range", "readers", "requests").toArrow().to_pylist():
-            self._unclear[np.frombuffer(row["readers"], np.int64)] += 1
+        for row in kept.where("piece = 0").select("range", "readers", "requests").toArrow().to_pylist():
+            self._unclear[np.frombuffer(row["readers"], np.int32)] += 1
             self._clear[row["range"]] = bytes(-(-row["requests"] // 8))
         self._commit_clear()
 
@@ -267,41 +316,42 @@ class _Driver:
             self.residue.append(left)
 
     def _round(self) -> None:
-        states, unclear, clear = self.states, self._unclear, dict(self._clear)
+        packed_states, packed_unclear = _packed(self.states), _packed(self._unclear)
+        clear = {number: zlib.compress(bits, 1) for number, bits in self._clear.items()}
 
         def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                for row in batch.to_pylist():
-                    yield _judge(row["range"], pickle.loads(row["data"]), states, unclear, clear[row["range"]])
+            states, unclear = _bytes_of(packed_states), _counts_of(packed_unclear)
+            for number, kept in _whole_ranges(batches):
+                yield _judge(number, kept, states, unclear, zlib.decompress(clear[number]))
 
-        wanted = self._kept.select("range", "data")
+        wanted = self._kept.select("range", "piece", "last", "data")
         told = wanted.mapInArrow(judge, "range int, conflicts binary, cleared binary, clear binary").toArrow()
         for row in told.to_pylist():
-            self.states[np.frombuffer(row["conflicts"], np.int64)] = REJECTED
-            self._unclear[np.frombuffer(row["cleared"], np.int64)] -= 1
+            self.states[np.frombuffer(row["conflicts"], np.int32)] = REJECTED
+            self._unclear[np.frombuffer(row["cleared"], np.int32)] -= 1
             self._clear[row["range"]] = row["clear"]
         self._commit_clear()
 
     def conflicts(self) -> tuple[Numbers, npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Every failed precondition and the newest change that broke it, over all ranges that it reads from."""
-        states = self.states
+        packed_states = _packed(self.states)
 
         def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                for data in batch["data"].to_pylist():
-                    kept: _Range = pickle.loads(data)
-                    broken = conflicting_changes(kept.problem, states[kept.places])
-                    failed = np.flatnonzero(broken)
-                    yield pa.RecordBatch.from_arrays(
-                        [
-                            pa.array(kept.read_places[failed]),
-                            pa.array(kept.read_numbers[failed]),
-                            pa.array(broken[failed]),
-                        ],
-                        ["place", "number", "ordinal"],
-                    )
+            states = _bytes_of(packed_states)
+            for _, kept in _whole_ranges(batches):
+                broken = conflicting_changes(kept.problem, states[kept.places])
+                failed = np.flatnonzero(broken)
+                yield pa.RecordBatch.from_arrays(
+                    [
+                        pa.array(kept.read_places[failed]),
+                        pa.array(kept.read_numbers[failed]),
+                        pa.array(broken[failed]),
+                    ],
+                    ["place", "number", "ordinal"],
+                )
 
-        told = self._kept.select("data").mapInArrow(look, "place long, number int, ordinal int").toArrow()
+        wanted = self._kept.select("range", "piece", "last", "data")
+        told = wanted.mapInArrow(look, "place long, number int, ordinal int").toArrow()
         merged = told.group_by(["place", "number"]).aggregate([("ordinal", "max")])
         merged = merged.sort_by([("place", "ascending"), ("number", "ascending")])
         return (
@@ -327,8 +377,8 @@ def _judge(
     return pa.RecordBatch.from_arrays(
         [
             pa.array([number], pa.int32()),
-            pa.array([kept.places[unknown & (verdicts == CONFLICT)].tobytes()], pa.binary()),
-            pa.array([kept.places[cleared].tobytes()], pa.binary()),
+            pa.array([kept.places[unknown & (verdicts == CONFLICT)].astype(np.int32).tobytes()], pa.binary()),
+            pa.array([kept.places[cleared].astype(np.int32).tobytes()], pa.binary()),
             pa.array([np.packbits(clear | cleared).tobytes()], pa.binary()),
         ],
         ["range", "conflicts", "cleared", "clear"],

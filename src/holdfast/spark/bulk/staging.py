@@ -34,6 +34,7 @@ _SUMMARY: dict[str, pa.DataType] = {
     "requests": pa.int32(),
     "items": pa.int64(),
     "size": pa.int64(),
+    "plain": pa.bool_(),
     "has_versions": pa.bool_(),
     "has_ids": pa.bool_(),
     "checksum": pa.decimal128(20),
@@ -42,8 +43,8 @@ _SUMMARY: dict[str, pa.DataType] = {
 _BLOBS = {"asks": pa.binary(), "item_rows": pa.binary(), "values": pa.binary()}
 _SCHEMA = pa.schema([pa.field(name, kind) for name, kind in {**_SUMMARY, **_BLOBS}.items()])
 _TYPE = (
-    "partition int, number int, requests int, items long, size long, has_versions boolean, has_ids boolean, "
-    "checksum decimal(20,0), weighted decimal(20,0), asks binary, item_rows binary, values binary"
+    "partition int, number int, requests int, items long, size long, plain boolean, has_versions boolean, "
+    "has_ids boolean, checksum decimal(20,0), weighted decimal(20,0), asks binary, item_rows binary, values binary"
 )
 
 
@@ -70,13 +71,17 @@ class ChunkPlace:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """All requests. ``digest`` names this input: the same requests in the same order have the same."""
+    """All requests. ``digest`` names this input: the same requests in the same order have the same.
+
+    ``plain``: nothing is read, no version named and no id given, and none is refused.
+    """
 
     frame: DataFrame
     chunks: tuple[ChunkPlace, ...]
     requests: int
     items: int
     size: int
+    plain: bool
     has_versions: bool
     has_ids: bool
     digest: str
@@ -115,6 +120,7 @@ def stage(frame: DataFrame, request_format: RequestFormat, *, partitions: int) -
         first,
         sum(row["items"] for row in rows),
         sum(row["size"] for row in rows),
+        all(row["plain"] for row in rows),
         any(row["has_versions"] for row in rows),
         any(row["has_ids"] for row in rows),
         digest,

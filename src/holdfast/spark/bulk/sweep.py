@@ -11,23 +11,23 @@ round. With all keys in one problem every clear request is committed at once, no
 gives the verdicts of a leader that takes the requests one by one.
 
 How it is quick without a compiler: requests are judged in blocks. The state before the block answers most reads of a
-block in a few array operations. What depends on writes of the same block is found by array operations too, and only
-these requests, a few of a block as a rule, are judged one by one; a block shrinks when they are many.
+block in a few array operations. Who reads what the same block writes is known by rank and time, and only there, a few
+reads of a block as a rule, each such pair is looked at: whoever reads from requests that are decided is decided, for
+all at once, and the ends of long chains one by one. A block shrinks when there are many pairs.
 
-Failure model: pure memory. Cost: O(items) array work, and O(items log) Python for requests that depend on their block.
+Failure model: pure memory. Cost: O(items) array work, and Python for requests at the end of a chain within a block.
 Measured by ``benchmarks/spark.py --only resolve``.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.spark.bulk.newest_by_rank import NewestByRank, Ordinals, newest_of_segments
+from holdfast.spark.bulk.newest_by_rank import NewestByRank, Ordinals
 
 __all__ = ["CLEAR", "COMMITTED", "CONFLICT", "REJECTED", "UNKNOWN", "Problem", "conflicting_changes", "sweep"]
 
@@ -43,8 +43,15 @@ CLEAR: Final = 1
 CONFLICT: Final = 2
 
 BLOCK_MIN: Final = 64
-BLOCK_START: Final = 1024
+BLOCK_START: Final = 2048
 BLOCK_MAX: Final = 8192
+PAIRS_FOR_EACH: Final = 8
+"""For each request of a block at most so many pairs are looked at, unless it is the smallest block."""
+PASSES: Final = 4
+"""After so many passes over the pairs of a block, the rest is a few chains and is decided one by one."""
+FIRST_WRITES_LEVELS: Final = 3
+"""A wider range meets a write of nearly every block, and is looked up anyway."""
+BACKWARDS: Final = 2**31 - 1
 CONFLICTS_BLOCK: Final = 4096
 
 
@@ -81,31 +88,62 @@ class Problem:
 
 
 class _Block:
-    """A stretch of requests and what of it the state before the block already decides."""
+    """A stretch of requests, and what of it the state before the block already decides."""
 
     __slots__ = (
-        "conflict", "first", "past", "read_ats", "read_highs", "read_lows", "read_of", "states", "unknown",
-        "write_highs", "write_lows", "write_of", "write_ordinals",
+        "conflict", "first", "ordinals", "past", "read_ats", "read_begins", "read_highs", "read_lows", "size", "states",
+        "unknown", "write_begins", "write_highs", "write_lows",
     )  # fmt: skip
 
     def __init__(self, problem: Problem, first: int, past: int) -> None:
-        self.first, self.past = first, past
+        self.first, self.past, self.size = first, past, past - first
+        self.ordinals: Ordinals = problem.ordinals[first:past]
+        self.read_begins = problem.read_begins[first : past + 1] - problem.read_begins[first]
+        self.write_begins = problem.write_begins[first : past + 1] - problem.write_begins[first]
         r0, r1 = int(problem.read_begins[first]), int(problem.read_begins[past])
         w0, w1 = int(problem.write_begins[first]), int(problem.write_begins[past])
         self.read_lows, self.read_highs = problem.read_lows[r0:r1], problem.read_highs[r0:r1]
         self.read_ats = problem.read_ats[r0:r1]
-        places = np.arange(past - first)
-        self.read_of = np.repeat(places, np.diff(problem.read_begins[first : past + 1]))
         self.write_lows, self.write_highs = problem.write_lows[w0:w1], problem.write_highs[w0:w1]
-        self.write_of = np.repeat(places, np.diff(problem.write_begins[first : past + 1]))
-        self.write_ordinals: Ordinals = problem.ordinals[first:past][self.write_of]
-        self.states: States = np.zeros(past - first, np.uint8)
-        self.conflict: Flags = np.zeros(past - first, np.bool_)
-        self.unknown: Flags = np.zeros(past - first, np.bool_)
+        self.states: States = np.zeros(self.size, np.uint8)
+        self.conflict: Flags = np.zeros(self.size, np.bool_)
+        self.unknown: Flags = np.zeros(self.size, np.bool_)
+
+    def readers(self, reads: Ranks) -> Ranks:
+        """Whose these reads are, as places in the block."""
+        found: Ranks = np.searchsorted(self.read_begins, reads, side="right") - 1
+        return found
+
+    def of_reads(self, flags: Flags) -> Ranks:
+        """The reads of these requests."""
+        if flags.all():
+            return np.arange(len(self.read_lows))
+        return np.flatnonzero(np.repeat(flags, np.diff(self.read_begins)))
+
+    def of_writes(self, flags: Flags) -> Ranks:
+        """The writes of these requests."""
+        return np.flatnonzero(np.repeat(flags, np.diff(self.write_begins)))
+
+    def writers(self) -> Ranks:
+        """Whose the writes are, as places in the block."""
+        found: Ranks = np.repeat(np.arange(self.size), np.diff(self.write_begins))
+        return found
 
     def record(self, newest: NewestByRank, which: Flags) -> None:
-        chosen = which[self.write_of]
-        newest.record(self.write_lows[chosen], self.write_highs[chosen], self.write_ordinals[chosen])
+        chosen = self.of_writes(which)
+        when: Ordinals = np.repeat(self.ordinals, np.diff(self.write_begins))[chosen]
+        newest.record(self.write_lows[chosen], self.write_highs[chosen], when)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """A read and an earlier write of the same block that changed, after it was read, what it reads: whose they are.
+
+    ``looked_at`` pairs were compared to find these."""
+
+    readers: Ranks
+    writers: Ranks
+    looked_at: int
 
 
 def sweep(problem: Problem, states: States, decides: Flags, clear: Flags) -> States:
@@ -115,167 +153,162 @@ def sweep(problem: Problem, states: States, decides: Flags, clear: Flags) -> Sta
     that it has been found clear here before. Cost: see the module.
     """
     committed, undecided = NewestByRank(problem.ranks), NewestByRank(problem.ranks)
-    first_writer: Ordinals = np.full(max(problem.ranks, 1), BLOCK_MAX, np.int32)
+    # What a block writes, by how many reads of the block come after it: the first to write a place is the newest.
+    first_writes = NewestByRank(problem.ranks, FIRST_WRITES_LEVELS)
     verdicts: States = np.zeros(problem.requests, np.uint8)
     size, first = BLOCK_START, 0
     while first < problem.requests:
-        past = min(first + size, problem.requests)
-        block = _Block(problem, first, past)
-        block.states[:] = states[first:past]
+        block = _Block(problem, first, min(first + size, problem.requests))
+        stretch = slice(block.first, block.past)
+        block.states[:] = states[stretch]
         open_requests = block.states == UNKNOWN
-        asked = open_requests & ~clear[first:past]
+        asked = open_requests & ~clear[stretch]
         _judge_by_state(block, asked, committed, undecided)
-        dependent = _dependent(block, asked & ~block.conflict, first_writer)
-        found: States = np.where(block.conflict, CONFLICT, np.where(block.unknown, UNKNOWN, CLEAR)).astype(np.uint8)
-        found[~open_requests] = 0
-        settled = open_requests & ~dependent
-        block.states[settled & (found == CONFLICT)] = REJECTED
-        block.states[settled & (found == CLEAR) & decides[first:past]] = COMMITTED
-        count = int(np.count_nonzero(dependent))
-        if count:
-            _judge_one_by_one(block, dependent, found, decides[first:past])
-        verdicts[first:past] = found
+        pairs = _pairs(block, asked & ~block.conflict, first_writes, PAIRS_FOR_EACH * size)
+        if pairs is None:
+            size >>= 1
+            continue
+        first = block.past
+        found = _judge_by_pairs(block, open_requests, decides[stretch], pairs)
+        verdicts[stretch] = found
         block.record(committed, block.states == COMMITTED)
-        block.record(undecided, block.states == UNKNOWN)
-        first = past
-        if count > size >> 3:
-            size = max(BLOCK_MIN, size >> 1)
-        elif count < size >> 6:
+        left = block.states == UNKNOWN
+        if left.any():
+            block.record(undecided, left)
+        if pairs.looked_at < size:
             size = min(BLOCK_MAX, size << 1)
     return verdicts
 
 
 def _judge_by_state(block: _Block, asked: Flags, committed: NewestByRank, undecided: NewestByRank) -> None:
     """Mark conflicts and unknowns that follow from what stands before the block."""
-    some = asked[block.read_of]
-    whole = bool(some.all())
-    lows = block.read_lows if whole else block.read_lows[some]
-    highs = block.read_highs if whole else block.read_highs[some]
-    ats = block.read_ats if whole else block.read_ats[some]
-    owners = block.read_of if whole else block.read_of[some]
-    if not len(lows):
-        return
-    block.conflict[owners[committed.newest(lows, highs) > ats]] = True
-    if not undecided.is_empty:
-        block.unknown[owners[undecided.newest(lows, highs) > ats]] = True
+    lows, highs, ats, some = block.read_lows, block.read_highs, block.read_ats, None
+    if not asked.all():
+        some = block.of_reads(asked)
+        lows, highs, ats = lows[some], highs[some], ats[some]
+    for newest, marks in ((committed, block.conflict), (undecided, block.unknown)):
+        if not newest.is_empty:
+            changed = np.flatnonzero(newest.changed_after(lows, highs, ats))
+            marks[block.readers(changed if some is None else some[changed])] = True
 
 
-def _dependent(block: _Block, asked: Flags, first_writer: Ordinals) -> Flags:
-    """The requests among ``asked`` that may read what a request before them in this block writes.
+def _pairs(block: _Block, asked: Flags, first_writes: NewestByRank, pairs_max: int) -> _Pairs | None:
+    """The pairs whose readers are ``asked``. None: too many for a block of this size.
 
-    ``first_writer`` is scratch, and is left as it was: the place in the block of the first to write a rank.
+    ``first_writes`` is scratch: empty before and after.
     """
-    dependent: Flags = np.zeros(len(asked), np.bool_)
-    live = ((block.states != REJECTED) & ~block.conflict)[block.write_of]
-    lows, highs, owners = block.write_lows[live], block.write_highs[live], block.write_of[live]
-    if not len(lows) or not asked.any():
-        return dependent
+    none = np.zeros(0, np.int64)
+    live = block.of_writes((block.states != REJECTED) & ~block.conflict)
+    reads = block.of_reads(asked)
+    if not len(live) or not len(reads):
+        return _Pairs(none, none, 0)
+    lows, highs, owners = block.write_lows[live], block.write_highs[live], block.writers()[live]
     single = highs - lows == 1
-    point_ranks = lows[single]
-    # Assigned from the last to the first, so that the first stays.
-    first_writer[point_ranks[::-1]] = owners[single][::-1]
-    reads = asked[block.read_of]
-    of, low, high = block.read_of[reads], block.read_lows[reads], block.read_highs[reads]
-    touches = first_writer[low] < of
-    wide = np.flatnonzero(high - low > 1)
-    if len(wide) and len(point_ranks):
-        order = np.argsort(point_ranks, kind="stable")
-        ranks = point_ranks[order]
-        # The earliest writer in the range is the largest of the places counted backwards.
-        backwards = (BLOCK_MAX - owners[single][order]).astype(np.int32)
-        begins, ends = np.searchsorted(ranks, low[wide]), np.searchsorted(ranks, high[wide])
-        touches[wide] = (BLOCK_MAX - newest_of_segments(backwards, begins, ends)) < of[wide]
-    for index in np.flatnonzero(~single).tolist():
-        touches |= (low < highs[index]) & (high > lows[index]) & (of > owners[index])
-    first_writer[point_ranks] = BLOCK_MAX
-    dependent[of[touches]] = True
-    return dependent
-
-
-class _LocalChanges:
-    """What requests of one block changed so far, by rank and by range, each with its newest ordinal."""
-
-    __slots__ = ("_all_ranks", "by_rank", "ranges")
-
-    def __init__(self, all_ranks: list[int]) -> None:
-        self._all_ranks = all_ranks
-        self.by_rank: dict[int, int] = {}
-        self.ranges: list[tuple[int, int, int]] = []
-
-    def add(self, low: int, high: int, ordinal: int) -> None:
-        if high - low == 1:
-            self.by_rank[low] = ordinal
-        else:
-            self.ranges.append((low, high, ordinal))
-
-    def changed_after(self, low: int, high: int, at: int) -> bool:
-        by_rank = self.by_rank
-        if high - low == 1:
-            if by_rank.get(low, 0) > at:
-                return True
-        elif by_rank:
-            ranks = self._all_ranks
-            for index in range(bisect_left(ranks, low), bisect_left(ranks, high)):
-                if by_rank.get(ranks[index], 0) > at:
-                    return True
-        return any(ordinal > at and begin < high and end > low for begin, end, ordinal in self.ranges)
-
-
-def _judge_one_by_one(block: _Block, dependent: Flags, found: States, decides: Flags) -> None:
-    """Judge the dependent requests in order, each against the requests of the block before it as they turned out."""
-    reads = np.flatnonzero(dependent[block.read_of])
-    rows = zip(
-        block.read_of[reads].tolist(),
-        block.read_lows[reads].tolist(),
-        block.read_highs[reads].tolist(),
-        block.read_ats[reads].tolist(),
-        strict=True,
+    whole = bool(single.all())
+    ranks, point_owners = (lows, owners) if whole else (lows[single], owners[single])
+    # A read is later than a write when it is at or behind the first read of the request after the writer.
+    first_writes.record(
+        ranks[::-1], ranks[::-1] + 1, (BACKWARDS - block.read_begins[1:])[point_owners[::-1]].astype(np.int32)
     )
-    reads_of: dict[int, list[tuple[int, int, int]]] = {}
-    for owner, low, high, at in rows:
-        reads_of.setdefault(owner, []).append((low, high, at))
-    writes = _writes_that_matter(block, reads)
-    all_ranks = sorted({low for _, low, high, _ in writes if high - low == 1})
-    committed, undecided = _LocalChanges(all_ranks), _LocalChanges(all_ranks)
+    later = (BACKWARDS - 1 - reads).astype(np.int32)
+    touching = first_writes.may_have_changed_after(block.read_lows[reads], block.read_highs[reads], later)
+    first_writes.forget(ranks)
+    pairs = _point_pairs(block, reads[touching], ranks, point_owners, pairs_max)
+    if pairs is None or whole:
+        return pairs
+    found, looked_at = [pairs], pairs.looked_at
+    readers = block.readers(reads)
+    for index in np.flatnonzero(~single).tolist():
+        meets = (block.read_lows[reads] < highs[index]) & (block.read_highs[reads] > lows[index])
+        meets &= (readers > owners[index]) & (block.read_ats[reads] < block.ordinals[owners[index]])
+        some = readers[meets]
+        looked_at += len(some)
+        if looked_at > pairs_max and block.size > BLOCK_MIN:
+            return None
+        found.append(_Pairs(some, np.full(len(some), owners[index], np.int64), len(some)))
+    return _Pairs(
+        np.concatenate([each.readers for each in found]), np.concatenate([each.writers for each in found]), looked_at
+    )
+
+
+def _point_pairs(block: _Block, reads: Ranks, ranks: Ranks, owners: Ranks, pairs_max: int) -> _Pairs | None:
+    """The pairs of these reads and of writes of one rank each, or None: too many."""
+    readers = block.readers(reads)
+    lows, highs = block.read_lows[reads], block.read_highs[reads]
+    # By rank, and by time within a rank. Of one rank, what was written since then lies together.
+    keys = np.sort(ranks * block.size + owners)
+    since = np.searchsorted(block.ordinals, block.read_ats[reads], side="right")
+    one = highs - lows == 1
+    begins = np.searchsorted(keys, lows * block.size + np.where(one, since, 0))
+    ends = np.searchsorted(keys, np.where(one, lows * block.size + readers, highs * block.size))
+    counts = np.maximum(ends - begins, 0)
+    looked_at = int(counts.sum())
+    if looked_at > pairs_max and block.size > BLOCK_MIN:
+        return None
+    of_pairs, places = _expanded(begins, counts)
+    writers = keys[places] % block.size
+    within = np.flatnonzero((writers < readers[of_pairs]) & (writers >= since[of_pairs]))
+    return _Pairs(readers[of_pairs[within]], writers[within], looked_at)
+
+
+def _expanded(begins: Ranks, counts: Ranks) -> tuple[Ranks, Ranks]:
+    """Which segment, and which place, for every place of all segments."""
+    starts = np.cumsum(counts) - counts
+    segments: Ranks = np.repeat(np.arange(len(counts)), counts)
+    places: Ranks = np.arange(len(segments)) + (begins - starts)[segments]
+    return segments, places
+
+
+def _judge_by_pairs(block: _Block, open_requests: Flags, decides: Flags, pairs: _Pairs) -> States:
+    """The verdicts of a block, and the states that follow from them."""
+    found: States = np.where(block.conflict, CONFLICT, np.where(block.unknown, UNKNOWN, CLEAR)).astype(np.uint8)
+    found[~open_requests] = 0
+    waiting: Flags = np.zeros(block.size, np.bool_)
+    waiting[pairs.readers] = True
+    settled = open_requests & ~waiting
+    block.states[settled & (found == CONFLICT)] = REJECTED
+    block.states[settled & (found == CLEAR) & decides] = COMMITTED
+    readers, writers = pairs.readers, pairs.writers
+    for _ in range(PASSES):
+        if not len(readers):
+            return found
+        broken = readers[block.states[writers] == COMMITTED]
+        found[broken], block.states[broken], waiting[broken] = CONFLICT, REJECTED, False
+        still = np.flatnonzero(waiting[readers] & (block.states[writers] != REJECTED))
+        readers, writers = readers[still], writers[still]
+        held: Flags = np.zeros(block.size, np.bool_)
+        held[readers[waiting[writers]]] = True
+        # Whoever waits for nobody is decided; what is left of its pairs is with writers that stay unknown.
+        ready = waiting & ~held
+        found[readers[ready[readers]]] = UNKNOWN
+        block.states[ready & (found == CLEAR) & decides] = COMMITTED
+        waiting &= held
+        still = np.flatnonzero(waiting[readers])
+        readers, writers = readers[still], writers[still]
+    _judge_one_by_one(block, decides, readers, writers, found)
+    return found
+
+
+def _judge_one_by_one(block: _Block, decides: Flags, readers: Ranks, writers: Ranks, found: States) -> None:
+    """Decide the readers of the pairs that are left in their order, each when all that it waits for are decided."""
+    order = np.argsort(readers, kind="stable")
+    writers_of: dict[int, list[int]] = {}
+    for reader, writer in zip(readers[order].tolist(), writers[order].tolist(), strict=True):
+        writers_of.setdefault(reader, []).append(writer)
     states: list[int] = block.states.tolist()
-    unknown: list[bool] = block.unknown.tolist()
-    decides_at: list[bool] = decides.tolist()
-    written = 0
-    for owner in np.flatnonzero(dependent).tolist():
-        while written < len(writes) and writes[written][0] < owner:
-            place, low, high, ordinal = writes[written]
-            written += 1
-            if states[place] != REJECTED:
-                (committed if states[place] == COMMITTED else undecided).add(low, high, ordinal)
-        verdict = UNKNOWN if unknown[owner] else CLEAR
-        for low, high, at in reads_of[owner]:
-            if committed.changed_after(low, high, at):
+    for reader, its in writers_of.items():
+        verdict = int(found[reader])
+        for writer in its:
+            if states[writer] == COMMITTED:
                 verdict = CONFLICT
                 break
-            if verdict and undecided.changed_after(low, high, at):
+            if states[writer] == UNKNOWN:
                 verdict = UNKNOWN
-        found[owner] = verdict
+        found[reader] = verdict
         if verdict == CONFLICT:
-            states[owner] = block.states[owner] = REJECTED
-        elif verdict == CLEAR and decides_at[owner]:
-            states[owner] = block.states[owner] = COMMITTED
-
-
-def _writes_that_matter(block: _Block, reads: Ranks) -> list[tuple[int, int, int, int]]:
-    """The block's writes that a dependent request may have read: place of the writer, range of ranks, ordinal."""
-    live = (block.states != REJECTED)[block.write_of]
-    lows, highs = block.read_lows[reads], block.read_highs[reads]
-    if (highs - lows == 1).all():
-        live &= (block.write_highs - block.write_lows > 1) | np.isin(block.write_lows, lows)
-    return list(
-        zip(
-            block.write_of[live].tolist(),
-            block.write_lows[live].tolist(),
-            block.write_highs[live].tolist(),
-            block.write_ordinals[live].tolist(),
-            strict=True,
-        )
-    )
+            states[reader] = block.states[reader] = REJECTED
+        elif verdict == CLEAR and decides[reader]:
+            states[reader] = block.states[reader] = COMMITTED
 
 
 def conflicting_changes(problem: Problem, states: States) -> Ordinals:
@@ -288,9 +321,9 @@ def conflicting_changes(problem: Problem, states: States) -> Ordinals:
     for first in range(0, problem.requests, CONFLICTS_BLOCK):
         block = _Block(problem, first, min(first + CONFLICTS_BLOCK, problem.requests))
         block.states[:] = states[block.first : block.past]
-        reads = np.flatnonzero((block.states == REJECTED)[block.read_of])
+        reads = block.of_reads(block.states == REJECTED)
         if len(reads):
-            lows, highs, of = block.read_lows[reads], block.read_highs[reads], block.read_of[reads]
+            lows, highs, of = block.read_lows[reads], block.read_highs[reads], block.readers(reads)
             found = np.maximum(newest.newest(lows, highs), _newest_in_block(block, lows, highs, of))
             found[found <= block.read_ats[reads]] = 0
             result[reads + int(problem.read_begins[first])] = found
@@ -300,17 +333,16 @@ def conflicting_changes(problem: Problem, states: States) -> Ordinals:
 
 def _newest_in_block(block: _Block, lows: Ranks, highs: Ranks, of: Ranks) -> Ordinals:
     """The newest committed change by a request of the block before each reader."""
-    live = (block.states == COMMITTED)[block.write_of]
-    write_lows, write_highs = block.write_lows[live], block.write_highs[live]
-    owners, ordinals = block.write_of[live], block.write_ordinals[live]
+    live = block.of_writes(block.states == COMMITTED)
+    write_lows, write_highs, owners = block.write_lows[live], block.write_highs[live], block.writers()[live]
+    ordinals = block.ordinals[owners]
     single = write_highs - write_lows == 1
     found: Ordinals = np.zeros(len(lows), np.int32)
     # By rank, and by time within a rank: of a single rank the wanted change is the last one before the reader.
     points = np.flatnonzero(single)
-    width = len(block.states)
-    keys = write_lows[points] * width + owners[points]
-    order = np.argsort(keys, kind="stable")
-    keys, when = keys[order], ordinals[points][order]
+    width = block.size
+    keys = np.sort(write_lows[points] * width + owners[points])
+    when = block.ordinals[keys % width]
     narrow = highs - lows == 1
     before = np.searchsorted(keys, lows * width + of) - 1
     held = narrow & (before >= 0)

@@ -26,13 +26,13 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
+from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.request_chunk import read_stream, stream
 from holdfast.spark.bulk.resolve import Resolution
 from holdfast.spark.bulk.sequencing import Fate
 from holdfast.spark.bulk.staging import ChunkPlace, Staged, chunk_key
 from holdfast.spark.pipeline.delta_output import DeltaOutput
 from holdfast.spark.pipeline.table_files import FILES_TYPE, new_files, told, write_table
-from holdfast.spark.pipeline.table_location import table_location
 from holdfast.spark.pipeline.task_errors import task_errors
 
 __all__ = ["INVALID_CODES", "VERDICTS", "write_verdicts"]

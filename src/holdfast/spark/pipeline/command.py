@@ -18,6 +18,8 @@ from typing import Final, TypeAlias
 from pyspark.sql import SparkSession
 
 from holdfast.errors import Code, InvalidRequest
+from holdfast.segments.table_location import table_location
+from holdfast.spark.command_session import command_session
 from holdfast.spark.doctor import Diagnosis, diagnose
 from holdfast.spark.pipeline.changes import Changes
 from holdfast.spark.pipeline.history import History
@@ -26,10 +28,7 @@ from holdfast.spark.pipeline.replay import Replay
 from holdfast.spark.pipeline.runner import STEP_BYTES_DEFAULT, Job, RunReport, Schedule, StepReport, run_pipeline
 from holdfast.spark.pipeline.segments import SEGMENT_LOG_BYTES_MIN, Segments
 from holdfast.spark.pipeline.snapshot import Snapshot
-from holdfast.spark.pipeline.table_location import table_location
 from holdfast.spark.pipeline.verify import Verify
-from holdfast.spark.source import HoldfastDataSource
-from holdfast.spark.spark_session import session
 
 __all__ = ["Command", "Made", "Running", "Told", "doctor"]
 
@@ -88,13 +87,7 @@ class Command:
         if self.name not in _PIPELINES:
             raise InvalidRequest(f"there is no pipeline {self.name!r}", code=Code.BAD_CONFIGURATION)
         schedule = Schedule(every_seconds, until)
-        presets = {"spark.sql.session.timeZone": "UTC"}
-        if self.remote is None:
-            presets["spark.log.level"] = "ERROR"
-        spark = session(f"holdfast {self.name}", master=self.master, remote=self.remote, conf={**presets, **self.conf})
-        if self.remote is not None:
-            # A server of Spark Connect may have been started without this package in sight of its driver.
-            spark.dataSource.register(HoldfastDataSource)
+        spark = command_session(self.name, self.master, self.remote, self.conf)
         try:
             with stopping() as stop:
                 return _PIPELINES[self.name](spark, self, Running(schedule, options, told, stop))

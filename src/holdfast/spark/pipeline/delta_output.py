@@ -36,8 +36,8 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
 from holdfast.errors import Code, Conflict, CorruptData, InvalidRequest, Unavailable
+from holdfast.segments.table_location import TableLocation
 from holdfast.spark.pipeline.table_files import NewFile
-from holdfast.spark.pipeline.table_location import TableLocation
 
 __all__ = ["DeltaOutput", "TableFile", "TableState"]
 

@@ -32,12 +32,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
+from holdfast.segments.table_location import table_location
 from holdfast.spark.pipeline.buckets import BucketPart, bucket_count, in_buckets, rewrite_buckets
 from holdfast.spark.pipeline.delta_output import DeltaOutput
 from holdfast.spark.pipeline.increments import Increment, log_head, next_increment
 from holdfast.spark.pipeline.log_changes import read_increment
 from holdfast.spark.pipeline.runner import StepResult
-from holdfast.spark.pipeline.table_location import table_location
 
 __all__ = ["History", "merge_history"]
 

@@ -25,11 +25,11 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from holdfast.segments.table_location import table_location
 from holdfast.spark.pipeline.delta_output import DeltaOutput
 from holdfast.spark.pipeline.increments import Increment, log_head, next_increment
 from holdfast.spark.pipeline.runner import StepResult
 from holdfast.spark.pipeline.table_files import FILES_TYPE, new_files, told, write_table
-from holdfast.spark.pipeline.table_location import table_location
 from holdfast.spark.segment_plan import index_of_log
 from holdfast.spark.segment_reading import SEGMENT_SCHEMA
 

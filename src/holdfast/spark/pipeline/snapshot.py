@@ -27,13 +27,13 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
+from holdfast.segments.table_location import table_location
 from holdfast.spark.pipeline.delta_output import DeltaOutput
 from holdfast.spark.pipeline.increments import Increment, log_head, next_increment
 from holdfast.spark.pipeline.log_changes import read_increment
 from holdfast.spark.pipeline.runner import StepResult
 from holdfast.spark.pipeline.state import newest_values, range_coverage
 from holdfast.spark.pipeline.table_files import FILES_TYPE, new_files, read_files, told, write_table
-from holdfast.spark.pipeline.table_location import table_location
 
 __all__ = ["Snapshot", "write_sorted"]
 

@@ -32,7 +32,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.errors import Unavailable
 from holdfast.objects.port import Created, ObjectStore, Refused
-from holdfast.spark.pipeline.table_location import open_table_store
+from holdfast.segments.table_location import open_table_store
 
 __all__ = [
     "FILES_SCHEMA",
@@ -108,6 +108,7 @@ def write_table(
         compression_level=1,
         row_group_size=ROW_GROUP_ROWS,
         use_dictionary=False,
+        write_page_checksum=True,
         bloom_filter_options={name: {"ndv": ROW_GROUP_ROWS, "fpp": BLOOM_FALSE_POSITIVES} for name in blooms} or None,
     )
     data = sink.getvalue().to_pybytes()

@@ -36,13 +36,13 @@ from pyspark.sql import SparkSession
 from holdfast.commit.batch import Header
 from holdfast.errors import Code, CorruptData
 from holdfast.objects.port import ObjectStore
+from holdfast.segments.table_location import table_location
 from holdfast.spark.pipeline.audit_piece import audit_piece
 from holdfast.spark.pipeline.audit_survey import Finding, Survey, last_readable, survey, surveyed_log_id
 from holdfast.spark.pipeline.delta_output import DeltaOutput
 from holdfast.spark.pipeline.increments import Increment, LogHead, first_above
 from holdfast.spark.pipeline.runner import StepResult
 from holdfast.spark.pipeline.table_files import write_table
-from holdfast.spark.pipeline.table_location import table_location
 from holdfast.spark.pipeline.task_errors import task_errors
 from holdfast.spark.plan import Chain, Piece, cut
 from holdfast.spark.store_thread import StoreThread

@@ -1,0 +1,166 @@
+"""Every option of a read has the effect it names, on a directory and on a real S3 server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.s3_lane import gateway, s3_bucket
+from tests.spark.log_builder import LogBuilder, random_log, read_plainly
+
+from holdfast.commit.batch import FIRST_SLOT, object_name
+from holdfast.errors import CorruptData
+from holdfast.objects.open import open_store
+from holdfast.objects.port import Created
+from holdfast.spark import options as read_options
+from holdfast.spark.options import Mode, parse_read_options
+from holdfast.spark.source import HoldfastBatchReader
+from holdfast.spark.stream_source import HoldfastStreamReader
+from holdfast.testing.rgw import Gateway
+
+__all__ = ["gateway", "s3_bucket"]
+
+Rows = list[dict[str, object]]
+WITH_POSITION = "version,position,seq,kind,key,end,value"
+
+
+@dataclass(frozen=True)
+class Question:
+    """One option with a value, those beside it, and whether these rows are what it names, all rows being known."""
+
+    value: str
+    is_right: Callable[[Rows, Rows], bool]
+    beside: tuple[tuple[str, str], ...] = ()
+    mode: Mode = Mode.BATCH
+
+
+def builder_of_log() -> LogBuilder:
+    return random_log(63, reigns=8, batches=14)
+
+
+def questions(builder: LogBuilder) -> dict[str, Question]:
+    """By the name of the option; ``url`` and ``segments`` say where to read; see ``test_segment_plan``."""
+    live = [batch for batch in read_plainly(builder.objects) if batch.transactions]
+    middle = live[len(live) // 2].header
+    version = middle.last_version
+    time = datetime.fromtimestamp(middle.time_ms / 1000, UTC).isoformat()
+
+    def same(found: Rows, everything: Rows) -> bool:
+        return found == everything
+
+    def up_to(found: Rows, everything: Rows) -> bool:
+        return found == [row for row in everything if row["version"] <= version]  # type: ignore[operator]
+
+    def behind(found: Rows, everything: Rows) -> bool:
+        return found == [row for row in everything if row["version"] > version]  # type: ignore[operator]
+
+    def of(wanted: Callable[[dict[str, Any]], bool]) -> Callable[[Rows, Rows], bool]:
+        return lambda found, everything: found == [row for row in everything if wanted(row)]
+
+    def reaches_b(row: dict[str, Any]) -> bool:
+        if row["kind"] == "range_delete":  # meets the wanted range, which an empty one does not
+            return row["end"] is None or row["end"] > b"b"
+        return bool(row["key"] >= b"b")
+
+    stream = Mode.STREAM
+    return {
+        "shape": Question("operations", same),
+        "columns": Question(
+            "key,version", lambda found, all_: [list(row) for row in found] == [["key", "version"]] * len(all_)
+        ),
+        "startingVersion": Question(str(version + 1), behind),
+        "startingTimestamp": Question(
+            time, lambda found, all_: 0 < len(found) <= len(all_) and found == all_[-len(found) :]
+        ),
+        "startingOffsets": Question(f'{{"version": {version}}}', behind),
+        "endingVersion": Question(str(version), up_to),
+        "asOfVersion": Question(str(version), up_to),
+        "failOnDataLoss": Question("false", same),
+        "verify": Question("false", same),
+        "targetPartitionBytes": Question(str(2**20), same),
+        "pushdown": Question("true", same),
+        "kinds": Question("delete", of(lambda row: row["kind"] == "delete")),
+        "keyPrefix": Question("b", of(lambda row: row["key"] < b"c" and reaches_b(row))),
+        "keyBegin": Question("b", of(reaches_b)),
+        "keyEnd": Question("b", of(lambda row: row["key"] < b"b")),
+        "keyEncoding": Question("hex", of(reaches_b), (("keyBegin", "62"),)),
+        "maxObjectsPerTrigger": Question("3", same, mode=stream),
+        "maxBytesPerTrigger": Question("5000", same, mode=stream),
+        "maxRowsPerTrigger": Question("2", same, mode=stream),
+        "minRowsPerTrigger": Question("1", same, mode=stream),
+        "maxTriggerDelay": Question("1ms", same, (("minRowsPerTrigger", "1"),), stream),
+        "pollInterval": Question("1ms", same, mode=stream),
+    }
+
+
+def rows_of(url: str, mode: Mode, given: dict[str, str]) -> Rows:
+    """What Spark would be handed, in log order."""
+    options = parse_read_options({"columns": WITH_POSITION, **given, "url": url}, mode)
+    if mode is Mode.BATCH:
+        reader = HoldfastBatchReader(options)
+        return [row for piece in reader.partitions() for batch in reader.read(piece) for row in batch.to_pylist()]
+    stream = HoldfastStreamReader(options)
+    rows: Rows = []
+    offset = stream.initialOffset()
+    stream.prepareForTriggerAvailableNow()
+    while (end := stream.latestOffset(offset, stream.getDefaultReadLimit())) != offset:
+        pieces = stream.partitions(offset, end)
+        rows += [row for piece in pieces for batch in stream.read(piece) for row in batch.to_pylist()]
+        offset = end
+    stream.stop()
+    return rows
+
+
+async def put_all(url: str, objects: dict[int, bytes]) -> None:
+    store = open_store(url)
+    for slot, data in objects.items():
+        assert isinstance(await store.create(object_name(slot), data), Created)
+    await store.close()
+
+
+def test_each_option_names_the_same_rows_in_a_directory_and_on_s3(
+    tmp_path: Path,
+    s3_bucket: str,
+    gateway: object,
+) -> None:
+    assert isinstance(gateway, Gateway)
+    builder = builder_of_log()
+    places = {"directory": builder.write_to(tmp_path / "log"), "s3": gateway.url(s3_bucket, prefix="log")}
+    asyncio.run(put_all(places["s3"], builder.objects))
+    asked = questions(builder)
+    assert asked.keys() | {"url", "segments"} == read_options._APPLIES.keys(), "an option without a question"
+    everything = rows_of(places["directory"], Mode.BATCH, {})
+    assert len(everything) > 50
+    for name, question in asked.items():
+        found = {}
+        for place, url in places.items():
+            found[place] = rows_of(url, question.mode, {name: question.value, **dict(question.beside)})
+            assert question.is_right(found[place], everything), (name, place)
+        assert found["directory"] == found["s3"], name
+
+
+def test_without_verify_a_body_is_taken_as_it_is_and_headers_are_checked_all_the_same(tmp_path: Path) -> None:
+    builder = builder_of_log()
+    victim = next(
+        batch.header for batch in read_plainly(builder.objects) if batch.transactions and not batch.header.flags
+    )
+    url = builder.write_to(tmp_path / "log")
+    path = tmp_path / "log" / object_name(victim.slot)
+    data = path.read_bytes()
+    everything = rows_of(url, Mode.BATCH, {})
+    values = [row["value"] for row in everything if row["seq"] == FIRST_SLOT - victim.slot]
+    at = data.rfind(max((value for value in values if isinstance(value, bytes)), key=len))
+    assert at > 512
+    path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    with pytest.raises(CorruptData, match="body CRC"):
+        rows_of(url, Mode.BATCH, {})
+    taken = rows_of(url, Mode.BATCH, {"verify": "false"})
+    assert len(taken) == len(everything) and sum(a != b for a, b in zip(taken, everything, strict=True)) == 1
+    path.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    with pytest.raises(CorruptData, match="header CRC"):
+        rows_of(url, Mode.BATCH, {"verify": "false"})
