@@ -14,7 +14,7 @@ SHELL := /bin/sh
 
 BIN := .venv/bin
 STAMPS := .venv/.stamps
-LANES ?= unit property scripts compat conformance simulation integration crash spark
+LANES ?= unit property scripts compat conformance simulation integration stores crash spark
 LANE_FOLDERS = $(addprefix tests/,$(LANES))
 SPARK_LANE = $(filter tests/spark,$(LANE_FOLDERS))
 OTHER_LANES = $(filter-out tests/spark,$(LANE_FOLDERS))
@@ -52,12 +52,17 @@ serve: $(STAMPS)/venv
 # Spark in a process of its own: it brings a Java process, threads and Python workers that no other lane should meet.
 test: $(STAMPS)/venv $(STAMPS)/java s3-packages
 	$(if $(OTHER_LANES),@$(BIN)/python -m pytest -q $(OTHER_LANES) $(TEST_FLAGS))
-	$(if $(SPARK_LANE),@JAVA_HOME=$$(cat $(STAMPS)/java) $(BIN)/python -m pytest -q $(SPARK_LANE) $(TEST_FLAGS))
+	$(if $(SPARK_LANE),@JAVA_HOME=$$(cat $(STAMPS)/java) $(BIN)/python -m pytest -q --timeout=420 $(SPARK_LANE) $(TEST_FLAGS))
 
-# Large numbers; proof.json is written by tests/conftest.py at the end, also when something failed.
+# Large numbers; proof.json is written by tests/conftest.py at the end, also when something failed; Spark's run joins it.
 prove: $(STAMPS)/venv $(STAMPS)/java
 	@CI=true scripts/setup.sh s3
-	@HOLDFAST_PROVE=1 JAVA_HOME=$$(cat $(STAMPS)/java) $(BIN)/python -m pytest -q --timeout=14400 $(LANE_FOLDERS) $(TEST_FLAGS)
+	@rm -f proof.json
+	@status=0; \
+	$(if $(OTHER_LANES),HOLDFAST_PROVE=1 $(BIN)/python -m pytest -q --timeout=14400 $(OTHER_LANES) $(TEST_FLAGS) || status=$$?;) \
+	$(if $(SPARK_LANE),HOLDFAST_PROVE=1 $(if $(OTHER_LANES),HOLDFAST_PROOF_GOES_ON=1) JAVA_HOME=$$(cat $(STAMPS)/java) \
+	    $(BIN)/python -m pytest -q --timeout=14400 $(SPARK_LANE) $(TEST_FLAGS) || status=$$?;) \
+	exit $$status
 
 check: $(STAMPS)/venv
 	$(BIN)/ruff format --check

@@ -27,7 +27,9 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 MAKE = re.compile(r"(?:^\s*|`)make ([a-z][a-z0-9-]*)", re.MULTILINE)
-COMMAND = re.compile(r"(?:^\s*|`)holdfast ((?:(?:log|queue|spark) )?[a-z][a-z-]*)((?: [^`\n|&<>]*)?)", re.MULTILINE)
+COMMAND = re.compile(
+    r"(?:^\s*|`)holdfast ((?:(?:log|queue|spark|stores) )?[a-z][a-z-]*)((?: [^`\n|&<>]*)?)", re.MULTILINE
+)
 OPTION = re.compile(r"(?<=\s)--[a-z][a-z-]*")
 BEGIN, END = "<!-- generated: keys -->", "<!-- end of generated -->"
 

@@ -21,6 +21,7 @@ ARGUED: dict[str, str] = {
     "holdfast/commit/batch.py:encode_body": "one pass over the rows, column by column: the hottest loop of the writer",
     "holdfast/queue/queue.py": "the public class: half of it is what its methods promise",
     "holdfast/queue/writer.py": "the one place that moves the end of the log: its parts share state under two locks",
+    "holdfast/server/fast_lane.py": "one connection: reading, answering and closing share its state, byte by byte",
     "holdfast/testing/simulation/mutants.py:_registry": "a table, one row for each broken rule",
     "holdfast/testing/simulation/node.py": "one process of a world, in the order of its life; its parts share state",
 }

@@ -1,7 +1,8 @@
 """What all lanes share: how much is run, and what a run must leave behind.
 
 ``HOLDFAST_PROVE=1`` raises the numbers (``make prove``), refuses skipped tests and writes ``proof.json``. ``CI=true``
-refuses skipped tests too. A test adds its own counts to the proof with ``record_property("seeds", 5000)``.
+refuses skipped tests too. ``HOLDFAST_PROOF_GOES_ON=1``
+adds to the proof of the run before. A test adds its own counts to the proof with ``record_property("seeds", 5000)``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -73,7 +75,11 @@ class Proof:
         if NO_SKIPS and self.skipped and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if PROVE:
-            (ROOT / "proof.json").write_text(json.dumps(self.summary(int(session.exitstatus)), indent=2) + "\n")
+            path = ROOT / "proof.json"
+            proof = self.summary(int(session.exitstatus))
+            if os.environ.get("HOLDFAST_PROOF_GOES_ON") == "1":
+                proof = joined(json.loads(path.read_text()), proof)
+            path.write_text(json.dumps(proof, indent=2) + "\n")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say why a run without failures has failed."""
@@ -104,6 +110,20 @@ class Proof:
                 for name, lane in sorted(self.lanes.items())
             },
         }
+
+
+def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """One proof of two runs: as good as the worse of them, and none at all where they ran different commits."""
+    same = first["commit"] == second["commit"]
+    return {
+        **second,
+        "ok": first["ok"] and second["ok"] and same,
+        "clean": first["clean"] and second["clean"],
+        "began": first["began"],
+        "seconds": round(first["seconds"] + second["seconds"], 1),
+        "skipped": [*first["skipped"], *second["skipped"]],
+        "lanes": dict(sorted({**first["lanes"], **second["lanes"]}.items())),
+    }
 
 
 def pytest_configure(config: pytest.Config) -> None:

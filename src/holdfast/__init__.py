@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from holdfast import aio
     from holdfast.client import Client, ClientOptions
+    from holdfast.client.stores import StoreClient
     from holdfast.commit.transaction import (
         Delete,
         Operation,
@@ -74,6 +75,7 @@ __all__ = [
     "RangeDelete",
     "RangeRead",
     "Settings",
+    "StoreClient",
     "Transaction",
     "Unavailable",
     "View",
@@ -88,6 +90,7 @@ __version__: Final = "0.1.0"
 
 _HOMES: Final = {
     "holdfast.client": ("Client", "ClientOptions"),
+    "holdfast.client.stores": ("StoreClient",),
     "holdfast.commit.transaction": (
         "Delete",
         "Operation",

@@ -1,9 +1,9 @@
-"""The asyncio twins of the blocking classes: ``holdfast.aio.Client`` and ``holdfast.aio.Queue``.
+"""The asyncio twins of the blocking classes: ``Client``, ``Queue`` and ``StoreClient``.
 
 Each name is loaded when it is first used: ``Queue`` needs the standard library alone, all others ``holdfast[client]``.
 
 Owns: the names of the asynchronous surface. Does not own: anything behind them (``client.asynchronous``,
-``queue.asynchronous``).
+``queue.asynchronous``, ``client.stores.asynchronous``).
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ if TYPE_CHECKING:
     from holdfast.client.asynchronous import AsyncTransaction, Client, Subscription
     from holdfast.client.options import ClientOptions
     from holdfast.client.shell import Transacted
+    from holdfast.client.stores.asynchronous import StoreClient
     from holdfast.queue.asynchronous import Queue
 
-__all__ = ["AsyncTransaction", "Client", "ClientOptions", "Queue", "Subscription", "Transacted"]
+__all__ = ["AsyncTransaction", "Client", "ClientOptions", "Queue", "StoreClient", "Subscription", "Transacted"]
 
 _HOME: Final = {
     "AsyncTransaction": "holdfast.client.asynchronous",
     "Client": "holdfast.client.asynchronous",
     "ClientOptions": "holdfast.client.options",
     "Queue": "holdfast.queue.asynchronous",
+    "StoreClient": "holdfast.client.stores.asynchronous",
     "Subscription": "holdfast.client.asynchronous",
     "Transacted": "holdfast.client.shell",
 }

@@ -101,6 +101,21 @@ class Code(StrEnum):
     PERMISSION_DENIED = "permission_denied"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     INTERNAL = "internal"
+    # the message stores
+    STORE_FULL = "store_full"
+    CLUSTER_FULL = "cluster_full"
+    MESSAGE_TOO_LARGE = "message_too_large"
+    DISK_LIMIT = "disk_limit"
+    NO_QUORUM = "no_quorum"
+    DURABLE_COLLISION = "durable_collision"
+    MATCHER_MISMATCH = "matcher_mismatch"
+    TYPE_MISMATCH = "type_mismatch"
+    TOO_MANY_DURABLES = "too_many_durables"
+    SEQUENCE_GAP = "sequence_gap"
+    UNKNOWN_PUBLISHER = "unknown_publisher"
+    REVISION_MISMATCH = "revision_mismatch"
+    LOCK_HELD = "lock_held"
+    NOT_HOLDER = "not_holder"
 
 
 class HoldfastError(Exception):

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 SERVE = (sys.executable, "-m", "holdfast.cli.main", "serve")
-READY_SECONDS_MAX = 60.0
+READY_SECONDS_MAX = 100.0
 STOP_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.01
 

@@ -32,11 +32,11 @@ from holdfast.server.view_messages import ViewStart
 SECONDS_MAX = 20.0
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
+def run(scenario: Callable[[], Awaitable[None]], *, seconds_max: float = SECONDS_MAX) -> None:
     """Run one scenario on uvloop, as the product does, and give up after a bound."""
 
     async def bounded() -> None:
-        async with asyncio.timeout(SECONDS_MAX):
+        async with asyncio.timeout(seconds_max):
             await scenario()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

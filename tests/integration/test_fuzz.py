@@ -32,8 +32,8 @@ CHECKS = (
     "response_headers_conformance",
     "errors_are_coded",
 )
-# A stream does not end, and stepping down ends the server: both are fuzzed by tests of their own below.
-EXCLUDED = ("/v1/subscribe", "/v1/admin/step-down")
+# A stream does not end, stepping down ends the server and suspending its stores: they are tested by themselves.
+EXCLUDED = ("/v1/subscribe", "/v1/admin/step-down", "/v1/cluster/suspend")
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     process = ServerProcess(directory, f"file://{directory}/log", free_port(), flags=["--init"])
     try:
         process.wait_until_leading()
+        durables = {"work": {"type": "shared"}, "prices": {"type": "map"}}
+        store = {"durables": durables, "templates": {"jobs": {"type": "shared"}}}
+        while True:  # the log is served a moment before the stores are open
+            made = requests.put(f"http://127.0.0.1:{process.port}/v1/stores/orders", json=store, timeout=20)
+            if made.status_code != 503:
+                break
+        assert made.status_code == 200, made.text
         yield process
     finally:
         process.kill()

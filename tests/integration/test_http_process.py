@@ -74,6 +74,13 @@ class Process:
         finally:
             connection.close()
 
+    def key(self, encoded: str) -> Any:
+        """What the view shows; on a busy machine its process may begin to follow seconds after the leader leads."""
+        while True:
+            status, answer = self.ask("GET", f"/v1/keys/{encoded}")
+            if status != 503 or answer["error"]["code"] != "view_behind":
+                return answer
+
     def metric(self, name: str) -> float:
         """One figure without labels."""
         connection = http.client.HTTPConnection(self.address, timeout=SECONDS_MAX)
@@ -127,7 +134,7 @@ def test_a_signal_drains_resigns_and_exits_0_and_the_next_start_leads_at_once(st
     code, errors = first.end()
     assert code == 0, errors
     second = start().ready()
-    assert second.ask("GET", "/v1/keys/a2V5")[1]["version"] == version
+    assert second.key("a2V5")["version"] == version
     assert second.commit() > version
 
 
@@ -177,7 +184,7 @@ def test_a_standby_says_who_leads_and_leads_after_it(start: Any) -> None:
     first.process.kill()
     first.process.wait(timeout=SECONDS_MAX)
     standby.ready()
-    assert standby.ask("GET", "/v1/keys/a2V5")[1]["version"] == version
+    assert standby.key("a2V5")["version"] == version
 
 
 def test_stepping_down_on_request_exits_0(start: Any) -> None:

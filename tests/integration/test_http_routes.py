@@ -184,7 +184,9 @@ def test_a_leader_whose_batches_wait_for_the_store_is_not_ready_until_they_get_t
     async def scenario() -> None:
         async with serving(stalled_ms_max=20) as here:
             client, asking = await here.connect(), await here.connect()
-            assert (await asking.ask("GET", "/readyz")).json["ready"] is True
+            ready = (await asking.ask("GET", "/readyz")).json
+            assert (ready["ready"], ready["stores"]) == (True, "none")
+            assert (await asking.ask("GET", "/readyz?stores=true")).status == 404
             here.watch.store = StoreMetrics(last_failure="no space left")
             here.store.gate.clear()
             client.send(commit())

@@ -19,6 +19,7 @@ import typer
 from holdfast.cli.exits import Exit
 from holdfast.cli.options import JsonOption, TokenOption, UrlOption
 from holdfast.cli.output import print_fields, print_json, progress
+from holdfast.cli.service import asking
 from holdfast.cli.transactions import LOCAL
 from holdfast.errors import HoldfastError
 
@@ -36,7 +37,9 @@ def bench(
     as_json: JsonOption = False,
 ) -> None:
     """Commit from many clients at once for a while, then print rate and latency. Writes keys under bench/."""
-    found = asyncio.run(_run(url, token, connections, seconds, value_bytes, shown=not as_json))
+    with asking(url, token, None, as_json=as_json) as client:
+        newest = client.version().version
+    found = asyncio.run(_run(url, token, connections, seconds, value_bytes, newest, shown=not as_json))
     if as_json:
         print_json(found)
     else:
@@ -46,7 +49,7 @@ def bench(
 
 
 async def _run(
-    url: str, token: str | None, connections: int, seconds: float, value_bytes: int, *, shown: bool
+    url: str, token: str | None, connections: int, seconds: float, value_bytes: int, newest: int, *, shown: bool
 ) -> dict[str, object]:
     from holdfast.aio import Client
     from holdfast.commit.transaction import PointRead, Write
@@ -56,7 +59,6 @@ async def _run(
     latencies_ms: list[float] = []
     errors: Counter[str] = Counter()
     async with Client(url, token=token) as client:
-        newest = (await client.version()).version
         began = time.perf_counter()
         end = began + seconds
 

@@ -59,7 +59,19 @@ def application() -> typer.Typer:
     """All commands. Built when asked for, so that importing this module needs no third-party package."""
     import typer
 
-    from holdfast.cli import bench, check_config, log, queue, serve, spark_bulk, subscribe, transactions
+    from holdfast.cli import (
+        bench,
+        check_config,
+        log,
+        queue,
+        serve,
+        spark_bulk,
+        stores,
+        stores_files,
+        stores_messages,
+        subscribe,
+        transactions,
+    )
 
     app = typer.Typer(
         name="holdfast",
@@ -79,6 +91,8 @@ def application() -> typer.Typer:
     app.command()(subscribe.subscribe)
     app.add_typer(log.commands, name="log")
     app.add_typer(queue.commands, name="queue")
+    assert stores_files.commands is stores_messages.commands is stores.commands, "three modules fill one group"
+    app.add_typer(stores.commands, name="stores")
     app.add_typer(spark_bulk.commands, name="spark")
     app.command()(bench.bench)
     return app

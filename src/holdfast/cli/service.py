@@ -26,10 +26,11 @@ from typing import TYPE_CHECKING, Final
 from holdfast.errors import Unavailable
 
 if TYPE_CHECKING:
-    from holdfast.client import Client
+    from holdfast.client import Client, ClientOptions
     from holdfast.client.endpoint import Endpoint
+    from holdfast.client.stores import StoreClient
 
-__all__ = ["STREAM_SECONDS", "WaitNotice", "asking", "following"]
+__all__ = ["STREAM_SECONDS", "TIMEOUT_SECONDS", "WaitNotice", "asking", "following", "store_asking", "store_following"]
 
 TELL_AFTER_SECONDS: Final = 1.0
 REFUSED_SECONDS: Final = 5.0
@@ -105,10 +106,53 @@ def following(url: str, token: str | None, timeout: float | None, notice: WaitNo
     yield from _client(url, token, timeout, TIMEOUT_SECONDS if timeout is None else timeout, notice)
 
 
+@contextmanager
+def store_asking(url: str, token: str | None, timeout: float | None, *, as_json: bool) -> Generator[StoreClient]:
+    """The message stores' client of a command with one question. Raises: as ``asking``."""
+    seconds = TIMEOUT_SECONDS if timeout is None else timeout
+    notice = WaitNotice(url, seconds, as_json=as_json)
+    telling = threading.Timer(TELL_AFTER_SECONDS, notice.tell)
+    telling.daemon = True
+    telling.start()
+    try:
+        yield from _store_client(url, token, timeout, seconds, notice)
+    finally:
+        telling.cancel()
+
+
+@contextmanager
+def store_following(url: str, token: str | None, timeout: float | None, notice: WaitNotice) -> Generator[StoreClient]:
+    """The message stores' client of a command that subscribes. Raises: as ``asking``."""
+    yield from _store_client(url, token, timeout, TIMEOUT_SECONDS if timeout is None else timeout, notice)
+
+
+def _store_client(
+    url: str, token: str | None, timeout: float | None, seconds: float, notice: WaitNotice
+) -> Generator[StoreClient]:
+    from holdfast.client.endpoint import parse_endpoint
+    from holdfast.client.stores import StoreClient
+
+    with StoreClient(url, token=token, options=_options(timeout, seconds)) as client:
+        _wait_for_listener(parse_endpoint(url), REFUSED_SECONDS if timeout is None else timeout, notice)
+        yield client
+
+
+def _options(timeout: float | None, seconds: float) -> ClientOptions:
+    from holdfast.client import ClientOptions
+
+    ms = seconds * 1000
+    return ClientOptions(
+        give_up_after_ms=ms,
+        resolve_within_ms=ms,
+        request_timeout_ms=min(ms, REQUEST_SECONDS_MAX * 1000),
+        stream_give_up_after_ms=STREAM_SECONDS * 1000 if timeout is None else ms,
+    )
+
+
 def _client(
     url: str, token: str | None, timeout: float | None, seconds: float, notice: WaitNotice
 ) -> Generator[Client]:
-    from holdfast.client import Client, ClientOptions
+    from holdfast.client import Client
     from holdfast.client.effects import Wait, Woken
     from holdfast.client.endpoint import parse_endpoint
 
@@ -120,14 +164,7 @@ def _client(
             notice.waits(wait.reason)
             return super().sleep(wait)
 
-    ms = seconds * 1000
-    options = ClientOptions(
-        give_up_after_ms=ms,
-        resolve_within_ms=ms,
-        request_timeout_ms=min(ms, REQUEST_SECONDS_MAX * 1000),
-        stream_give_up_after_ms=STREAM_SECONDS * 1000 if timeout is None else ms,
-    )
-    with TellingClient(url, token=token, options=options) as client:
+    with TellingClient(url, token=token, options=_options(timeout, seconds)) as client:
         _wait_for_listener(parse_endpoint(url), REFUSED_SECONDS if timeout is None else timeout, notice)
         yield client
 

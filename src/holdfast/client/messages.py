@@ -285,6 +285,7 @@ _KINDS: Final[Mapping[Code, type[HoldfastError]]] = {
     Code.LOG_TRUNCATED: NotFound,
     Code.CORRUPT_LOG: CorruptData,
     Code.CORRUPT_BATCH: CorruptData,
+    Code.CORRUPT_QUEUE: CorruptData,
     Code.STORE_UNAVAILABLE: Unavailable,
     Code.STORE_UNFIT: CorruptData,
     Code.OVERLOADED: Backpressure,
@@ -295,6 +296,21 @@ _KINDS: Final[Mapping[Code, type[HoldfastError]]] = {
     Code.UNAUTHENTICATED: PermissionDenied,
     Code.PERMISSION_DENIED: PermissionDenied,
     Code.INTERNAL: InternalError,
+    Code.STORE_FULL: Backpressure,
+    Code.CLUSTER_FULL: Backpressure,
+    Code.MESSAGE_TOO_LARGE: LimitExceeded,
+    Code.DISK_LIMIT: Backpressure,
+    Code.NO_QUORUM: Unavailable,
+    Code.DURABLE_COLLISION: Fenced,
+    Code.MATCHER_MISMATCH: InvalidRequest,
+    Code.TYPE_MISMATCH: InvalidRequest,
+    Code.TOO_MANY_DURABLES: LimitExceeded,
+    Code.SEQUENCE_GAP: Conflict,
+    Code.UNKNOWN_PUBLISHER: Conflict,
+    Code.REVISION_MISMATCH: Conflict,
+    Code.LOCK_HELD: Conflict,
+    Code.NOT_HOLDER: Conflict,
+    Code.ALREADY_OPEN: Conflict,
 }
 
 
@@ -305,7 +321,7 @@ def error_of(error: ServiceError | None, status: int) -> HoldfastError:
             return Unavailable("something before the service answered with an error", status=status)
         return InternalError("the service answered something the API does not describe", status=status)
     code = Code(error.code)
-    return _KINDS[code](
+    return _KINDS.get(code, InternalError)(
         error.message or code.value,
         code=code,
         retry_after_ms=error.retry_after_ms,

@@ -88,6 +88,13 @@ def _check_record(head: Header, claim: Header, following: Header) -> None:
         raise broken("versions pass the jump", slot, last=last, before=head.last_version)
 
 
+def _check_reign(claim: Header, header: Header) -> None:
+    """All that can be said of an object when the one before it is not there."""
+    own = (header.log_id, header.claim, header.epoch, header.leader_id)
+    if own != (claim.log_id, claim.slot, claim.epoch, claim.leader_id):
+        raise broken("object is not of the leader that claimed", header.slot, claim=slot_text(claim.slot))
+
+
 class ChainWalker:
     """Walks the live chain from the genesis claim, or on from a known place.
 
@@ -105,12 +112,23 @@ class ChainWalker:
         self.claim = claim
         self.next_slot = FIRST_SLOT if head is None else next_slot(head)
 
+    @classmethod
+    def behind_removed(cls, slot: Slot, claim: Header) -> ChainWalker:
+        """A walker that expects the object in ``slot``, of the reign of ``claim``, when what came before it has left
+        the log. Whoever makes one has to know that nothing is missed."""
+        walker = cls()
+        walker.claim = claim
+        walker.next_slot = slot
+        return walker
+
     def accept(self, header: Header) -> None:
         """Take the header found in ``next_slot`` as the new head. Raises: CorruptData, and then nothing has changed."""
         if header.slot != self.next_slot:
             raise broken("object stands in another slot", self.next_slot, header_slot=slot_text(header.slot))
-        if self.head is None or self.claim is None:
+        if self.claim is None:
             check_genesis(header)
+        elif self.head is None:
+            _check_reign(self.claim, header)
         else:
             check_link(self.head, self.claim, header)
         self.head = header

@@ -39,7 +39,7 @@ from holdfast.commit.batch import (
     jump,
     slot_of,
 )
-from holdfast.commit.chain import broken
+from holdfast.commit.chain import broken, next_slot
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.values import LeaderId, LogId, Slot, Version, slot_text
 
@@ -54,6 +54,7 @@ __all__ = [
     "plan_recovery",
     "read_page",
     "somebody_is_past",
+    "walk_on",
 ]
 
 GUESSES_MAX = 64
@@ -159,6 +160,19 @@ def plan_recovery(page: Page, objects: Mapping[Slot, bytes], *, allow_new: bool)
     predecessor = decode_header(objects[predecessor_slot], slot=predecessor_slot)
     _refuse_what_does_not_fit(head, claim, claim_slot, predecessor, frontier)
     return Frontier(frontier, predecessor, predecessor.epoch + 1)
+
+
+def walk_on(head: Header, found: Header | None) -> Frontier | Header | None:
+    """One step of a walk along the log of a living leader: ``found`` stands in the slot after ``head``, None: nothing.
+
+    The frontier when the log ends here, the next head when it goes on, None where only a listing can tell.
+    A busy leader fills slots faster than a listing and its headers answer: whoever listed again and again would lose
+    every claim. The walk is the chain's own rule, so it ends where a listing would have found the end.
+    """
+    if found is None:
+        return Frontier(next_slot(head), head, head.epoch + 1)
+    of_one_reign = (found.log_id, found.leader_id, found.epoch) == (head.log_id, head.leader_id, head.epoch)
+    return found if of_one_reign and found.kind is not Kind.CLAIM and found.prev == head.slot else None
 
 
 def _frontier(slots: Sequence[Slot], claim: Slot) -> tuple[Slot, Slot]:

@@ -193,22 +193,28 @@ async def start_after(store: ObjectReader, reign: Reign, newest: Header, version
     """A walker standing on the last object of ``reign`` whose ``last_version`` is at or below ``version``.
 
     ``newest`` is the newest object of the reign. What it yields first holds the first transaction after ``version``.
+    Where retention has removed that object, and nothing behind ``version``, it stands before the next one.
     Cost: about log2(objects in the reign) header reads. Raises: Unavailable, CorruptData, NotFound when removed.
     """
     if newest.slot == reign.claim.slot:
         return ChainWalker(reign.claim, reign.claim)
     older, newer = jump(reign.claim.slot) + 1, newest.slot
     # Invariant: slots from `older` on (older ones) end at or below `version`; what is newer than `newer` does not.
-    standing = reign.claim
+    standing: Header | None = reign.claim
     if newest.last_version <= version:
         return ChainWalker(newest, reign.claim)
     while newer < older - 1:
         middle = (older + newer) // 2
         header = await read_header(store, middle)
         if header is None:
-            raise _removed(middle)
-        if header.last_version <= version:
+            older, standing = middle, None  # what retention removes is the oldest of all
+        elif header.last_version <= version:
             older, standing = middle, header
         else:
             newer = Slot(middle)
-    return ChainWalker(standing, reign.claim)
+    if standing is not None:
+        return ChainWalker(standing, reign.claim)
+    following = newest if newer == newest.slot else await read_header(store, newer)
+    if following is None or following.prev_version > version:
+        raise _removed(newer + 1)
+    return ChainWalker.behind_removed(newer, reign.claim)

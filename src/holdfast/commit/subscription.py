@@ -1,24 +1,56 @@
 """One subscriber's stream: history from the store, then live events, with no gap and no repeat.
 
-Owns: where a stream starts, the hand-over between history and live, and the proof of it (``prev_version``). Does not
-own: the live rings (``feed``), encoding and filters (``server``).
+Owns: where a stream starts, the hand-over between older history, the log and live, and the proof of it
+(``prev_version``). Does not own: the live rings (``feed``), older history (``OlderHistory``), encoding and filters
+(``server``).
 
 The hand-over: history is read until the live ring still holds everything after the last version yielded; then the
 stream goes on in the ring from exactly that version. A subscriber that falls out of the ring reads history again.
+
+Where older history is kept elsewhere too (segments), it is read from there as far as that goes, and from the log behind
+its last version: from the object that holds the next one, of which what was shown is left out. Where it breaks off, the
+log goes on from the last version shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Protocol
 
 from holdfast.commit.batch import Header
 from holdfast.commit.chain import ChainWalker
 from holdfast.commit.feed import Channel, Checkpoint, Event, EventBatch, Feed, LeaderChange, TransactionEvent
 from holdfast.commit.reader import Reign, damage_unless_truncated, follow, reigns_back, start_after
 from holdfast.commit.service import CommitService
-from holdfast.errors import Backpressure, Code, HoldfastError, InternalError, InvalidRequest, NotFound
+from holdfast.errors import (
+    Backpressure,
+    Code,
+    CorruptData,
+    HoldfastError,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)
 
-__all__ = ["RolledBack", "subscribe"]
+__all__ = ["OlderHistory", "RolledBack", "subscribe"]
+
+
+class OlderHistory(Protocol):
+    """History that is kept beside the log. ``through`` is asked before anything else."""
+
+    async def through(self, log_id: str) -> int:
+        """Everything of this log up to this version is there; 0 for nothing."""
+        ...
+
+    def events(self, after: int, until: int) -> AsyncGenerator[EventBatch]:
+        """As the log would give them. Raises: CorruptData, Unavailable, where the log has to go on."""
+        ...
+
+    async def rolled_back_to(self, version: int) -> tuple[int, str] | None:
+        """Where a stream at ``version`` has to go back to, whose reign has left the log, and who leads from there."""
+        ...
 
 
 class RolledBack(HoldfastError):
@@ -33,7 +65,12 @@ class RolledBack(HoldfastError):
 
 
 async def subscribe(
-    service: CommitService, *, after: int, durable: bool = True, bytes_behind_max: int = 10 << 20
+    service: CommitService,
+    *,
+    after: int,
+    durable: bool = True,
+    bytes_behind_max: int = 10 << 20,
+    older: OlderHistory | None = None,
 ) -> AsyncIterator[EventBatch]:
     """The events after version ``after``, as batches that became visible together; endless until the reign ends.
 
@@ -48,7 +85,7 @@ async def subscribe(
     feed.resolved_subscribers += not durable
     try:
         if after < service.claim.last_version:
-            async for batch, reached in _history(service, after, durable):
+            async for batch, reached in _history(service, older, after, durable):
                 yield batch
                 after = reached
         elif after > service.pipeline.sequence.assigned:
@@ -144,8 +181,66 @@ async def _catch_up(
             return
 
 
-async def _history(service: CommitService, after: int, durable: bool) -> AsyncIterator[tuple[EventBatch, int]]:
+async def _history(
+    service: CommitService, older: OlderHistory | None, after: int, durable: bool
+) -> AsyncIterator[tuple[EventBatch, int]]:
     """Everything after ``after`` in earlier reigns, and on to the durable end of this one."""
+    damage: CorruptData | Unavailable | None = None
+    try:
+        if older is not None:
+            async for batch, reached in _older(service, older, after, durable):
+                yield batch, reached
+                after = reached
+    except (CorruptData, Unavailable) as error:
+        damage = error
+    if after >= service.claim.last_version:
+        return
+    try:
+        async for batch, reached in _of_log(service, after, durable):
+            yield batch, reached
+    except NotFound as gone:
+        if damage is not None:
+            raise damage from gone
+        raise
+
+
+async def _older(
+    service: CommitService, older: OlderHistory, after: int, durable: bool
+) -> AsyncIterator[tuple[EventBatch, int]]:
+    """What older history has after ``after``, and no more than what is durable in the log."""
+    until = min(await older.through(service.log_id), service.durable_header().last_version)
+    if until <= after:
+        return
+    back = await _rolled_back_to(service, older, after)
+    if back is not None:
+        roll_back_to, leader_id = back
+        if durable:
+            raise RolledBack(roll_back_to, leader_id)
+        after = roll_back_to
+        yield EventBatch(after, 64, (LeaderChange(after, leader_id),)), after
+    async with aclosing(older.events(after, until)) as batches:
+        async for batch in batches:
+            _prove(batch.events, after, after)
+            after = batch.last_version
+            yield batch, after
+
+
+async def _rolled_back_to(service: CommitService, older: OlderHistory, after: int) -> tuple[int, str] | None:
+    """Where the stream has to go back to because a deposed leader handed out ``after``; None for most."""
+    try:
+        async with aclosing(reigns_back(service.store, service.claim)) as reigns:
+            async for reign in reigns:
+                if reign.base <= after or reign.before is None:
+                    return None
+                if after > reign.rolled_back_to:
+                    return reign.rolled_back_to, reign.claim.leader_id.hex()
+    except NotFound:
+        return await older.rolled_back_to(after)
+    return None
+
+
+async def _of_log(service: CommitService, after: int, durable: bool) -> AsyncIterator[tuple[EventBatch, int]]:
+    """As ``_history``, from the log's own objects."""
     if after < service.pipeline.persist.head.truncated_through:
         raise NotFound(
             "the log was truncated past this version",

@@ -42,6 +42,7 @@ from holdfast.commit.leadership import (
     plan_recovery,
     read_page,
     somebody_is_past,
+    walk_on,
 )
 from holdfast.errors import Closed, Code, HoldfastError, NotFound, Unavailable
 from holdfast.objects.port import CreateAnswer, Created, ObjectStore, Unknown
@@ -196,23 +197,20 @@ async def _find_frontier(store: ObjectStore, options: TakeoverOptions) -> tuple[
 
 
 async def _chase(store: ObjectStore, frontier: Frontier) -> Frontier | None:
-    """Where the log of a living leader ends by now, walked on from where it ended; None when only a listing can tell.
-
-    A busy leader fills slots faster than a listing and its headers answer: whoever listed again and again would lose
-    every claim. The walk is the chain's own rule, so it ends where a listing would have found the end.
-    """
+    """Where the log of a living leader ends by now, walked on from its old end; None when only a listing can tell."""
     head = frontier.predecessor
+    if head is None:
+        return None
     for _ in range(SPAN_MAX):
-        if head is None:
-            return None
         slot = next_slot(head)
         try:
-            data = await store.read(object_name(slot), length=HEADER_BYTES)
+            found = decode_header(await store.read(object_name(slot), length=HEADER_BYTES), slot=slot)
         except NotFound:
-            return Frontier(slot, head, head.epoch + 1)
-        found = decode_header(data, slot=slot)
-        of_one_reign = (found.log_id, found.leader_id, found.epoch) == (head.log_id, head.leader_id, head.epoch)
-        head = found if of_one_reign and found.kind is not Kind.CLAIM and found.prev == head.slot else None
+            found = None
+        step = walk_on(head, found)
+        if not isinstance(step, Header):
+            return step
+        head = step
     return None
 
 

@@ -3,7 +3,7 @@
 Owns: the frames between a store and its worker, and the worker's loop: one request, one answer, in turn. Does not own:
 what the requests do (``directory_objects``), how many workers there are (``directory``).
 
-A worker is this module run by ``python -S`` with three modules of the package and none of its dependencies: 40 ms and
+A worker is this module run by ``python -S`` with four modules of the package and none of its dependencies: 40 ms and
 11 MB. It serves one stream socket. The end of that stream is its only reason to stop, so a killed leader takes its
 workers along; a create that was under way may still land, which the log's protocol allows. Terminal and service-manager
 signals are ignored: the leader drains through its workers.
@@ -24,6 +24,7 @@ import sys
 
 from holdfast.objects.directory_files import PosixFiles
 from holdfast.objects.directory_objects import DirectoryObjects, Poisoned, Unfit
+from holdfast.objects.time_slice import WAITING_NS, ask_for_time_slice
 
 __all__ = [
     "ABSENT",
@@ -133,6 +134,7 @@ def main(descriptor: int, root: str, token: str) -> None:
     """What a worker process does with the socket it inherits."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    ask_for_time_slice(WAITING_NS)
     serve(socket.socket(fileno=descriptor), root, token)
 
 

@@ -8,7 +8,7 @@ answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as FrameworkRoute
+from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, NotFound
 from holdfast.server.front import Front
@@ -42,6 +43,18 @@ class _AnyText(Convertor[str]):
 register_url_convertor("any", _AnyText())
 
 
+class _ByMethod:
+    """The routes of one path. One row of the framework's table, so that its 405 names every method of the path."""
+
+    def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve by the method; HEAD is a GET whose body the connection leaves out."""
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        await self._endpoints[method](scope, receive, send)
+
+
 def make_app(front: Front, routes: Sequence[Route]) -> Starlette:
     """The ASGI application that serves ``routes``."""
 
@@ -66,8 +79,13 @@ def make_app(front: Front, routes: Sequence[Route]) -> Starlette:
     async def bug(_: Request, exception: Exception) -> Response:
         return refuse(InternalError("a bug of ours; it is logged", cause=type(exception).__name__))
 
+    by_path: dict[str, dict[str, Endpoint]] = {}
+    for row in routes:
+        by_path.setdefault(row.path, {})[row.method] = Endpoint(front, row)
     app = Starlette(
-        routes=[FrameworkRoute(row.path, Endpoint(front, row), methods=[row.method], name=row.name) for row in routes],
+        routes=[
+            FrameworkRoute(path, _ByMethod(endpoints), methods=list(endpoints)) for path, endpoints in by_path.items()
+        ],
         exception_handlers={HTTPException: no_such_route, Exception: bug},
     )
     app.router.redirect_slashes = False

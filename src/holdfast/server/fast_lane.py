@@ -1,10 +1,11 @@
 """The protocol of every accepted connection: a short way for the few hot routes, and the door to the framework.
 
-Owns: the bytes of a connection while it carries only ``POST /v1/commit``, ``GET /v1/version`` and ``GET /livez`` with
-plain bodies: framing, bounds, pipelining, the order of answers, and back-pressure on one connection.
-Does not own: every other request. The first one that is anything else (another route, a query, a chunked body, an
-upgrade, ``Expect``, HTTP/1.0) moves the whole connection, with its unread bytes, to ``framework_lane`` for good. The
-framework serves the hot routes too, by the same functions, so the move is a matter of cost and never of meaning.
+Owns: the bytes of a connection while it carries only ``POST /v1/commit``, ``GET /v1/version``, ``GET /livez`` and the
+hot routes of the message stores (``stores.hot_routes``) with plain bodies: framing, bounds, pipelining, the order of
+answers, and back-pressure on one connection. Does not own: every other request. The first one that is anything else
+(another route, a query, a chunked body, an upgrade, ``Expect``, HTTP/1.0) moves the whole connection, with its unread
+bytes, to ``framework_lane`` for good. The framework serves the hot routes too, by the same functions, so the move is a
+matter of cost and never of meaning.
 
 How a request is read: its head is found by us (so that a request can be handed over untouched) and then parsed by
 httptools, whose word on ``Content-Length`` and ``Transfer-Encoding`` is the one that counts; the body is given to the
@@ -16,6 +17,8 @@ Nothing of that raises out of a reply: an answer to a connection that is gone is
 stands. Bounds: a head of ``HEAD_BYTES_MAX``, a body of ``request_bytes_max``, ``UNANSWERED_MAX`` unanswered requests
 (then reading stops), the transport's high-water mark for unsent answers (then reading stops too), and
 ``DISCARD_BYTES_MAX`` of an oversized request read away so that its sender sees the answer before the close.
+
+Long, because the framing of requests, their bounds and the order of answers share the state of one connection.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from holdfast.server.responses import (
     encode,
     error_answer,
 )
+from holdfast.server.stores.hot_routes import HOT_PREFIXES, LINE_BYTES_MAX, HotRequest
 
 __all__ = ["DISCARD_BYTES_MAX", "HEAD_BYTES_MAX", "UNANSWERED_MAX", "FastLane"]
 
@@ -58,13 +62,16 @@ class FastLane(asyncio.Protocol):
     """One connection. See the module's text."""
 
     __slots__ = (
+        "_accept",
         "_authorization",
         "_closes",
         "_complete",
+        "_content_type",
         "_discard_left",
         "_dirty",
         "_eof",
         "_front",
+        "_hot",
         "_lanes",
         "_last_second",
         "_length",
@@ -101,7 +108,10 @@ class FastLane(asyncio.Protocol):
         self._unusual = False
         self._closes = False
         self._authorization: bytes | None = None
+        self._content_type: bytes | None = None
+        self._accept: bytes | None = None
         self._complete = False
+        self._hot: HotRequest | None = None
 
     # The transport's side
 
@@ -127,7 +137,10 @@ class FastLane(asyncio.Protocol):
         self._lanes.connection_ended()
         self._lanes.open.discard(self)
         self._unread.clear()
+        abandoned = [due.abandon for due in self._queue if due.abandon is not None]
         self._queue.clear()
+        for abandon in abandoned:
+            abandon()
 
     def eof_received(self) -> bool:
         """The peer sends no more. True keeps our direction open."""
@@ -185,12 +198,12 @@ class FastLane(asyncio.Protocol):
 
     def _take(self, data: bytes, start: int) -> int:
         """Take one request at ``start``. Returns its size, or 0 when it is not whole yet or not for this lane."""
+        hot: HotRequest | None = None
         if not data.startswith(_HOT, start):
-            self._needed = 0
-            line = data[start : start + _HOT_BYTES_MAX]
-            if not any(hot.startswith(line) for hot in _HOT):
-                self._waiting_to_hand_over = True
-            return 0
+            hot = self._hot_for_stores(data, start)
+            if hot is None:
+                return 0
+        self._hot = hot
         head_end = data.find(_END_OF_HEAD, start, start + HEAD_BYTES_MAX)
         if head_end < 0:
             if len(data) - start >= HEAD_BYTES_MAX:
@@ -200,7 +213,8 @@ class FastLane(asyncio.Protocol):
         head_end += 4
         self._length = 0
         self._unusual = self._closes = self._complete = False
-        self._authorization = None
+        self._authorization = self._content_type = self._accept = None
+        bytes_max = self._front.limits.request_bytes_max if hot is None else hot.request_bytes_max
         try:
             self._parser.feed_data(data[start:head_end])
             if self._unusual:
@@ -208,8 +222,8 @@ class FastLane(asyncio.Protocol):
                 return 0
             end = head_end + self._length
             if self._length:
-                if self._length > self._front.limits.request_bytes_max:
-                    self._refuse_body()
+                if self._length > bytes_max:
+                    self._refuse_body(bytes_max)
                     return 0
                 if end > len(data):
                     if not self._refused_unread(data, start):
@@ -228,6 +242,23 @@ class FastLane(asyncio.Protocol):
         self._dispatch(data, start, head_end, end)
         return end - start
 
+    def _hot_for_stores(self, data: bytes, start: int) -> HotRequest | None:
+        """The request at ``start`` if it is a hot one of the stores; otherwise it waits for its line, or goes on."""
+        self._needed = 0
+        stores = self._lanes.stores
+        if stores is not None and data.startswith(HOT_PREFIXES, start):
+            line_end = data.find(b"\r\n", start, start + LINE_BYTES_MAX)
+            if line_end < 0 and len(data) - start < LINE_BYTES_MAX:
+                return None
+            hot = stores.match(data[start:line_end]) if line_end >= 0 else None
+            self._waiting_to_hand_over = hot is None
+            return hot
+        line = data[start : start + _HOT_BYTES_MAX]
+        prefixes = _HOT if stores is None else (*_HOT, *HOT_PREFIXES)
+        if not any(hot.startswith(line) for hot in prefixes):
+            self._waiting_to_hand_over = True
+        return None
+
     def _await_body(self, needed: int) -> None:
         # The head will be parsed again with its body, so the parser that saw it half-way is of no use any more.
         self._needed = needed
@@ -244,6 +275,10 @@ class FastLane(asyncio.Protocol):
                 # Which of two counts is for one reader to say, and the framework is that one.
                 self._unusual |= self._authorization is not None
                 self._authorization = value
+            case b"content-type":
+                self._content_type = value
+            case b"accept":
+                self._accept = value
             case b"connection":
                 self._closes |= b"close" in value.lower()
             case b"transfer-encoding" | b"expect" | b"upgrade":
@@ -259,7 +294,9 @@ class FastLane(asyncio.Protocol):
 
     def _dispatch(self, data: bytes, start: int, head_end: int, end: int) -> None:
         front = self._front
-        if data.startswith(_COMMIT, start):
+        if self._hot is not None:
+            self._store_request(self._hot, data[head_end:end])
+        elif data.startswith(_COMMIT, start):
             self._commit(data[head_end:end], end - head_end)
         elif data.startswith(_LIVEZ, start):
             own = front.own
@@ -301,6 +338,23 @@ class FastLane(asyncio.Protocol):
         status, headers, answer = error_answer(problem, front.leader)
         front.counters.answers["/v1/commit", status] += 1
         self._answer_now(status, headers, answer)
+
+    def _store_request(self, hot: HotRequest, body: bytes) -> None:
+        due = Unanswered(self, 0, self._closes)
+        self._queue.append(due)
+        lanes = self._lanes
+
+        def answer(status: int, headers: dict[str, str], body: bytes, media_type: str) -> None:
+            due.abandon = None
+            if status == 200 and not due.closes and media_type == "application/json":
+                response = b"%b%d\r\n\r\n%b" % (lanes.head_200, len(body), body)
+            else:
+                response = lanes.response(status, headers, body, closes=due.closes, media_type=media_type)
+            self.settle(due, response)
+
+        abandon = hot.serve(body, self._content_type, self._accept, self._authorization, answer)
+        if abandon is not None:
+            due.abandon = abandon
 
     def _client(self) -> bytes | str:
         transport = self._transport
@@ -396,20 +450,22 @@ class FastLane(asyncio.Protocol):
             self._unread.clear()
             self._read(data)
 
-    def _refuse_body(self) -> None:
-        error = LimitExceeded(
-            "the request is too large", bytes=self._length, bytes_max=self._front.limits.request_bytes_max
-        )
-        self._front.counters.answers["/v1/commit", 413] += 1
+    def _refuse_body(self, bytes_max: int) -> None:
+        error = LimitExceeded("the request is too large", bytes=self._length, bytes_max=bytes_max)
+        self._front.counters.answers["/v1/commit" if self._hot is None else self._hot.route, 413] += 1
         self._refuse(self._lanes.error_response(error, closes=True))
 
     def _refused_unread(self, data: bytes, start: int) -> bool:
         """Whether the sender has not the right to be read; it is told so before its body is waited for."""
         hot_commit = data.startswith(_COMMIT, start)
-        if not hot_commit and not data.startswith(_VERSION, start):
+        if self._hot is not None:
+            route = self._hot.route
+            problem = self._hot.problem_with(self._authorization)
+        elif hot_commit or data.startswith(_VERSION, start):
+            role, route = (Role.WRITE, "/v1/commit") if hot_commit else (Role.READ, "/v1/version")
+            problem = self._front.authenticator.problem_with(self._authorization, role)
+        else:
             return False
-        role, route = (Role.WRITE, "/v1/commit") if hot_commit else (Role.READ, "/v1/version")
-        problem = self._front.authenticator.problem_with(self._authorization, role)
         if problem is None:
             return False
         self._front.counters.answers[route, STATUS_OF[problem.code]] += 1

@@ -6,7 +6,8 @@ a connection that a streaming route needs (its unsent bytes, its end). Does not 
 ``uvicorn.protocols.http.httptools_impl.HttpToolsProtocol`` is not public API. What is used of it, checked by tests and
 pinned to a minor version in ``pyproject.toml``: the constructor, ``connection_made``, ``connection_lost``, the parser's
 callbacks ``on_message_begin``, ``on_url``, ``on_header``, ``on_headers_complete`` and ``on_message_complete``,
-``send_400_response``, and that ``app_state`` is copied into every scope as ``state``.
+``send_400_response``, that ``app_state`` is copied into every scope as ``state``, and that a request to upgrade to
+WebSocket is handed to ``handle_websocket_upgrade`` where ``ws_protocol_class`` is set, with ``scope`` and ``url`` read.
 
 Failure model: as the fast lane's: a peer may send anything. A head above its bound or in pieces for too long ends the
 connection; an exception inside the application ends its request (``app`` turns it into a coded answer).
@@ -30,6 +31,8 @@ HEAD_BYTES_MAX: Final = 65_536
 KEEP_ALIVE_SECONDS: Final = 75
 
 ErrorResponse = Callable[[HoldfastError], bytes]
+MakeSocket = Callable[[Callable[[], None]], asyncio.Protocol]
+"""Makes the protocol of a WebSocket, which gets the bytes of the request first; its argument is called at the end."""
 
 
 class Connection:
@@ -92,8 +95,12 @@ class Connection:
 class Framework:
     """Makes the protocols of one server and keeps track of their connections."""
 
-    def __init__(self, app: Callable[..., object], *, error_response: ErrorResponse) -> None:
+    def __init__(
+        self, app: Callable[..., object], *, error_response: ErrorResponse, socket: MakeSocket | None = None
+    ) -> None:
+        """``socket`` makes the protocol of a connection that upgrades to WebSocket; None: none does."""
         self.error_response = error_response
+        self.socket = socket
         self.state = ServerState()
         self.open: set[FrameworkLane] = set()
         self.seconds = 0
@@ -111,6 +118,8 @@ class Framework:
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
         )
         self.config.load()
+        # Not through the configuration: uvicorn makes such a protocol with its own arguments, and ours has others.
+        self.config.ws_protocol_class = asyncio.Protocol if socket is not None else None
 
     def protocol(self, transport: asyncio.Transport, ended: Callable[[], None]) -> FrameworkLane:
         """The protocol for a connection that was accepted elsewhere. ``ended`` is called when it is over."""
@@ -196,6 +205,22 @@ class FrameworkLane(HttpToolsProtocol):
         """The body has arrived too."""
         self._connection.body_open = False
         super().on_message_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        """Give the connection, and the head that was read, to the protocol of a WebSocket."""
+        make = self._framework.socket
+        assert make is not None, "an upgrade is seen only where sockets are served"
+        head = [self.scope["method"].encode(), b" ", self.url, b" HTTP/1.1\r\n"]
+        for name, value in self.scope["headers"]:
+            head += [name, b": ", value, b"\r\n"]
+        head.append(b"\r\n")
+        self._unset_keepalive_if_required()
+        self.connections.discard(self)
+        self._framework.open.discard(self)
+        socket = make(self._ended)
+        self.transport.set_protocol(socket)
+        socket.connection_made(self.transport)
+        socket.data_received(b"".join(head))
 
     def _count(self, size: int) -> None:
         self._head_bytes += size

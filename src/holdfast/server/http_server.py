@@ -15,7 +15,7 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from typing import Final
 
@@ -26,6 +26,9 @@ from holdfast.server.framework_lane import Framework
 from holdfast.server.front import Front
 from holdfast.server.lanes import Lanes
 from holdfast.server.routes import Route
+from holdfast.server.stores.hosting import StoreHost
+from holdfast.server.stores.hot_routes import HotStores
+from holdfast.server.stores.socket import SubscribeSocket
 
 __all__ = ["HttpServer"]
 
@@ -39,10 +42,27 @@ UNIX: Final = "unix:"
 class HttpServer:
     """The HTTP side of one process: several listeners, one front."""
 
-    def __init__(self, front: Front, routes: Sequence[Route], *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        front: Front,
+        routes: Sequence[Route],
+        *,
+        tls: ssl.SSLContext | None = None,
+        stores: StoreHost | None = None,
+    ) -> None:
+        """``stores``: where the message stores of this process are, for their hot routes and their WebSockets."""
         self.front = front
-        self.framework = Framework(make_app(front, routes), error_response=self._error_response)
-        self.lanes = Lanes(front, self.framework.protocol)
+
+        def socket(ended: Callable[[], None]) -> asyncio.Protocol:
+            assert stores is not None, "sockets are made only where stores are hosted"
+            return SubscribeSocket(front, stores, ended)
+
+        self.framework = Framework(
+            make_app(front, routes),
+            error_response=self._error_response,
+            socket=None if stores is None else socket,
+        )
+        self.lanes = Lanes(front, self.framework.protocol, None if stores is None else HotStores(front, stores))
         self.addresses: list[str] = []
         self._tls = tls
         self._listeners: list[asyncio.Server] = []

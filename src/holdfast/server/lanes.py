@@ -18,6 +18,7 @@ from holdfast.server.responses import error_answer
 
 if TYPE_CHECKING:
     from holdfast.server.fast_lane import FastLane
+    from holdfast.server.stores.hot_routes import HotStores
 
 __all__ = ["Lanes", "Unanswered"]
 
@@ -26,37 +27,49 @@ _REASON: Final = {
     400: b"Bad Request",
     401: b"Unauthorized",
     403: b"Forbidden",
+    404: b"Not Found",
     409: b"Conflict",
+    412: b"Precondition Failed",
     413: b"Content Too Large",
     429: b"Too Many Requests",
     431: b"Request Header Fields Too Large",
     500: b"Internal Server Error",
     503: b"Service Unavailable",
     504: b"Gateway Timeout",
+    507: b"Insufficient Storage",
 }
 
 
 class Unanswered:
     """One request whose answer is due, in the order of its connection."""
 
-    __slots__ = ("answer", "closes", "lane", "size")
+    __slots__ = ("abandon", "answer", "closes", "lane", "size")
 
     def __init__(self, lane: FastLane, size: int, closes: bool) -> None:
         self.lane = lane
         self.size = size
         self.closes = closes
         self.answer: bytes | None = None
+        self.abandon: Callable[[], None] | None = None
+        """Called when the connection is lost before the answer, where that matters to somebody."""
 
 
 class Lanes:
     """What the fast lanes of one server share beside the front: prepared bytes, and the connections themselves."""
 
     def __init__(
-        self, front: Front, framework: Callable[[asyncio.Transport, Callable[[], None]], asyncio.Protocol]
+        self,
+        front: Front,
+        framework: Callable[[asyncio.Transport, Callable[[], None]], asyncio.Protocol],
+        stores: HotStores | None = None,
     ) -> None:
-        """``framework`` makes the protocol a connection is handed to, which calls its second argument at its end."""
+        """``framework`` makes the protocol a connection is handed to, which calls its second argument at its end.
+
+        ``stores`` serves the hot routes of the message stores, where this process hosts some.
+        """
         self.front = front
         self.framework = framework
+        self.stores = stores
         self.connections = 0
         self.open: set[FastLane] = set()
         self.seconds = 0
@@ -73,15 +86,24 @@ class Lanes:
         self.date = b"Date: %b\r\n" % date if date else b""
         self.head_200 = b"HTTP/1.1 200 OK\r\n%bContent-Type: application/json\r\nContent-Length: " % self.date
 
-    def response(self, status: int, headers: dict[str, str], body: bytes, *, closes: bool = False) -> bytes:
+    def response(
+        self,
+        status: int,
+        headers: dict[str, str],
+        body: bytes,
+        *,
+        closes: bool = False,
+        media_type: str = "application/json",
+    ) -> bytes:
         """A whole response."""
         extra = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
-        return b"HTTP/1.1 %d %b\r\n%b%b%bContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+        return b"HTTP/1.1 %d %b\r\n%b%b%bContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (
             status,
             _REASON.get(status, b"Error"),
             self.date,
             extra,
             b"Connection: close\r\n" if closes else b"",
+            media_type.encode(),
             len(body),
             body,
         )

@@ -21,10 +21,13 @@ from holdfast.commit.metrics import LATENCY_BOUNDS_MS
 from holdfast.commit.service import CommitService
 from holdfast.objects.budget import LATENCY_BOUNDS_MS as STORE_BOUNDS_MS
 from holdfast.objects.budget import StoreMetrics
+from holdfast.server.buckets import cumulative_buckets
 from holdfast.server.embedded_view import EmbeddedView
 from holdfast.server.front import Front
 from holdfast.server.http_server import HttpServer
 from holdfast.server.sse import Subscriptions
+from holdfast.server.stores.hosting import StoreHost
+from holdfast.server.stores.store_metrics import store_metrics
 
 __all__ = ["ServerMetrics"]
 
@@ -41,6 +44,7 @@ class ServerMetrics(Collector):
         self.service: CommitService | None = None
         self.store: StoreMetrics | None = None
         self.view: EmbeddedView | None = None
+        self.stores: StoreHost | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -61,6 +65,8 @@ class ServerMetrics(Collector):
             yield from self._view(service)
         if self.store is not None:
             yield from self._store(self.store)
+        if self.stores is not None:
+            yield from store_metrics(self.stores)
 
     def _process(self) -> Iterator[Metric]:
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -189,7 +195,7 @@ class ServerMetrics(Collector):
             moved.add_metric([kind], counts.bytes_moved)
             in_flight.add_metric([kind], counts.in_flight)
             waiting.add_metric([kind], counts.waiting)
-            seconds.add_metric([kind], _buckets(bounds, counts.latency_buckets), counts.latency_ms_sum / 1000)
+            seconds.add_metric([kind], cumulative_buckets(bounds, counts.latency_buckets), counts.latency_ms_sum / 1000)
         yield from (requests, retries, moved, in_flight, waiting, seconds)
         yield _gauge("holdfast_store_healthy", "1 unless the last few requests all failed", int(store.is_healthy))
 
@@ -204,19 +210,8 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 def _histogram(name: str, text: str, bounds: Sequence[float], counts: Sequence[int], total: float) -> Metric:
     family = HistogramMetricFamily(name, text)
-    family.add_metric([], _buckets(bounds, counts), total)
+    family.add_metric([], cumulative_buckets(bounds, counts), total)
     return family
-
-
-def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Cumulative buckets from plain ones; ``counts`` has one more than ``bounds``, above the last."""
-    buckets: list[tuple[str, float]] = []
-    below = 0
-    for bound, count in zip(bounds, counts, strict=False):
-        below += count
-        buckets.append((repr(bound), below))
-    buckets.append(("+Inf", below + counts[-1]))
-    return buckets
 
 
 def _resident_bytes() -> int:

@@ -32,12 +32,14 @@ _STATUS_TEXT: Final[Mapping[int, str]] = {
     405: "The route exists, with another method",
     409: "It does not fit the state of the log or of its leader",
     410: "That part of the log is gone",
+    412: "What the request presumes does not hold: the key's revision, or a quorum",
     413: "The request is larger than the bound",
     429: "The client is over its own limit",
     431: "The head of the request is larger than the bound",
     500: "A bug of the service, or a damaged log, which is named by slot and rule",
     503: "Not now: wait for Retry-After, or go to the leader that is named",
     504: "The outcome is unknown: ask the status",
+    507: "The disk is filled to its limit: publishing goes on when space is free again",
 }
 
 
@@ -110,7 +112,11 @@ def _operation(row: Route, schema_of: Mapping[int, Any], with_tokens: bool) -> J
             "required": True,
             "content": {media_type: _schema(kind, schema_of) for media_type, kind in row.body.items()},
         }
-    if with_tokens and row.role is not Role.OPEN:
+    if row.right is not None:
+        if with_tokens:
+            operation["security"] = [{"token": []}]
+        operation["description"] = f"Needs the right {row.right}, where permissions are on."
+    elif with_tokens and row.role is not Role.OPEN:
         operation["security"] = [{"token": []}]
         operation["description"] = f"Needs the role {row.role.name.lower()}."
     return operation

@@ -7,6 +7,9 @@ commits that come all the same are taken until the service is full, because a br
     overloaded         stopping, or as full as it may be
     store_unavailable  the oldest batch has waited for the store for too long, or nothing is heard from the store
 
+Message stores that are not open are no reason: who balances commits must not take a leader away from them because
+another process still has its stores. ``/readyz`` tells their condition, and ``/readyz?stores=true`` asks for them, too.
+
 Failure model: pure but for two clocks; nothing is asked of the store, so it answers while the store hangs. It recovers
 by itself: a leader sends its batches again, and an idle one looks at its store every few seconds.
 """

@@ -109,11 +109,12 @@ class Liveness(msgspec.Struct, frozen=True):
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """This process leads and accepts commits."""
+    """This process leads and accepts commits. ``stores``: none, open, held (by another process) or suspended."""
 
     ready: bool
     leader_id: str
     version: int
+    stores: str
 
 
 class SteppedDown(msgspec.Struct, frozen=True):
@@ -193,6 +194,21 @@ STATUS_OF: Final[Mapping[Code, int]] = {
     Code.QUEUE_TRIMMED: 410,
     Code.QUEUE_FULL: 503,
     Code.DISK_FULL: 503,
+    # The message stores.
+    Code.STORE_FULL: 409,
+    Code.CLUSTER_FULL: 409,
+    Code.DURABLE_COLLISION: 409,
+    Code.MATCHER_MISMATCH: 409,
+    Code.TYPE_MISMATCH: 409,
+    Code.TOO_MANY_DURABLES: 409,
+    Code.SEQUENCE_GAP: 409,
+    Code.UNKNOWN_PUBLISHER: 409,
+    Code.LOCK_HELD: 409,
+    Code.NOT_HOLDER: 409,
+    Code.NO_QUORUM: 412,
+    Code.REVISION_MISMATCH: 412,
+    Code.MESSAGE_TOO_LARGE: 413,
+    Code.DISK_LIMIT: 507,
 }
 
 _JSON: Final = msgspec.json.Encoder()

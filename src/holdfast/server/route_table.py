@@ -16,6 +16,8 @@ from holdfast.server.routes_health import health_routes
 from holdfast.server.routes_log import ROUTES as LOG_ROUTES
 from holdfast.server.routes_view import view_routes
 from holdfast.server.sse import Subscriptions, subscribe_route
+from holdfast.server.stores.hosting import StoreHost
+from holdfast.server.stores.store_routes import store_routes
 
 __all__ = ["route_table"]
 
@@ -28,14 +30,16 @@ def route_table(
     subscriptions: Subscriptions,
     view: EmbeddedView,
     version: str,
+    stores: StoreHost | None = None,
 ) -> list[Route]:
-    """The rows. ``version`` is what the description says of this package."""
+    """The rows. ``version`` is what the description says of this package; without ``stores`` theirs are not there."""
     rows: list[Route] = [
         *LOG_ROUTES,
         *STREAM_ROUTES,
         subscribe_route(subscriptions),
         *view_routes(view),
-        *health_routes(unready=watch.problem, scrape=metrics.text, description=lambda: described),
+        *(store_routes(stores) if stores is not None else ()),
+        *health_routes(unready=watch.problem, stores=stores, scrape=metrics.text, description=lambda: described),
     ]
     described = describe(rows, version=version, with_tokens=front.authenticator.required)
     return rows

@@ -160,9 +160,12 @@ class Call:
             if part:
                 yield part
 
-    async def body(self) -> bytes:
-        """The whole body. Raises: LimitExceeded as soon as it is known to be above the bound."""
-        bytes_max = self.front.limits.request_bytes_max
+    async def body(self, bytes_max: int | None = None) -> bytes:
+        """The whole body. Raises: LimitExceeded as soon as it is known to be above the bound.
+
+        ``bytes_max`` is the bound of a route that has one of its own.
+        """
+        bytes_max = self.front.limits.request_bytes_max if bytes_max is None else bytes_max
         told = self.request.headers.get("content-length", "")
         if told.isascii() and told.isdigit() and int(told) > bytes_max:
             raise LimitExceeded("the request is too large", bytes=int(told), bytes_max=bytes_max)
@@ -216,9 +219,11 @@ class Parameter:
 class Route:
     """One row of the route table."""
 
-    method: Literal["GET", "POST"]
+    method: Literal["GET", "POST", "PUT", "DELETE"]
     path: str
     role: Role
+    right: str | None = None
+    """The right on a store that the handler asks for by itself; its role is ``OPEN`` then."""
     summary: str
     handler: Handler | None = None
     stream: StreamHandler | None = None
@@ -230,11 +235,13 @@ class Route:
     codes: Sequence[Code] = ()
     """Every code it may answer with, beside ``ANY_ROUTE_CODES``."""
     tag: str = "log"
+    filters: bool = False
+    """Whether every query parameter is an attribute of what is listed, which the handler checks by itself."""
 
     @property
     def name(self) -> str:
         """How metrics and the description call it: the path without the framework's converters."""
-        return self.path.replace(":any}", "}")
+        return self.path.replace(":any}", "}").replace(":name}", "}")
 
     @property
     def query_names(self) -> frozenset[str]:
@@ -260,7 +267,8 @@ class Endpoint:
             problem = front.authenticator.problem_with(call.authorization, route.role)
             if problem is not None:
                 raise problem
-            call.require_known_parameters(self._query_names)
+            if not route.filters:
+                call.require_known_parameters(self._query_names)
             if route.stream is not None:
                 await route.stream(call)
             else:

@@ -10,12 +10,12 @@ stalled; only ``/ok`` travels the pipeline, which is its purpose, and it gives u
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
 
 import msgspec
 
-from holdfast.errors import Backpressure, Code, HoldfastError
+from holdfast.errors import Backpressure, Code, HoldfastError, NotFound
 from holdfast.server.auth import Role
 from holdfast.server.docs_page import DOCS_PAGE
 from holdfast.server.responses import Liveness, Readiness
@@ -85,13 +85,51 @@ _HEALTH: Final = (
 )
 
 
+def _readyz_route(handler: Callable[[Call], Awaitable[Answer]]) -> Route:
+    return Route(
+        method="GET",
+        path="/readyz",
+        role=Role.OPEN,
+        summary="This process leads, accepts commits, and its store takes them",
+        handler=handler,
+        parameters=(
+            Parameter(
+                "stores",
+                "query",
+                {"type": "boolean", "default": False},
+                "Whether the message stores must be open, too",
+            ),
+        ),
+        answers={"application/json": Readiness},
+        codes=(*_NOT_READY, Code.STORE_UNAVAILABLE, Code.NO_QUORUM, Code.NOT_FOUND),
+        tag="health",
+    )
+
+
+class StoresReady(Protocol):
+    """The message stores, as far as readiness asks."""
+
+    @property
+    def condition(self) -> str:
+        """open, held or suspended."""
+        ...
+
+    def opened(self) -> object:
+        """Raises: what a request to the stores would be answered with now."""
+        ...
+
+
 def health_routes(
-    *, unready: Callable[[], HoldfastError | None], scrape: Callable[[], bytes], description: Callable[[], bytes]
+    *,
+    unready: Callable[[], HoldfastError | None],
+    stores: StoresReady | None,
+    scrape: Callable[[], bytes],
+    description: Callable[[], bytes],
 ) -> tuple[Route, ...]:
     """The rows of the route table.
 
     ``unready`` says why commits would not get through now, ``scrape`` gives the metrics as text, ``description`` the
-    OpenAPI document.
+    OpenAPI document. ``stores`` None: this process has none.
     """
 
     async def readyz(call: Call) -> Answer:
@@ -99,7 +137,12 @@ def health_routes(
         if problem is not None:
             raise problem
         service = call.front.leading()
-        return json_answer(Readiness(True, service.leader_id, service.local_version()))
+        if call.switch("stores", default=False):
+            if stores is None:
+                raise NotFound("this process has no message stores", hint="stores.directory says where they are")
+            stores.opened()
+        condition = "none" if stores is None else stores.condition
+        return json_answer(Readiness(True, service.leader_id, service.local_version(), condition))
 
     async def metrics(_: Call) -> Answer:
         return Answer(scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -112,16 +155,7 @@ def health_routes(
 
     return (
         *_HEALTH,
-        Route(
-            method="GET",
-            path="/readyz",
-            role=Role.OPEN,
-            summary="This process leads, accepts commits, and its store takes them",
-            handler=readyz,
-            answers={"application/json": Readiness},
-            codes=(*_NOT_READY, Code.STORE_UNAVAILABLE),
-            tag="health",
-        ),
+        _readyz_route(readyz),
         Route(
             method="GET",
             path="/metrics",

@@ -39,6 +39,7 @@ from holdfast.commit.subscription import subscribe
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest
 from holdfast.objects.budget import BudgetedStore
 from holdfast.objects.open import open_store
+from holdfast.objects.time_slice import COMPUTING_NS, ask_for_time_slice
 from holdfast.server.ask_leader import ask_leader
 from holdfast.server.auth import Authenticator, Role
 from holdfast.server.embedded_view import EmbeddedView
@@ -47,12 +48,15 @@ from holdfast.server.http_server import HttpServer
 from holdfast.server.log_place import require_writable_place
 from holdfast.server.logs import configure_logs
 from holdfast.server.metrics import ServerMetrics
+from holdfast.server.older_history import segment_history
 from holdfast.server.pandas_absent import keep_pandas_out
 from holdfast.server.readiness import StoreWatch
 from holdfast.server.responses import LeaderHint
 from holdfast.server.route_table import route_table
 from holdfast.server.routes import Route
 from holdfast.server.sse import Subscriptions
+from holdfast.server.stores.hosting import StoreHost
+from holdfast.server.stores.opening import Opening, read_definitions
 from holdfast.server.view_messages import ViewStart
 from holdfast.settings import Settings
 
@@ -73,6 +77,7 @@ def main(settings: Settings, *, init: bool, take_over: bool, standby: bool) -> i
     """
     configure_logs(settings.logging.format, settings.logging.level)
     _raise_file_limit()
+    ask_for_time_slice(COMPUTING_NS)
     keep_pandas_out()
     try:
         require_writable_place(settings.log.url)
@@ -111,6 +116,10 @@ class _Process:
         self._tls = _tls_context(settings)
         self._service: CommitService | None = None
         self._address = ""
+        self._opening: Opening | None = None
+        # Read before anything is opened: a definition that is wrong must not cost anybody the lead.
+        definitions = settings.stores.definitions
+        self._definition = None if definitions is None else read_definitions(definitions)
 
     async def run(self) -> int:
         """From listening to the exit code."""
@@ -127,10 +136,12 @@ class _Process:
         self._metrics = ServerMetrics(self._front)
         self._watch = StoreWatch(self._front)
         self._subscriptions = Subscriptions(self._front, self._subscribe)
+        self._older = segment_history(settings.log.segments_url)
         self._view = EmbeddedView(
             settings.view.enabled,
             ViewStart(
                 log_url=settings.log.url,
+                segments_url=settings.log.segments_url or "",
                 request_timeout_ms=int(settings.persist.request_timeout_ms),
                 log_format=settings.logging.format,
                 log_level=settings.logging.level,
@@ -138,7 +149,15 @@ class _Process:
             self._subscribe,
         )
         self._metrics.view = self._view
-        server = self._server = HttpServer(self._front, self._routes(), tls=self._tls)
+        self._stores = (
+            None
+            if settings.stores.hosted is None
+            else StoreHost(
+                self._front, settings.stores.hosted, request_bytes_max=settings.stores.max_request_size_bytes
+            )
+        )
+        self._metrics.stores = self._stores
+        server = self._server = HttpServer(self._front, self._routes(), tls=self._tls, stores=self._stores)
         self._metrics.server = server
         self._metrics.subscriptions = self._subscriptions
         addresses = await server.listen(settings.server.listen)
@@ -159,6 +178,7 @@ class _Process:
             subscriptions=self._subscriptions,
             view=self._view,
             version=_package_version(),
+            stores=self._stores,
         )
 
     # The reign
@@ -245,13 +265,19 @@ class _Process:
         # Commits in flight are many small objects that die young without cycles: at the usual thresholds the collector
         # walks the growing conflict window again and again for them (a third of the rate of commit streams).
         gc.set_threshold(100_000, 20, 100)
+        stores = self._stores
+        if stores is not None:
+            self._opening = Opening(stores, self._settings.stores, self._definition)
+            await self._opening.begin()
         _say(f"ready listen={','.join(addresses)} leader_id={service.leader_id}")
-        await _first_of(service.ended, self._stop)
+        await _first_of(service.ended, self._stop, *(() if stores is None else (stores.failed,)))
         if not service.ended.done():
             log.info("draining", commits_in_flight=self._front.in_flight_commits)
             self._front.draining = True
             self._server.stop_accepting()
             await self._drain(service)
+        if stores is not None and stores.failed.done():
+            raise stores.failed.result()
         return service.ended.result()
 
     async def _drain(self, service: CommitService) -> None:
@@ -267,6 +293,11 @@ class _Process:
     async def _no_longer_leading(self) -> None:
         self._service = self._metrics.service = self._watch.service = None
         self._front.stop_leading(LeaderHint())
+        if self._opening is not None:
+            await self._opening.end()
+            self._opening = None
+        if self._stores is not None:
+            await self._stores.close()
         await self._view.stop()
 
     def _options(self, *, probe: bool) -> ServiceOptions:
@@ -311,6 +342,7 @@ class _Process:
             after=after,
             durable=durable,
             bytes_behind_max=self._settings.subscription.max_buffer_size_bytes,
+            older=self._older,
         )
 
     # Signals

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from holdfast.commit.batch import Header, ItemKind, read_body_table
+from holdfast.commit.feed import Checkpoint, Event, TransactionEvent
 from holdfast.commit.transaction import Delete, RangeDelete, Write
 from holdfast.errors import Code, CorruptData
 from holdfast.values import slot_text
@@ -76,6 +78,24 @@ class ViewBuilder:
                 self._lay(batch)
             last = header.last_version
         self.seen = (max(version, header.last_version), last)
+
+    def add_events(self, events: Sequence[Event]) -> None:
+        """Take what older history says comes next. Raises: CorruptData."""
+        version, last = self.seen
+        for event in events:
+            if isinstance(event, TransactionEvent):
+                if event.version <= version or (event.prev_version != last and (last or event.prev_version > version)):
+                    raise CorruptData(
+                        "a transaction is missing from older history",
+                        version=event.version,
+                        prev_version=event.prev_version,
+                        last_applied=version if last is None else last,
+                    )
+                self._layer.apply(event.version, event.operations)
+                version = last = event.version
+            elif isinstance(event, Checkpoint):
+                version = max(version, event.committed_version)
+        self.seen = (version, last)
 
     def _lay(self, batch: pa.RecordBatch) -> None:
         """The rows of one record batch, in order; later ones win."""

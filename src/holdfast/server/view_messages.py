@@ -15,9 +15,11 @@ __all__ = ["Announcement", "Damage", "Report", "ViewStart"]
 
 
 class ViewStart(Struct, frozen=True, kw_only=True):
-    """What a view process is started with. ``log_id`` and ``directory`` are known when a reign begins."""
+    """What a view process is started with. ``log_id`` and ``directory`` are known when a reign begins; ``segments_url``
+    is empty where there are none."""
 
     log_url: str
+    segments_url: str = ""
     log_id: str = ""
     directory: str = ""
     request_timeout_ms: int = 10_000

@@ -36,10 +36,12 @@ import structlog
 
 from holdfast.commit.chain import ChainWalker
 from holdfast.commit.reader import Reign, follow, read_header, reigns_back, start_after
-from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound
+from holdfast.commit.subscription import OlderHistory
+from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.open import open_durable_reader
 from holdfast.objects.port import ObjectReader
 from holdfast.server.logs import configure_logs
+from holdfast.server.older_history import segment_history
 from holdfast.server.pandas_absent import keep_pandas_out
 from holdfast.server.view_builder import ViewBuilder
 from holdfast.server.view_messages import Announcement, Damage, Report, ViewStart
@@ -61,8 +63,11 @@ log = structlog.get_logger("holdfast.server.view")
 class ViewProcess:
     """Keeps one file; ``announced`` tells it how far it may read."""
 
-    def __init__(self, start: ViewStart, store: ObjectReader, reports: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, start: ViewStart, store: ObjectReader, reports: asyncio.StreamWriter, older: OlderHistory | None
+    ) -> None:
         self._start = start
+        self._older = older
         self._store = store
         self._reports = reports
         self._newest: Announcement | None = None
@@ -109,6 +114,8 @@ class ViewProcess:
     async def _follow(self, path: Path, builder: ViewBuilder) -> None:
         loop = asyncio.get_running_loop()
         announcement = await self._next(path, builder)
+        if self._older is not None:
+            announcement = await self._add_older(self._older, path, builder, announcement)
         walker = await self._walker_after(builder, announcement)
         if walker.head is not None and walker.head.last_version > builder.seen[0]:
             # Before genesis there is nothing to stand on: the walk begins at the claim, whose version is settled too.
@@ -124,6 +131,30 @@ class ViewProcess:
                 self._flush(path, builder)
             self._report(path, builder, done=True)
             announcement = await self._next(path, builder)
+
+    async def _add_older(
+        self, older: OlderHistory, path: Path, builder: ViewBuilder, announcement: Announcement
+    ) -> Announcement:
+        """Take what segments have behind the file's position, up to what was announced; the log has the rest, and what
+        they turn out not to have. Returns the newest announcement."""
+        through = await older.through(self._start.log_id)
+        newest = await read_header(self._store, announcement.slot)
+        version = builder.position[0]
+        if newest is None or min(through, newest.last_version) <= version:
+            return announcement
+        if version:
+            await self._walker_after(builder, announcement)  # first of all the file has to be of this log
+        log.info("view_reads_segments", after=version, until=min(through, newest.last_version))
+        try:
+            async with contextlib.aclosing(older.events(version, min(through, newest.last_version))) as batches:
+                async for batch in batches:
+                    builder.add_events(batch.events)
+                    if builder.waiting_bytes >= FLUSH_BYTES:
+                        self._flush(path, builder)
+        except (CorruptData, Unavailable) as error:
+            log.warning("view_goes_on_in_the_log", view_version=builder.seen[0], cause=str(error))
+        builder.flush()
+        return self._newest or announcement
 
     async def _next(self, path: Path, builder: ViewBuilder) -> Announcement:
         """The newest announcement, when there is a new one; what waits for the file is written meanwhile, when due."""
@@ -197,7 +228,7 @@ async def _run(server: socket.socket, start: ViewStart) -> None:
     """Until the server's end of the socket closes, or the file has to be begun anew."""
     announcements, reports = await asyncio.open_connection(sock=server)
     store = open_durable_reader(start.log_url, request_timeout_ms=start.request_timeout_ms)
-    process = ViewProcess(start, store, reports)
+    process = ViewProcess(start, store, reports, segment_history(start.segments_url))
     decode = msgspec.json.Decoder(Announcement).decode
 
     async def listen() -> None:

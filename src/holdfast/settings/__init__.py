@@ -20,6 +20,7 @@ from holdfast.settings.model import (
     PersistSettings,
     ServerSettings,
     Settings,
+    StoresSettings,
     SubscriptionSettings,
     ViewSettings,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "Role",
     "ServerSettings",
     "Settings",
+    "StoresSettings",
     "SubscriptionSettings",
     "Token",
     "ViewSettings",

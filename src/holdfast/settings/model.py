@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar, cast
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from holdfast.settings import parse
 from holdfast.settings.parse import Token
@@ -26,6 +26,7 @@ __all__ = [
     "PersistSettings",
     "ServerSettings",
     "Settings",
+    "StoresSettings",
     "SubscriptionSettings",
     "ViewSettings",
     "build",
@@ -54,9 +55,11 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """Where the log is. ``init_implied``: an empty one may be initialised without being asked."""
+    """Where the log is. ``init_implied``: an empty one may be initialised without being asked. ``segments_url``: a
+    table of its segments, which history is read from."""
 
     url: str
+    segments_url: str | None
     init_implied: bool
 
     @property
@@ -116,6 +119,24 @@ class SubscriptionSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class StoresSettings:
+    """The message stores. ``directory`` None: none are hosted, whatever ``enabled`` says."""
+
+    enabled: bool
+    directory: str | None
+    definitions: str | None
+    max_request_size_bytes: int
+    page_size_bytes: int
+    memory_bytes: int
+    statistics_seconds: float
+
+    @property
+    def hosted(self) -> str | None:
+        """The directory of the stores that this service hosts, None for none."""
+        return self.directory if self.enabled else None
+
+
+@dataclass(frozen=True, slots=True)
 class LoggingSettings:
     """The service's own log lines."""
 
@@ -134,6 +155,7 @@ class Settings:
     view: ViewSettings
     commit: CommitSettings
     subscription: SubscriptionSettings
+    stores: StoresSettings
     logging: LoggingSettings
 
 
@@ -191,6 +213,12 @@ URL: Final = Key(
     "file:, s3:, gs:, az: or memory:; no credentials in it",
     default_rule="holdfast-data under the working directory",
 )
+SEGMENTS: Final = Key(
+    "log.segments_url",
+    parse.optional_table_url,
+    None,
+    "a table of the log's segments, file:, s3:, gs: or az:; subscribers and the view read history from it",
+)
 BATCH_TIMEOUT: Final = Key("persist.batch_timeout_ms", POSITIVE, None, "> 0", default_rule="1 on file:, 5 elsewhere")
 BATCH_TIMEOUT_MAX: Final = Key("persist.batch_timeout_max_ms", POSITIVE, 50.0, ">= persist.batch_timeout_ms")
 BATCH_SIZE: Final = Key("persist.batch_size_threshold", parse.size(1), MEBI, "> 0 bytes; the last commit may exceed it")
@@ -233,6 +261,35 @@ STREAM_BUFFER: Final = Key(
     "subscription.max_buffer_size_bytes", parse.size(1), 10 * MEBI, "> 0; a reader further behind is closed"
 )
 KEEPALIVE: Final = Key("subscription.keepalive_interval_seconds", POSITIVE, 30.0, "> 0")
+STORES: Final = Key("stores.enabled", parse.switch, True, "true or false; needs stores.directory")
+STORES_DIRECTORY: Final = Key(
+    "stores.directory",
+    parse.optional_text,
+    None,
+    "a directory on a local disk, made where it is missing",
+    default_rule="the log's directory with -stores behind it for file:, none elsewhere",
+)
+STORES_DEFINITIONS: Final = Key(
+    "stores.definitions",
+    parse.optional_text,
+    None,
+    "a JSON or TOML file: stores and durables, made or changed at every start; what it does not name stays",
+)
+STORES_REQUEST: Final = Key(
+    "stores.max_request_size_bytes", parse.size(1), 16 * MEBI, "> 0; a request to the stores above is answered 413"
+)
+STORES_PAGE: Final = Key(
+    "stores.page_size_bytes", parse.size(MEBI), 64 * MEBI, ">= 1 MiB; space is taken and given back by pages"
+)
+STORES_MEMORY: Final = Key(
+    "stores.memory_bytes",
+    parse.size(8 * MEBI),
+    128 * MEBI,
+    ">= 8 MiB held of messages and counts, whatever the backlog; what is under way comes on top",
+)
+STORES_STATISTICS: Final = Key(
+    "stores.statistics_seconds", parse.number(0), 60.0, ">= 0 between lines of statistics in the log; 0 is off"
+)
 LOG_FORMAT: Final = Key("logging.format", parse.choice("logfmt", "json"), "logfmt", "logfmt or json")
 LOG_LEVEL: Final = Key(
     "logging.level", parse.choice("debug", "info", "warning", "error"), "info", "debug, info, warning or error"
@@ -243,12 +300,14 @@ KEYS: Final[tuple[Key[object], ...]] = cast(
     (
         LISTEN, ADVERTISED, REQUEST_SIZE, CONNECTIONS, CLIENT_RATE, DRAIN, TLS_CERTIFICATE, TLS_KEY, TOKENS,
         URL,
+        SEGMENTS,
         BATCH_TIMEOUT, BATCH_TIMEOUT_MAX, BATCH_SIZE, PUTS_PER_SECOND, IN_FLIGHT, POOL, REQUEST_TIMEOUT, RETRIES,
         GIVE_UP, RETRY_BASE, RETRY_MAX, HEDGE,
         SILENCE, HEARTBEAT,
         VIEW,
         REQUEST_ID, WINDOW_SECONDS, WINDOW_BYTES,
         STREAM_BUFFER, KEEPALIVE,
+        STORES, STORES_DIRECTORY, STORES_DEFINITIONS, STORES_REQUEST, STORES_PAGE, STORES_MEMORY, STORES_STATISTICS,
         LOG_FORMAT, LOG_LEVEL,
     ),
 )  # fmt: skip
@@ -275,6 +334,16 @@ def depends_on_log_url(url: str) -> tuple[float, float | None, bool]:
     return (1.0, None, True) if scheme == "file" else (5.0, 95.0, scheme == "memory")
 
 
+def stores_beside(url: str) -> str | None:
+    """Where the stores are by default: beside the log, whose own directory holds nothing but the log.
+
+    >>> stores_beside("file:///var/lib/holdfast"), stores_beside("s3://bucket/log")
+    ('/var/lib/holdfast-stores', None)
+    """
+    parts = urlsplit(url)
+    return unquote(parts.path).rstrip("/") + "-stores" if parts.scheme == "file" else None
+
+
 def build(values: Mapping[str, object], *, default_url: str) -> tuple[Settings, tuple[str, ...], tuple[str, ...]]:
     """The settings from parsed ``values`` by key name, then warnings, then problems (a problem: do not use it)."""
     chosen = _Chosen(values)
@@ -294,7 +363,7 @@ def build(values: Mapping[str, object], *, default_url: str) -> tuple[Settings, 
             tls_key=chosen.get(TLS_KEY),
             tokens=chosen.get(TOKENS),
         ),
-        log=LogSettings(url=url, init_implied=url == default_url or urlsplit(url).scheme == "memory"),
+        log=LogSettings(url, chosen.get(SEGMENTS), url == default_url or urlsplit(url).scheme == "memory"),
         persist=PersistSettings(
             batch_timeout_ms=chosen.get(BATCH_TIMEOUT, batch_timeout_ms),
             batch_timeout_max_ms=chosen.get(BATCH_TIMEOUT_MAX),
@@ -319,6 +388,15 @@ def build(values: Mapping[str, object], *, default_url: str) -> tuple[Settings, 
         subscription=SubscriptionSettings(
             max_buffer_size_bytes=chosen.get(STREAM_BUFFER), keepalive_interval_seconds=chosen.get(KEEPALIVE)
         ),
+        stores=StoresSettings(
+            enabled=chosen.get(STORES),
+            directory=chosen.get(STORES_DIRECTORY) or stores_beside(url),
+            definitions=chosen.get(STORES_DEFINITIONS),
+            max_request_size_bytes=chosen.get(STORES_REQUEST),
+            page_size_bytes=chosen.get(STORES_PAGE),
+            memory_bytes=chosen.get(STORES_MEMORY),
+            statistics_seconds=chosen.get(STORES_STATISTICS),
+        ),
         logging=LoggingSettings(
             format=cast('Literal["logfmt", "json"]', chosen.get(LOG_FORMAT)),
             level=cast('Literal["debug", "info", "warning", "error"]', chosen.get(LOG_LEVEL)),
@@ -329,8 +407,12 @@ def build(values: Mapping[str, object], *, default_url: str) -> tuple[Settings, 
 
 def _problems(settings: Settings) -> tuple[str, ...]:
     """The rules between keys, each with its reason."""
-    server, persist, leader = settings.server, settings.persist, settings.leader
+    server, persist, leader, stores = settings.server, settings.persist, settings.leader, settings.stores
     rules = (
+        (
+            stores.definitions is None or stores.hosted is not None,
+            "stores.definitions needs stores that are hosted: set stores.directory, and stores.enabled to true",
+        ),
         (
             (server.tls_certificate is None) == (server.tls_key is None),
             "server.tls_certificate and server.tls_key must be given together: one is useless without the other",

@@ -24,6 +24,7 @@ __all__ = [
     "log_url",
     "number",
     "off_or_number",
+    "optional_table_url",
     "optional_text",
     "size",
     "switch",
@@ -168,6 +169,20 @@ def choice(*words: str) -> Callable[[object], str]:
         raise ValueError(rule)
 
     return parse
+
+
+def optional_table_url(value: object) -> str | None:
+    """The address of a table, as that of a log but not in memory; the empty text means none.
+
+    >>> optional_table_url("s3://lake/segments")
+    's3://lake/segments'
+    """
+    if value == "":
+        return None
+    url = log_url(value)
+    if urlsplit(url).scheme == "memory":
+        raise ValueError("one of file:///lake/segments, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix")
+    return url
 
 
 def optional_text(value: object) -> str | None:

@@ -22,7 +22,7 @@ from holdfast.commit.recent_writes import RecentWrites
 from holdfast.commit.transaction import Committed, FailedPrecondition, PointRead, Rejected, Transaction
 from holdfast.objects.port import CreateAnswer, Refused, Unknown
 from holdfast.testing.simulation.node import Node
-from holdfast.values import Version
+from holdfast.values import Slot, Version
 
 __all__ = [
     "ClaimNotAlone",
@@ -58,6 +58,7 @@ __all__ = [
     "unknown_is_success",
     "unknown_means_not_committed",
     "version_without_proof",
+    "walk_past_the_hole",
     "window_of_the_predecessor",
 ]
 
@@ -339,6 +340,12 @@ def newest_gap(slots: Any, claim: Any) -> tuple[Any, Any]:
     return (start, claim) if slots[0] > start else (slots[0] - 1, slots[0])
 
 
+def walk_past_the_hole(head: Any, found: Any) -> Any:
+    """A walk along the log claims one slot past its end."""
+    step = _walk_on(head, found)
+    return replace(step, slot=Slot(step.slot - 1)) if isinstance(step, leadership.Frontier) else step
+
+
 def any_claim(head: object, claim: object, following: object) -> None:
     """Readers take every claim's base for good."""
 
@@ -399,3 +406,4 @@ def same_epoch(frontier: Any, identity: Any, **facts: Any) -> Any:
 
 
 _claim_header = leadership.claim_header
+_walk_on = leadership.walk_on

@@ -201,6 +201,11 @@ def _registry() -> list[Mutant]:
             ((leadership, "_frontier", broken.newest_gap),),
         ),
         Mutant(
+            "walk_past_the_hole",
+            "a walk after a lost claim ends at the oldest hole",
+            ((leadership, "walk_on", broken.walk_past_the_hole),),
+        ),
+        Mutant(
             "base_without_jump",
             "a version is handed out once",
             ((leadership, "VERSION_JUMP", 1), (chain, "_check_claim", broken.any_claim)),

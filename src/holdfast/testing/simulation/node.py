@@ -6,8 +6,7 @@ mirrors ``commit/service``). Does not own: any decision about the log, the netwo
 Failure model: a node crashes at any moment (its requests stay on their way), pauses while its clocks run on, has its
 wall clock set, is cut off from the store, and does not know that it was deposed until its own requests tell it.
 
-Long, because it is one life from start to end. Not mirrored: how a take-over walks on after a lost claim
-(``takeover._chase``); here it lists again.
+Long, because it is one life from start to end.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from holdfast.commit import batch as batch_format
 from holdfast.commit import events as p
 from holdfast.commit import leadership
 from holdfast.commit.batch import Header
+from holdfast.commit.chain import next_slot
 from holdfast.commit.entry import CommitEntry
 from holdfast.commit.events import Put, ReadBack
 from holdfast.commit.pipeline import Pipeline
@@ -70,6 +70,7 @@ class Node:
         self.claim: Header | None = None
         self.recovering = False
         self._claims = 0
+        self._frontier: leadership.Frontier | None = None
         self._objects: dict[Slot, bytes] = {}
         self._page = leadership.Page((), frozenset())
         self._missing = 0
@@ -181,12 +182,17 @@ class Node:
                 return
             self._read_headers(plan.slots)
             return
+        self.stake(plan)
+
+    def stake(self, frontier: leadership.Frontier) -> None:
+        """The claim for this frontier, sent at once or after a while."""
         assert self.identity is not None, "a process has an identity"
+        self._frontier = frontier
         self._claims += 1
         nonce = self._claims.to_bytes(8, "little") + self.identity.nonce_seed[:8]
         log_id = LogId(self.identity.nonce_seed[:16])
         self.claim = leadership.claim_header(
-            plan, self.identity, nonce=nonce, log_id=log_id, wall_ms=self.now().wall_ms
+            frontier, self.identity, nonce=nonce, log_id=log_id, wall_ms=self.now().wall_ms
         )
         wait = 0.0
         if self.world.strikes("claim_dawdles", 0.2):
@@ -219,7 +225,29 @@ class Node:
             self.check_claim()
         else:
             self.world.coverage["claim_lost"] += 1
-            self.recover()
+            if self._frontier is not None and self._frontier.predecessor and self.world.random.random() < 0.5:
+                self.walk(self._frontier.predecessor, batch_format.SPAN_MAX)
+            else:
+                self.recover()
+
+    def walk(self, head: Header, steps: int) -> None:
+        """Step 4b: after a lost claim, on along the chain of the leader that lives (``takeover._chase``)."""
+        slot = next_slot(head)
+
+        def walked(data: bytes | Unknown | None) -> None:
+            if isinstance(data, Unknown):
+                self.walk(head, steps)
+                return
+            step = leadership.walk_on(head, None if data is None else batch_format.decode_header(data, slot=slot))
+            if isinstance(step, leadership.Frontier):
+                self.world.coverage["walked_on"] += 1
+                self.stake(step)
+            elif step is None or steps == 1:
+                self.recover()
+            else:
+                self.walk(step, steps - 1)
+
+        self.world.network.read(self, slot, walked)
 
     def check_claim(self) -> None:
         """Step 5: the ownership check."""
