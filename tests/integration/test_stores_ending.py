@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import http.client
 import json
 import resource
+import socket
 import ssl
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from tests.integration.stores_harness import stores_serving
 
 from holdfast.aio import StoreClient as AsyncStoreClient
 from holdfast.client.stores import Message, StoreClient, SubscriberOptions
+from holdfast.client.transports import Connection, Departures
 from holdfast.errors import Code, Unavailable
 from holdfast.testing.rgw import free_port
 
@@ -205,3 +209,56 @@ def test_subscribing_and_watching_go_over_tls_and_an_unknown_certificate_is_refu
             messages.receive(60)
     finally:
         secure.kill()
+
+
+class SilentPeer(threading.Thread):
+    """Makes TLS with one client, then neither reads nor says goodbye until it is stopped."""
+
+    def __init__(self, certificate: Path) -> None:
+        super().__init__()
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        connection, _ = self._listener.accept()
+        self._listener.close()
+        # Who is cut off may be gone before the handshake's last message is read.
+        with contextlib.suppress(OSError), connection, self._context.wrap_socket(connection, server_side=True):
+            self.stopped.wait(60)
+
+
+@pytest.mark.parametrize("graceful", [True, False])
+def test_a_closed_client_leaves_no_socket_behind_when_the_other_side_never_says_goodbye(
+    certificate: Path, *, graceful: bool
+) -> None:
+    peer = SilentPeer(certificate)
+    peer.start()
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    sockets: list[socket.socket] = []
+
+    async def scenario() -> None:
+        departures = Departures()
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: Connection(departures), "localhost", peer.port, ssl=trusting
+        )
+        transport = connection.transport
+        assert transport is not None
+        sockets.append(transport.get_extra_info("socket"))
+        departures.add(transport)
+        if graceful:
+            transport.close()
+        else:
+            transport.abort()
+        await departures.over()
+        assert connection.lost
+        assert connection.transport is None
+
+    try:
+        run(scenario)  # uvloop's loop refuses to end while a transport is still saying goodbye
+        assert sockets[0].fileno() == -1
+    finally:
+        peer.stopped.set()
+        peer.join()

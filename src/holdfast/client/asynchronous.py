@@ -107,7 +107,7 @@ class Client:
         """Close every connection. Operations under way end with ``Closed``; what they sent may have been accepted."""
         self._closing.set()
         self._pool.close()
-        await asyncio.sleep(0)  # lets the transports call connection_lost
+        await self._pool.departed()
 
     async def commit(
         self,
@@ -329,7 +329,7 @@ class Subscription:
         self._procedure.close()
         self._effect = None
         self._hang_up()
-        await asyncio.sleep(0)  # lets the transport call connection_lost
+        await self._client.pool.departed()
 
     async def _advance(self) -> bool:
         """Carry out one effect. An effect that was interrupted is carried out again."""

@@ -1,6 +1,7 @@
 """Connections of the asyncio client: transports, their pool, one exchange on one of them.
 
-Owns: transports and their bounds. Does not own: what is sent or what a failure means (``core``).
+Owns: transports, their bounds, and that none outlives its client. Does not own: what is sent or what a failure means
+(``core``).
 
 Failure model: once a request was given to the transport it may have been accepted; only a connection that could not be
 made was certainly not. A cancelled exchange drops its connection.
@@ -19,16 +20,56 @@ from holdfast.client.options import ClientOptions
 from holdfast.client.shell import now_ms
 from holdfast.errors import Closed
 
-__all__ = ["Connection", "Pool"]
+__all__ = ["Connection", "Departures", "Pool"]
 
 PAUSE_READING_BYTES = 1 << 20
+GOODBYE_S_MAX = 1.0
+
+
+class Departures:
+    """Transports that were told to close and have not yet.
+
+    With TLS a close waits for the other side's. A loop that ends before it leaves the socket open, and uvloop's then
+    refuses to end at all, so whoever closes transports waits here before it says that it is closed.
+    """
+
+    def __init__(self) -> None:
+        self._leaving: dict[asyncio.Transport, None] = {}
+        self._over: asyncio.Future[None] | None = None
+
+    def add(self, transport: asyncio.Transport) -> None:
+        """It was told to close; its protocol will be told of ``connection_lost``."""
+        self._leaving[transport] = None
+
+    def remove(self, transport: asyncio.Transport) -> None:
+        """It has closed."""
+        self._leaving.pop(transport, None)
+        if not self._leaving and self._over is not None and not self._over.done():
+            self._over.set_result(None)
+
+    async def over(self) -> None:
+        """Until all have closed. Who takes longer than ``GOODBYE_S_MAX`` is cut off."""
+        await self._wait()
+        if self._leaving:
+            for transport in list(self._leaving):
+                transport.abort()
+            await self._wait()
+        await asyncio.sleep(0)  # a transport gives its socket back after it has told its protocol
+
+    async def _wait(self) -> None:
+        if not self._leaving:
+            return
+        if self._over is None or self._over.done():
+            self._over = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._over], timeout=GOODBYE_S_MAX)
 
 
 class Connection(asyncio.Protocol):
     """One transport and the answer it is in the middle of."""
 
-    def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
+    def __init__(self, departures: Departures) -> None:
+        self._departures = departures
+        self.transport: asyncio.Transport | None = None
         self._reader: AnswerReader | None = None
         self._changed: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None
@@ -39,7 +80,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The transport is ready."""
         # Not asserted: uvloop's transports do not derive from asyncio's.
-        self._transport = cast(asyncio.Transport, transport)
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         """More of the answer."""
@@ -52,14 +93,17 @@ class Connection(asyncio.Protocol):
         except BadAnswer as error:
             self._failure = error
             self.close()
-        if reader.buffered > PAUSE_READING_BYTES and reader.status == 200 and not self._paused and self._transport:
+        if reader.buffered > PAUSE_READING_BYTES and reader.status == 200 and not self._paused and self.transport:
             self._paused = True
-            self._transport.pause_reading()
+            self.transport.pause_reading()
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing more will come."""
         self.lost = True
+        if self.transport is not None:
+            self._departures.remove(self.transport)
+            self.transport = None
         if self._reader is not None and self._failure is None:
             try:
                 if exc is not None:
@@ -71,17 +115,19 @@ class Connection(asyncio.Protocol):
 
     def start(self, data: bytes, reader: AnswerReader) -> None:
         """Send a request; its answer goes to ``reader``."""
-        assert self._transport is not None, "a connection is made before it is used"
         self._reader = reader
-        self._transport.write(data)
+        if self.transport is None:  # lost since it was taken
+            self._failure = BadAnswer("the connection broke")
+            return
+        self.transport.write(data)
 
     async def changed(self) -> None:
         """Until more has arrived. Raises: BadAnswer when nothing more will."""
         if self._failure is not None:
             raise self._failure
-        if self._paused and self._transport is not None:
+        if self._paused and self.transport is not None:
             self._paused = False
-            self._transport.resume_reading()
+            self.transport.resume_reading()
         self._changed = asyncio.get_running_loop().create_future()
         try:
             await self._changed
@@ -92,15 +138,16 @@ class Connection(asyncio.Protocol):
         """The answer is complete; the connection is idle."""
         self._reader = None
         self.idle_since_ms = now_ms()
-        if self._paused and self._transport is not None:
+        if self._paused and self.transport is not None:
             self._paused = False
-            self._transport.resume_reading()
+            self.transport.resume_reading()
 
     def close(self) -> None:
         """Drop the connection, whatever it is in the middle of."""
         self.lost = True
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self._departures.add(self.transport)
+            self.transport.abort()
 
     def _wake(self) -> None:
         if self._changed is not None and not self._changed.done():
@@ -117,6 +164,7 @@ class Pool:
         self._slots = asyncio.Semaphore(int(options.connections_max))
         self._idle: dict[Endpoint, list[Connection]] = {}
         self._everything: set[Connection] = set()
+        self._departures = Departures()
         self.closed = False
 
     async def exchange(self, effect: Send) -> Reply | Failed:
@@ -164,11 +212,14 @@ class Pool:
         loop = asyncio.get_running_loop()
         context = (self._tls if self._tls is not None else ssl.create_default_context()) if endpoint.secure else None
         if endpoint.unix_path is not None:
-            _, connection = await loop.create_unix_connection(Connection, endpoint.unix_path)
+            _, connection = await loop.create_unix_connection(self._made, endpoint.unix_path)
         else:
-            _, connection = await loop.create_connection(Connection, endpoint.host, endpoint.port, ssl=context)
+            _, connection = await loop.create_connection(self._made, endpoint.host, endpoint.port, ssl=context)
         self._everything.add(connection)
         return connection
+
+    def _made(self) -> Connection:
+        return Connection(self._departures)
 
     def give_back(self, endpoint: Endpoint, connection: Connection) -> None:
         """The answer was taken: the connection may carry another request. Those idle for too long are dropped."""
@@ -202,3 +253,7 @@ class Pool:
         self._idle.clear()
         for connection in list(self._everything):
             self.drop(connection)
+
+    async def departed(self) -> None:
+        """Until every connection that was dropped has closed its socket."""
+        await self._departures.over()

@@ -64,6 +64,7 @@ class StoreClient:
     async def aclose(self) -> None:
         """Close every connection of requests. Publishers and subscribers are closed by themselves, before this."""
         self._publishing.close()
+        await self._publishing.departed()
         await self._client.aclose()
 
     # who sends and who receives

@@ -28,6 +28,7 @@ from holdfast.client.stores.steps import Advisory, Connect, Ended, Talk
 from holdfast.client.stores.watching import Watching
 from holdfast.client.stores.web_socket import Hung, Opened, Payload, Pong, Refused, WebSocket
 from holdfast.client.stores.wire import KeyChange
+from holdfast.client.transports import Departures
 from holdfast.errors import HoldfastError
 from holdfast.stores.messages import Delivery
 
@@ -40,8 +41,9 @@ Item = TypeVar("Item")
 class _Line(asyncio.Protocol):
     """One connection. ``arrived`` is told of its bytes, none at its end, until it is dropped."""
 
-    def __init__(self, arrived: Callable[[_Line, bytes], None], socket: WebSocket) -> None:
+    def __init__(self, arrived: Callable[[_Line, bytes], None], socket: WebSocket, departures: Departures) -> None:
         self._arrived: Callable[[_Line, bytes], None] | None = arrived
+        self._departures = departures
         self.socket = socket
         self.transport: asyncio.Transport | None = None
 
@@ -64,6 +66,9 @@ class _Line(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         del exc
+        if self.transport is not None:
+            self._departures.remove(self.transport)
+            self.transport = None
         if self._arrived is not None:
             self._arrived(self, b"")
 
@@ -79,6 +84,7 @@ class _Line(asyncio.Protocol):
         self.socket.close()
         self.write()
         if self.transport is not None:
+            self._departures.add(self.transport)
             self.transport.close()
 
 
@@ -105,6 +111,7 @@ class Subscriber:
         self._token = token
         self._tls = tls
         self._payload_bytes_max = payload_bytes_max
+        self._departures = Departures()
         self._line: _Line | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -257,7 +264,7 @@ class Subscriber:
         finally:
             self._machine.end(None)
             self._stop()
-        await asyncio.sleep(0)  # lets the transport call connection_lost
+        await self._departures.over()
 
     async def next_of(self, take: Callable[[], Item | None]) -> Item | None:
         """What ``take`` finds as soon as it can; None when nothing will come. Raises: why. For ``Watch``."""
@@ -350,7 +357,7 @@ class Subscriber:
                 self._at(timeout_ms, self._pump)
             case Connect():
                 self._hang_up()
-                line = self._line = _Line(self._arrived, self._web_socket(step))
+                line = self._line = _Line(self._arrived, self._web_socket(step), self._departures)
                 self._connecting = asyncio.get_running_loop().create_task(self._connect(line, step))
                 self._at(step.timeout_ms, self._pump)
             case Wait():
