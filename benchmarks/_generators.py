@@ -39,10 +39,12 @@ end
 """
 _DONE = """
 done = function(summary, latency, requests)
+  local failed = summary.errors
   io.write(string.format('RESULT %d %d %d %d %d %d\\n', summary.requests, summary.duration,
     latency:percentile(50), latency:percentile(99), latency:percentile(99.9),
-    summary.errors.connect + summary.errors.read + summary.errors.write + summary.errors.status
-      + summary.errors.timeout))
+    failed.connect + failed.read + failed.write + failed.status + failed.timeout))
+  io.write(string.format('FAILED connect %d, read %d, write %d, status %d, timeout %d\\n', failed.connect, failed.read,
+    failed.write, failed.status, failed.timeout))
 end
 """
 
@@ -58,6 +60,7 @@ class Load:
     errors: int
     in_flight: int
     p99_9_ms: float = math.nan
+    kinds_of_errors: str = ""
 
     @property
     def rate(self) -> float:
@@ -93,7 +96,8 @@ end
     if match is None:
         raise RuntimeError(f"wrk said: {done.stdout[-500:]}")
     answers, duration, p50, p99, p99_9, errors = map(int, match.groups())
-    return Load(answers, duration / 1e6, p50 / 1000, p99 / 1000, errors, connections, p99_9 / 1000)
+    kinds = done.stdout.partition("FAILED")[2].strip()
+    return Load(answers, duration / 1e6, p50 / 1000, p99 / 1000, errors, connections, p99_9 / 1000, kinds)
 
 
 def holdfast_json(url: str, read_version: int, prefix: str, connections: int, seconds: float) -> Load:

@@ -122,7 +122,7 @@ class Benchmark:
             with Busy(server) as busy:
                 found = load(attempt)
             if found.errors or not found.answers:
-                raise CheckFailed(f"{name}: {found.errors} errors in {found.answers} answers")
+                raise CheckFailed(f"{name}: {found.errors} errors in {found.answers} answers; {found.kinds_of_errors}")
             self._accepted = (self._accepted[0] + found.answers, self._accepted[1] + found.answers + found.in_flight)
             if best is None or busy.other_cores < best[1].other_cores:
                 best = (found, busy)

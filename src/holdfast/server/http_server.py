@@ -1,7 +1,7 @@
 """Listening sockets and everything that hangs on them.
 
 Owns: binding, the one tick per second (the ``Date`` header, stalled connections), and the end of all connections. Does
-not own: what is served (``front``, ``app``), when to start and stop (``run``).
+not own: accepting (``listener``), what is served (``front``, ``app``), when to start and stop (``run``).
 
 Failure model: an address that cannot be bound is a mistake of the configuration and is named. A Unix socket left behind
 by a crash is removed when nobody answers on it; one that is answered is somebody else's and is left alone.
@@ -25,6 +25,7 @@ from holdfast.server.fast_lane import FastLane
 from holdfast.server.framework_lane import Framework
 from holdfast.server.front import Front
 from holdfast.server.lanes import Lanes
+from holdfast.server.listener import Listener
 from holdfast.server.routes import Route
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.hot_routes import HotStores
@@ -32,7 +33,6 @@ from holdfast.server.stores.socket import SubscribeSocket
 
 __all__ = ["HttpServer"]
 
-BACKLOG: Final = 4096
 PARTIAL_SECONDS_MAX: Final = 30
 IDLE_SECONDS_MAX: Final = 600
 STALLED_EVERY_SECONDS: Final = 5
@@ -65,7 +65,7 @@ class HttpServer:
         self.lanes = Lanes(front, self.framework.protocol, None if stores is None else HotStores(front, stores))
         self.addresses: list[str] = []
         self._tls = tls
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[Listener] = []
         self._unix_paths: list[str] = []
         self._ticking: asyncio.TimerHandle | None = None
 
@@ -93,20 +93,17 @@ class HttpServer:
                 opened.close()
             raise
         for address, opened in bound:
-            self._listeners.append(await self._accept_on(address, opened))
+            tls = self._tls
+            if address.startswith(UNIX):
+                self._unix_paths.append(address.removeprefix(UNIX))
+                tls = None
+            self._listeners.append(Listener(self.front.loop, opened, self._connection, tls))
             self.addresses.append(address)
         return self.addresses
 
     def _connection(self) -> FastLane:
         """The protocol of one accepted connection."""
         return FastLane(self.lanes)
-
-    async def _accept_on(self, address: str, opened: socket.socket) -> asyncio.Server:
-        loop = self.front.loop
-        if address.startswith(UNIX):
-            self._unix_paths.append(address.removeprefix(UNIX))
-            return await loop.create_unix_server(self._connection, sock=opened, backlog=BACKLOG)
-        return await loop.create_server(self._connection, sock=opened, ssl=self._tls, backlog=BACKLOG)
 
     async def _bind(self, address: str) -> tuple[str, socket.socket]:
         if address.startswith(UNIX):

@@ -1,0 +1,142 @@
+"""Accepting: a crowd is let in within a few turns of the loop, and a lack of descriptors is waited out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.http_harness import run, until
+
+from holdfast.server import listener as listener_module
+from holdfast.server.listener import ACCEPTS_PER_TURN, Listener
+
+
+class Greeter(asyncio.Protocol):
+    """Counts who was let in."""
+
+    made = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        Greeter.made += 1
+        transport.write(b"hello")  # type: ignore[attr-defined]
+        transport.close()
+
+
+@pytest.fixture(autouse=True)
+def _nobody_yet() -> None:
+    Greeter.made = 0
+
+
+def bound() -> socket.socket:
+    opened = socket.socket()
+    opened.bind(("127.0.0.1", 0))
+    opened.setblocking(False)
+    return opened
+
+
+@contextlib.contextmanager
+def crowd(address: object, many: int) -> Iterator[list[socket.socket]]:
+    """Clients that the kernel has taken and nobody has accepted."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(socket.create_connection(address)) for _ in range(many)]  # type: ignore[arg-type]
+
+
+async def turns_until(many: int) -> int:
+    turns = 0
+    while Greeter.made < many:
+        turns += 1
+        await asyncio.sleep(0)
+    return turns
+
+
+def test_a_crowd_is_let_in_within_few_turns_of_the_loop() -> None:
+    async def scenario() -> None:
+        opened = bound()
+        listener = Listener(asyncio.get_running_loop(), opened, Greeter, None)
+        with crowd(opened.getsockname(), 500):
+            assert await turns_until(500) <= 4 * (500 // ACCEPTS_PER_TURN + 1)
+        listener.close()
+
+    run(scenario)
+
+
+def test_without_a_free_descriptor_clients_wait_and_are_let_in_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener_module, "PAUSE_SECONDS", 0.01)
+
+    class Scarce(socket.socket):
+        refusals = 3
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if Scarce.refusals:
+                Scarce.refusals -= 1
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return super().accept()
+
+    async def scenario() -> None:
+        opened = Scarce()
+        opened.bind(("127.0.0.1", 0))
+        opened.setblocking(False)
+        listener = Listener(asyncio.get_running_loop(), opened, Greeter, None)
+        with crowd(opened.getsockname(), 5):
+            await until(lambda: Greeter.made == 5)
+        assert Scarce.refusals == 0
+        listener.close()
+
+    run(scenario)
+
+
+def test_a_listener_that_waits_for_descriptors_can_be_closed() -> None:
+    class Without(socket.socket):
+        def accept(self) -> tuple[socket.socket, object]:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def scenario() -> None:
+        opened = Without()
+        opened.bind(("127.0.0.1", 0))
+        opened.setblocking(False)
+        listener = Listener(asyncio.get_running_loop(), opened, Greeter, None)
+        with crowd(opened.getsockname(), 1):
+            await asyncio.sleep(0.05)
+            listener.close()
+        assert opened.fileno() == -1
+
+    run(scenario)
+
+
+def test_a_failed_handshake_leaves_the_others_alone(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "crt", tmp_path / "key"
+    names = ["-subj", "/CN=localhost", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(
+        ["openssl", "req", "-x509", "-nodes", "-newkey", "rsa:2048", *names], check=True, capture_output=True
+    )
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    trusting.check_hostname = False
+
+    async def scenario() -> None:
+        opened = bound()
+        listener = Listener(asyncio.get_running_loop(), opened, Greeter, tls)
+        host, port = opened.getsockname()
+        plain_reader, plain = await asyncio.open_connection(host, port)
+        plain.write(b"GET / HTTP/1.1\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while await plain_reader.read(100):
+                pass
+        reader, writer = await asyncio.open_connection(host, port, ssl=trusting)
+        assert await reader.read() == b"hello"
+        for each in (plain, writer):
+            each.close()
+            with contextlib.suppress(OSError):
+                await each.wait_closed()
+        listener.close()
+
+    run(scenario)
