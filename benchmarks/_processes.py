@@ -152,7 +152,10 @@ def processor_seconds(pid: int) -> float:
 
 
 class Busy:
-    """The processor time of a server, and of whatever is neither it nor the generator, while something runs."""
+    """The processor time of a server, and of whatever is neither it nor the generator, while something runs.
+
+    What the host gave to others (steal) counts as theirs: it was missing here.
+    """
 
     def __init__(self, server: Served) -> None:
         self._server = server
@@ -175,8 +178,8 @@ class Busy:
 
 def _machine_busy() -> float:
     first = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    user, nice, system, _idle, _wait, irq, softirq, *_ = map(int, first)
-    return (user + nice + system + irq + softirq) / TICKS
+    user, nice, system, _idle, _wait, irq, softirq, steal, *_ = map(int, first)
+    return (user + nice + system + irq + softirq + steal) / TICKS
 
 
 def machine() -> dict[str, str]:

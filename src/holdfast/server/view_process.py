@@ -33,6 +33,7 @@ from typing import Final, NoReturn
 
 import msgspec
 import structlog
+import uvloop
 
 from holdfast.commit.chain import ChainWalker
 from holdfast.commit.reader import Reign, follow, read_header, reigns_back, start_after
@@ -40,6 +41,7 @@ from holdfast.commit.subscription import OlderHistory
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.open import open_durable_reader
 from holdfast.objects.port import ObjectReader
+from holdfast.objects.time_slice import BACKGROUND_NS, ask_for_time_slice
 from holdfast.server.logs import configure_logs
 from holdfast.server.older_history import segment_history
 from holdfast.server.pandas_absent import keep_pandas_out
@@ -255,9 +257,11 @@ def main(descriptor: int, start: ViewStart) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
+    ask_for_time_slice(BACKGROUND_NS)
     configure_logs(start.log_format, start.log_level)
     keep_pandas_out()
-    asyncio.run(_run(socket.socket(fileno=descriptor), start))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(socket.socket(fileno=descriptor), start))
 
 
 if __name__ == "__main__":
