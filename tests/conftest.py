@@ -1,8 +1,12 @@
 """What all lanes share: how much is run, and what a run must leave behind.
 
 ``HOLDFAST_PROVE=1`` raises the numbers (``make prove``), refuses skipped tests and writes ``proof.json``. ``CI=true``
-refuses skipped tests too. ``HOLDFAST_PROOF_GOES_ON=1``
-adds to the proof of the run before. A test adds its own counts to the proof with ``record_property("seeds", 5000)``.
+refuses skipped tests too. ``HOLDFAST_PROOF_GOES_ON=1`` adds to the proof of the run before. A test adds its own counts
+to the proof with ``record_property("seeds", 5000)``.
+
+A test of real processes and sockets that the machine failed (an OSError, a time-out among them) is tried once more, and
+what failed is printed. A broken promise is an AssertionError: that has no second try, nor has anything of a proof, nor
+any other lane.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parent.parent
+REAL_LANES = ("integration", "spark")
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
 NO_SKIPS = PROVE or os.environ.get("CI") == "true"
 
@@ -83,6 +88,9 @@ class Proof:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say why a run without failures has failed."""
+        for report in terminalreporter.stats.get("rerun", ()):
+            terminalreporter.section(f"tried again: {report.nodeid}", yellow=True)
+            terminalreporter.write_line(report.longreprtext)
         if NO_SKIPS and self.skipped:
             terminalreporter.section("skipped, and here that is a failure", red=True)
             for nodeid in self.skipped:
@@ -129,6 +137,16 @@ def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the collector once."""
     config.pluginmanager.register(Proof(), "holdfast-proof")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the lanes of real time their second try."""
+    if PROVE:
+        return
+    second_try = pytest.mark.flaky(reruns=1, only_rerun=[OSError], rerun_except=[AssertionError])
+    for item in items:
+        if item.path.is_relative_to(ROOT / "tests") and item.path.relative_to(ROOT / "tests").parts[0] in REAL_LANES:
+            item.add_marker(second_try)
 
 
 @pytest.fixture(scope="session")
