@@ -151,12 +151,16 @@ def encode_head(
     return HEAD.pack(length, check, time_ns, tail)
 
 
-def length_table(lengths: array[int]) -> bytes:
-    """The lengths of a batch as they stand in a frame."""
+def length_table(lengths: Sequence[int]) -> tuple[bytes, int]:
+    """The lengths of a batch as they stand in a frame, and their sum."""
+    first, count = lengths[0], len(lengths)
+    # Often all the same, which is quicker to see than to write each down; the last one tells most of the others.
+    if lengths[-1] == first and lengths.count(first) == count:
+        return first.to_bytes(4, "little") * count, first * count
+    table = array("I", lengths)
     if sys.byteorder == "big":
-        lengths = array("I", lengths)
-        lengths.byteswap()
-    return lengths.tobytes()
+        table.byteswap()
+    return table.tobytes(), sum(lengths)
 
 
 def split_batches(messages: Sequence[bytes]) -> list[tuple[list[bytes], int]]:
@@ -167,7 +171,7 @@ def split_batches(messages: Sequence[bytes]) -> list[tuple[list[bytes], int]]:
     >>> [count for parts, count in split_batches([b"x" * 100] * 5000)]
     [2516, 2484]
     """
-    lengths = array("I", map(len, messages))
+    lengths = list(map(len, messages))
     count = len(lengths)
     # A guess from the first message, so that a batch that must be split is not joined twice.
     if count == 1 or (count <= BATCH_MESSAGES_MAX and lengths[0] * count <= 2 * BATCH_BYTES_MAX):
@@ -189,7 +193,7 @@ def split_batches(messages: Sequence[bytes]) -> list[tuple[list[bytes], int]]:
     return bodies
 
 
-def batch_body(messages: Sequence[bytes], lengths: array[int] | None = None) -> list[bytes]:
+def batch_body(messages: Sequence[bytes], lengths: Sequence[int] | None = None) -> list[bytes]:
     """The parts of one body: lengths where there are several messages, then the messages joined.
 
     Raises: ``TypeError`` for what is not bytes.
@@ -197,12 +201,11 @@ def batch_body(messages: Sequence[bytes], lengths: array[int] | None = None) -> 
     if len(messages) == 1:
         return [b"".join(messages)]
     if lengths is None:
-        lengths = array("I", map(len, messages))
-    table, joined = length_table(lengths), b"".join(messages)
-    # A buffer of wide items has fewer of them than bytes: its frame would verify, and nobody could read it. Lengths are
-    # often all the same, which is quicker to see than their sum.
-    same = table == table[:4] * len(lengths)
-    if len(joined) != (lengths[0] * len(lengths) if same else sum(lengths)):
+        lengths = list(map(len, messages))
+    table, size = length_table(lengths)
+    joined = b"".join(messages)
+    # A buffer of wide items has fewer of them than bytes: its frame would verify, and nobody could read it.
+    if len(joined) != size:
         raise TypeError("a message is bytes, not a buffer of wider items")
     return [table, joined]
 
