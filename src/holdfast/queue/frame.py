@@ -53,7 +53,7 @@ from holdfast.errors import Code, CorruptData
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from holdfast.queue.checksum import Checksum, Octets
 
@@ -163,47 +163,54 @@ def length_table(lengths: Sequence[int]) -> tuple[bytes, int]:
     return table.tobytes(), sum(lengths)
 
 
-def split_batches(messages: Sequence[bytes]) -> list[tuple[list[bytes], int]]:
-    """Cut messages into frame bodies of at most 256 KiB, lengths included, or 4,096 messages: (parts, count) of each.
+def split_batches(messages: Sequence[bytes]) -> tuple[int, Iterable[tuple[list[bytes], int]]]:
+    """Cut messages into frame bodies of at most 256 KiB, lengths included, or 4,096 messages: how many bytes they hold
+    in all, no less than the longest message has, and (parts, count) of each.
 
-    Raises: ``TypeError`` for what is not bytes.
+    Several bodies are joined one after the other, as they are taken: the memory of one serves the next.
 
-    >>> [count for parts, count in split_batches([b"x" * 100] * 5000)]
+    Raises: ``TypeError`` for what is not bytes, before the first.
+
+    >>> [count for parts, count in split_batches([b"x" * 100] * 5000)[1]]
     [2516, 2484]
     """
     lengths = list(map(len, messages))
-    count = len(lengths)
-    # A guess from the first message, so that a batch that must be split is not joined twice.
-    if count == 1 or (count <= BATCH_MESSAGES_MAX and lengths[0] * count <= 2 * BATCH_BYTES_MAX):
-        if count == 1:
-            return [([b"".join(messages)], 1)]
-        table, joined = batch_body(messages, lengths)
-        if len(joined) + len(table) <= BATCH_BYTES_MAX:
-            return [([table, joined], count)]
-    ends = list(accumulate(lengths))
-    bodies: list[tuple[list[bytes], int]] = []
+    count, (table, size) = len(lengths), length_table(lengths)
+    if count == 1 or (count <= BATCH_MESSAGES_MAX and size + len(table) <= BATCH_BYTES_MAX):
+        return size, [(_body(messages, table, size), count)]
+    messages = tuple(messages)  # the caller's list may change while a frame is being written
+    bodies = (
+        (_body(messages[start:stop], *length_table(lengths[start:stop])), stop - start)
+        for start, stop in _cut(list(accumulate(lengths)))
+    )
+    # Only bytes are known not to fail when some of them are in the log already.
+    return size, bodies if set(map(type, messages)) == {bytes} else list(bodies)
+
+
+def _cut(ends: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """From which message to which each body goes, where the bytes of each message end at ``ends``."""
     start, before = 0, 0
-    while start < count:
-        bound = min(count, start + BATCH_MESSAGES_MAX)
+    while start < len(ends):
+        bound = min(len(ends), start + BATCH_MESSAGES_MAX)
         stop = bisect_right(ends, before + BATCH_BYTES_MAX, start, bound)
         # Room for as many lengths as would have fitted without them: at most a few messages too careful.
         stop = max(start + 1, bisect_right(ends, before + BATCH_BYTES_MAX - 4 * (stop - start), start, stop))
-        bodies.append((batch_body(messages[start:stop], lengths[start:stop]), stop - start))
+        yield start, stop
         start, before = stop, ends[stop - 1]
-    return bodies
 
 
-def batch_body(messages: Sequence[bytes], lengths: Sequence[int] | None = None) -> list[bytes]:
+def batch_body(messages: Sequence[bytes]) -> list[bytes]:
     """The parts of one body: lengths where there are several messages, then the messages joined.
 
     Raises: ``TypeError`` for what is not bytes.
     """
-    if len(messages) == 1:
-        return [b"".join(messages)]
-    if lengths is None:
-        lengths = list(map(len, messages))
-    table, size = length_table(lengths)
+    return _body(messages, *length_table(list(map(len, messages))))
+
+
+def _body(messages: Sequence[bytes], table: bytes, size: int) -> list[bytes]:
     joined = b"".join(messages)
+    if len(messages) == 1:
+        return [joined]
     # A buffer of wide items has fewer of them than bytes: its frame would verify, and nobody could read it.
     if len(joined) != size:
         raise TypeError("a message is bytes, not a buffer of wider items")

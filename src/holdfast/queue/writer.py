@@ -45,7 +45,7 @@ from holdfast.queue.sync_progress import SyncProgress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from holdfast.queue.checksum import Octets
     from holdfast.queue.mark_file import MarkFile
@@ -167,12 +167,12 @@ class Writer:
         """
         if not payloads:
             raise InvalidRequest("append_many needs a message")
-        bodies = [(batch_body(payloads), len(payloads))] if atomic else split_batches(payloads)
-        if sum(len(part) for parts, _ in bodies for part in parts) > self.message_bytes_max:
+        size, bodies = _one_body(payloads) if atomic else split_batches(payloads)
+        if size > self.message_bytes_max:
             self.check_messages(payloads)
         return self.append_frames(bodies)
 
-    def append_frames(self, bodies: Sequence[tuple[list[bytes], int]]) -> tuple[int, int]:
+    def append_frames(self, bodies: Iterable[tuple[list[bytes], int]]) -> tuple[int, int]:
         """Append each body, with its number of messages, as one frame, and sync as the level demands.
 
         Raises: ``Closed``; ``LimitExceeded`` above ``message_bytes_max``; ``Unavailable`` (disk_full);
@@ -182,7 +182,7 @@ class Writer:
         self._after_append(last)
         return first, last
 
-    def _append_bodies(self, bodies: Sequence[tuple[list[bytes], int]]) -> tuple[int, int]:
+    def _append_bodies(self, bodies: Iterable[tuple[list[bytes], int]]) -> tuple[int, int]:
         tail = self._tail
         with self._turn:
             with tail.lock:
@@ -206,16 +206,18 @@ class Writer:
                 self._notify()
         return first, last
 
-    def _write_bodies(self, bodies: Sequence[tuple[list[bytes], int]]) -> None:
+    def _write_bodies(self, bodies: Iterable[tuple[list[bytes], int]]) -> None:
         """Encode, write and publish one frame after the other."""
         tail = self._tail
         time_ns = max(self._clock(), tail.last_time_ns)
         level, flags = self._compression, COMPRESSED if self._compression else 0
         for body, count in bodies:
-            self._check_body(sum(map(len, body)), count)
+            size = sum(map(len, body))
+            self._check_body(size, count)
             if level:
                 body = compress_body(body, level)
-            size = HEAD_BYTES + sum(map(len, body))
+                size = sum(map(len, body))
+            size += HEAD_BYTES
             if HEADER_BYTES + size + SEAL_BYTES > PAGE_BYTES_MAX:
                 raise LimitExceeded("batch is too large for one frame", bytes=size, max=PAGE_BYTES_MAX)
             if tail.page is None or tail.position + size > tail.page.limit:
@@ -224,6 +226,7 @@ class Writer:
             assert page is not None, "after a roll there is a page"
             head = encode_head(page.checksum, page.seed, tail.next_seq, time_ns, count, flags, body)
             tail.put(page, [head, *body], tail.position + size, count, time_ns)
+            del body  # its memory is the next one's
             if tail.position >= tail.mark_due:
                 self._checkpoint()
 
@@ -449,6 +452,12 @@ class Writer:
             self._tail.let_go()
             self._supply.close()
             self._progress.let_go()
+
+
+def _one_body(payloads: Sequence[bytes]) -> tuple[int, list[tuple[list[bytes], int]]]:
+    """As ``split_batches``, uncut."""
+    body = batch_body(payloads)
+    return sum(map(len, body)), [(body, len(payloads))]
 
 
 def _nothing() -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import date, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from holdfast import aio
-from holdfast.errors import InvalidRequest
+from holdfast.errors import InvalidRequest, LimitExceeded
 from holdfast.queue import Queue, every
+from holdfast.queue.local_files import LocalFiles
 from holdfast.queue.serializers import Serializer
 
 
@@ -33,6 +34,42 @@ def test_a_buffer_of_wide_items_never_makes_a_frame_that_nobody_can_read(
             queue.append_many([wide, *[other] * (count - 1)], atomic=atomic)
         assert queue.append(wide) == 1
         assert payloads(queue) == [wide.tobytes()]
+
+
+class Meddling(LocalFiles):
+    """Another thread that changes a caller's list while a frame of it is being written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[bytes] = []
+
+    def write(self, file: int, offset: int, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+        super().write(file, offset, parts)
+        self.messages.reverse()
+        self.messages.append(b"late")
+
+
+def test_a_batch_of_many_frames_is_what_it_was_when_it_was_handed_in(tmp_path: Path) -> None:
+    messages = [b"%d" % number * 1000 for number in range(1000)]
+    expected = messages.copy()
+    files = Meddling()
+    with Queue(tmp_path / "q", files=files) as queue:
+        files.messages = messages
+        assert queue.append_many(messages) == (1, 1000)
+        assert payloads(queue) == expected
+
+
+@pytest.mark.parametrize("wrong", ["text" * 1000, memoryview(array("I", [1, 2]))], ids=["text", "wide"])
+def test_a_batch_of_many_frames_with_something_else_at_its_end_is_not_appended_in_part(
+    tmp_path: Path, wrong: object
+) -> None:
+    with Queue(tmp_path / "q") as queue:
+        with pytest.raises(TypeError):
+            queue.append_many([*[b"x" * 1000] * 1000, wrong])
+        assert queue.last_seq == 0
+        with pytest.raises(LimitExceeded):
+            queue.append_many([*[b"x" * 1000] * 1000, bytes((64 << 20) + 1)])
+        assert queue.last_seq == 0
 
 
 @pytest.mark.parametrize("level", ["buffered", "os"])
