@@ -15,7 +15,7 @@ from typing import cast
 
 from holdfast.client.effects import Failed, Open, Reply, Send
 from holdfast.client.endpoint import Endpoint
-from holdfast.client.http1 import AnswerReader, BadAnswer, encode_request
+from holdfast.client.http1 import AnswerReader, BadAnswer, KnownHead, encode_request
 from holdfast.client.options import ClientOptions
 from holdfast.client.shell import now_ms
 from holdfast.errors import Closed
@@ -65,7 +65,11 @@ class Departures:
 
 
 class Connection(asyncio.Protocol):
-    """One transport and the answer it is in the middle of."""
+    """One transport and the answer it is in the middle of.
+
+    The time of an exchange costs no timer of its own: one is set where none is, and when it is due it looks whether the
+    exchange of then is late, or waits on for it.
+    """
 
     def __init__(self, departures: Departures) -> None:
         self._departures = departures
@@ -74,6 +78,9 @@ class Connection(asyncio.Protocol):
         self._changed: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None
         self._paused = False
+        self._deadline: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.known_head = KnownHead()
         self.lost = False
         self.idle_since_ms = 0.0
 
@@ -101,6 +108,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing more will come."""
         self.lost = True
+        self._forget_time()
         if self.transport is not None:
             self._departures.remove(self.transport)
             self.transport = None
@@ -113,16 +121,41 @@ class Connection(asyncio.Protocol):
                 self._failure = error
         self._wake()
 
-    def start(self, data: bytes, reader: AnswerReader) -> None:
-        """Send a request; its answer goes to ``reader``."""
+    def start(self, data: bytes, reader: AnswerReader, deadline: float | None = None) -> None:
+        """Send a request; its answer goes to ``reader``. ``changed`` raises TimeoutError at the loop's ``deadline``."""
         self._reader = reader
+        if deadline is not None:
+            self._deadline = deadline
+            if self._timer is None or self._timer.when() > deadline:
+                self._set_timer(deadline)
         if self.transport is None:  # lost since it was taken
             self._failure = BadAnswer("the connection broke")
             return
         self.transport.write(data)
 
+    def _set_timer(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(deadline, self._look_at_time)
+
+    def _look_at_time(self) -> None:
+        self._timer = None
+        deadline, reader = self._deadline, self._reader
+        if deadline is None or reader is None or reader.complete or self._failure is not None:
+            return
+        if asyncio.get_running_loop().time() < deadline:
+            self._set_timer(deadline)
+            return
+        self._failure = TimeoutError()
+        self._wake()
+
+    def _forget_time(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     async def changed(self) -> None:
-        """Until more has arrived. Raises: BadAnswer when nothing more will."""
+        """Until more has arrived. Raises: BadAnswer when nothing more will; TimeoutError."""
         if self._failure is not None:
             raise self._failure
         if self._paused and self.transport is not None:
@@ -137,6 +170,7 @@ class Connection(asyncio.Protocol):
     def finish(self) -> None:
         """The answer is complete; the connection is idle."""
         self._reader = None
+        self._deadline = None
         self.idle_since_ms = now_ms()
         if self._paused and self.transport is not None:
             self._paused = False
@@ -145,6 +179,7 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Drop the connection, whatever it is in the middle of."""
         self.lost = True
+        self._forget_time()
         if self.transport is not None:
             self._departures.add(self.transport)
             self.transport.abort()
@@ -170,23 +205,36 @@ class Pool:
     async def exchange(self, effect: Send) -> Reply | Failed:
         """Send one request and collect its answer."""
         connection: Connection | None = None
-        reader = AnswerReader(self._options.response_bytes_max)
-        sent = False
+        reader: AnswerReader | None = None
+        deadline = asyncio.get_running_loop().time() + effect.timeout_ms / 1000
         try:
-            async with asyncio.timeout(effect.timeout_ms / 1000), self._slots:
-                connection = self._take(effect.endpoint) or await self.connect(effect.endpoint)
+            if self._slots.locked():
+                async with asyncio.timeout_at(deadline):
+                    await self._slots.acquire()
+            else:
+                await self._slots.acquire()  # does not wait
+            try:
+                connection = self._take(effect.endpoint)
+                if connection is None:
+                    async with asyncio.timeout_at(deadline):
+                        connection = await self.connect(effect.endpoint)
                 data = encode_request(effect.request, effect.endpoint.authority, self._token)
-                sent = True
-                connection.start(data, reader)
+                reader = AnswerReader(self._options.response_bytes_max, connection.known_head)
+                connection.start(data, reader, deadline)
                 while not reader.complete:
                     await connection.changed()
+            finally:
+                self._slots.release()
             if reader.reusable and not connection.lost and not self.closed:
                 self.give_back(effect.endpoint, connection)
                 connection = None
             return Reply(now_ms(), reader.status, reader.headers, reader.take())
         except (OSError, BadAnswer) as error:  # a timeout is an OSError too
+            reason = f"{type(error).__name__}: {error}"
+            if reader is None:  # nothing was sent
+                return Failed(now_ms(), False, reason)
             partial = reader.take() if reader.status == 200 else b""
-            return Failed(now_ms(), sent, f"{type(error).__name__}: {error}", partial, reader.headers)
+            return Failed(now_ms(), True, reason, partial, reader.headers)
         finally:
             if connection is not None:
                 self.drop(connection)

@@ -181,7 +181,7 @@ class Publisher:
     async def _exchange(self, step: Send) -> None:
         """Carry out one request. Cancelled, its answer is unknown, and the task asks again."""
         self._driving = True
-        answer: Reply | Failed = Failed(now_ms(), True, "cancelled")
+        answer: Reply | Failed | None = None
         closed: Closed | None = None
         try:
             answer = await self._pool.exchange(step)
@@ -189,7 +189,7 @@ class Publisher:
             answer, closed = Failed(now_ms(), False, str(error)), error
         finally:
             self._driving = False
-            self._machine.answered(answer)
+            self._machine.answered(Failed(now_ms(), True, "cancelled") if answer is None else answer)
             if closed is not None:
                 self._machine.end(closed)
             self._tell()

@@ -43,7 +43,7 @@ from holdfast.client.effects import Failed, Reply, Request, Send, Wait
 from holdfast.client.endpoint import Endpoint
 from holdfast.client.messages import retry_after_ms
 from holdfast.client.stores.options import FOR_EVER, PublisherOptions
-from holdfast.client.stores.wire import Receipt, coded_error, decode, publish_request
+from holdfast.client.stores.wire import Receipt, coded_error, decode_receipt, publish_request
 from holdfast.errors import (
     Closed,
     Code,
@@ -294,7 +294,7 @@ class Publishing:
             )
         elif answer.status == 200:
             try:
-                receipt = decode(answer, Receipt)
+                receipt = decode_receipt(answer)
             except CorruptData as error:
                 head.perhaps_kept = True
                 self._again_or_fail(head, error, answer)

@@ -11,6 +11,7 @@ newer service can add some. A code that this version does not know becomes ``Una
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Final, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -39,6 +40,7 @@ __all__ = [
     "credit_frame",
     "decode",
     "decode_frame",
+    "decode_receipt",
     "durable_path",
     "map_path",
     "named_error",
@@ -71,6 +73,9 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     last_seq: int
     duplicates: int = 0
     unmatched: int = 0
+
+
+_RECEIPT: Final = msgspec.msgpack.Decoder(Receipt)
 
 
 class _Batch(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -152,6 +157,7 @@ _JSON_ERROR: Final = msgspec.json.Decoder(_ErrorBody)
 _MSGPACK_ERROR: Final = msgspec.msgpack.Decoder(_ErrorBody)
 
 
+@lru_cache(maxsize=256)
 def store_path(store: str) -> str:
     """``/v1/stores/{store}``.
 
@@ -246,6 +252,16 @@ def decode(reply: Reply, shape: type[Shape]) -> Shape:
         if MSGPACK_TYPE in reply.headers.get("content-type", ""):
             return msgspec.msgpack.decode(reply.body, type=shape)
         return msgspec.json.decode(reply.body, type=shape)
+    except _UNREADABLE as error:
+        raise CorruptData("the service answered something the API does not describe", status=reply.status) from error
+
+
+def decode_receipt(reply: Reply) -> Receipt:
+    """What the store says of a batch. Raises: CorruptData."""
+    if reply.headers.get("content-type") != MSGPACK_TYPE:
+        return decode(reply, Receipt)
+    try:
+        return _RECEIPT.decode(reply.body)
     except _UNREADABLE as error:
         raise CorruptData("the service answered something the API does not describe", status=reply.status) from error
 
