@@ -98,7 +98,9 @@ def test_publishing_ends_with_the_first_that_is_refused(shell: Shell, capsys: py
     shell.run("define", "narrow", "max_message_size=5")
     shell.run("define", "narrow/work", "type=shared")
     assert main(["stores", "publish", "narrow", "one", "much too long", "three"]) == Exit.BAD_REQUEST
-    assert "larger than the store takes" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "larger than the store takes" in said
+    assert "kept_messages=1 kept_through_seq=1" in said
     assert "three" not in shell.run("browse", "narrow/work"), "what is behind a refused one was not kept"
 
 
@@ -112,6 +114,21 @@ def test_a_map_is_watched(shell: Shell) -> None:
     assert shell.run("watch", "watched/m", "--prefix", "eu.", "--limit", "1") == f"{revision}  [eu.one]  1\n"
     (row,) = shell.rows("watch", "watched/m", "--key", "eu.one", "--limit", "1")
     assert row == {"key": "eu.one", "revision": revision, "cause": "present", "value": "MQ=="}
+
+
+def test_who_follows_a_map_is_told_to_watch_it(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+    shell.run("define", "followed")
+    shell.run("define", "followed/m", "type=map")
+    assert main(["stores", "tail", "followed/m"]) == Exit.BAD_REQUEST
+    assert "holdfast stores watch followed/m" in capsys.readouterr().err
+
+
+def test_following_without_waiting_prints_what_is_there(shell: Shell) -> None:
+    shell.run("define", "there")
+    shell.run("define", "there/work", "type=shared")
+    assert shell.run("tail", "there/work", "--wait", "0") == ""
+    shell.run("publish", "there", "a", "b")
+    assert [row["body"] for row in shell.rows("tail", "there/work", "--wait", "0")] == ["YQ==", "Yg=="]
 
 
 def test_messages_are_published_browsed_consumed_purged_and_rewound(shell: Shell) -> None:
@@ -178,7 +195,7 @@ def test_figures_are_printed_for_the_cluster_and_for_each_durable(shell: Shell) 
     assert dict(zip(header, row, strict=True))["BACKLOG"] == "1"
 
 
-def test_a_backup_is_verified_and_restored(shell: Shell, tmp_path: Path) -> None:
+def test_a_backup_is_verified_and_restored(shell: Shell, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shell.run("define", "eight")
     shell.run("define", "eight/work", "type=shared")
     shell.run("publish", "eight", "a", "b", "c")
@@ -192,3 +209,9 @@ def test_a_backup_is_verified_and_restored(shell: Shell, tmp_path: Path) -> None
     assert int(str(before["messages"])) >= 3
     shell.run("restore", path, str(tmp_path / "again"), expected=Exit.BAD_REQUEST)
     shell.run("verify", str(tmp_path / "absent"), expected=Exit.NO)
+    with (tmp_path / "again" / "index.sqlite").open("r+b") as index:
+        index.write(b"no database any more")
+    assert main(["stores", "verify", str(tmp_path / "again")]) == Exit.DAMAGED
+    said = capsys.readouterr().err
+    assert "stores restore BACKUP NEW" in said
+    assert "stores verify" not in said

@@ -21,6 +21,7 @@ from holdfast.cli.output import print_json, print_line
 from holdfast.cli.service import store_asking
 from holdfast.cli.stores import commands
 from holdfast.cli.transactions import LOCAL
+from holdfast.errors import CorruptData
 
 __all__ = ["backup", "commands", "compact", "restore", "verify"]
 
@@ -81,7 +82,11 @@ def verify(
     """Read stores or a backup from end to end, and change nothing."""
     from holdfast.stores.backup import verify as check
 
-    found = check(str(directory))
+    try:
+        found = check(str(directory))
+    except CorruptData as error:
+        error.hint = "holdfast stores restore BACKUP NEW makes stores of a backup"  # instead of this very command
+        raise
     if as_json:
         print_json(
             {

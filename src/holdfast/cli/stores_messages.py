@@ -8,10 +8,12 @@ Failure model: as the client's. ``tail`` acknowledges what it has printed; what 
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
@@ -28,13 +30,15 @@ from holdfast.cli.output import base64_text, print_json, print_line, readable
 from holdfast.cli.service import STREAM_SECONDS, TIMEOUT_SECONDS, WaitNotice, store_asking, store_following
 from holdfast.cli.stores import PlaceArgument, commands, parse_value, split_place
 from holdfast.cli.transactions import LOCAL
-from holdfast.errors import InvalidRequest
+from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, PermissionDenied
 
 if TYPE_CHECKING:
-    from holdfast.client.stores import Delivery, KeyChange
+    from holdfast.client.stores import Delivery, KeyChange, Sent, StoreClient, Subscriber
     from holdfast.stores.messages import FieldValue
 
 __all__ = ["browse", "commands", "message_text", "publish", "purge", "rewind", "tail", "watch"]
+
+DELIVERY_SECONDS: Final = 0.5
 
 
 @commands.command()
@@ -60,7 +64,7 @@ def publish(
 ) -> None:
     """Publish messages and wait until the store has them.
 
-    Ends with the first that the store does not take: what is behind it is not kept.
+    Ends with the first that the store does not take, and says how many it kept: what is behind them is not kept.
 
     For example: holdfast stores publish orders hello -f kind=a
     """
@@ -68,30 +72,32 @@ def publish(
 
     fields = dict(_field(text) for text in field or ())
     options = PublisherOptions(retry_duration=TIMEOUT_SECONDS if timeout is None else timeout)
-    first = last = None
-    count = 0
-    with (
-        store_asking(url, token, timeout, as_json=as_json) as client,
-        # Numbered by this command, it ends with the first failure: --timeout is waited once, not for each request.
-        client.publisher(
-            store, publisher_id=f"publish-{secrets.token_hex(16)}", next_seq=1, options=options
-        ) as publisher,
-    ):
-        for body in _bodies(bodies, encoding):
-            last = publisher.send(body, fields=fields, key=key, ttl_ms=ttl_ms, deliver_at_ms=deliver_at_ms)
-            first = first or last
-            count += 1
-        publisher.flush()
-    numbers = (first.seq, last.seq) if first is not None and last is not None else (0, 0)
-    if not count:
+    kept = _Kept()
+    try:
+        with (
+            store_asking(url, token, timeout, as_json=as_json) as client,
+            # Numbered by this command, it ends with the first failure: --timeout is waited once, not for each request.
+            client.publisher(
+                store, publisher_id=f"publish-{secrets.token_hex(16)}", next_seq=1, options=options
+            ) as publisher,
+        ):
+            for body in _bodies(bodies, encoding):
+                kept.sent(publisher.send(body, fields=fields, key=key, ttl_ms=ttl_ms, deliver_at_ms=deliver_at_ms))
+            publisher.flush()
+    except HoldfastError as error:
+        kept.settle()
+        error.fields = {**error.fields, "kept_messages": kept.messages, "kept_through_seq": kept.last_seq}
+        raise
+    kept.settle()
+    if not kept.messages:
         raise InvalidRequest(
             "nothing was published: there is no BODY, and standard input had no line",
             hint="holdfast stores publish orders hello, or: printf 'one\\ntwo\\n' | holdfast stores publish orders",
         )
     if as_json:
-        print_json({"messages": count, "first_seq": numbers[0], "last_seq": numbers[1]})
+        print_json({"messages": kept.messages, "first_seq": kept.first_seq, "last_seq": kept.last_seq})
     else:
-        print_line(f"published {count}, numbers {numbers[0]} to {numbers[1]}")
+        print_line(f"published {kept.messages}, numbers {kept.first_seq} to {kept.last_seq}")
 
 
 @commands.command()
@@ -111,7 +117,8 @@ def tail(
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="End after so many messages; 0 is never.")] = 0,
     wait: Annotated[
-        float | None, typer.Option("--wait", min=0, metavar="SECONDS", help="End when so long nothing came.")
+        float | None,
+        typer.Option("--wait", min=0, metavar="SECONDS", help="End when so long nothing came, once connected."),
     ] = None,
     acknowledge: Annotated[
         bool, typer.Option("--ack/--no-ack", help="Acknowledge what was printed, or let it be delivered again.")
@@ -122,7 +129,7 @@ def tail(
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Subscribe: print each message as it is delivered, and acknowledge it."""
+    """Subscribe: print each message as it is delivered, and acknowledge it. A map is watched instead."""
     from holdfast.client.stores import SubscriberOptions
 
     store, durable = split_place(place)
@@ -133,7 +140,8 @@ def tail(
     options = SubscriberOptions(explicit_ack=True, retry_duration=STREAM_SECONDS if timeout is None else timeout)
     with (
         store_following(url, token, timeout, notice) as client,
-        client.subscriber(
+        _subscriber_of_messages(
+            client,
             store,
             durable,
             subscriber=subscriber,
@@ -144,7 +152,7 @@ def tail(
         ) as messages,
     ):
         printed = 0
-        while (message := messages.receive(wait)) is not None:
+        while (message := _receive(messages, wait)) is not None:
             print_json(message_fields(message)) if as_json else print_line(message_text(message))
             sys.stdout.flush()
             if reject:
@@ -249,6 +257,55 @@ def rewind(
     with store_asking(url, token, timeout, as_json=as_json) as client:
         client.rewind(store, durable, seq=seq, time_ms=time_ms)
     print_json({"rewound": place}) if as_json else print_line(f"rewound {place}")
+
+
+class _Kept:
+    """How much of what was sent is confirmed, in the order in which it was sent; what is not yet is in the window."""
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.first_seq = 0
+        self.last_seq = 0
+        self._unconfirmed: deque[Sent] = deque()
+
+    def sent(self, message: Sent) -> None:
+        self._unconfirmed.append(message)
+        self.settle()
+
+    def settle(self) -> None:
+        waiting = self._unconfirmed
+        while waiting and waiting[0].done and waiting[0].error is None:
+            self.last_seq = waiting.popleft().seq
+            self.first_seq = self.first_seq or self.last_seq
+            self.messages += 1
+
+
+def _subscriber_of_messages(client: StoreClient, store: str, durable: str, **arguments: Any) -> Subscriber:
+    """Raises: InvalidRequest for a map, whose subscribers are told of no message and would wait for ever."""
+    with contextlib.suppress(NotFound, PermissionDenied):  # a durable yet to be made; or who may only consume
+        if client.describe_durable(store, durable).get("type") == "map":
+            raise InvalidRequest(
+                "a map has keys, no messages",
+                code=Code.TYPE_MISMATCH,
+                hint=f"holdfast stores watch {store}/{durable}",
+                store=store,
+                durable=durable,
+            )
+    return client.subscriber(store, durable, **arguments)
+
+
+def _receive(messages: Subscriber, wait: float | None) -> Delivery | None:
+    """The next message; None when none came for ``wait`` seconds. The time before the first connection is not counted.
+
+    A service answers a new subscriber first and delivers to it next: that takes ``DELIVERY_SECONDS`` at most.
+    """
+    if wait is None:
+        return messages.receive()
+    while True:
+        was_attached = messages.is_attached
+        message = messages.receive(max(wait, DELIVERY_SECONDS))
+        if message is not None or was_attached:
+            return message
 
 
 def message_fields(message: Delivery) -> dict[str, object]:
