@@ -136,6 +136,15 @@ class WorkQueueMachine(RuleBasedStateMachine):
             assert job.payload == model.payloads[job.seq - 1]
             self.jobs.append(job)
 
+    def do_get_many(self, model: Model, count: int) -> None:
+        expected: list[tuple[int, int]] = []
+        while len(expected) < count and (found := model.get(self.now)) is not None:
+            expected.append(found)
+        jobs = self.work.get_many(count)
+        assert [(job.seq, job.deliveries) for job in jobs] == expected
+        assert [job.payload for job in jobs] == [model.payloads[job.seq - 1] for job in jobs]
+        self.jobs += jobs
+
     def do_with_job(self, model: Model, what: str, number: int, delay: int) -> None:
         job = self.jobs[number % len(self.jobs)]
         call = {
@@ -165,9 +174,19 @@ class WorkQueueMachine(RuleBasedStateMachine):
     def append(self, size: int) -> None:
         self.do_append(self.model, size)
 
+    @rule(count=st.sampled_from([2, 5, 30]))
+    def append_many(self, count: int) -> None:
+        payloads = [b"%d of %d" % (len(self.model.payloads), count)] * count
+        self.queue.append_many(payloads)
+        self.model.payloads += payloads
+
     @rule()
     def get(self) -> None:
         self.do_get(self.model)
+
+    @rule(count=st.sampled_from([1, 2, 7, 100]))
+    def get_many(self, count: int) -> None:
+        self.do_get_many(self.model, count)
 
     @precondition(lambda self: self.jobs)
     @rule(
@@ -200,7 +219,7 @@ class WorkQueueMachine(RuleBasedStateMachine):
     @rule(
         at=st.integers(0, 12),
         power=st.booleans(),
-        what=st.sampled_from(["append", "get", "ack", "nack", "dead_letter"]),
+        what=st.sampled_from(["append", "get", "get_many", "ack", "nack", "dead_letter"]),
         number=st.integers(0, 30),
     )
     def crash_inside(self, at: int, power: bool, what: str, number: int) -> None:
@@ -219,6 +238,8 @@ class WorkQueueMachine(RuleBasedStateMachine):
         try:
             if what == "append":
                 self.do_append(after, 100)
+            elif what == "get_many":
+                self.do_get_many(after, 1 + number)
             elif what == "get" or not self.jobs:
                 self.do_get(after)
             else:
@@ -230,10 +251,12 @@ class WorkQueueMachine(RuleBasedStateMachine):
             return
         self.open(images[0])
         found = self.found()
-        # A get that gave messages up first may have stopped between two of them.
+        # A get that gave messages up first may have stopped between two of them, one of many between two jobs.
         states = [self.model, after]
         if what == "get":
             states += partly_buried(self.model, self.now)
+        elif what == "get_many":
+            states += partly_taken(self.model, self.now, 1 + number)
         matching = [state for state in states if state.facts() == found]
         assert matching, f"{found} is neither {self.model.facts()} nor {after.facts()}"
         self.model = matching[0]
@@ -257,6 +280,16 @@ def partly_buried(model: Model, now: int) -> list[Model]:
         current = current.copy()
         current.bury(seq)
         states.append(current)
+    return states
+
+
+def partly_taken(model: Model, now: int, count: int) -> list[Model]:
+    """The states in which a get of so many has taken some of them."""
+    states = partly_buried(model, now)
+    current = model.copy()
+    while count and current.get(now) is not None:
+        states += [current.copy(), *partly_buried(current, now)]
+        count -= 1
     return states
 
 
@@ -289,7 +322,15 @@ def writes_no_acknowledgement(log: WorkLog, command: bytes) -> None:
         RECORD(log, command)
 
 
+def hands_out_one_more_than_it_writes(work: WorkQueue, count: int) -> list[Job]:
+    """A batch whose last job was not taken."""
+    jobs = TAKE_READ_AHEAD(work, count - 1) if count > 1 else []
+    more = work._source.read_ahead(work._machine.next_seq, 1)
+    return jobs + [Job((seq, time_ns, payload, 1)) for seq, time_ns, payload in more]
+
+
 RECORD = WorkLog.record
+TAKE_READ_AHEAD = WorkQueue._take_read_ahead
 
 
 @pytest.mark.parametrize(
@@ -297,6 +338,7 @@ RECORD = WorkLog.record
     [
         ("holdfast.queue.work_log.WorkLog.wait", waits_for_nothing),
         ("holdfast.queue.work_log.WorkLog.record", writes_no_acknowledgement),
+        ("holdfast.queue.work_queue.WorkQueue._take_read_ahead", hands_out_one_more_than_it_writes),
     ],
 )
 def test_a_broken_rule_is_caught(place: str, broken: object) -> None:

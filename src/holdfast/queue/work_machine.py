@@ -111,8 +111,11 @@ class WorkMachine:
         """
         match kind:
             case Kind.TAKE:
-                for seq in numbers:
-                    self.take(seq, time_ns)
+                if self._are_next(numbers):
+                    self._take_new(numbers, time_ns)
+                else:
+                    for seq in numbers:
+                        self.take(seq, time_ns)
             case Kind.DONE:
                 for seq in numbers:
                     self.finish(seq)
@@ -149,14 +152,33 @@ class WorkMachine:
         self._push(lease_ends_ns, seq)
         return deliveries
 
+    def _are_next(self, numbers: Sequence[int]) -> bool:
+        """Whether these are the next new ones, in order: what ``get_many`` takes together."""
+        first = self.next_seq
+        return numbers[0] == first and tuple(numbers) == tuple(range(first, first + len(numbers)))
+
+    def _take_new(self, numbers: Sequence[int], lease_ends_ns: int) -> None:
+        """As ``take`` for each of them, in a third of the time."""
+        self.next_seq = numbers[-1] + 1
+        self.started.update(dict.fromkeys(numbers, (lease_ends_ns, 1, True)))
+        if len(self.dues) > 2 * len(self.started) + STALE_MAX:
+            self._drop_stale()
+        else:
+            for seq in numbers:
+                heappush(self.dues, (lease_ends_ns, seq))
+
     def _push(self, due_ns: int, seq: int) -> None:
-        dues, started = self.dues, self.started
-        if len(dues) > 2 * len(started) + STALE_MAX:
-            # Leases mostly end long after their message is done: without this, entries would pile up until then.
-            self.dues = [(due, started_seq) for started_seq, (due, _, _) in started.items()]
-            heapify(self.dues)
+        dues = self.dues
+        if len(dues) > 2 * len(self.started) + STALE_MAX:
+            self._drop_stale()
         else:
             heappush(dues, (due_ns, seq))
+
+    def _drop_stale(self) -> None:
+        """Begin the heap anew. Leases mostly end long after their message is done: without this, entries would pile up
+        until then."""
+        self.dues = [(due, seq) for seq, (due, _, _) in self.started.items()]
+        heapify(self.dues)
 
     def _take_in_doubt(self, seq: int) -> int:
         if not self.doubtful:

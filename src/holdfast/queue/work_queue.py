@@ -73,6 +73,7 @@ TAKE, DONE = int(Kind.TAKE), int(Kind.DONE)
 LOG_PAGE_BYTES = 512 << 10
 CURSOR_EVERY = 256
 """Acknowledgements between two writings of the cursor, which only retention and a lost log need."""
+COMMAND_NUMBERS_MAX = 1000
 STARTED_MAX = 1_000_000
 DELIVERIES_MAX = 1 << 31
 NS = 1_000_000_000
@@ -181,6 +182,8 @@ class WorkQueue:
         """As ``get``, as many as are there now, at most ``max_jobs``; waits only for the first.
 
         *Raises*: as ``get``, but not once it has a job: what went wrong is met again by the next call.
+        *Cost*: as one ``get``, and about a microsecond for each new job behind the first: up to 1,000 are taken in one
+        command. *After a crash* inside it, some from the first on were taken, or none.
         """
         if max_jobs < 1:
             raise InvalidRequest("max_jobs must be above zero", max_jobs=max_jobs)
@@ -190,8 +193,15 @@ class WorkQueue:
         jobs = [first]
         with self._lock:
             try:
-                while len(jobs) < max_jobs and (job := self._take()) is not None:
-                    jobs.append(job)
+                while len(jobs) < max_jobs:
+                    # Behind a new one there are only new ones: what is due goes first.
+                    more = self._take_read_ahead(max_jobs - len(jobs)) if jobs[-1].deliveries == 1 else []
+                    if not more:
+                        job = self._take()
+                        if job is None:
+                            break
+                        more = [job]
+                    jobs += more
             except (HoldfastError, OSError):
                 # Those that were taken are their worker's, whatever stands behind them.
                 if self._closed is not None:
@@ -246,6 +256,22 @@ class WorkQueue:
         if log.left < 0:
             self._compact()
         return job
+
+    def _take_read_ahead(self, count: int) -> list[Job]:
+        """New jobs of those that are in memory already, at most ``count``, in one command: all are taken or none. Call
+        with the lock held."""
+        machine = self._machine
+        count = min(count, COMMAND_NUMBERS_MAX, self._max_started - len(machine.started))
+        if count <= 0:
+            return []
+        messages = self._source.read_ahead(machine.next_seq, count)
+        if messages:
+            try:
+                self._do(Kind.TAKE, self._clock() + self._visibility_ns, *[message[0] for message in messages])
+            except BaseException:
+                self._source.close()  # it reads on from the first one that was not taken
+                raise
+        return [Job((seq, time_ns, payload, 1)) for seq, time_ns, payload in messages]
 
     def _next_new(self) -> Message | None:
         """The next message that was never handed out; the same one until it is taken."""
@@ -449,8 +475,8 @@ class WorkQueue:
             waiters = list(self._waiters)
             try:
                 leased = self._machine.leased()
-                for first in range(0, len(leased), 1000):
-                    self._do(Kind.RETURN, self._clock(), *leased[first : first + 1000])
+                for first in range(0, len(leased), COMMAND_NUMBERS_MAX):
+                    self._do(Kind.RETURN, self._clock(), *leased[first : first + COMMAND_NUMBERS_MAX])
                 self._note_cursor()
             finally:
                 self._let_go()

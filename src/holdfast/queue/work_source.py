@@ -9,7 +9,7 @@ back at most its batch. A report (``Gap``, ``Trimmed``) that is raised moves not
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, islice
 
 from holdfast.queue.messages import Gap
 
@@ -50,6 +50,21 @@ class WorkSource:
         """Go on behind this message if it is the one that was peeked."""
         if message is self._peeked:
             self._peeked = None
+
+    def read_ahead(self, next_seq: int, count: int) -> list[Message]:
+        """Up to ``count`` messages from ``next_seq`` on of those that are in memory, all of them consecutive, and go on
+        behind them. None while one is peeked. Where they cannot be handed out after all: ``close``."""
+        if self._peeked is not None:
+            return []
+        try:
+            found = list(islice(self._ready, count))
+        except BaseException:
+            self.close()
+            raise
+        if found and found[-1][0] != next_seq + len(found) - 1:
+            self._ready = chain(found, self._ready)
+            return []
+        return found
 
     def _refill(self, next_seq: int) -> Message | None:
         """Read on; where that stops half-way, the next call begins again at the first message that was not taken."""

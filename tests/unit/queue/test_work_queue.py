@@ -11,11 +11,13 @@ Rules that these tests are proved to catch when they are broken (see the mutants
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -204,6 +206,17 @@ def test_a_dead_letter_that_is_none_is_refused() -> None:
             DeadLetter.decode(wrong)
 
 
+class SparseDisk(LocalFiles):
+    """Has no room for a frame, on demand; what is stored through a map was allocated before."""
+
+    armed = False
+
+    def write(self, file: int, offset: int, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+        if self.armed:
+            raise OSError(errno.ENOSPC, "no space")
+        super().write(file, offset, parts)
+
+
 def test_no_more_is_started_than_allowed(tmp_path: Path) -> None:
     with Queue(tmp_path / "q") as queue, queue.work_queue("w", max_started=3) as work:
         fill(queue, 10)
@@ -213,6 +226,26 @@ def test_no_more_is_started_than_allowed(tmp_path: Path) -> None:
         assert work.lag() == 10
         work.ack_many(jobs[:2])
         assert [job.seq for job in work.get_many(10)] == [4, 5]
+
+
+def test_jobs_that_are_taken_together_are_taken_by_one_command_or_not_at_all(tmp_path: Path) -> None:
+    full = SparseDisk()
+    with Queue(tmp_path / "q", files=full) as queue, queue.work_queue("w") as work:
+        queue.append_many([b"%d" % number for number in range(1, 2001)])
+        before = work._log._log.last_seq
+        assert [job.seq for job in work.get_many(100)] == [*range(1, 101)]
+        # The page that they come from is named once; then one command for the first, and one for all behind it.
+        assert work._log._log.last_seq == before + 3
+        full.armed = True
+        assert [job.seq for job in work.get_many(1000)] == [101]
+        full.armed = False
+        assert [(job.seq, job.payload, job.deliveries) for job in work.get_many(3)] == [
+            (102, b"102", 1),
+            (103, b"103", 1),
+            (104, b"104", 1),
+        ]
+        assert [job.seq for job in work.get_many(5000)] == [*range(105, 2001)]
+        work._machine.check()
 
 
 # ---- threads --------------------------------------------------------------------------------------------------------
