@@ -138,6 +138,45 @@ def test_connection_close_is_honoured_after_the_answer() -> None:
     run(scenario)
 
 
+def test_a_head_like_the_one_before_has_its_own_body_and_another_one_is_read_anew() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            good, bad, longer = commit("a2V5"), commit("####"), commit("a2V5a2V5")
+            assert len(good) == len(bad) != len(longer), "heads differ where the length does"
+            whole = good + bad + LIVEZ + LIVEZ + bad + longer + longer + good
+            for size in (len(whole), len(good) + 10, 50, 7):
+                for start in range(0, len(whole), size):
+                    client.send(whole[start : start + size])
+                    await asyncio.sleep(0)
+                answers = [await client.answer() for _ in range(8)]
+                assert [answer.status for answer in answers] == [200, 400, 200, 200, 400, 200, 200, 200]
+                assert ["status" in answer.json for answer in answers] == [1, 0, 0, 0, 0, 1, 1, 1]
+            assert here.front.counters.handed_over_connections == 0
+
+    run(scenario)
+
+
+def test_a_head_that_is_known_no_longer_has_what_another_one_said() -> None:
+    async def scenario() -> None:
+        async with serving(tokens={TOKEN: Role.WRITE}) as here:
+            client = await here.connect()
+            body = write()
+            good = request("POST", "/v1/commit", body, Authorization=f"Bearer {TOKEN}")
+            bad = request("POST", "/v1/commit", body, Authorization=f"Bearer {TOKEN[::-1]}")
+            none = request("POST", "/v1/commit", body)
+            for data, status in ((good, 200), (good, 200), (bad, 401), (good, 200), (none, 401), (none, 401)):
+                client.send(data)
+                assert (await client.answer()).status == status
+            # Half of another head, then the connection goes on with the one that was known.
+            client.send(good + bad[:40])
+            assert (await client.answer()).status == 200
+            client.send(bad[40:] + good)
+            assert [(await client.answer()).status for _ in range(2)] == [401, 200]
+
+    run(scenario)
+
+
 def test_a_bad_request_leaves_the_connection_usable() -> None:
     async def scenario() -> None:
         async with serving() as here:

@@ -149,16 +149,20 @@ def test_stores_that_are_open_elsewhere_are_named_with_who_has_them(broken: Path
     assert (refused.value.fields["directory"], refused.value.fields["pid"]) == (str(broken), str(os.getpid()))
 
 
-def test_a_log_that_cannot_be_written_says_what_a_service_can_do(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("frames", [1, 2])
+def test_a_log_that_cannot_be_written_says_what_a_service_can_do(
+    broken: Path, monkeypatch: pytest.MonkeyPatch, frames: int
+) -> None:
     log = MessageLog(str(broken), page_bytes=PAGE_BYTES)
 
     def full(_: object) -> None:
         raise Unavailable("the disk is full", code=Code.DISK_FULL, hint="free some space and append again")
 
     with monkeypatch.context() as patched:
+        patched.setattr(log.queue, "append", full)
         patched.setattr(log.queue, "append_many", full)
         with pytest.raises(Unavailable) as refused:
-            log.append([b"x"])
+            log.append([b"x"] * frames)
     log.close()
     assert refused.value.code is Code.DISK_FULL
     assert "start the service again" in refused.value.hint

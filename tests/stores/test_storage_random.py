@@ -32,7 +32,9 @@ class Frames(GroupCommit):
     def __init__(self, keep: Callable[[bytes], None]) -> None:
         self.keep = keep
 
-    def add(self, frame: bytes | None, answer: Callable[[BaseException | None], None]) -> None:
+    def add(
+        self, frame: bytes | None, answer: Callable[[BaseException | None], None], *, at_once: bool = False
+    ) -> None:
         assert frame is not None
         self.keep(frame)
 

@@ -10,7 +10,8 @@ matter of cost and never of meaning.
 How a request is read: its head is found by us (so that a request can be handed over untouched) and then parsed by
 httptools, whose word on ``Content-Length`` and ``Transfer-Encoding`` is the one that counts; the body is given to the
 same parser, which must agree that the request ends where we think. If it ever disagreed the connection would be closed:
-two readers that frame differently are how one request is smuggled inside another.
+two readers that frame differently are how one request is smuggled inside another. A head that is byte for byte that of
+the request before on its connection is not parsed again: the parser has had its word on it.
 
 Failure model: a peer may send any bytes in any pieces, stop in the middle, close one or both directions, or never read.
 Nothing of that raises out of a reply: an answer to a connection that is gone is dropped, and the commit it is about
@@ -46,6 +47,7 @@ from holdfast.server.stores.hot_routes import HOT_PREFIXES, LINE_BYTES_MAX, HotR
 __all__ = ["DISCARD_BYTES_MAX", "HEAD_BYTES_MAX", "UNANSWERED_MAX", "FastLane"]
 
 HEAD_BYTES_MAX: Final = 65_536
+KNOWN_HEAD_BYTES_MAX: Final = 4_096
 UNANSWERED_MAX: Final = 256
 DISCARD_BYTES_MAX: Final = 16 * 1_048_576
 DISCARD_SECONDS_MAX: Final = 2.0
@@ -72,6 +74,7 @@ class FastLane(asyncio.Protocol):
         "_eof",
         "_front",
         "_hot",
+        "_known_head",
         "_lanes",
         "_last_second",
         "_length",
@@ -103,7 +106,9 @@ class FastLane(asyncio.Protocol):
         self._dirty = False
         self._eof = False
         self._last_second = lanes.seconds
-        # Of the request being read:
+        # Of the request being read, or read last:
+        self._known_head = b""
+        """Its head, if all that follows is still what the parser said of it."""
         self._length = 0
         self._unusual = False
         self._closes = False
@@ -198,6 +203,14 @@ class FastLane(asyncio.Protocol):
 
     def _take(self, data: bytes, start: int) -> int:
         """Take one request at ``start``. Returns its size, or 0 when it is not whole yet or not for this lane."""
+        known = self._known_head
+        if known and data.startswith(known, start):
+            head_end = start + len(known)
+            end = head_end + self._length
+            if end <= len(data):
+                self._dispatch(data, start, head_end, end)
+                return end - start
+        self._known_head = b""
         hot: HotRequest | None = None
         if not data.startswith(_HOT, start):
             hot = self._hot_for_stores(data, start)
@@ -239,6 +252,8 @@ class FastLane(asyncio.Protocol):
             problem = InvalidRequest(f"not an HTTP request: {error}")
             self._refuse(self._lanes.error_response(problem, closes=True))
             return 0
+        if head_end - start <= KNOWN_HEAD_BYTES_MAX and not self._closes:
+            self._known_head = data[start:head_end]
         self._dispatch(data, start, head_end, end)
         return end - start
 
@@ -346,8 +361,9 @@ class FastLane(asyncio.Protocol):
 
         def answer(status: int, headers: dict[str, str], body: bytes, media_type: str) -> None:
             due.abandon = None
-            if status == 200 and not due.closes and media_type == "application/json":
-                response = b"%b%d\r\n\r\n%b" % (lanes.head_200, len(body), body)
+            if status == 200 and not due.closes:
+                head = lanes.head_200 if media_type == "application/json" else lanes.head_200_msgpack
+                response = b"%b%d\r\n\r\n%b" % (head, len(body), body)
             else:
                 response = lanes.response(status, headers, body, closes=due.closes, media_type=media_type)
             self.settle(due, response)

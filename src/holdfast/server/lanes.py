@@ -76,6 +76,7 @@ class Lanes:
         """Counts ticks; the age of a connection's last progress is told in them, so no request reads a clock."""
         self.date = b""
         self.head_200 = b""
+        self.head_200_msgpack = b""
         self.tell_date(b"")
         self.reply = self._reply
         self._dirty: list[FastLane] = []
@@ -84,7 +85,9 @@ class Lanes:
     def tell_date(self, date: bytes) -> None:
         """Use this value of the ``Date`` header in the answers from now on."""
         self.date = b"Date: %b\r\n" % date if date else b""
-        self.head_200 = b"HTTP/1.1 200 OK\r\n%bContent-Type: application/json\r\nContent-Length: " % self.date
+        head = b"HTTP/1.1 200 OK\r\n%bContent-Type: %b\r\nContent-Length: "
+        self.head_200 = head % (self.date, b"application/json")
+        self.head_200_msgpack = head % (self.date, b"application/msgpack")
 
     def response(
         self,

@@ -11,13 +11,16 @@ ahead of it: every answer that waits, and every later one, is that error, and ``
 How syncs are shared: frames gather while the thread writes the group before. When it is done, and ``closing`` has been
 called, all that has gathered is the next group: one write, one sync, one wake-up of the loop. An answer so waits for
 two syncs at most.
+
+Where nothing is being written, a group is taken in the loop's next turn, so that whatever is ready in this one comes
+along. Where group after group had one answer, and none came behind it, nobody else is expected, and a group is taken at
+once: a turn of the loop costs as much as writing the group does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from queue import SimpleQueue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,13 +28,19 @@ if TYPE_CHECKING:
 
     from holdfast.stores.message_log import MessageLog
 
-__all__ = ["GroupCommit"]
+    _Group = tuple[list[bytes], bool, list[Callable[[BaseException | None], None]]]
+
+__all__ = ["LONE_GROUPS", "GroupCommit"]
+
+LONE_GROUPS = 4
+"""After so many groups of one answer with none behind them, the next one is not expected to have more."""
 
 
 class GroupCommit:
     """One log, one thread, one event loop. Every method belongs on the loop.
 
-    ``closing`` is called before each group is taken, and may add to it. ``failed`` gets the error that ends it all.
+    ``closing`` is called before each group is taken, and may add to it; ``settled`` when its answers were given.
+    ``failed`` gets the error that ends it all.
     With ``syncs`` a group counts when it is on the disk, else when the operating system has it.
     """
 
@@ -40,11 +49,13 @@ class GroupCommit:
         log: MessageLog,
         *,
         closing: Callable[[], None],
+        settled: Callable[[], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._closing = closing
+        self._settled = settled
         self._failed = failed
         self._syncs = True
         self._owes_sync = False
@@ -55,11 +66,16 @@ class GroupCommit:
         self._frames: list[bytes] = []
         self._answers: list[Callable[[BaseException | None], None]] = []
         self._busy = False
+        self._lone_groups = 0
         self._held = self._parked = False
         self._idle: list[asyncio.Future[None]] = []
-        self._inbox: SimpleQueue[tuple[list[bytes], bool, list[Callable[[BaseException | None], None]]] | None] = (
-            SimpleQueue()
-        )
+        self._group: _Group | None = None
+        """What the thread is to write, None that it is to end. It looks when ``_given`` is released.
+
+        There is one group at a time, and a lock wakes a thread at less than a queue does.
+        """
+        self._given = threading.Lock()
+        self._given.acquire()
         self._thread = threading.Thread(target=self._write_groups, name="holdfast-stores-log", daemon=True)
         self._thread.start()
 
@@ -73,16 +89,26 @@ class GroupCommit:
         self._owes_sync = self._owes_sync or self._syncs
         self._syncs = syncs
 
-    def add(self, frame: bytes | None, answer: Callable[[BaseException | None], None]) -> None:
-        """Write ``frame``, then call ``answer`` with None; with the error if it could not be written.
+    def add(
+        self, frame: bytes | None, answer: Callable[[BaseException | None], None], *, at_once: bool = False
+    ) -> None:
+        """Write ``frame``, then call ``answer`` with None; with the error if it could not be written. Never before this
+        returns.
 
-        Without a frame the answer only waits its turn: it may rest on what was applied before it.
+        Without a frame the answer only waits its turn: it may rest on what was applied before it. ``at_once``: a group
+        may be taken before this returns, so ``closing`` may be called.
         """
         if frame is not None:
             self._frames.append(frame)
             self.waiting_bytes += len(frame)
         self._answers.append(answer)
-        self.wake()
+        if self._busy:
+            return
+        if at_once and frame is not None and self._lone_groups >= LONE_GROUPS and self.failure is None:
+            self._busy = True
+            self._take()
+        else:
+            self.wake()
 
     def wake(self) -> None:
         """Take a group soon, in this turn of the loop if nothing is being written."""
@@ -92,21 +118,26 @@ class GroupCommit:
             self._loop.call_soon(self._take)
 
     def _take(self) -> None:
+        lone = len(self._answers) == 1
         if self.failure is None:
             try:
                 self._closing()
             except Exception as error:  # noqa: BLE001 - told to everyone who waits, or they would wait for ever
                 self._fail(error)
+                self._loop.call_soon(self._take)  # who has just come hears of it when its call has returned
+                return
         if self._held and self.failure is None:
             self._parked = True
             return
+        self._lone_groups = self._lone_groups + 1 if lone else 0
         frames, answers = self._frames, self._answers
         self._frames, self._answers = [], []
         if not frames or self.failure is not None:
             self._finish(answers, self.failure)
         else:
-            self._inbox.put((frames, self._syncs or self._owes_sync, answers))
+            self._group = frames, self._syncs or self._owes_sync, answers
             self._owes_sync = False
+            self._given.release()
 
     def hold(self) -> None:
         """Take no more groups: everyone waits, until ``release``."""
@@ -121,8 +152,11 @@ class GroupCommit:
 
     def _write_groups(self) -> None:
         """On the thread, until it is told to end."""
-        while (group := self._inbox.get()) is not None:
-            frames, sync, answers = group
+        while True:
+            self._given.acquire()
+            if self._group is None:
+                return
+            frames, sync, answers = self._group
             error: BaseException | None = None
             try:
                 self._log.append(frames)
@@ -150,7 +184,10 @@ class GroupCommit:
                 answer(self.failure)
             except Exception as bug:  # noqa: BLE001 - told to everyone: who waits for the rest must not wait for ever
                 self._fail(bug)
+        if self.failure is None:
+            self._settled()
         if self._frames or self._answers:
+            self._lone_groups = 0
             self._loop.call_soon(self._take)
             return
         self._busy = False
@@ -188,5 +225,6 @@ class GroupCommit:
     async def close(self) -> None:
         """Give every answer, then end the thread."""
         await self.drain()
-        self._inbox.put(None)
+        self._group = None
+        self._given.release()
         await self._loop.run_in_executor(None, self._thread.join)

@@ -25,21 +25,18 @@ _HINT = "consume, purge, or raise the limit; a publisher with a retry duration w
 
 def check_store(definition: StoreDefinition, counts: ReferenceCounts, messages: int, size: int) -> None:
     """Whether a store takes so many messages and bytes more. Raises ``Backpressure`` (store_full)."""
-    facts: dict[str, object] = {"store": definition.name, "added_messages": messages, "added_bytes": size}
     if 0 < definition.message_limit < counts.live + messages and messages > 0:
-        raise Backpressure(
-            "the store is full",
-            code=Code.STORE_FULL,
-            hint=_HINT,
-            facts={**facts, "messages": counts.live, "message_limit": definition.message_limit},
-        )
-    if 0 < definition.bytelimit < counts.live_bytes + size and size > 0:
-        raise Backpressure(
-            "the store is full",
-            code=Code.STORE_FULL,
-            hint=_HINT,
-            facts={**facts, "bytes": counts.live_bytes, "bytelimit": definition.bytelimit},
-        )
+        exceeded = {"messages": counts.live, "message_limit": definition.message_limit}
+    elif 0 < definition.bytelimit < counts.live_bytes + size and size > 0:
+        exceeded = {"bytes": counts.live_bytes, "bytelimit": definition.bytelimit}
+    else:
+        return
+    raise Backpressure(
+        "the store is full",
+        code=Code.STORE_FULL,
+        hint=_HINT,
+        facts={"store": definition.name, "added_messages": messages, "added_bytes": size, **exceeded},
+    )
 
 
 def check_cluster(cluster: ClusterDefinition, stores: Iterable[ReferenceCounts], messages: int, size: int) -> None:

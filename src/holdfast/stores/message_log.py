@@ -75,7 +75,10 @@ class MessageLog:
     def append(self, frames: Sequence[bytes]) -> None:
         """Append a group in order. Not durable yet. *Raises*: ``Unavailable`` (disk_full), ``Closed``."""
         try:
-            self._queue.append_many(frames)
+            if len(frames) == 1:  # the same bytes, by the queue's quick way
+                self._queue.append(frames[0])
+            else:
+                self._queue.append_many(frames)
         except HoldfastError as error:
             raise of_the_stores(error, self.directory) from error
 

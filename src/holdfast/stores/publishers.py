@@ -69,8 +69,10 @@ class Publishers:
             if any(message.publisher_seq for message in messages):
                 raise InvalidRequest("numbered messages have a publisher_id")
             return 0
-        numbers = [message.publisher_seq for message in messages]
-        if first < 1 or numbers != list(range(first, first + len(numbers))):
+        if first < 1 or (
+            len(messages) > 1
+            and [message.publisher_seq for message in messages] != list(range(first, first + len(messages)))
+        ):
             raise InvalidRequest("a publisher numbers its messages, rising by one", publisher=publisher, first=first)
         known = self._known.get(publisher)
         if known is None:

@@ -26,7 +26,7 @@ import time
 from itertools import islice
 from typing import Final
 
-import msgspec
+from msgspec.structs import force_setattr
 
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InternalError
 from holdfast.stores.backup import Manifest, copy_stores
@@ -75,7 +75,7 @@ class StoreService:
         self._messages = storage.all_messages
         self._volatile = storage.volatile_names
         self._last_ms = storage.last_ms
-        self._groups = GroupCommit(storage.log, closing=self._before_group, failed=self._fail)
+        self._groups = GroupCommit(storage.log, closing=self._before_group, settled=self._arm, failed=self._fail)
         self._checkpoints = Checkpoints(storage, self._groups)
         self.compaction = Compaction(storage, self._groups, self._checkpoints)
         self._checkpoints.after = self.compaction.consider
@@ -148,7 +148,7 @@ class StoreService:
         if now_ms > self._last_ms:
             self._last_ms = now_ms
         # The command is this call's: nobody has seen it, and copying it would copy its batch.
-        msgspec.structs.force_setattr(command, "at_ms", self._last_ms)
+        force_setattr(command, "at_ms", self._last_ms)
         volatile = bool(self._volatile) and _is_volatile(command, self._volatile)
         try:
             if not volatile and isinstance(command, _GROWING):
@@ -195,7 +195,8 @@ class StoreService:
     def _answer(self, frame: bytes | None, answer: Callable[[BaseException | None], None], *, volatile: bool) -> None:
         """Answer when the log has the frame, and all before it; of a store in memory in the next turn of the loop."""
         if not volatile:
-            self._groups.add(frame, answer)
+            # At once only where nobody is asked for deliveries first: who submits may be about to give credit.
+            self._groups.add(frame, answer, at_once=not self._ready)
             return
         self._at_once.append(answer)
         if len(self._at_once) == 1:
@@ -247,7 +248,6 @@ class StoreService:
         """What could be delivered is asked for now, so that it is in the group with what made it so."""
         self._ask_for_deliveries()
         self._checkpoints.consider()
-        self._arm()
 
     def _ask_for_deliveries(self) -> None:
         while self._ready:
@@ -314,11 +314,11 @@ class StoreService:
     # ---- deadlines and dead letters ---------------------------------------------------------------------------------
 
     def _arm(self) -> None:
-        """Wake for the next deadline."""
+        """Wake for the next deadline. Who is woken too early, because it has moved on since, arms for it then."""
         if self._closed or self._groups.failure is not None:
             return
-        due_ms = self._next_deadline_ms()
-        if due_ms == self._timer_ms:
+        due_ms, armed_ms = self._next_deadline_ms(), self._timer_ms
+        if armed_ms is not None and (due_ms is None or due_ms >= armed_ms):
             return
         if self._timer is not None:
             self._timer.cancel()
