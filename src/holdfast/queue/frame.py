@@ -276,16 +276,16 @@ def payloads(body: bytes, start: int, end: int, count: int) -> Sequence[bytes]:
     """
     if count == 1:
         return (body[start:end],)
-    lengths = message_lengths(body, start, count)
     position = start + 4 * count
-    first = lengths[0]
-    if first * count == end - position and lengths.count(first) == count:
+    first = int.from_bytes(body[start : start + 4], "little")
+    if first * count == end - position and body[start:position] == body[start : start + 4] * count:
         layout = _uniform.get((first, count))
         if layout is None:
             if len(_uniform) >= _UNIFORM_MAX:
                 _uniform.clear()
             layout = _uniform[first, count] = Struct(f"{first}s" * count)
         return layout.unpack_from(body, position)
+    lengths = message_lengths(body, start, count)
     if position + sum(lengths) != end:
         raise CorruptData("the lengths of a batch do not add up", code=Code.CORRUPT_QUEUE)
     return [body[a:b] for a, b in pairwise(accumulate(lengths, initial=position))]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from holdfast.queue.checksum import checksum_for_reading
 from holdfast.queue.frame import (
+    BATCH_BYTES_MAX,
     BATCH_MESSAGES_MAX,
     COMPRESSED,
     FIELDS,
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
 
 __all__ = ["WINDOW_BYTES", "PageScan", "Window"]
 
-WINDOW_BYTES = 512 << 10
-"""Of one read. Room for any batch; of a megabyte the checksum would find half gone from the processor's cache again."""
+WINDOW_BYTES = 2 * (BATCH_BYTES_MAX + HEAD_BYTES)
+"""Of one read: two whole batches, because what does not fit is read again. Of a megabyte the checksum would find half
+gone from the processor's cache again."""
 FIRST_WINDOW_BYTES = 16 << 10
 """Of the first read after a seek, and after each that found nothing: who wants a hundred messages, or waits for the
 next one, does not pay for a whole window. Each read that finds something makes the next four times as large."""
