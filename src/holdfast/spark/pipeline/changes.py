@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 from holdfast.segments.table_location import table_location
 from holdfast.spark.pipeline.delta_output import DeltaOutput
 from holdfast.spark.pipeline.increments import Increment, log_head, next_increment
-from holdfast.spark.pipeline.log_changes import read_increment
+from holdfast.spark.pipeline.log_changes import map_increment
 from holdfast.spark.pipeline.runner import StepResult
 from holdfast.spark.pipeline.table_files import FILES_TYPE, NewFile, new_files, told, write_table
 
@@ -81,9 +81,8 @@ class Changes:
         """As ``Job``."""
         state = self._output.open(self._log_id, {})
         state.require(increment.after)
-        rows = read_increment(self._spark, self._log_url, increment, COLUMNS)
         write = partial(write_days, self._output.location.url)
-        added = new_files(rows.mapInArrow(write, FILES_TYPE))
+        added = new_files(map_increment(self._spark, self._log_url, increment, COLUMNS, write, FILES_TYPE))
         self._output.commit(state, increment.through, added, ())
         return StepResult(
             rows=sum(file.rows for file in added),

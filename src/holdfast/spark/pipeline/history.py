@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -33,10 +34,10 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from holdfast.segments.table_location import table_location
-from holdfast.spark.pipeline.buckets import BucketPart, bucket_count, in_buckets, rewrite_buckets
+from holdfast.spark.pipeline.buckets import PACKED_TYPE, BucketPart, bucket_count, in_buckets, rewrite_buckets
 from holdfast.spark.pipeline.delta_output import DeltaOutput
 from holdfast.spark.pipeline.increments import Increment, log_head, next_increment
-from holdfast.spark.pipeline.log_changes import read_increment
+from holdfast.spark.pipeline.log_changes import map_increment
 from holdfast.spark.pipeline.runner import StepResult
 
 __all__ = ["History", "merge_history"]
@@ -94,9 +95,9 @@ class History:
         state = self._output.open(self._log_id, {"buckets": wanted})
         state.require(increment.after)
         live = state.files(CURRENT)
-        operations = read_increment(self._spark, self._log_url, increment, COLUMNS)
-        placed = in_buckets(operations, state.settings["buckets"])
-        told = rewrite_buckets(placed, self._output.location.url, live, merge_history, ("valid_from", "valid_to"))
+        pack = partial(in_buckets, state.settings["buckets"], _all_of_them)
+        packed = map_increment(self._spark, self._log_url, increment, COLUMNS, pack, PACKED_TYPE)
+        told = rewrite_buckets(packed, self._output.location.url, live, merge_history, ("valid_from", "valid_to"))
         touched = {file.partition["bucket"] for file in told}
         removed = [file for file in live if file.partition["bucket"] in touched]
         added = [file for file in told if file.path is not None]
@@ -107,6 +108,11 @@ class History:
             files_removed=len(removed),
             bytes_written=sum(file.size for file in added),
         )
+
+
+def _all_of_them(operations: pa.Table) -> pa.Table:
+    """Every operation counts in a history."""
+    return operations
 
 
 def merge_history(current: pa.Table | None, changes: pa.Table) -> Sequence[BucketPart]:

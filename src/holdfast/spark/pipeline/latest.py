@@ -18,22 +18,24 @@ Failure model: as the runner's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from holdfast.segments.table_location import table_location
-from holdfast.spark.pipeline.buckets import BucketPart, bucket_count, in_buckets, rewrite_buckets
+from holdfast.spark.pipeline.buckets import PACKED_TYPE, BucketPart, bucket_count, in_buckets, rewrite_buckets
 from holdfast.spark.pipeline.coverage import Coverage, Place, RangeDeleted
 from holdfast.spark.pipeline.delta_output import DeltaOutput
 from holdfast.spark.pipeline.increments import Increment, log_head, next_increment
-from holdfast.spark.pipeline.log_changes import read_increment
+from holdfast.spark.pipeline.log_changes import map_increment
 from holdfast.spark.pipeline.runner import StepResult
 
-__all__ = ["Latest", "merge_latest", "ranges_of"]
+__all__ = ["Latest", "merge_latest", "newest_points", "ranges_of"]
 
 COLUMNS: Final = "version,position,kind,key,end,value"
 ROWS: Final = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary()), pa.field("version", pa.int64())])
@@ -74,9 +76,9 @@ class Latest:
         state = self._output.open(self._log_id, {"buckets": wanted})
         state.require(increment.after)
         live = state.files()
-        operations = read_increment(self._spark, self._log_url, increment, COLUMNS)
-        placed = in_buckets(operations, state.settings["buckets"])
-        told = rewrite_buckets(placed, self._output.location.url, live, merge_latest, ("version",))
+        pack = partial(in_buckets, state.settings["buckets"], newest_points)
+        packed = map_increment(self._spark, self._log_url, increment, COLUMNS, pack, PACKED_TYPE)
+        told = rewrite_buckets(packed, self._output.location.url, live, merge_latest, ("version",))
         touched = {file.partition["bucket"] for file in told}
         removed = [file for file in live if file.partition["bucket"] in touched]
         added = [file for file in told if file.path is not None]
@@ -89,41 +91,59 @@ class Latest:
         )
 
 
+def newest_points(operations: pa.Table) -> pa.Table:
+    """Of operations in log order each key's newest point operation, and every range delete, still in order.
+
+    A range delete stays whatever comes after it: it also covers keys that these operations do not name.
+    """
+    is_range = pc.call_function("equal", [operations["kind"], "range_delete"]).to_numpy()
+    keys = operations["key"].combine_chunks().dictionary_encode()
+    codes = keys.indices.to_numpy()
+    places = np.arange(len(codes))
+    points = ~is_range
+    newest = np.full(len(keys.dictionary), -1)
+    newest[codes[points]] = places[points]  # of several places for one key the last is kept, which is the newest
+    wanted = is_range | (newest[codes] == places)
+    return operations if wanted.all() else operations.filter(pa.array(wanted))
+
+
 def merge_latest(current: pa.Table | None, changes: pa.Table) -> Sequence[BucketPart]:
     """A bucket's rows after ``changes``, sorted by key.
 
-    Shape: ``changes`` has version, position, kind, key, end, value, in no order; all of them are newer than every row
-    of ``current``. Cost: O(n log n) in native code, and a Python step per row when there are range deletes.
+    Shape: ``changes`` has version, position, kind, key, end, value, in log order; all of them are newer than every row
+    of ``current``. Cost: O(n log n) in native code, and a Python step per row when there are range deletes. Values are
+    copied once: what is kept, and where, is found by keys alone.
     """
     is_range = pc.call_function("equal", [changes["kind"], "range_delete"])
-    points = changes.filter(pc.call_function("invert", [is_range])).sort_by(
-        [("version", "ascending"), ("position", "ascending")]
-    )
-    both = pa.table(
-        {
-            "key": points["key"],
-            "value": points["value"],
-            "version": points["version"],
-            "position": points["position"],
-            "lives": pc.call_function("equal", [points["kind"], "write"]),
-        }
-    )
-    if current is not None:
-        before = current.select(["key", "value", "version"])
-        before = before.append_column("position", pa.repeat(pa.scalar(-1, pa.int32()), before.num_rows))
-        both = pa.concat_tables([before.append_column("lives", pa.repeat(True, before.num_rows)), both])
-    # Rows stand in the order of time now, so of each key the last row is the newest.
-    places = both.select(["key"]).append_column("place", pa.array(np.arange(both.num_rows)))
-    newest = places.group_by("key").aggregate([("place", "max")])["place_max"]
-    kept = both.take(newest)
-    kept = kept.filter(kept["lives"])
     ranges = ranges_of(changes.filter(is_range))
+    points = changes.filter(pc.call_function("invert", [is_range])) if ranges else changes
+    held = points.select(ROWS.names)
+    position, lives = _numbers(points["position"]), points["kind"].to_numpy() == "write"
+    if current is not None:
+        before = current.num_rows
+        held = pa.concat_tables([current.select(ROWS.names), held])
+        position = np.concatenate((np.full(before, -1), position))
+        lives = np.concatenate((np.ones(before, dtype=np.bool_), lives))
+    held = held.combine_chunks()
+    keys = held["key"].combine_chunks()
+    # The sort is stable and rows stand in the order of time, so of each key the last row is the newest.
+    order = pc.call_function("array_sort_indices", [keys], pc.ArraySortOptions("ascending"))
+    keys = keys.take(order)
+    newest = np.ones(len(keys), dtype=np.bool_)
+    newest[:-1] = pc.call_function("not_equal", [keys[1:], keys[:-1]]).to_numpy(zero_copy_only=False)
+    places = order.to_numpy()
+    kept = np.flatnonzero(newest & lives[places])
     if ranges:
         coverage = Coverage.of(ranges)
-        stand = map(Place, kept["version"].to_pylist(), kept["position"].to_pylist())
-        alive = [not coverage.deletes(key, at) for key, at in zip(kept["key"].to_pylist(), stand, strict=True)]
-        kept = kept.filter(pa.array(alive, pa.bool_()))
-    return [BucketPart(kept.select(ROWS.names).sort_by("key").cast(ROWS), {})]
+        stand = map(Place, _numbers(held["version"])[places[kept]].tolist(), position[places[kept]].tolist())
+        names = keys.take(pa.array(kept)).to_pylist()
+        kept = kept[[not coverage.deletes(key, at) for key, at in zip(names, stand, strict=True)]]
+    return [BucketPart(held.take(pa.array(places[kept])).cast(ROWS), {})]
+
+
+def _numbers(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    numbers: npt.NDArray[np.int64] = column.to_numpy().astype(np.int64)
+    return numbers
 
 
 def ranges_of(deletes: pa.Table) -> list[RangeDeleted]:
