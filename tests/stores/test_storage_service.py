@@ -38,6 +38,7 @@ from holdfast.stores.commands import (
 from holdfast.stores.disk_limit import DiskUse
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.effects import Effect
+from holdfast.stores.group_commit import LONE_GROUPS
 from holdfast.stores.index import Checkpoint, Index
 from holdfast.stores.message_log import MessageLog
 from holdfast.stores.messages import Message
@@ -110,6 +111,32 @@ class Slow:
 
 
 # ---- answers --------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_is_asked_for_deliveries_while_who_publishes_is_still_at_it(tmp_path: Path) -> None:
+    async def check(service: StoreService) -> None:
+        at_it: list[bool] = [False]
+        asked: list[bool] = []
+        service.on_ready(lambda _store, _durable: asked.append(at_it[0]))
+
+        async def publish_alone() -> None:
+            at_it[0] = True
+            answer = service.submit(Publish(0, "orders", "", [Message(b"m")]))
+            at_it[0] = False
+            await answer
+            await service._groups.drain()
+
+        for _ in range(LONE_GROUPS + 1):  # so that the next ones are expected to be alone, too
+            await publish_alone()
+        assert asked == []
+        await service.submit(Attach(0, "orders", "work", "s"))
+        await service._groups.drain()
+        asked.clear()
+        for _ in range(LONE_GROUPS + 1):
+            await publish_alone()
+        assert asked == [False] * (LONE_GROUPS + 1)
+
+    run(tmp_path, check, document(orders={"durables": WORK}))
 
 
 def test_an_answer_comes_after_its_sync_and_so_does_a_refusal_that_rests_on_it(tmp_path: Path) -> None:
