@@ -676,6 +676,18 @@ async def test_a_version_of_a_later_leader_is_not_the_clients_fault(store: Gate)
 
 
 @law
+async def test_a_reader_of_a_later_leaders_log_is_not_turned_away_for_good(store: Gate) -> None:
+    old = await lead(store)
+    await put(old, b"a")
+    new = await lead(store)
+    version = await put(new, b"b")
+    with pytest.raises(Fenced) as caught:
+        await collect(old, after=version, enough=bool)
+    assert caught.value.code is Code.LEADER_CHANGED
+    assert await collect(new, after=version, enough=bool) == [Checkpoint(version, new.leader_id)]
+
+
+@law
 async def test_an_idle_leader_finds_out_that_it_was_deposed(store: Gate) -> None:
     old = await lead(store, idle_check_ms=5)
     new = await lead(store)

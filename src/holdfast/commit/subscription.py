@@ -77,19 +77,23 @@ async def subscribe(
     Live batches are shared by all subscribers and must not be changed. With ``durable`` false, transactions come as
     soon as they are accepted, and checkpoints say what became durable; the last batch is then a LeaderChange.
     Raises: InvalidRequest ``future_version``, RolledBack, NotFound ``log_truncated``, Backpressure ``lagging`` (this
-    subscriber had caught up and fell more than ``bytes_behind_max`` behind the live end), Unavailable, CorruptData.
+    subscriber had caught up and fell more than ``bytes_behind_max`` behind the live end), Fenced ``leader_changed``
+    (the version may be a later leader's), Unavailable, CorruptData.
     """
     feed = service.feed
     caught_up = False
     feed.subscribers += 1
     feed.resolved_subscribers += not durable
     try:
+        if after > service.pipeline.sequence.assigned:
+            # A later leader may have handed it out: its reader must not be turned away for good by who was deposed.
+            await service.version()
+            if after > service.pipeline.sequence.assigned:
+                raise InvalidRequest("version was never handed out", code=Code.FUTURE_VERSION, version=after)
         if after < service.claim.last_version:
             async for batch, reached in _history(service, older, after, durable):
                 yield batch
                 after = reached
-        elif after > service.pipeline.sequence.assigned:
-            raise InvalidRequest("version was never handed out", code=Code.FUTURE_VERSION, version=after)
         elif after >= service.local_version():
             # Nothing to tell yet: say so, instead of leaving a new subscriber in doubt until the next commit.
             caught_up = True
