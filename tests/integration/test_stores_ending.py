@@ -247,7 +247,7 @@ def test_a_closed_client_leaves_no_socket_behind_when_the_other_side_never_says_
         transport = connection.transport
         assert transport is not None
         sockets.append(transport.get_extra_info("socket"))
-        departures.add(transport)
+        departures.add(transport, transport.abort)
         if graceful:
             transport.close()
         else:

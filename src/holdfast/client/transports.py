@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from typing import cast
 
 from holdfast.client.effects import Failed, Open, Reply, Send
@@ -27,23 +28,23 @@ GOODBYE_S_MAX = 1.0
 
 
 class Departures:
-    """Transports that were told to close and have not yet.
+    """Transports that were told to close and have not yet, and connects that were told to stop.
 
     With TLS a close waits for the other side's. A loop that ends before it leaves the socket open, and uvloop's then
     refuses to end at all, so whoever closes transports waits here before it says that it is closed.
     """
 
     def __init__(self) -> None:
-        self._leaving: dict[asyncio.Transport, None] = {}
+        self._leaving: dict[object, Callable[[], object]] = {}
         self._over: asyncio.Future[None] | None = None
 
-    def add(self, transport: asyncio.Transport) -> None:
-        """It was told to close; its protocol will be told of ``connection_lost``."""
-        self._leaving[transport] = None
+    def add(self, leaving: object, cut_off: Callable[[], object]) -> None:
+        """It was told to end, and whoever sees its end says ``remove``. ``cut_off`` ends it at once."""
+        self._leaving[leaving] = cut_off
 
-    def remove(self, transport: asyncio.Transport) -> None:
-        """It has closed."""
-        self._leaving.pop(transport, None)
+    def remove(self, leaving: object) -> None:
+        """It has ended."""
+        self._leaving.pop(leaving, None)
         if not self._leaving and self._over is not None and not self._over.done():
             self._over.set_result(None)
 
@@ -51,8 +52,8 @@ class Departures:
         """Until all have closed. Who takes longer than ``GOODBYE_S_MAX`` is cut off."""
         await self._wait()
         if self._leaving:
-            for transport in list(self._leaving):
-                transport.abort()
+            for cut_off in list(self._leaving.values()):
+                cut_off()
             await self._wait()
         await asyncio.sleep(0)  # a transport gives its socket back after it has told its protocol
 
@@ -181,7 +182,7 @@ class Connection(asyncio.Protocol):
         self.lost = True
         self._forget_time()
         if self.transport is not None:
-            self._departures.add(self.transport)
+            self._departures.add(self.transport, self.transport.abort)
             self.transport.abort()
 
     def _wake(self) -> None:
@@ -199,6 +200,7 @@ class Pool:
         self._slots = asyncio.Semaphore(int(options.connections_max))
         self._idle: dict[Endpoint, list[Connection]] = {}
         self._everything: set[Connection] = set()
+        self._making: dict[asyncio.Timeout, None] = {}
         self._departures = Departures()
         self.closed = False
 
@@ -255,16 +257,36 @@ class Pool:
 
     async def connect(self, endpoint: Endpoint) -> Connection:
         """A new connection. Raises: OSError, Closed."""
+        self._require_open()
+        bound = asyncio.timeout(None)  # ``close`` sets it
+        try:
+            async with bound:
+                self._making[bound] = None
+                connection = await self._connected(endpoint)
+        except TimeoutError:
+            self._require_open()
+            raise
+        finally:
+            self._making.pop(bound, None)
+            self._departures.remove(bound)
+        self._everything.add(connection)
+        try:
+            self._require_open()  # ``close`` may have come since the last step of the connect: nothing is sent any more
+        except Closed:
+            self.drop(connection)
+            raise
+        return connection
+
+    def _require_open(self) -> None:
         if self.closed:
             raise Closed("this client is closed")
+
+    async def _connected(self, endpoint: Endpoint) -> Connection:
         loop = asyncio.get_running_loop()
-        context = (self._tls if self._tls is not None else ssl.create_default_context()) if endpoint.secure else None
         if endpoint.unix_path is not None:
-            _, connection = await loop.create_unix_connection(self._made, endpoint.unix_path)
-        else:
-            _, connection = await loop.create_connection(self._made, endpoint.host, endpoint.port, ssl=context)
-        self._everything.add(connection)
-        return connection
+            return (await loop.create_unix_connection(self._made, endpoint.unix_path))[1]
+        context = (self._tls if self._tls is not None else ssl.create_default_context()) if endpoint.secure else None
+        return (await loop.create_connection(self._made, endpoint.host, endpoint.port, ssl=context))[1]
 
     def _made(self) -> Connection:
         return Connection(self._departures)
@@ -296,12 +318,16 @@ class Pool:
         self._everything.discard(connection)
 
     def close(self) -> None:
-        """Drop every connection."""
+        """Drop every connection, those too that are being made."""
         self.closed = True
         self._idle.clear()
+        making, self._making = self._making, {}
+        for bound in making:
+            self._departures.add(bound, lambda: None)  # it ends with its task's next step
+            bound.reschedule(asyncio.get_running_loop().time())
         for connection in list(self._everything):
             self.drop(connection)
 
     async def departed(self) -> None:
-        """Until every connection that was dropped has closed its socket."""
+        """Until every connection that was dropped has closed its socket, made or half made."""
         await self._departures.over()

@@ -84,7 +84,7 @@ class _Line(asyncio.Protocol):
         self.socket.close()
         self.write()
         if self.transport is not None:
-            self._departures.add(self.transport)
+            self._departures.add(self.transport, self.transport.abort)
             self.transport.close()
 
 
@@ -435,7 +435,9 @@ class Subscriber:
     def _hang_up(self) -> None:
         line, self._line = self._line, None
         connecting, self._connecting = self._connecting, None
-        if connecting is not None:
+        if connecting is not None and not connecting.done():
+            self._departures.add(connecting, lambda: None)
+            connecting.add_done_callback(self._departures.remove)
             connecting.cancel()
         if line is not None:
             line.drop()
