@@ -104,10 +104,13 @@ class Page:
             position += FRAME_BYTES
 
     def write_batch(self) -> None:
-        lengths, joined = array("I", map(len, BATCH)).tobytes(), b"".join(BATCH)
-        check = zlib.crc32(joined, zlib.crc32(lengths))
-        head = struct.pack("<IIqQ", len(lengths) + len(joined), check, time.time_ns(), len(BATCH))
-        os.pwritev(self.file, (head, lengths, joined), self.room(len(head) + len(lengths) + len(joined)))
+        lengths = list(map(len, BATCH))
+        same = lengths.count(lengths[0]) == len(lengths)
+        table = lengths[0].to_bytes(4, "little") * len(lengths) if same else array("I", lengths).tobytes()
+        joined = b"".join(BATCH)
+        check = zlib.crc32(joined, zlib.crc32(table))
+        head = struct.pack("<IIqQ", len(table) + len(joined), check, time.time_ns(), len(BATCH))
+        os.pwritev(self.file, (head, table, joined), self.room(len(head) + len(table) + len(joined)))
 
     def write_synced(self) -> None:
         head = struct.pack("<IIqQ", len(MESSAGE), zlib.crc32(MESSAGE), time.time_ns(), 1)
