@@ -170,9 +170,7 @@ class WorkQueue:
         """
         with self._lock:
             job, mark = self._take(), self._log.mark
-        if job is None:
-            if timeout == 0:
-                return None
+        if job is None and timeout != 0:
             job, mark = self._take_later(timeout)
         if job is not None and self._synced:
             self._log.wait(mark)
@@ -191,17 +189,14 @@ class WorkQueue:
         if first is None:
             return []
         jobs = [first]
+        job: Job | None = first
         with self._lock:
             try:
-                while len(jobs) < max_jobs:
+                while job is not None and len(jobs) < max_jobs:
                     # Behind a new one there are only new ones: what is due goes first.
-                    more = self._take_read_ahead(max_jobs - len(jobs)) if jobs[-1].deliveries == 1 else []
-                    if not more:
-                        job = self._take()
-                        if job is None:
-                            break
-                        more = [job]
-                    jobs += more
+                    more = self._take_read_ahead(max_jobs - len(jobs)) if job.deliveries == 1 else []
+                    job = more[-1] if more else self._take()
+                    jobs += more or ([job] if job else [])
             except (HoldfastError, OSError):
                 # Those that were taken are their worker's, whatever stands behind them.
                 if self._closed is not None:
@@ -258,13 +253,10 @@ class WorkQueue:
         return job
 
     def _take_read_ahead(self, count: int) -> list[Job]:
-        """New jobs of those that are in memory already, at most ``count``, in one command: all are taken or none. Call
-        with the lock held."""
+        """New jobs that are in memory, at most ``count``, by one command: all or none. Call with the lock held."""
         machine = self._machine
         count = min(count, COMMAND_NUMBERS_MAX, self._max_started - len(machine.started))
-        if count <= 0:
-            return []
-        messages = self._source.read_ahead(machine.next_seq, count)
+        messages = self._source.read_ahead(machine.next_seq, max(0, count))
         if messages:
             try:
                 self._do(Kind.TAKE, self._clock() + self._visibility_ns, *[message[0] for message in messages])
@@ -399,13 +391,9 @@ class WorkQueue:
         is_leased = self._machine.is_leased
         for job in jobs:
             if not is_leased(job[0], job.deliveries):
-                raise Fenced(
-                    "this job is not yours any more",
-                    code=Code.LEASE_LOST,
-                    seq=job.seq,
-                    deliveries=job.deliveries,
-                    hint="its lease ended or it was finished: a longer visibility, or extend()",
-                )
+                facts = {"seq": job.seq, "deliveries": job.deliveries}
+                hint = "its lease ended or it was finished: a longer visibility, or extend()"
+                raise Fenced("this job is not yours any more", code=Code.LEASE_LOST, hint=hint, facts=facts)
         return list(dict.fromkeys(job[0] for job in jobs))
 
     def _bury(self, message: Message, deliveries: int, reason: str) -> int:
