@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,8 +29,22 @@ def quick_java(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["SPARK_DAEMON_JAVA_OPTS"] = os.environ["SPARK_LAUNCHER_OPTS"] = QUICK_JAVA
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Every Python process of these tests finds its modules compiled, once for all of them.
+
+    Installers do not always compile packages, and containers often forbid Python to keep what it compiles. Each worker,
+    planning process, command and example would then compile pyspark, pyarrow, numpy and pandas for itself.
+    """
+    compiled = tmp_path_factory.mktemp("compiled")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = str(compiled)
+    yield
+    shutil.rmtree(compiled, ignore_errors=True)  # processes that are ending may still write here
+
+
 @pytest.fixture(scope="session")
-def spark(quick_java: None) -> Iterator[SparkSession]:
+def spark(quick_java: None, quick_python: None) -> Iterator[SparkSession]:
     """A local session with two cores. Its workers find this package as they would an installed one: on their path."""
     paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
