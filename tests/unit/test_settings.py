@@ -241,6 +241,9 @@ DOUBTFUL: list[tuple[dict[str, object], str]] = [
     ({"server.listen": "0.0.0.0:8080"}, "anybody may commit"),
     ({"server.listen": "h:1", "server.tokens": "admin:0123456789abcdef"}, "in clear"),
     ({"log.url": "memory:"}, "gone when the process ends"),
+    ({"log.url": "s3://b/p"}, "another place on each machine"),
+    ({"log.url": "gs://b/p", "server.listen": "unix:/run/h.sock"}, "another place on each machine"),
+    ({"log.url": "az://b/p", "server.advertised_address": "https://localhost:8080"}, "another place on each machine"),
 ]
 
 
@@ -251,6 +254,10 @@ def test_what_is_allowed_and_doubtful_is_a_warning(values: dict[str, object], wa
 
 def test_the_defaults_warn_of_nothing() -> None:
     assert load().warnings == ()
+
+
+def test_a_shared_store_with_an_address_that_others_can_ask_warns_of_nothing() -> None:
+    assert load(**{"log.url": "s3://b/p", "server.advertised_address": "log.example.net:8443"}).warnings == ()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ Owns: the requests that ``leadership`` asks for, their order, and politeness tow
 of the protocol: liveness only, safety never depends on it). Does not own: any decision about slots.
 
 At most four sequential waits until ready: LIST, headers in parallel, claim, ownership LIST. The store is probed beside
-the first two, and the probe has passed before the claim is sent.
+the first two, and the probe has passed before the claim is sent. Where the last leader neither resigned nor can be
+asked, the log has to be silent for a while before the claim; only on a directory, which is one machine's, is an address
+that somebody else has by now proof enough that it is gone.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from typing import Final, TypeVar
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -252,24 +255,35 @@ async def _be_polite(store: ObjectStore, frontier: Frontier, own_address: str, o
                 leader_address=newest.address,
                 hint="stop it, or start with --take-over, or wait for it with --standby",
             )
-        if alive is not None or newest.address == own_address:
-            # Somebody else lives at that address, perhaps this very process: the old leader is gone from it.
+        if _is_of_this_machine(store) and (alive is not None or newest.address == own_address):
+            # An address of this machine, and somebody else lives there, perhaps this very process: the old leader is
+            # gone from it. On a store that machines share the same text (127.0.0.1:8080) is another place on each.
             return
-    await _wait_for_silence(store, frontier, options.silence_ms)
+    await _wait_for_silence(store, newest, options)
 
 
-async def _wait_for_silence(store: ObjectStore, frontier: Frontier, silence_ms: float) -> None:
-    """Return when no new key appeared for ``silence_ms``; raise when the log is being written."""
-    before = frontier.predecessor
-    assert before is not None, "only an existing log is waited for"
-    age_ms = now().wall_ms - before.time_ms
-    if age_ms > 10 * silence_ms:
-        return
-    first = await newest_slot(store)
+def _is_of_this_machine(store: ObjectStore) -> bool:
+    """Whether everybody who can reach the store is on this machine."""
+    return urlsplit(store.url).scheme == "file"
+
+
+async def _wait_for_silence(store: ObjectStore, before: Header, options: TakeoverOptions) -> None:
+    """Return when no new key appeared for ``silence_ms``; raise when the log is being written.
+
+    Only new keys count, never how old the newest object says it is: that is the other machine's clock.
+    """
+    silence_ms = options.silence_ms
+    log.info(
+        "waiting_for_silence",
+        silence_ms=silence_ms,
+        leader_id=before.leader_id.hex(),
+        leader_address=before.address or None,
+    )
+    first = await _patiently(lambda: newest_slot(store), options.patience_s)
     waited_until = now().boot_ms + silence_ms
     while now().boot_ms < waited_until:
         await asyncio.sleep(min(silence_ms / 4, 500.0) / 1000.0)
-        newest = await newest_slot(store)
+        newest = await _patiently(lambda: newest_slot(store), options.patience_s)
         if newest != first:
             raise Closed(
                 "another leader is writing",

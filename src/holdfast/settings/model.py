@@ -34,6 +34,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+OF_THIS_MACHINE: Final = ("unix:", "127.", "localhost:", "[::1]:")
+"""How addresses begin that mean another place on each machine."""
 KIBI: Final = 1 << 10
 MEBI: Final = 1 << 20
 
@@ -459,7 +461,8 @@ def _warnings(settings: Settings) -> tuple[str, ...]:
     """What is allowed and probably not meant."""
     server, persist = settings.server, settings.persist
     host = server.advertised_address.rpartition(":")[0]
-    loopback = all(a.startswith(("unix:", "127.", "localhost:", "[::1]:")) for a in server.listen)
+    loopback = all(a.startswith(OF_THIS_MACHINE) for a in server.listen)
+    advertised = server.advertised_address.removeprefix("http://").removeprefix("https://")
     cautions = (
         (
             persist.target_pool_size > 2 * persist.max_in_flight_requests,
@@ -475,6 +478,14 @@ def _warnings(settings: Settings) -> tuple[str, ...]:
         (
             host in ("0.0.0.0", "[::]"),
             f"server.advertised_address is {server.advertised_address}, which nobody can ask: name a reachable one",
+        ),
+        (
+            advertised.startswith(OF_THIS_MACHINE) and settings.log.scheme not in ("file", "memory"),
+            (
+                f"server.advertised_address is {server.advertised_address}, which means another place on each machine, "
+                f"and the log is on a store that machines share: a process elsewhere cannot ask this leader whether it "
+                "is alive, and takes over when it has been idle for leader.silence_ms"
+            ),
         ),
         (
             not loopback and not server.tokens,

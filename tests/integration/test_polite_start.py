@@ -1,0 +1,101 @@
+"""When a start without ``--take-over`` claims, and when it leaves the lead to who has it. Liveness only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from tests.integration.test_commit_service import Busy, Gate, law, lead, put
+
+from holdfast.commit import takeover
+from holdfast.commit.service import CommitService, ServiceOptions
+from holdfast.errors import Closed, Code, Unavailable
+from holdfast.objects.port import Listed
+from holdfast.values import Instant
+
+SHARED = "s3://bucket/log"
+DEFAULT_ADDRESS = "127.0.0.1:8080"
+FOR_EVER_MS = 3_600_000.0
+
+
+def answering(leader_id: str | None) -> Callable[[str], Awaitable[str | None]]:
+    async def ask(_: str) -> str | None:
+        return leader_id
+
+    return ask
+
+
+async def start(store: Gate, address: str, answer: str | None, **options: Any) -> CommitService:
+    return await CommitService.lead(store, ServiceOptions(address=address, ask_leader=answering(answer), **options))
+
+
+@pytest.mark.parametrize(
+    ("address", "answer", "own_address"),
+    [
+        (DEFAULT_ADDRESS, "", DEFAULT_ADDRESS),  # two hosts with the default: who asks is answered by itself
+        (DEFAULT_ADDRESS, None, DEFAULT_ADDRESS),
+        (DEFAULT_ADDRESS, "ab" * 16, "10.0.0.2:8080"),  # another log's leader listens on the host that asks
+        ("10.0.0.1:8080", None, "10.0.0.2:8080"),
+    ],
+)
+@pytest.mark.parametrize("ahead_ms", [0, 3_600_000], ids=["clocks agree", "our clock is an hour ahead"])
+def test_a_leader_that_writes_to_a_shared_store_is_left_in_peace(
+    address: str, answer: str | None, own_address: str, ahead_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        store = Busy(url=SHARED)
+        async with asyncio.timeout(30):
+            store.leader = leader = await lead(store, address=address)
+            await put(leader, b"k")
+            real = takeover.now
+            monkeypatch.setattr(takeover, "now", lambda: Instant(real().boot_ms, real().wall_ms + ahead_ms))
+            with pytest.raises(Closed) as caught:
+                await start(store, own_address, answer)
+            assert caught.value.code is Code.LEADER_ALIVE
+            assert caught.value.fields["leader_id"] == leader.leader_id
+            await leader.version()
+            assert not leader.ended.done()
+            await leader.close()
+
+    asyncio.run(scenario())
+
+
+@law
+async def test_on_a_directory_the_same_address_is_proof_enough_that_the_leader_died(store: Gate) -> None:
+    store.url = "file:///log"
+    for answer in ("", None):
+        died = await lead(store, address=DEFAULT_ADDRESS)
+        await died.close()
+        again = await start(store, DEFAULT_ADDRESS, answer, silence_ms=FOR_EVER_MS)
+        assert again.takeover.deposed_leader_id == died.leader_id
+
+
+@law
+async def test_who_died_on_a_shared_store_is_followed_once_the_log_was_silent(store: Gate) -> None:
+    store.url = SHARED
+    died = await lead(store, address=DEFAULT_ADDRESS)
+    await died.close()
+    again = await start(store, DEFAULT_ADDRESS, "", silence_ms=1.0)
+    assert again.takeover.deposed_leader_id == died.leader_id
+    await again.step_down()
+    await start(store, DEFAULT_ADDRESS, "", silence_ms=FOR_EVER_MS)  # who resigned is not waited for
+
+
+@law
+async def test_a_listing_that_fails_while_a_start_waits_for_silence_does_not_end_it(store: Gate) -> None:
+    store.url = SHARED
+    died = await lead(store, address=DEFAULT_ADDRESS)
+    await died.close()
+    listing = store.list
+    failures = iter((False, True, False, True, True))
+
+    async def fails_now_and_then(prefix: str, *, after: str = "", limit: int = 1000) -> list[Listed]:
+        if limit == 1 and next(failures, False):
+            raise Unavailable("not now")
+        return await listing(prefix, after=after, limit=limit)
+
+    store.list = fails_now_and_then  # type: ignore[method-assign]
+    again = await start(store, DEFAULT_ADDRESS, None, silence_ms=1.0, probe=False)
+    assert again.takeover.deposed_leader_id == died.leader_id
