@@ -42,6 +42,13 @@ class Departures:
         """It was told to end, and whoever sees its end says ``remove``. ``cut_off`` ends it at once."""
         self._leaving[leaving] = cut_off
 
+    def stop(self, connecting: asyncio.Task[None]) -> None:
+        """Cancel a task that makes a connection."""
+        if not connecting.done():
+            self.add(connecting, connecting.cancel)
+            connecting.add_done_callback(self.remove)
+            connecting.cancel()
+
     def remove(self, leaving: object) -> None:
         """It has ended."""
         self._leaving.pop(leaving, None)

@@ -34,8 +34,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-OF_THIS_MACHINE: Final = ("unix:", "127.", "localhost:", "[::1]:")
-"""How addresses begin that mean another place on each machine."""
+OF_THIS_MACHINE: Final = ("unix:", "127.", "localhost:", "[::1]:")  # how addresses begin that others cannot ask
 KIBI: Final = 1 << 10
 MEBI: Final = 1 << 20
 
@@ -460,7 +459,6 @@ def _problems(settings: Settings) -> tuple[str, ...]:
 def _warnings(settings: Settings) -> tuple[str, ...]:
     """What is allowed and probably not meant."""
     server, persist = settings.server, settings.persist
-    host = server.advertised_address.rpartition(":")[0]
     loopback = all(a.startswith(OF_THIS_MACHINE) for a in server.listen)
     advertised = server.advertised_address.removeprefix("http://").removeprefix("https://")
     cautions = (
@@ -476,15 +474,14 @@ def _warnings(settings: Settings) -> tuple[str, ...]:
             "persist.request_timeout_ms is not below persist.give_up_after_seconds: one lost answer ends the leader",
         ),
         (
-            host in ("0.0.0.0", "[::]"),
+            advertised.rpartition(":")[0] in ("0.0.0.0", "[::]"),
             f"server.advertised_address is {server.advertised_address}, which nobody can ask: name a reachable one",
         ),
         (
             advertised.startswith(OF_THIS_MACHINE) and settings.log.scheme not in ("file", "memory"),
             (
-                f"server.advertised_address is {server.advertised_address}, which means another place on each machine, "
-                f"and the log is on a store that machines share: a process elsewhere cannot ask this leader whether it "
-                "is alive, and takes over when it has been idle for leader.silence_ms"
+                f"server.advertised_address is {server.advertised_address}, another place on each machine that shares "
+                "the log: from elsewhere this leader cannot be asked, and is taken over once idle for leader.silence_ms"
             ),
         ),
         (

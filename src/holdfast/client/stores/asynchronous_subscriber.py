@@ -435,10 +435,8 @@ class Subscriber:
     def _hang_up(self) -> None:
         line, self._line = self._line, None
         connecting, self._connecting = self._connecting, None
-        if connecting is not None and not connecting.done():
-            self._departures.add(connecting, lambda: None)
-            connecting.add_done_callback(self._departures.remove)
-            connecting.cancel()
+        if connecting is not None:
+            self._departures.stop(connecting)
         if line is not None:
             line.drop()
 
