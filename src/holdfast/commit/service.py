@@ -46,6 +46,7 @@ from holdfast.errors import (
     Unavailable,
 )
 from holdfast.objects.port import CreateAnswer, ObjectStore, Unknown
+from holdfast.objects.time_limit import TimeLimited
 from holdfast.values import LeaderId, LogId, Slot
 
 __all__ = ["CommitEntry", "CommitService", "ServiceEnd", "ServiceOptions", "StatusAnswer"]
@@ -90,9 +91,19 @@ class StatusAnswer(Struct, frozen=True):
 class CommitService:
     """One leader. Make it with ``lead``; it ends when ``ended`` is set, and never leads again."""
 
-    def __init__(self, store: ObjectStore, takeover: Takeover, identity: Identity, options: ServiceOptions) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        takeover: Takeover,
+        identity: Identity,
+        options: ServiceOptions,
+        own: ObjectStore | None = None,
+    ) -> None:
         claim = takeover.claim
         self.store = store
+        if own is None:
+            own = store = TimeLimited(store, options.request_timeout_ms)
+        self._own = own
         self.takeover = takeover
         self.claim = claim
         self.leader_id = claim.leader_id.hex()
@@ -120,8 +131,12 @@ class CommitService:
         self._draining = False
 
     @classmethod
-    async def lead(cls, store: ObjectStore, options: ServiceOptions) -> CommitService:
+    async def lead(cls, store: ObjectStore, options: ServiceOptions, own: ObjectStore | None = None) -> CommitService:
         """Recover the log and become its leader.
+
+        ``store`` is read by everybody who asks for history. ``own`` is another way to the same objects for the leader
+        itself: its batches, what stands in their slots and whether it leads must not wait behind readers. Each of its
+        requests must end in bounded time. Without it the leader goes by ``store``, within ``request_timeout_ms``.
 
         Raises: what ``takeover.take_the_lead`` raises. After a crash: see there.
         """
@@ -139,7 +154,7 @@ class CommitService:
                 probe=options.probe,
             ),
         )
-        service = cls(store, takeover, identity, options)
+        service = cls(store, takeover, identity, options, own)
         service._beat()
         service._spawn(service._watch_for_successors())
         return service
@@ -442,10 +457,7 @@ class CommitService:
     async def _put(self, put: Put) -> None:
         answer: CreateAnswer
         try:
-            async with asyncio.timeout(self.options.request_timeout_ms / 1000.0):
-                answer = await self.store.create(object_name(put.slot), put.data)
-        except TimeoutError:
-            answer = Unknown("no answer in time")
+            answer = await self._own.create(object_name(put.slot), put.data)
         except (HoldfastError, OSError) as error:
             # The port forbids it. But whatever happened, the batch must be sent again or given up, never forgotten.
             answer = Unknown(str(error))
@@ -453,8 +465,7 @@ class CommitService:
 
     async def _read_back(self, effect: ReadBack) -> None:
         try:
-            async with asyncio.timeout(self.options.request_timeout_ms / 1000.0):
-                data = await self.store.read(object_name(effect.slot), length=HEADER_BYTES)
+            data = await self._own.read(object_name(effect.slot), length=HEADER_BYTES)
             found = decode_header(data, slot=effect.slot)
         except NotFound:
             found = None
@@ -469,8 +480,7 @@ class CommitService:
     async def _check_ownership(self) -> None:
         newest: Slot | Unknown | None
         try:
-            async with asyncio.timeout(self.options.request_timeout_ms / 1000.0):
-                newest = await newest_slot(self.store)
+            newest = await newest_slot(self._own)
         except (HoldfastError, OSError) as error:
             newest = Unknown(str(error))
         self._step(events.OwnershipSeen(now(), newest))

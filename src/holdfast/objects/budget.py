@@ -2,14 +2,17 @@
 
 Owns: how many requests are under way, who waits, what is counted, the retries of reads and listings, and how often its
 user is told that the store takes nothing (until a leader gives up, nobody else tells). Does not own:
-retries of creates (the log's ``persist`` repeats the same bytes by its own rules).
+retries of creates (the log's ``persist`` repeats the same bytes by its own rules), how long a request may take
+(``time_limit``, which belongs inside a budget: a request's time begins when it holds its connection).
 
-Creates take at most ``creates_max`` connections, everything else at most the rest, so neither can starve the other:
-a full pipeline still reads back and checks its ownership, and a burst of readers never delays the log.
+There are three parts, none of which can starve another: creates take at most ``creates_max`` connections, what a leader
+asks about its own log (``own``) at most ``own_max``, everything else at most the rest. So a full pipeline still reads
+back and checks its ownership, and a burst of readers delays neither the creates nor the proofs of ownership.
 
 Failure model: a read or listing that is ``Unavailable`` is repeated with capped exponential backoff and full jitter, a
-bounded number of times; the last failure is raised. ``NotFound`` is an answer, not a failure. Cancelling gives the
-connection back.
+bounded number of times; the last failure is raised. The requests of ``own`` are not repeated: who leads asks again by
+its own rules, and an ownership check is worth as much as the time at which it was asked. ``NotFound`` is an answer, not
+a failure. Cancelling gives the connection back.
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Final, TypeVar, assert_never
 
 from holdfast.errors import NotFound, Unavailable
 from holdfast.objects.port import CreateAnswer, Created, Listed, ObjectStore, Refused, Unknown
+from holdfast.objects.time_limit import ran_out_of_time
 
 __all__ = ["LATENCY_BOUNDS_MS", "BudgetedStore", "RequestCounts", "RetryPolicy", "StoreMetrics"]
 
@@ -39,11 +44,16 @@ WARN_EVERY_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How a failed read or listing is repeated. Units: milliseconds. ``attempts_max`` counts the first one too."""
+    """How a failed read or listing is repeated. Units: milliseconds. ``attempts_max`` counts the first one too.
+
+    ``unanswered_max`` bounds those among the attempts that had no answer in time: each of them took long, where one
+    that the store refused took nothing.
+    """
 
     attempts_max: int = 5
     backoff_ms: float = 50.0
     backoff_ms_max: float = 2_000.0
+    unanswered_max: int = 5
 
     def wait_ms(self, attempts: int, retry_after_ms: int | None, draw: float) -> float:
         """How long to wait after ``attempts`` failures: full jitter, and never less than the store asked for.
@@ -83,7 +93,8 @@ class RequestCounts:
 class StoreMetrics:
     """Plain numbers about one store, read whenever somebody asks.
 
-    ``last_success_seconds`` is a reading of the clock that the store was given, None before the first.
+    ``last_success_seconds`` and ``last_told_seconds``, when somebody was told of a create without an answer, are readings
+    of the clock that the store was given, None before the first.
     """
 
     create: RequestCounts = field(default_factory=RequestCounts)
@@ -93,6 +104,7 @@ class StoreMetrics:
     consecutive_failures: int = 0
     last_success_seconds: float | None = None
     last_failure: str = ""
+    last_told_seconds: float | None = None
 
     @property
     def is_healthy(self) -> bool:
@@ -108,7 +120,8 @@ class BudgetedStore:
     """A store within a connection budget, counted.
 
     ``connections_max`` is the whole budget, ``creates_max`` the part that creates may take: the span in flight and its
-    hedges. At least one connection is left for the rest. ``clock`` gives seconds, ``draw`` a number in 0..1.
+    hedges. ``own_max`` is the part of what a leader asks about its own log, which nobody else takes; with 0 it has none
+    of its own. At least one connection is left for the rest. ``clock`` gives seconds, ``draw`` a number in 0..1.
     ``not_created(key, detail)`` is told of a create without an answer, at most once in ten seconds.
     """
 
@@ -118,6 +131,7 @@ class BudgetedStore:
         *,
         connections_max: int,
         creates_max: int,
+        own_max: int = 0,
         retry: RetryPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
@@ -128,13 +142,17 @@ class BudgetedStore:
         self.metrics = StoreMetrics()
         self._store = store
         self._creates = asyncio.Semaphore(creates_max)
-        self._others = asyncio.Semaphore(max(1, connections_max - creates_max))
+        self._others = asyncio.Semaphore(max(1, connections_max - creates_max - own_max))
         self._retry = retry if retry is not None else RetryPolicy()
         self._clock = clock
         self._draw = draw
         self._sleep = sleep
         self._not_created = not_created
-        self._warned_seconds: float | None = None
+        self.own = copy(self)
+        """This store for what a leader asks about its own log: on connections of its own, and nothing is repeated."""
+        self.own._retry = RetryPolicy(attempts_max=1)
+        if own_max:
+            self.own._others = asyncio.Semaphore(own_max)
 
     @property
     def url(self) -> str:
@@ -185,13 +203,14 @@ class BudgetedStore:
     async def _repeat(
         self, counts: RequestCounts, request: Callable[[], Awaitable[T]], size_of: Callable[[T], int]
     ) -> T:
-        attempts = 0
+        attempts = unanswered = 0
         while True:
             attempts += 1
             try:
                 return await self._once(counts, request, size_of)
             except Unavailable as error:
-                if attempts >= self._retry.attempts_max:
+                unanswered += ran_out_of_time(error)
+                if attempts >= self._retry.attempts_max or unanswered >= self._retry.unanswered_max:
                     raise
                 wait_ms = self._retry.wait_ms(attempts, error.retry_after_ms, self._draw())
             counts.retries += 1
@@ -226,8 +245,9 @@ class BudgetedStore:
     def _warn(self, key: str, detail: str, now_seconds: float) -> None:
         if self._not_created is None:
             return
-        if self._warned_seconds is None or now_seconds - self._warned_seconds >= WARN_EVERY_SECONDS:
-            self._warned_seconds = now_seconds
+        told_seconds = self.metrics.last_told_seconds
+        if told_seconds is None or now_seconds - told_seconds >= WARN_EVERY_SECONDS:
+            self.metrics.last_told_seconds = now_seconds
             self._not_created(key, detail)
 
 

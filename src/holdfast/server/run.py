@@ -37,8 +37,10 @@ from holdfast.commit.pipeline import PipelineRules
 from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
 from holdfast.commit.subscription import subscribe
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest
-from holdfast.objects.budget import BudgetedStore
+from holdfast.objects.budget import BudgetedStore, RetryPolicy
 from holdfast.objects.open import open_store
+from holdfast.objects.port import ObjectStore
+from holdfast.objects.time_limit import TimeLimited
 from holdfast.objects.time_slice import COMPUTING_NS, ask_for_time_slice
 from holdfast.server.ask_leader import ask_leader
 from holdfast.server.auth import Authenticator, Role
@@ -66,6 +68,12 @@ GRACE_SECONDS: Final = 5.0
 STANDBY_SECONDS: Final = (0.5, 1.5)
 """Between two looks of a standby at the leader, drawn evenly so that several standbys do not claim together."""
 AFTER_REIGN_SECONDS: Final = (1.0, 5.0)
+OWN_CONNECTIONS: Final = 4
+"""For what the leader asks about its own log: one ownership check at a time, and read-backs after lost answers."""
+READER_CONNECTIONS: Final = 8
+"""For everybody who reads history: subscribers, questions about old attempts."""
+UNANSWERED_MAX: Final = 2
+"""How often a read may run out of time: who asks for a status must hear of a store that hangs while still waiting."""
 
 log = structlog.get_logger("holdfast.server")
 
@@ -191,12 +199,7 @@ class _Process:
             request_timeout_ms=int(settings.persist.request_timeout_ms),
             connections_max=settings.persist.target_pool_size,
         )
-        store = BudgetedStore(
-            opened,
-            connections_max=settings.persist.target_pool_size,
-            creates_max=max(1, min(settings.persist.max_in_flight_requests * 2, settings.persist.target_pool_size - 8)),
-            not_created=_tell_not_created,
-        )
+        store = _budgeted(opened, settings)
         self._metrics.store = self._watch.store = store.metrics
         try:
             while True:
@@ -220,7 +223,7 @@ class _Process:
         """Take the lead, waiting for it when standing by. None when told to stop meanwhile."""
         probe = True
         while True:
-            leading = asyncio.ensure_future(CommitService.lead(store, self._options(probe=probe)))
+            leading = asyncio.ensure_future(CommitService.lead(store, self._options(probe=probe), store.own))
             await _first_of(leading, self._stop)
             if not leading.done():
                 leading.cancel()
@@ -360,6 +363,22 @@ class _Process:
     async def _stopped_within(self, seconds: float) -> bool:
         await asyncio.wait({self._stop}, timeout=seconds)
         return self._stop.done()
+
+
+def _budgeted(opened: ObjectStore, settings: Settings) -> BudgetedStore:
+    """The store as this process uses it: its connections in three parts, and every request with an end in time."""
+    persist = settings.persist
+    pool = persist.target_pool_size
+    # A small pool is for the batches first.
+    kept = min(OWN_CONNECTIONS + READER_CONNECTIONS, pool // 2)
+    return BudgetedStore(
+        TimeLimited(opened, persist.request_timeout_ms),
+        connections_max=pool,
+        creates_max=max(1, min(persist.max_in_flight_requests * 2, pool - kept)),
+        own_max=max(1, min(OWN_CONNECTIONS, kept // 3)),
+        retry=RetryPolicy(unanswered_max=UNANSWERED_MAX),
+        not_created=_tell_not_created,
+    )
 
 
 def _tell_not_created(key: str, detail: str) -> None:

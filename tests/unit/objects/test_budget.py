@@ -76,6 +76,38 @@ def test_a_budget_that_creates_fill_still_leaves_one_connection_for_the_rest() -
     asyncio.run(scenario())
 
 
+def test_what_a_leader_asks_about_its_own_log_never_waits_behind_readers() -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        store = BudgetedStore(gate, connections_max=6, creates_max=3, own_max=1)
+        readers = [asyncio.ensure_future(store.read(str(number))) for number in range(50)]
+        await until(lambda: store.metrics.read.waiting == 48)
+        assert await store.own.list("") == []
+        # Nor do its own questions take anybody else's connection.
+        own = [asyncio.ensure_future(store.own.read("0", length=1)) for _ in range(5)]
+        await until(lambda: store.metrics.read.waiting == 52)
+        assert gate.reading == 3
+        gate.opened.set()
+        answers = await asyncio.gather(*readers, *own, return_exceptions=True)
+        assert all(isinstance(answer, NotFound) for answer in answers)
+
+    asyncio.run(scenario())
+
+
+def test_a_leaders_own_question_is_asked_once() -> None:
+    """An ownership check is worth as much as the time at which it was asked."""
+
+    async def scenario() -> None:
+        failing = Failing(99)
+        store = BudgetedStore(failing, connections_max=3, creates_max=1, own_max=1)
+        with pytest.raises(Unavailable):
+            await store.own.read("a")
+        assert failing.asked == 1
+        assert store.metrics.read.outcomes == {"unavailable": 1}
+
+    asyncio.run(scenario())
+
+
 def test_a_cancelled_request_gives_its_connection_back() -> None:
     async def scenario() -> None:
         gate = Gate()
