@@ -356,7 +356,7 @@ class Subscription:
                 self._hang_up()
                 try:
                     self._stream = connection, reader = await self._client.pool.open(effect)
-                except (OSError, BadAnswer) as error:
+                except (OSError, UnicodeError, BadAnswer) as error:
                     return Failed(now_ms(), False, f"{type(error).__name__}: {error}")
                 if reader.status == 200:
                     return Opened(now_ms())

@@ -357,7 +357,7 @@ class Subscription:
                 self._hang_up()
                 try:
                     self._stream = _, reader = self._client.pool.open(endpoint, request, timeout_ms)
-                except (OSError, BadAnswer) as error:
+                except (OSError, UnicodeError, BadAnswer) as error:
                     return Failed(now_ms(), False, f"{type(error).__name__}: {error}")
                 if reader.status == 200:
                     return Opened(now_ms())

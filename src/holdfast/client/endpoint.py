@@ -50,6 +50,8 @@ def parse_endpoint(text: str, *, secure: bool = False) -> Endpoint:
     ('http://127.0.0.1:8080', 'unix:/run/holdfast.sock')
     >>> str(parse_endpoint("https://log.example/"))
     'https://log.example:443'
+    >>> str(parse_endpoint("bücher.example:8080"))
+    'http://xn--bcher-kva.example:8080'
     """
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
@@ -61,9 +63,12 @@ def parse_endpoint(text: str, *, secure: bool = False) -> Endpoint:
     try:
         parts = urlsplit(text if "://" in text else f"{scheme}://{text}")
         port = parts.port
+        # As the look-up of names writes it: what it refuses (an empty label, one that is too long) is no address.
+        host = (parts.hostname or "").encode("idna").decode("ascii")
     except ValueError as error:
         raise InvalidRequest("this is not an address", address=text) from error
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/") or parts.query:
+    unusable = not host or not host.isprintable()
+    if parts.scheme not in ("http", "https") or unusable or parts.path not in ("", "/") or parts.query:
         raise InvalidRequest(
             "this is not an address", address=text, hint="use http://host:port, https://host:port or unix:/path"
         )
@@ -71,7 +76,7 @@ def parse_endpoint(text: str, *, secure: bool = False) -> Endpoint:
         raise InvalidRequest("an address carries no credentials", hint="give the token as token=...")
     is_secure = parts.scheme == "https"
     default_port = 443 if is_secure else 80
-    return Endpoint(parts.hostname, port if port is not None else default_port, secure=is_secure)
+    return Endpoint(host, port if port is not None else default_port, secure=is_secure)
 
 
 class Route:

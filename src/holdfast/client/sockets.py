@@ -110,7 +110,7 @@ class Pool:
                 self.give_back(effect.endpoint, connection)
                 connection = None
             return Reply(now_ms(), reader.status, reader.headers, reader.take())
-        except (OSError, BadAnswer) as error:
+        except (OSError, UnicodeError, BadAnswer) as error:
             partial = reader.take() if reader.status == 200 else b""
             return Failed(now_ms(), sent, f"{type(error).__name__}: {error}", partial, reader.headers)
         finally:

@@ -238,7 +238,7 @@ class Pool:
                 self.give_back(effect.endpoint, connection)
                 connection = None
             return Reply(now_ms(), reader.status, reader.headers, reader.take())
-        except (OSError, BadAnswer) as error:  # a timeout is an OSError too
+        except (OSError, UnicodeError, BadAnswer) as error:  # a timeout is an OSError too
             reason = f"{type(error).__name__}: {error}"
             if reader is None:  # nothing was sent
                 return Failed(now_ms(), False, reason)

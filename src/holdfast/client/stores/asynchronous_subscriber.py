@@ -405,7 +405,7 @@ class Subscriber:
             else:
                 context = (self._tls or ssl.create_default_context()) if endpoint.secure else None
                 await loop.create_connection(lambda: line, endpoint.host, endpoint.port, ssl=context)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             if self._line is line:
                 self._line = None
                 self._machine.lost(now_ms(), f"{type(error).__name__}: {error}")

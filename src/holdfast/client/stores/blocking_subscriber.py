@@ -318,7 +318,7 @@ class Subscriber:
             return None
         try:
             return _Line(step, self._token, self._tls, self._payload_bytes_max)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             with self._changed:
                 self._machine.lost(now_ms(), f"{type(error).__name__}: {error}")
             return None

@@ -16,6 +16,7 @@ from typing import Final
 
 from holdfast.client.endpoint import parse_endpoint
 from holdfast.client.shell import token_of
+from holdfast.errors import InvalidRequest
 
 __all__ = ["ask_to_step_down"]
 
@@ -30,7 +31,10 @@ async def ask_to_step_down(address: str, token: str | None) -> str | None:
 
 
 def _ask(address: str, token: str | None) -> str | None:
-    endpoint = parse_endpoint(address)
+    try:
+        endpoint = parse_endpoint(address)
+    except InvalidRequest:  # what the log's newest record says need not be an address
+        return None
     if endpoint.unix_path is not None:
         return None
     leader = _leader(f"{endpoint}/livez")
