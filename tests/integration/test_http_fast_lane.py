@@ -397,8 +397,12 @@ def test_stalled_connections_are_closed_and_busy_ones_are_not() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize(("arrived", "outlives"), [(40, False), (-40, True)], ids=["head", "body"])
-def test_a_body_on_its_way_is_waited_for_and_a_trickling_head_is_not(arrived: int, outlives: bool) -> None:
+@pytest.mark.parametrize(
+    ("arrived", "seconds", "outlives"),
+    [(40, 20, False), (-40, 7, True), (-40, 20, False)],
+    ids=["head", "body", "a trickling body"],
+)
+def test_a_body_on_its_way_is_waited_for_and_what_trickles_is_not(arrived: int, seconds: int, outlives: bool) -> None:
     async def scenario() -> None:
         async with serving() as here:
             client = await here.connect()
@@ -411,7 +415,7 @@ def test_a_body_on_its_way_is_waited_for_and_a_trickling_head_is_not(arrived: in
                 sent += len(piece)
                 await until(lambda: sum(len(lane._unread) for lane in lanes.open) == sent)  # noqa: B023
                 (transport,) = [lane._transport for lane in lanes.open]
-                lanes.seconds += 20
+                lanes.seconds += seconds
                 lanes.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
                 if transport.is_closing():
                     break
@@ -494,5 +498,79 @@ def test_garbage_behind_a_request_is_never_its_answer() -> None:
             here.store.gate.set()
             await until(lambda: not here.front.in_flight_commits)
             assert here.service.metrics.committed == 1
+
+    run(scenario)
+
+
+def test_who_never_reads_its_answers_is_cut_off_and_a_slow_reader_is_not() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            asked = b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n" * 200
+            lanes = here.server.lanes
+
+            def paused() -> bool:
+                if not any(lane._writing_paused for lane in lanes.open):
+                    client.send(asked)
+                return any(lane._writing_paused for lane in lanes.open)
+
+            await until(paused)
+            lanes.seconds += 20
+            lanes.close_stalled(partial_seconds_max=30, idle_seconds_max=600)  # looks how much is unsent
+            lanes.seconds += 20
+            lanes.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
+            assert lanes.open, "20 seconds without reading are borne"
+            lanes.seconds += 20
+            lanes.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
+            await until(lambda: not lanes.open)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("head", [b"Transfer-Encoding: chunked\r\n", b"Content-Length: 100\r\nExpect: x\r\n"])
+def test_half_a_body_in_the_framework_is_not_waited_for_for_ever(head: bytes) -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            client.send(b"POST /v1/commits HTTP/1.1\r\nHost: a\r\n" + head + b"\r\n1\r\n{")
+            framework = here.server.framework
+            await until(lambda: any(lane.body_open for lane in framework.open))
+            framework.seconds += 500
+            framework.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
+            assert framework.open, "a stream of commits may rest"
+            framework.seconds += 200
+            framework.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
+            await until(lambda: not framework.open)
+
+    run(scenario)
+
+
+UPGRADES = [b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n", b"Connection: upgrade\r\nUpgrade: foo\r\n"]
+
+
+@pytest.mark.parametrize("offer", UPGRADES, ids=["h2c", "unknown"])
+@pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
+def test_an_upgrade_that_nobody_wants_is_ignored_and_the_body_is_read(offer: bytes, *, chunked: bool) -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            _, _, body = commit().partition(b"\r\n\r\n")
+            framing = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+            if not chunked:
+                framing = b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+            for target in (b"/v1/commit", b"/v1/commits"):
+                request = b"POST %b HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n%b%b" % (
+                    *(target, offer.replace(b"foo", b"bar")),
+                    framing,
+                )
+                # In pieces: the offer is ignored wherever the bytes are cut.
+                for at in range(0, len(request), 50):
+                    client.send(request[at : at + 50])
+                    await asyncio.sleep(0)
+                answer = await client.answer()
+                assert answer.status == 200
+                assert b"committed" in answer.body
+            assert (await client.ask("GET", "/livez")).status == 200, "the connection is kept"
 
     run(scenario)

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.http_harness import run, until
+from tests.integration.http_harness import run, serving, until
 
+from holdfast.server import http_server
 from holdfast.server import listener as listener_module
+from holdfast.server.front import FrontLimits
 from holdfast.server.listener import ACCEPTS_PER_TURN, Listener
 
 
@@ -60,7 +62,7 @@ async def turns_until(many: int) -> int:
 def test_a_crowd_is_let_in_within_few_turns_of_the_loop() -> None:
     async def scenario() -> None:
         opened = bound()
-        listener = Listener(asyncio.get_running_loop(), opened, Greeter, None)
+        listener = Listener(asyncio.get_running_loop(), opened, Greeter, None, lambda: True)
         with crowd(opened.getsockname(), 500):
             assert await turns_until(500) <= 4 * (500 // ACCEPTS_PER_TURN + 1)
         listener.close()
@@ -84,7 +86,7 @@ def test_without_a_free_descriptor_clients_wait_and_are_let_in_later(monkeypatch
         opened = Scarce()
         opened.bind(("127.0.0.1", 0))
         opened.setblocking(False)
-        listener = Listener(asyncio.get_running_loop(), opened, Greeter, None)
+        listener = Listener(asyncio.get_running_loop(), opened, Greeter, None, lambda: True)
         with crowd(opened.getsockname(), 5):
             await until(lambda: Greeter.made == 5)
         assert Scarce.refusals == 0
@@ -102,7 +104,7 @@ def test_a_listener_that_waits_for_descriptors_can_be_closed() -> None:
         opened = Without()
         opened.bind(("127.0.0.1", 0))
         opened.setblocking(False)
-        listener = Listener(asyncio.get_running_loop(), opened, Greeter, None)
+        listener = Listener(asyncio.get_running_loop(), opened, Greeter, None, lambda: True)
         with crowd(opened.getsockname(), 1):
             await asyncio.sleep(0.05)
             listener.close()
@@ -124,7 +126,7 @@ def test_a_failed_handshake_leaves_the_others_alone(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         opened = bound()
-        listener = Listener(asyncio.get_running_loop(), opened, Greeter, tls)
+        listener = Listener(asyncio.get_running_loop(), opened, Greeter, tls, lambda: True)
         host, port = opened.getsockname()
         plain_reader, plain = await asyncio.open_connection(host, port)
         plain.write(b"GET / HTTP/1.1\r\n\r\n")
@@ -138,5 +140,44 @@ def test_a_failed_handshake_leaves_the_others_alone(tmp_path: Path) -> None:
             with contextlib.suppress(OSError):
                 await each.wait_closed()
         listener.close()
+
+    run(scenario)
+
+
+def test_who_finds_no_room_is_closed_before_a_handshake() -> None:
+    async def scenario() -> None:
+        opened = bound()
+        listener = Listener(asyncio.get_running_loop(), opened, Greeter, None, lambda: Greeter.made < 2)
+        with crowd(opened.getsockname(), 2):
+            await until(lambda: Greeter.made == 2)
+            reader, writer = await asyncio.open_connection(*opened.getsockname())
+            assert await reader.read() == b""
+            writer.close()
+        assert (Greeter.made, listener.handshakes) == (2, 0)
+        listener.close()
+
+    run(scenario)
+
+
+def test_connections_leave_descriptors_to_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server.resource, "getrlimit", lambda _: (1_024, 1_024))
+
+    async def scenario() -> None:
+        async with serving(limits=FrontLimits(connections_max=0)) as unlimited:
+            assert unlimited.server.lanes.connections_max == 1_024 - http_server.DESCRIPTORS_KEPT
+        async with serving(limits=FrontLimits(connections_max=5)) as few:
+            assert few.server.lanes.connections_max == 5
+
+    run(scenario)
+
+
+def test_beside_those_who_are_told_a_crowd_is_closed_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "REFUSALS_MAX", 3)
+
+    async def scenario() -> None:
+        async with serving(limits=FrontLimits(connections_max=2)) as here:
+            with crowd((here.host, here.port), 40):
+                await until(lambda: here.front.counters.refused_connections == 38)
+                assert here.server.lanes.connections <= 5
 
     run(scenario)

@@ -51,6 +51,7 @@ KNOWN_HEAD_BYTES_MAX: Final = 4_096
 UNANSWERED_MAX: Final = 256
 DISCARD_BYTES_MAX: Final = 16 * 1_048_576
 DISCARD_SECONDS_MAX: Final = 2.0
+BYTES_PER_SECOND_MIN: Final = 500
 
 _COMMIT: Final = b"POST /v1/commit HTTP/1.1\r\n"
 _VERSION: Final = b"GET /v1/version HTTP/1.1\r\n"
@@ -79,11 +80,14 @@ class FastLane(asyncio.Protocol):
         "_last_second",
         "_length",
         "_needed",
+        "_partial_since",
         "_parser",
         "_queue",
         "_reading_paused",
+        "_takes_no_more",
         "_transport",
         "_unread",
+        "_unsent",
         "_unusual",
         "_waiting_to_hand_over",
         "_writing_paused",
@@ -106,6 +110,10 @@ class FastLane(asyncio.Protocol):
         self._dirty = False
         self._eof = False
         self._last_second = lanes.seconds
+        self._partial_since: int | None = None
+        """When the first byte of the request came that is not whole yet."""
+        self._unsent = 0
+        self._takes_no_more = False
         # Of the request being read, or read last:
         self._known_head = b""
         """Its head, if all that follows is still what the parser said of it."""
@@ -126,8 +134,7 @@ class FastLane(asyncio.Protocol):
         lanes = self._lanes
         lanes.connections += 1
         lanes.open.add(self)
-        limit = self._front.limits.connections_max
-        if limit and lanes.connections > limit:
+        if lanes.connections > lanes.connections_max:
             self._front.counters.refused_connections += 1
             error = LimitExceeded("too many connections", code=Code.OVERLOADED, retry_after_ms=1000)
             self._refuse(lanes.error_response(error, closes=True))
@@ -196,7 +203,11 @@ class FastLane(asyncio.Protocol):
             self._last_second = self._lanes.seconds
         if self._transport is None or self._discard_left >= 0:
             return
-        if position < size:
+        if position == size:
+            self._partial_since = None
+        else:
+            if position or self._partial_since is None:
+                self._partial_since = self._lanes.seconds
             self._unread += memoryview(data)[position:] if position else data
             if self._waiting_to_hand_over:
                 self._hand_over_when_answered()
@@ -322,6 +333,7 @@ class FastLane(asyncio.Protocol):
             self._version()
         if self._closes:
             # Nothing that follows is a request (RFC 9112, section 9.6).
+            self._takes_no_more = True
             self._pause_reading()
         elif len(self._queue) >= UNANSWERED_MAX:
             self._pause_reading()
@@ -456,7 +468,7 @@ class FastLane(asyncio.Protocol):
         if not self._reading_paused or self._writing_paused or len(self._queue) > UNANSWERED_MAX // 2:
             return
         transport = self._transport
-        if transport is None or transport.is_closing() or self._closes:
+        if transport is None or transport.is_closing() or self._takes_no_more:
             return
         self._reading_paused = False
         self._last_second = self._lanes.seconds
@@ -512,15 +524,27 @@ class FastLane(asyncio.Protocol):
             self._transport.close()
 
     def close_if_stalled(self, now: int, partial_seconds_max: int, idle_seconds_max: int) -> None:
-        """Close this connection when it has waited too long for the rest of a request, or for any request."""
-        if self._queue or self._writing_paused:
+        """Close this connection when it has waited too long: for the rest of a request, for any request, or for the
+        peer to take what it asked for."""
+        transport = self._transport
+        if self._writing_paused and transport is not None:
+            unsent = transport.get_write_buffer_size()
+            if unsent != self._unsent:
+                self._unsent, self._last_second = unsent, now
+            elif now - self._last_second > partial_seconds_max:
+                transport.abort()
             return
-        if now - self._last_second > (partial_seconds_max if self._unread else idle_seconds_max):
+        if self._queue:
+            return
+        since = self._partial_since
+        if now - self._last_second > (partial_seconds_max if self._unread else idle_seconds_max) or (
+            since is not None and now - since > partial_seconds_max + len(self._unread) // BYTES_PER_SECOND_MIN
+        ):
             self._close()
 
     def close_when_answered(self) -> None:
         """Take no more requests; close once every request taken is answered."""
-        self._closes = True
+        self._closes = self._takes_no_more = True
         self._pause_reading()
         if self._queue:
             self._eof = True

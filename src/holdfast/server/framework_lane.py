@@ -19,6 +19,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, cast
 
+import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -129,11 +130,13 @@ class Framework:
         """Use this value of the ``Date`` header in the answers from now on."""
         self.state.default_headers = [(b"date", date)]
 
-    def close_stalled(self, *, partial_seconds_max: int) -> None:
-        """Close connections whose request's head has been arriving for too long."""
+    def close_stalled(self, *, partial_seconds_max: int, idle_seconds_max: int) -> None:
+        """Close connections whose request's head has been arriving for too long, or of whose body nothing came."""
         for lane in list(self.open):
             since = lane.head_since
-            if since is not None and self.seconds - since > partial_seconds_max:
+            if (since is not None and self.seconds - since > partial_seconds_max) or (
+                lane.body_open and self.seconds - lane.heard_at > idle_seconds_max
+            ):
                 lane.transport.close()
 
     def shut_down(self) -> None:
@@ -146,6 +149,36 @@ class Framework:
         return len(self.state.tasks)
 
 
+class _RequestParser:
+    """httptools' parser, which ends a request that offers an upgrade before its body.
+
+    A server that does not take the offer reads the request as if there were none (RFC 9110, section 7.8).
+    """
+
+    def __init__(self, lane: FrameworkLane) -> None:
+        self._lane = lane
+        self._begin()
+
+    def _begin(self) -> None:
+        self._parser = httptools.HttpRequestParser(self._lane)
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+        self.get_method = self._parser.get_method
+        self.get_http_version = self._parser.get_http_version
+        self.should_keep_alive = self._parser.should_keep_alive
+        self.should_upgrade = self._parser.should_upgrade
+
+    def feed_data(self, data: bytes) -> None:
+        """Take bytes. Raises: HttpParserError; HttpParserUpgrade for an offer that is taken."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            head = self._lane.head_without_upgrade()
+            if head is None:
+                raise
+            self._begin()
+            self.feed_data(head + data[upgrade.args[0] :])
+
+
 class FrameworkLane(HttpToolsProtocol):
     """One connection in the framework's hands."""
 
@@ -155,7 +188,15 @@ class FrameworkLane(HttpToolsProtocol):
         self._connection = connection
         self._ended = ended
         self._head_bytes = 0
+        self._ignored_upgrade = False
+        self.parser = _RequestParser(self)  # type: ignore[assignment]  # all of it that uvicorn uses
         self.head_since: int | None = None
+        self.heard_at = framework.seconds
+
+    @property
+    def body_open(self) -> bool:
+        """Whether the rest of a request is awaited."""
+        return self._connection.body_open
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The connection is this lane's from now on."""
@@ -174,6 +215,7 @@ class FrameworkLane(HttpToolsProtocol):
         """Bytes for the parser."""
         if self.transport.is_closing():
             return  # the rest of what a refused peer sent
+        self.heard_at = self._framework.seconds
         super().data_received(data)
 
     # The parser's callbacks
@@ -196,6 +238,9 @@ class FrameworkLane(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head has arrived."""
+        if self.parser.should_upgrade() and not self._should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._ignored_upgrade = True  # the same head comes again, without the offer
+            return
         self.head_since = None
         self._connection.heads += 1
         self._connection.body_open = True
@@ -203,8 +248,20 @@ class FrameworkLane(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The body has arrived too."""
+        if self._ignored_upgrade:
+            return
         self._connection.body_open = False
         super().on_message_complete()
+
+    def head_without_upgrade(self) -> bytes | None:
+        """The head that was read last, as if it had offered no upgrade; None where its offer is not ignored."""
+        if not self._ignored_upgrade:
+            return None
+        self._ignored_upgrade = False
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def handle_websocket_upgrade(self) -> None:
         """Give the connection, and the head that was read, to the protocol of a WebSocket."""

@@ -1,10 +1,13 @@
 """Listening sockets and everything that hangs on them.
 
-Owns: binding, the one tick per second (the ``Date`` header, stalled connections), and the end of all connections. Does
-not own: accepting (``listener``), what is served (``front``, ``app``), when to start and stop (``run``).
+Owns: binding, how many connections there may be, the one tick per second (the ``Date`` header, stalled connections),
+and the end of all connections. Does not own: accepting (``listener``), what is served (``front``, ``app``), when to
+start and stop (``run``).
 
 Failure model: an address that cannot be bound is a mistake of the configuration and is named. A Unix socket left behind
 by a crash is removed when nobody answers on it; one that is answered is somebody else's and is left alone.
+Connections never take the last ``DESCRIPTORS_KEPT`` descriptors of the process: without one the log could not be
+written, and a crowd of idle clients would end a leader.
 """
 
 from __future__ import annotations
@@ -12,12 +15,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 import ssl
 import stat
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from email.utils import formatdate
+from functools import partial
 from typing import Final
+
+import structlog
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.server.app import make_app
@@ -25,7 +34,7 @@ from holdfast.server.fast_lane import FastLane
 from holdfast.server.framework_lane import Framework
 from holdfast.server.front import Front
 from holdfast.server.lanes import Lanes
-from holdfast.server.listener import Listener
+from holdfast.server.listener import BACKLOG, Listener
 from holdfast.server.routes import Route
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.hot_routes import HotStores
@@ -33,9 +42,16 @@ from holdfast.server.stores.socket import SubscribeSocket
 
 __all__ = ["HttpServer"]
 
+_log = structlog.get_logger("holdfast.server")
+
 PARTIAL_SECONDS_MAX: Final = 30
 IDLE_SECONDS_MAX: Final = 600
 STALLED_EVERY_SECONDS: Final = 5
+DESCRIPTORS_KEPT: Final = 256
+"""For the store's connections, the stores' pages, files of the view, and what a request needs for a moment."""
+REFUSALS_MAX: Final = 64
+"""Connections above the maximum at a time that are told so; who comes beside these is closed without a word."""
+ANSWER_SECONDS_MAX: Final = 1.0
 UNIX: Final = "unix:"
 
 
@@ -66,7 +82,7 @@ class HttpServer:
         self.addresses: list[str] = []
         self._tls = tls
         self._listeners: list[Listener] = []
-        self._unix_paths: list[str] = []
+        self._unix_sockets: list[_UnixSocket] = []
         self._ticking: asyncio.TimerHandle | None = None
 
     def _error_response(self, error: HoldfastError) -> bytes:
@@ -79,6 +95,7 @@ class HttpServer:
         Raises: InvalidRequest (bad_configuration) naming the address that cannot be bound; none is bound then.
         """
         self._tick()
+        self._keep_descriptors()
         bound: list[tuple[str, socket.socket]] = []
         try:
             for address in addresses:
@@ -91,13 +108,12 @@ class HttpServer:
         except InvalidRequest:
             for _, opened in bound:
                 opened.close()
+            self._unlink_sockets()
             raise
         for address, opened in bound:
-            tls = self._tls
-            if address.startswith(UNIX):
-                self._unix_paths.append(address.removeprefix(UNIX))
-                tls = None
-            self._listeners.append(Listener(self.front.loop, opened, self._connection, tls))
+            tls = None if address.startswith(UNIX) else self._tls
+            has_room = partial(self._has_room, 0 if tls is not None else REFUSALS_MAX)
+            self._listeners.append(Listener(self.front.loop, opened, self._connection, tls, has_room))
             self.addresses.append(address)
         return self.addresses
 
@@ -105,12 +121,29 @@ class HttpServer:
         """The protocol of one accepted connection."""
         return FastLane(self.lanes)
 
+    def _keep_descriptors(self) -> None:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        room = max(limit - DESCRIPTORS_KEPT, limit // 2) if limit != resource.RLIM_INFINITY else sys.maxsize
+        if room < self.lanes.connections_max:
+            wanted = self.front.limits.connections_max
+            self.lanes.connections_max = room
+            _log.info("connections_limited", connections_max=room, max_connections=wanted, descriptors=limit)
+
+    def _has_room(self, refusals: int) -> bool:
+        """Whether a connection may begin, be it one of ``refusals`` that are told that there are too many."""
+        handshakes = sum(listener.handshakes for listener in self._listeners)
+        if self.lanes.connections + handshakes < self.lanes.connections_max + refusals:
+            return True
+        self.front.counters.refused_connections += 1
+        return False
+
     async def _bind(self, address: str) -> tuple[str, socket.socket]:
         if address.startswith(UNIX):
             path = address.removeprefix(UNIX)
             _remove_if_left_behind(path)
-            opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            return address, _bound(opened, path)
+            opened = _bound(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path)
+            self._unix_sockets.append(_UnixSocket(path, os.stat(path).st_ino))
+            return address, opened
         host, _, port = address.rpartition(":")
         found = await self.front.loop.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -130,8 +163,9 @@ class HttpServer:
         lanes.seconds += 1
         framework.seconds += 1
         if lanes.seconds % STALLED_EVERY_SECONDS == 0:
-            lanes.close_stalled(partial_seconds_max=PARTIAL_SECONDS_MAX, idle_seconds_max=IDLE_SECONDS_MAX)
-            framework.close_stalled(partial_seconds_max=PARTIAL_SECONDS_MAX)
+            bounds = {"partial_seconds_max": PARTIAL_SECONDS_MAX, "idle_seconds_max": IDLE_SECONDS_MAX}
+            lanes.close_stalled(**bounds)
+            framework.close_stalled(**bounds)
         self._ticking = self.front.loop.call_later(1.0, self._tick)
 
     def stop_accepting(self) -> None:
@@ -139,9 +173,14 @@ class HttpServer:
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
-        for path in self._unix_paths:
-            _unlink(path)
-        self._unix_paths.clear()
+        self._unlink_sockets()
+
+    def _unlink_sockets(self) -> None:
+        for own in self._unix_sockets:
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(own.path).st_ino == own.inode:  # not what somebody else has put there since
+                    os.unlink(own.path)
+        self._unix_sockets.clear()
 
     async def finish(self, grace_seconds: float) -> None:
         """Let every request under way be answered, then close; after ``grace_seconds`` close everything anyway."""
@@ -166,9 +205,16 @@ class HttpServer:
             self._ticking.cancel()
 
 
+@dataclass(frozen=True, slots=True)
+class _UnixSocket:
+    path: str
+    inode: int
+
+
 def _bound(opened: socket.socket, place: object) -> socket.socket:
     try:
         opened.bind(place)  # type: ignore[arg-type]  # whatever getaddrinfo gave for this family
+        opened.listen(BACKLOG)  # at once: a socket on which nobody listens looks as if it was left behind
         opened.setblocking(False)
     except OSError:
         opened.close()
@@ -183,14 +229,11 @@ def _remove_if_left_behind(path: str) -> None:
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.settimeout(ANSWER_SECONDS_MAX)
         try:
             asking.connect(path)
         except ConnectionRefusedError:
-            _unlink(path)
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        except OSError:  # somebody is there, and busy; binding will name it
+            return

@@ -7,6 +7,7 @@ connections. Does not own: the bytes of one connection (``fast_lane``).
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
@@ -71,6 +72,7 @@ class Lanes:
         self.framework = framework
         self.stores = stores
         self.connections = 0
+        self.connections_max = front.limits.connections_max or sys.maxsize
         self.open: set[FastLane] = set()
         self.seconds = 0
         """Counts ticks; the age of a connection's last progress is told in them, so no request reads a clock."""

@@ -1,14 +1,16 @@
 """One listening socket: connections are accepted in bunches.
 
-Owns: accepting, and waiting when the process has no descriptor left. Does not own: binding (``http_server``), what is
-spoken on a connection (the protocol that ``connection`` makes).
+Owns: accepting, TLS handshakes and their bounds, waiting when the process has no descriptor left. Does not own: binding
+(``http_server``), what is spoken on a connection (the protocol that ``connection`` makes).
 
 The loop's own servers take one connection in each turn (libuv since 1.46). A turn of a busy leader is milliseconds
 long, so a thousand clients that came at once waited for seconds, and some beyond their time-outs. Here a turn takes up
 to ``ACCEPTS_PER_TURN``.
 
-Failure model: what fails while it is accepted, or in its TLS handshake, is that connection alone. Without a free
-descriptor new connections wait in the kernel's queue and are tried again after ``PAUSE_SECONDS``.
+Failure model: what fails while it is accepted, or in its TLS handshake, is that connection alone. A handshake counts as
+a connection and is cut off after ``HANDSHAKE_SECONDS_MAX``. Without a free descriptor new connections wait in the
+kernel's queue and are tried again after ``PAUSE_SECONDS``. A peer that does not answer the goodbye of TLS is left after
+``GOODBYE_SECONDS_MAX``.
 """
 
 from __future__ import annotations
@@ -23,18 +25,23 @@ from typing import Final
 
 import structlog
 
-__all__ = ["Listener"]
+__all__ = ["BACKLOG", "Listener"]
 
 BACKLOG: Final = 4096
 ACCEPTS_PER_TURN: Final = 64
 PAUSE_SECONDS: Final = 1.0
+HANDSHAKE_SECONDS_MAX: Final = 10.0
+GOODBYE_SECONDS_MAX: Final = 1.0
 OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 _log = structlog.get_logger(__name__)
 
 
 class Listener:
-    """Accepts on one bound, non-blocking socket until it is closed. It closes the socket."""
+    """Accepts on one bound, non-blocking socket until it is closed. It closes the socket.
+
+    ``has_room`` is asked for each connection; where it has none, the connection is closed without a word.
+    """
 
     def __init__(
         self,
@@ -42,18 +49,27 @@ class Listener:
         bound: socket.socket,
         connection: Callable[[], asyncio.Protocol],
         tls: ssl.SSLContext | None,
+        has_room: Callable[[], bool],
     ) -> None:
         self._loop = loop
         self._socket = bound
         self._connection = connection
         self._tls = tls
+        self._has_room = has_room
         self._connecting: set[asyncio.Task[None]] = set()
         self._resuming: asyncio.TimerHandle | None = None
         bound.listen(BACKLOG)
         self._resume()
 
+    @property
+    def handshakes(self) -> int:
+        """Connections that were accepted and have no protocol yet."""
+        return len(self._connecting)
+
     def close(self) -> None:
-        """Accept no more. Connections that were accepted go on."""
+        """Accept no more. Connections that were accepted go on, handshakes do not."""
+        for task in self._connecting:
+            task.cancel()
         if self._resuming is not None:
             self._resuming.cancel()
         else:
@@ -77,6 +93,9 @@ class Listener:
                 self._loop.remove_reader(self._socket)
                 self._resuming = self._loop.call_later(PAUSE_SECONDS, self._resume)
                 return
+            if not self._has_room():
+                accepted.close()
+                continue
             task = self._loop.create_task(self._connect(accepted))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
@@ -86,6 +105,12 @@ class Listener:
             accepted.setblocking(False)
             if accepted.family != socket.AF_UNIX:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await self._loop.connect_accepted_socket(self._connection, accepted, ssl=self._tls)
+            await self._loop.connect_accepted_socket(
+                self._connection,
+                accepted,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_SECONDS_MAX,
+                ssl_shutdown_timeout=None if self._tls is None else GOODBYE_SECONDS_MAX,
+            )
             return
         accepted.close()

@@ -8,6 +8,7 @@ Failure model: a scrape never asks the store, never waits, and works whether or 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 from collections.abc import Iterator, Sequence
@@ -72,7 +73,8 @@ class ServerMetrics(Collector):
         usage = resource.getrusage(resource.RUSAGE_SELF)
         cpu = usage.ru_utime + usage.ru_stime
         yield _counter("process_cpu_seconds", "CPU time of this process in seconds", cpu)
-        yield _gauge("process_resident_memory_bytes", "Resident memory of this process", _resident_bytes())
+        with contextlib.suppress(OSError):  # no descriptor is left; everything else can still be told
+            yield _gauge("process_resident_memory_bytes", "Resident memory of this process", _resident_bytes())
 
     def _http(self) -> Iterator[Metric]:
         front = self._front
