@@ -1,7 +1,7 @@
 # Every target prepares the machine by itself (scripts/setup.sh) and is safe to run again.
 #
 #   make demo     real data through the whole product, a crash in the middle, every result compared
-#   make test     all tests, at most five minutes on two cores
+#   make test     all tests, about fifteen minutes on two cores
 #   make serve    a service on ./holdfast-data, http://127.0.0.1:8080
 #   make check    formatting, lint, types, the import law, documentation
 #   make prove    the large numbers; writes proof.json; a skipped lane is a failure
@@ -24,6 +24,9 @@ REQUIREMENT_SETS := server client spark all demo bench test dev
 
 help:
 	@sed -n 's/^#   //p' Makefile
+
+# The tests and examples start many a process. Where they may not keep what they compiled, each compiles all it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 # ---- set-up ---------------------------------------------------------------------------------------------------------
 

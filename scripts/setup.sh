@@ -76,7 +76,7 @@ setup_venv() {
             { say "uv could not be installed into .venv: is a package index reachable?"; exit 1; }
     fi
     say "installing the locked packages into .venv"
-    .venv/bin/python -m uv pip sync -q --python .venv/bin/python requirements/dev.txt
+    .venv/bin/python -m uv pip sync -q --compile-bytecode --python .venv/bin/python requirements/dev.txt
     # The package itself, from this tree. What builds it is among the locked packages, so nothing else is fetched.
     .venv/bin/python -m uv pip install -q --python .venv/bin/python --no-deps --no-build-isolation --editable .
 }
