@@ -355,7 +355,9 @@ def commit(
         if isinstance(verdict, CommitReceipt):
             return verdict
         closed_by_us = verdict.reason == "banned" and request_id is None
-        stale_choice = verdict.reason == "too_old" and chosen and request_id is None and number == 0
+        # Also a second time: after a change of leader every version from before is too old, that of an attempt made
+        # anew among them. The answer told a newer one.
+        stale_choice = verdict.reason == "too_old" and chosen and request_id is None
         number += 1
         if not (closed_by_us or stale_choice) or number >= COMMIT_ATTEMPTS_MAX:
             return verdict

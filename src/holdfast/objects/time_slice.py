@@ -6,8 +6,8 @@ Owns: the one call to the scheduler. Does not own: who should have which slice (
 Why: since Linux 6.6 a task that wakes up waits for the running one's slice to end, a few milliseconds, unless its own
 slice is the shorter one (6.12). A create wakes its writer up three or four times, and every answer its client, while
 the leader computes. A long slice for those who compute and a short one for those who only wait for the disk lets the
-latter in at once; what nobody waits for has the longest and interrupts neither. The p99 of commits with 64 clients on two cores was 9.8 ms with equal slices and 5.6 ms with these
-(wrk, medians of five interleaved pairs of runs).
+latter in at once; what nobody waits for has the longest and interrupts neither. The p99 of commits with 64 clients on
+two cores was 9.8 ms with equal slices and 5.6 ms with these (wrk, medians of five interleaved pairs of runs).
 
 Failure model: a hint. Where the system cannot take it nothing changes, and nothing is told but the result.
 """

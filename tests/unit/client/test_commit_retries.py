@@ -259,6 +259,15 @@ def test_a_read_version_of_our_own_choosing_that_is_too_old_is_chosen_again(conn
         assert [sent["read_version"] for sent in commits_of(server)] == [50, 900]
 
 
+def test_a_version_chosen_before_the_leader_changed_is_chosen_again_for_an_attempt_made_anew_too(connect):
+    with ScriptedServer(
+        VERSION, Drop(), status("not_committed"), not_committed(900, "too_old"), committed(901)
+    ) as server:
+        assert connect(server.url).call("commit", WRITE).version == 901
+        assert [sent["read_version"] for sent in commits_of(server)] == [50, 50, 900]
+        assert len({sent["request_id"] for sent in commits_of(server)}) == 3
+
+
 def test_a_callers_read_version_that_is_too_old_is_the_callers_business(connect):
     with ScriptedServer(not_committed(900, "too_old")) as server:
         with pytest.raises(Conflict) as caught:
