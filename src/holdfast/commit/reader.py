@@ -18,6 +18,7 @@ from typing import Final
 from holdfast.commit.batch import (
     FIRST_SLOT,
     HEADER_BYTES,
+    PREFIX,
     SPAN_MAX,
     Header,
     Kind,
@@ -28,7 +29,7 @@ from holdfast.commit.batch import (
     object_name,
 )
 from holdfast.commit.chain import ChainWalker, broken
-from holdfast.commit.leadership import NeedHeaders, first_headers, plan_recovery, read_page
+from holdfast.commit.leadership import Frontier, NeedHeaders, first_headers, plan_recovery, read_page
 from holdfast.errors import Code, CorruptData, HoldfastError, NotFound
 from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.values import Slot, slot_text
@@ -39,6 +40,7 @@ __all__ = [
     "damage_unless_truncated",
     "find_frontier",
     "follow",
+    "read_frontier",
     "read_header",
     "reigns_back",
     "start_after",
@@ -142,26 +144,38 @@ async def follow(
         await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
 
 
-async def find_frontier(store: ObjectStore) -> tuple[Header, Header] | None:
-    """The newest live object and its claim, found as recovery finds them; None for an empty log.
+async def read_frontier(store: ObjectStore, *, allow_new: bool) -> tuple[Frontier, int]:
+    """Where the log ends by one listing, as recovery decides it, and how many sequential waits that took.
 
-    Cost: one LIST and two rounds of header reads. Raises: Unavailable, CorruptData.
+    Cost: one LIST and mostly one round of header reads, two at times.
+    Raises: NotFound (``log_empty`` unless ``allow_new``; or what was listed was removed), Unavailable, CorruptData.
     """
-    rows = await store.list("batches/", limit=SPAN_MAX)
+    rows = await store.list(PREFIX, limit=SPAN_MAX)
     page = read_page([(row.key, row.size) for row in rows])
-    if not page.slots:
-        return None
+    waits = 1
     objects: dict[Slot, bytes] = {}
     wanted = first_headers(page)
     while True:
-        found = await asyncio.gather(*(store.read(object_name(slot), length=HEADER_BYTES) for slot in wanted))
-        objects.update(zip(wanted, found, strict=True))
-        plan = plan_recovery(page, objects, allow_new=False)
-        if not isinstance(plan, NeedHeaders):
-            break
+        if wanted:
+            waits += 1
+            found = await asyncio.gather(*(store.read(object_name(slot), length=HEADER_BYTES) for slot in wanted))
+            objects.update(zip(wanted, found, strict=True))
+        plan = plan_recovery(page, objects, allow_new=allow_new)
+        if isinstance(plan, Frontier):
+            return plan, waits
+        assert isinstance(plan, NeedHeaders), "recovery decides or asks"
         wanted = plan.slots
-    head = plan.predecessor
-    assert head is not None, "a log that lists keys has a predecessor"
+
+
+async def find_frontier(store: ObjectStore) -> tuple[Header, Header] | None:
+    """The newest live object and its claim; None for an empty log.
+
+    Cost: ``read_frontier``, and one more header read. Raises: NotFound, Unavailable, CorruptData.
+    """
+    frontier, _ = await read_frontier(store, allow_new=True)
+    head = frontier.predecessor
+    if head is None:
+        return None
     claim = head if head.kind is Kind.CLAIM else await read_header(store, head.claim)
     if claim is None:
         raise broken("claim has gone", head.claim)

@@ -1,7 +1,7 @@
 """The shell of recovery: from an object store to a claim that is created and checked.
 
-Owns: the requests that ``leadership`` asks for, their order, and politeness towards a leader that is alive (section 8
-of the protocol: liveness only, safety never depends on it). Does not own: any decision about slots.
+Owns: the order of recovery's requests, and politeness towards a leader that is alive (liveness only, safety never
+depends on it). Does not own: any decision about slots (``leadership``).
 
 At most four sequential waits until ready: LIST, headers in parallel, claim, ownership LIST. The store is probed beside
 the first two, and the probe has passed before the claim is sent. Where the last leader neither resigned nor can be
@@ -38,15 +38,13 @@ from holdfast.commit.chain import next_slot
 from holdfast.commit.leadership import (
     Frontier,
     Identity,
-    NeedHeaders,
     claim_header,
     encode_claim,
-    first_headers,
-    plan_recovery,
     read_page,
     somebody_is_past,
     walk_on,
 )
+from holdfast.commit.reader import read_frontier
 from holdfast.errors import Closed, Code, HoldfastError, NotFound, Unavailable
 from holdfast.objects.port import CreateAnswer, Created, ObjectStore, Unknown
 from holdfast.objects.probe import clean_up, probe
@@ -120,12 +118,13 @@ async def take_the_lead(store: ObjectStore, identity: Identity, log_id: LogId, o
     waited_ms = 0.0
     probed: list[str] = []
     chased: Frontier | None = None
+    find = partial(read_frontier, store, allow_new=options.allow_new)
     try:
         while True:
             if chased is not None:
                 frontier = chased
             else:
-                frontier, waits = await _patiently(lambda: _find_frontier(store, options), options.patience_s)
+                frontier, waits = await _patiently(find, options.patience_s)
                 if probing is not None and not restarts:
                     probed = await probing
                 found_ms = now().boot_ms
@@ -133,7 +132,7 @@ async def take_the_lead(store: ObjectStore, identity: Identity, log_id: LogId, o
                 waited_ms = now().boot_ms - found_ms
                 if waited_ms > STALE_MS:
                     # What was found before the wait may be older than the last that the silent leader wrote.
-                    frontier, waits = await _patiently(lambda: _find_frontier(store, options), options.patience_s)
+                    frontier, waits = await _patiently(find, options.patience_s)
             nonce = blake2b(restarts.to_bytes(4, "little") + b"claim", key=identity.nonce_seed, digest_size=16).digest()
             claim = claim_header(frontier, identity, nonce=nonce, log_id=log_id, wall_ms=now().wall_ms)
             if await _put_claim(store, claim, options.patience_s):
@@ -178,25 +177,6 @@ async def init_log(store: ObjectStore, identity: Identity, log_id: LogId, *, pat
         Frontier(FIRST_SLOT, None, 1), identity, nonce=identity.nonce_seed[:16], log_id=log_id, wall_ms=now().wall_ms
     )
     return await _put_claim(store, claim, patience_s)
-
-
-async def _find_frontier(store: ObjectStore, options: TakeoverOptions) -> tuple[Frontier, int]:
-    """The frontier and how many sequential waits it took."""
-    rows = await store.list(PREFIX, limit=SPAN_MAX)
-    page = read_page([(row.key, row.size) for row in rows])
-    waits = 1
-    objects: dict[Slot, bytes] = {}
-    wanted = first_headers(page)
-    while True:
-        if wanted:
-            waits += 1
-            found = await asyncio.gather(*(store.read(object_name(slot), length=HEADER_BYTES) for slot in wanted))
-            objects.update(zip(wanted, found, strict=True))
-        plan = plan_recovery(page, objects, allow_new=options.allow_new)
-        if isinstance(plan, Frontier):
-            return plan, waits
-        assert isinstance(plan, NeedHeaders), "recovery decides or asks"
-        wanted = plan.slots
 
 
 async def _chase(store: ObjectStore, frontier: Frontier) -> Frontier | None:

@@ -50,6 +50,10 @@ __all__ = [
 
 MEDIA_TYPE: Final = "text/event-stream"
 KEEPALIVE: Final = b": keepalive\n\n"
+KEEPALIVE_TICKS: Final = 8
+"""How often within the keepalive interval it is looked which streams were quiet."""
+FIRST_BATCH_SECONDS: Final = 0.25
+"""How long the status waits for the first batch, or for what is wrong with the start point."""
 LINGER_SECONDS: Final = 30.0
 
 Subscribe = Callable[[int, bool], AsyncIterator[EventBatch]]
@@ -203,15 +207,14 @@ def resume_point(text: str) -> int:
 
 
 class _Subscriber:
-    """One open stream. ``sent`` counts ticks of the keepalive clock since something was written."""
+    """One open stream. ``quiet_ticks`` counts ticks of the keepalive clock since something was written."""
 
-    __slots__ = ("behind", "call", "quiet_ticks", "writing")
+    __slots__ = ("call", "quiet_ticks", "writing")
 
     def __init__(self, call: Call) -> None:
         self.call = call
         self.quiet_ticks = 0
         self.writing = False
-        self.behind = 0
 
 
 class Subscriptions:
@@ -367,10 +370,6 @@ class Subscriptions:
             self._keepalives.cancel()
         for subscriber in list(self.open):
             subscriber.call.connection.close()
-
-
-KEEPALIVE_TICKS: Final = 8
-FIRST_BATCH_SECONDS: Final = 0.25
 
 
 _VERSION = {"type": "integer", "minimum": 0, "maximum": VERSION_MAX}
