@@ -27,6 +27,7 @@ Driver's duties (``service`` fulfils them; a simulation may be another driver):
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
@@ -105,6 +106,8 @@ class Pipeline:
         self._checking: list[object] | None = None
         self._check_asked_ms = 0.0
         self._check_again_ms: float | None = None
+        self._unsent: list[Effect] = []
+        self._in_hand: Ordered[CommitEntry | Batch] = ()
 
     @property
     def waiting(self) -> int:
@@ -116,6 +119,8 @@ class Pipeline:
         if self.ended is not None:
             return self._refuse_after_the_end(event)
         effects: list[Effect] = []
+        self._unsent = effects
+        self._in_hand = ()
         now = event.now
         match event:
             case Arrived(entries=entries):
@@ -146,6 +151,8 @@ class Pipeline:
                 assert_never(event)
         if self.ended is None:
             self._advance(now, effects)
+        self._unsent = []
+        self._in_hand = ()
         return effects
 
     # -- the four stages in order -------------------------------------------------------------------------------------
@@ -171,7 +178,9 @@ class Pipeline:
 
     def _take_waiting(self) -> list[CommitEntry]:
         room = self.sequence.room(self.release.durable_version)
-        return [self._waiting.popleft() for _ in range(min(max(room, 0), len(self._waiting)))]
+        taken = [self._waiting.popleft() for _ in range(min(max(room, 0), len(self._waiting)))]
+        self._in_hand = taken
+        return taken
 
     def _collect(
         self, entries: list[CommitEntry | Position], added: int, writes: bool, now_ms: float, effects: list[Effect]
@@ -199,7 +208,7 @@ class Pipeline:
 
     def _advance(self, now: Instant, effects: list[Effect]) -> None:
         """Whatever the event was: let durable batches go, send what is due, ask what must be asked."""
-        durable = self.persist.take_durable()
+        self._in_hand = durable = self.persist.take_durable()
         if durable:
             self._let_go(self.release.offer(durable, now.boot_ms), effects)
         if self._waiting:
@@ -226,6 +235,7 @@ class Pipeline:
     def _let_go(self, batches: list[Batch], effects: list[Effect]) -> None:
         if not batches:
             return
+        self._in_hand = batches
         last = batches[-1].header
         self.release.durable_version = last.last_version
         effects.append(Durable(batches))
@@ -283,16 +293,17 @@ class Pipeline:
         effects.append(CheckOwnership())
 
     def _ownership_seen(self, now: Instant, newest: Slot | Unknown | None, effects: list[Effect]) -> None:
-        asked, self._checking = self._checking or [], None
+        asked = self._checking or []
         if newest is None or isinstance(newest, Unknown):
             # Nor does an empty listing prove anything: this leader's own claim is never removed.
-            self._asked = asked + self._asked
+            self._checking, self._asked = None, asked + self._asked
             self._check_again_ms = now.boot_ms + OWNERSHIP_RETRY_MS
             return
         if somebody_is_past(newest, oldest_free=self.persist.next_slot):
-            self._end("deposed", f"a later leader has written slot {newest:020d}", effects, asked)
+            self._end("deposed", f"a later leader has written slot {newest:020d}", effects)
             return
         self._let_go(self.release.owned(self._check_asked_ms, now.boot_ms), effects)
+        self._checking = None
         if asked and self.persist.in_flight:
             # The newest key may be a later leader's claim in a slot that this one has sent and not heard of. Once all
             # of those are proved its own, no claim stood there when the list was made.
@@ -333,10 +344,10 @@ class Pipeline:
         effects += self.persist.form_empty(now, self.sequence.assigned, self.resolve.floor, Kind.RESIGN)
         self._ride()
 
-    def _end(self, kind: EndKind, detail: str, effects: list[Effect], asked: list[object] | None = None) -> None:
+    def _end(self, kind: EndKind, detail: str, effects: list[Effect]) -> None:
         answers, positions = self.release.abandon([*self.persist.abandon(), *self._waiting])
         self._waiting.clear()
-        tickets = [*(asked or []), *(self._checking or []), *self._asked]
+        tickets = [*(self._checking or []), *self._asked]
         tickets += [ticket for _, riding in self._riding for ticket in riding]
         tickets += [position.ticket for position in positions]
         self.ended = Ended(kind, detail, tickets)
@@ -348,17 +359,51 @@ class Pipeline:
         """End the reign because a law of ours was broken.
 
         ``event`` is the one whose step raised, None when an effect did. What the stages hold after that is not trusted:
-        everything that waits is unknown, and so are the event's own entries, whose effects were lost with the step.
+        everything that waits is unknown. So is what the step that raised had taken out of a stage, what its lost
+        effects would have answered, and what its event asked: nobody is left waiting.
         """
         effects: list[Effect] = []
         if self.ended is None:
             self._end("damaged", detail, effects)
+        assert self.ended is not None, "the reign is over"
         told = {id(entry) for effect in effects if isinstance(effect, Answer) for entry in effect.entries}
-        if isinstance(event, Arrived):
-            rest = [entry for entry in event.entries if id(entry) not in told]
-            if rest:
-                effects.insert(0, Answer(self.release.abandon(rest)[0]))
+        lost, tickets = self._lost_with(event)
+        answers, positions = self.release.abandon(lost)
+        # An entry and those who followed it were lost together, but each has one answer.
+        rest = [*{id(entry): entry for entry in answers if id(entry) not in told}.values()]
+        tickets += [position.ticket for position in positions]
+        if rest:
+            effects.insert(0, Answer(rest))
+        if tickets:
+            effects.append(Ended(self.ended.kind, self.ended.detail, tickets))
         return effects
+
+    def _lost_with(self, event: Event | None) -> tuple[list[CommitEntry | Position], list[object]]:
+        """Entries and tickets that the step which raised took with it; some may be among those of the end as well."""
+        lost: list[CommitEntry | Position] = []
+        tickets: list[object] = []
+        for held in self._in_hand:
+            lost += held.entries if isinstance(held, Batch) else [held]
+        for effect in self._unsent:
+            match effect:
+                case Answer(entries=entries) | LookUp(entries=entries):
+                    lost += entries
+                case VersionIs(tickets=asked) | Reached(tickets=asked) | Ended(tickets=asked):
+                    tickets += asked
+                case StatusReady(question=question):
+                    tickets.append(question)
+                case _:
+                    pass
+        match event:
+            case Arrived(entries=entries):
+                lost += entries
+            case VersionAsked(ticket=ticket) | NoopAsked(ticket=ticket):
+                tickets.append(ticket)
+            case StatusAsked(question=question):
+                tickets.append(question)
+            case _:
+                pass
+        return lost, tickets
 
     def _refuse_after_the_end(self, event: Event) -> list[Effect]:
         assert self.ended is not None, "the reign is over"

@@ -126,7 +126,7 @@ class CommitService:
         self._standby_until_ms = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._history = AttemptHistory(store, claim)
-        self._looked_up: dict[CommitEntry, None] = {}
+        self._owed: dict[CommitEntry, None] = {}
         self._last_accepted = claim.prev_version
         self._draining = False
 
@@ -141,19 +141,15 @@ class CommitService:
         Raises: what ``takeover.take_the_lead`` raises. After a crash: see there.
         """
         identity = Identity(LeaderId(os.urandom(16)), os.urandom(32), options.address)
-        takeover = await take_the_lead(
-            store,
-            identity,
-            LogId(os.urandom(16)),
-            TakeoverOptions(
-                allow_new=options.allow_new,
-                take_over=options.take_over,
-                silence_ms=options.silence_ms,
-                patience_s=options.rules.persist.give_up_after_ms / 1000.0,
-                ask_leader=options.ask_leader,
-                probe=options.probe,
-            ),
+        how = TakeoverOptions(
+            allow_new=options.allow_new,
+            take_over=options.take_over,
+            silence_ms=options.silence_ms,
+            patience_s=options.rules.persist.give_up_after_ms / 1000.0,
+            ask_leader=options.ask_leader,
+            probe=options.probe,
         )
+        takeover = await take_the_lead(store, identity, LogId(os.urandom(16)), how)
         service = cls(store, takeover, identity, options, own)
         service._beat()
         service._spawn(service._watch_for_successors())
@@ -254,13 +250,14 @@ class CommitService:
                     entry.outcome = Committed(found.txn.version) if same else Reused()
                 else:
                     entry.outcome = Unanswered() if found.truncated else Rejected("too_old")
-            self._reply_to_old(entry)
+            self._reply_late(entry)
 
-        self._looked_up[entry] = None
+        self._owed[entry] = None
         return answer()
 
-    def _reply_to_old(self, entry: CommitEntry) -> None:
-        del self._looked_up[entry]
+    def _reply_late(self, entry: CommitEntry) -> None:
+        """The one reply of a commit that waited for an answer of the store behind the pipeline."""
+        del self._owed[entry]
         entry.durable_version = self.local_version()
         self._queued -= 1
         entry.reply(entry)
@@ -324,10 +321,10 @@ class CommitService:
         for task in [*self._tasks]:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        # A look-up that was cut short proved nothing, and its commit still waits for its one reply.
-        for entry in [*self._looked_up]:
+        # What was cut short proved nothing, and its commit still waits for its one reply.
+        for entry in [*self._owed]:
             entry.outcome = Unanswered()
-            self._reply_to_old(entry)
+            self._reply_late(entry)
 
     # -- effects ------------------------------------------------------------------------------------------------------
 
@@ -400,6 +397,8 @@ class CommitService:
         broken: Exception | None = None
         for entry in entries:
             if type(entry.outcome) is InvalidRequest:
+                self._queued += 1
+                self._owed[entry] = None
                 self._spawn(self._answer_future_version(entry))
                 continue
             try:
@@ -416,7 +415,7 @@ class CommitService:
             await self.version()
         except Fenced as error:
             entry.outcome = error
-        entry.reply(entry)
+        self._reply_late(entry)
 
     def _resolved(self, entries: list[CommitEntry]) -> None:
         """Show accepted transactions to those who do not wait for durability."""
@@ -428,21 +427,12 @@ class CommitService:
                     break
             return
         shown: list[TransactionEvent] = []
-        size = 0
-        time_ms = now().wall_ms
+        size, time_ms, leader_id = 0, now().wall_ms, self.leader_id
         for entry in entries:
             if entry.accepted:
-                txn = entry.txn
+                txn, prev = entry.txn, self._last_accepted
                 shown.append(
-                    TransactionEvent(
-                        entry.version,
-                        self._last_accepted,
-                        txn.request_id,
-                        self.leader_id,
-                        time_ms,
-                        txn.operations,
-                        False,
-                    )
+                    TransactionEvent(entry.version, prev, txn.request_id, leader_id, time_ms, txn.operations, False)
                 )
                 self._last_accepted = entry.version  # type: ignore[assignment]
                 size += entry.size

@@ -93,8 +93,8 @@ class RequestCounts:
 class StoreMetrics:
     """Plain numbers about one store, read whenever somebody asks.
 
-    ``last_success_seconds`` and ``last_told_seconds``, when somebody was told of a create without an answer, are readings
-    of the clock that the store was given, None before the first.
+    ``last_success_seconds`` and ``last_told_seconds`` (when somebody was told of a create without an answer) are
+    readings of the clock that the store was given, None before the first.
     """
 
     create: RequestCounts = field(default_factory=RequestCounts)

@@ -1,0 +1,130 @@
+"""Laws of the end of a reign in the shell: whoever waits hears of it, whatever it waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
+from holdfast.commit.transaction import Transaction, Unanswered, Write
+from holdfast.errors import Code, Fenced
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.port import Listed
+
+ID = "request-id-of-twenty-plus"
+
+
+class Unlisted(MemoryStore):
+    """A store whose listings never come, once it is told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed: asyncio.Event | None = None
+
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[Listed]:
+        if self.listed is not None:
+            self.listed.set()
+            await asyncio.Event().wait()
+        return await super().list(prefix, after=after, limit=limit)
+
+
+def law(test: Callable[[Unlisted], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a coroutine test on a fresh store, within a bound."""
+
+    def run() -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(30):
+                await test(Unlisted())
+
+        asyncio.run(bounded())
+
+    run.__name__ = test.__name__
+    run.__doc__ = test.__doc__
+    return run
+
+
+def of_the_future(service: CommitService, reply: Callable[[CommitEntry], None]) -> CommitEntry:
+    return CommitEntry(Transaction([Write(b"a", b"1")], read_version=service.local_version() + 1000), reply)
+
+
+@law
+async def test_a_commit_that_waits_for_a_proof_when_the_service_closes_is_answered_unknown(store: Unlisted) -> None:
+    service = await CommitService.lead(store, ServiceOptions(allow_new=True))
+    store.listed = asyncio.Event()
+    replied: list[CommitEntry] = []
+    service.submit([of_the_future(service, replied.append)])
+    await store.listed.wait()
+    await service.close()
+    assert [entry.outcome for entry in replied] == [Unanswered()]
+    await service.close()
+    assert len(replied) == 1
+
+
+@law
+async def test_a_commit_whose_proof_has_not_begun_when_the_service_closes_is_answered_unknown(store: Unlisted) -> None:
+    service = await CommitService.lead(store, ServiceOptions(allow_new=True))
+    replied: list[CommitEntry] = []
+    service.submit([of_the_future(service, replied.append)])
+    service._pump()
+    assert not replied
+    await service.close()
+    assert [entry.outcome for entry in replied] == [Unanswered()]
+
+
+@law
+async def test_commits_that_wait_for_a_proof_are_counted_until_they_are_answered(store: Unlisted) -> None:
+    service = await CommitService.lead(store, ServiceOptions(allow_new=True, queue_entries_max=1))
+    replied: asyncio.Future[CommitEntry] = asyncio.get_running_loop().create_future()
+    service.submit([of_the_future(service, replied.set_result)])
+    service._pump()
+    assert service.admission() is not None
+    await replied
+    assert service.admission() is None
+    await service.close()
+
+
+@pytest.mark.parametrize("question", ["status", "version", "noop"])
+def test_who_asks_what_breaks_a_law_hears_that_the_reign_is_over(question: str) -> None:
+    async def scenario() -> None:
+        service = await CommitService.lead(MemoryStore(), ServiceOptions(allow_new=True))
+
+        def broken(*_: object) -> None:
+            raise AssertionError("planted")
+
+        service.pipeline._advance = broken  # type: ignore[method-assign]
+        asked: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
+            "status": lambda: service.status(ID, 0),
+            "version": service.version,
+            "noop": service.noop,
+        }
+        async with asyncio.timeout(30):
+            with pytest.raises(Fenced) as caught:
+                await asked[question]()
+            assert caught.value.code is Code.LEADER_CHANGED
+            assert (await service.ended).kind == "damaged"
+            await service.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_ban_that_breaks_a_law_ends_the_reign_and_its_question() -> None:
+    """The step raised before the question was anywhere but in its event."""
+
+    async def scenario() -> None:
+        service = await CommitService.lead(MemoryStore(), ServiceOptions(allow_new=True))
+
+        def broken(request_id: str) -> None:
+            raise AssertionError(f"planted {request_id}")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(service.pipeline.sequence), "ban", staticmethod(broken))
+            async with asyncio.timeout(30):
+                with pytest.raises(Fenced):
+                    await service.status(ID, 0)
+        assert (await service.ended).kind == "damaged"
+        await service.close()
+
+    asyncio.run(scenario())
