@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.http_harness import commit, request, run, serving, until, write
 
 from holdfast.commit.feed import EventBatch
-from holdfast.commit.service import ServiceOptions
+from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
 from holdfast.commit.subscription import subscribe
 from holdfast.commit.transaction import Transaction
 from holdfast.errors import Code, CorruptData
@@ -274,6 +274,36 @@ def test_stepping_down_answers_everything_and_then_nothing() -> None:
             assert {(await busy.answer()).status for _ in range(50)} <= {200, 503}
             assert (await client.ask("POST", "/v1/commit", write())).code == "not_leader"
             assert here.service.ended.result().kind == "resigned"
+
+    run(scenario)
+
+
+def test_who_was_deposed_while_stepping_down_does_not_say_that_it_stepped_down() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            successor = await CommitService.lead(here.store, ServiceOptions(take_over=True))
+            told = await client.ask("POST", "/v1/admin/step-down", b"")
+            assert (told.status, told.code) == (409, "leader_changed")
+            assert here.service.ended.result().kind == "deposed"
+            assert not successor.ended.done()
+            await successor.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("kind", ["gave_up", "damaged", "abandoned"])
+def test_a_reign_that_ended_in_trouble_while_stepping_down_is_told_as_trouble(kind: str) -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            here.store.gate.clear()
+            client.send(request("POST", "/v1/admin/step-down", b""))
+            await until(lambda: here.service.pipeline.draining)
+            here.service.ended.set_result(ServiceEnd(kind, "planted"))
+            told = await client.answer()
+            assert (told.status, told.code) == (503, "store_unavailable")
+            assert kind in told.json["error"]["message"]
 
     run(scenario)
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from holdfast.commit.entry import CommitEntry
+from holdfast.commit.service import ServiceEnd
 from holdfast.commit.transaction import Transaction, Unanswered
 from holdfast.errors import Backpressure, Code, HoldfastError, Unavailable
 from holdfast.server.auth import Authenticator
@@ -60,6 +61,11 @@ class LeadingService(Protocol):
         """As advertised in the log."""
         ...
 
+    @property
+    def ended(self) -> asyncio.Future[ServiceEnd]:
+        """Set when the reign is over, with why."""
+        ...
+
     def submit(self, entries: list[CommitEntry]) -> None:
         """Take commits in; each gets exactly one reply, later, on the loop."""
         ...
@@ -85,7 +91,7 @@ class LeadingService(Protocol):
         ...
 
     async def step_down(self) -> None:
-        """Drain to durable and resign."""
+        """Drain to durable and resign; return when the reign is over, which may have come about otherwise."""
         ...
 
     def standby_seen(self) -> None:

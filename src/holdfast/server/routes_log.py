@@ -9,7 +9,7 @@ Failure model: what is refused here changed nothing. A client that goes away doe
 from __future__ import annotations
 
 from holdfast.commit.transaction import Transaction
-from holdfast.errors import Code, HoldfastError, InvalidRequest
+from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, Unavailable
 from holdfast.server.auth import Role
 from holdfast.server.requests import decode_json, problem_with, problem_with_request_id
 from holdfast.server.responses import (
@@ -108,6 +108,11 @@ async def step_down(call: Call) -> Answer:
     """``POST /v1/admin/step-down``."""
     service = call.front.leading()
     await service.step_down()
+    end = service.ended.result()
+    if end.kind == "deposed":
+        raise Fenced(f"another leader came meanwhile: {end.detail}", code=Code.LEADER_CHANGED)
+    if end.kind != "resigned":
+        raise Unavailable(f"the reign ended otherwise ({end.kind}): {end.detail}", code=Code.STORE_UNAVAILABLE)
     return json_answer(SteppedDown(True, service.leader_id))
 
 
