@@ -7,10 +7,10 @@ Why a process: what a view costs (5 microseconds a commit) would be taken from t
 The leader pays for one announcement a round trip of the process, and at most one every ``PACE_SECONDS`` while nobody
 waits, however many commits there are: the newest stands for all.
 
-Failure model: a process that ends is started again, after a pause that grows while it keeps ending; meanwhile nothing
-can be read and whoever asks waits. A report is sent after the file's transaction, so a read that begins after it sees
-at least that version. Damage of the log ends the following, not the reading: whoever asks for what is behind it is told
-of it at once. A SQLite error of a read is ``view_behind`` to the one who asked.
+Failure model: a process that ends, or reports what cannot be read, is started again, after a pause that grows while it
+keeps ending; meanwhile nothing can be read and whoever asks waits. A report is sent after the file's transaction, so a
+read that begins after it sees at least that version. Damage of the log ends the following, not the reading: whoever asks
+for what is behind it is told of it at once. A SQLite error of a read is ``view_behind`` to the one who asked.
 """
 
 from __future__ import annotations
@@ -165,8 +165,9 @@ class ViewChild:
             began = loop.time()
             try:
                 await self._live()
-            except OSError as error:
-                log.warning("view_process_lost", error=str(error))
+            except (OSError, ValueError, msgspec.DecodeError) as error:
+                # A report that cannot be read, or is longer than a line may be, costs its process, not the view.
+                log.warning("view_process_lost", error=f"{type(error).__name__}: {error}")
             if loop.time() - began > SETTLED_SECONDS:
                 pause = RESTART_SECONDS[0]
             await asyncio.sleep(pause)
