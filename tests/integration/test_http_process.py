@@ -126,7 +126,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
             one.process.communicate(timeout=SECONDS_MAX)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_drains_resigns_and_exits_0_and_the_next_start_leads_at_once(start: Any, number: int) -> None:
     first = start("--init").ready()
     version = first.commit()

@@ -4,8 +4,9 @@ Owns: the order of starting and stopping, signals, leading or standing by, and e
 (given), serving (``http_server``), leading (``commit.service``).
 
     start    bind and listen (answering not_leader), open the store, recover and claim, print "ready"
-    stop     SIGTERM or SIGINT: accept nothing more, drain to durable, answer, resign, close, exit 0; a store that takes
-             longer than ``server.drain_seconds_max`` is not waited for: the rest is answered outcome_unknown, exit 6
+    stop     SIGTERM, SIGINT, or SIGHUP of a terminal that is gone: accept nothing more, drain to durable, answer,
+             resign, close, exit 0; a store that takes longer than ``server.drain_seconds_max`` is not waited for: the
+             rest is answered outcome_unknown, exit 6
     again    a second signal exits at once; nothing that was answered is lost, the next leader recovers
 
 Exit codes: 0 drained or stepped down; 2 bad configuration; 3 another leader is alive (named); 4 deposed; 5 nothing to
@@ -135,8 +136,9 @@ class _Process:
         loop = asyncio.get_running_loop()
         self._stop: asyncio.Future[None] = loop.create_future()
         self._signals = 0
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled, number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it: whoever started this wants it to go on
+                loop.add_signal_handler(number, self._signalled, number)
         self._front = Front(
             limits=_limits(settings),
             authenticator=Authenticator({token.token: Role[token.role.upper()] for token in settings.server.tokens}),
