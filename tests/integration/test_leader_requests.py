@@ -14,10 +14,13 @@ from holdfast.commit.pipeline import PipelineRules
 from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
 from holdfast.commit.subscription import subscribe
 from holdfast.commit.transaction import Committed, Transaction, Unanswered, Write
-from holdfast.errors import Unavailable
+from holdfast.errors import Code, Unavailable
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CreateAnswer, Listed, Unknown
 from holdfast.server import run as serve
+from holdfast.server.auth import Authenticator
+from holdfast.server.front import Front, FrontLimits
+from holdfast.server.readiness import StoreWatch
 from holdfast.settings import Settings, load_configuration
 
 ID = "request-id-of-twenty-plus"
@@ -30,12 +33,18 @@ class Held(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.held: frozenset[str] = frozenset()
-        self.black_hole = False
+        self.black_hole = asyncio.Event()
+        self.healed = asyncio.Event()
         self.answers_lost = 0
 
+    def heal(self) -> None:
+        """Answer again, also what was asked meanwhile."""
+        self.black_hole.clear()
+        self.healed.set()
+
     async def _answering(self, key: str = "") -> None:
-        if self.black_hole or key in self.held:
-            await asyncio.Event().wait()
+        if self.black_hole.is_set() or key in self.held:
+            await self.healed.wait()
 
     async def create(self, key: str, data: bytes) -> CreateAnswer:
         await self._answering()
@@ -151,14 +160,36 @@ async def test_a_store_that_hangs_is_seen_by_whoever_looks_at_its_health(store: 
     chosen = settings(persist__request_timeout_ms=5, persist__retry_base_delay_ms=1, persist__retry_max_delay_ms=1)
     _, budgeted, service = await serving(store, chosen)
     assert budgeted.metrics.is_healthy
-    store.black_hole = True
+    store.black_hole.set()
     waiting = asyncio.ensure_future(commit(service, Transaction([Write(b"k", b"v")])))
     await until(lambda: budgeted.metrics.create.outcomes["unknown"] >= 3)
     assert not budgeted.metrics.is_healthy
-    store.black_hole = False
+    store.heal()
     assert isinstance((await waiting).outcome, Committed)
     assert await service.version() == service.local_version()
     assert budgeted.metrics.is_healthy
+    await service.close()
+
+
+@law
+async def test_an_idle_leader_whose_store_hangs_is_not_ready_before_its_first_request_has_failed(store: Held) -> None:
+    await first_reign(store)
+    _, budgeted, service = await serving(store, settings())
+    front = Front(limits=FrontLimits(), authenticator=Authenticator({}))
+    front.lead(service)
+    watch = StoreWatch(front, stalled_ms_max=20)
+    watch.service, watch.store = service, budgeted.metrics
+    assert watch.problem() is None
+    store.black_hole.set()
+    asking = asyncio.ensure_future(service.version())
+    await until(lambda: watch.problem() is not None)
+    problem = watch.problem()
+    assert problem is not None
+    assert problem.code is Code.STORE_UNAVAILABLE
+    assert budgeted.metrics.is_healthy
+    store.heal()
+    assert await asking == service.local_version()
+    assert watch.problem() is None
     await service.close()
 
 

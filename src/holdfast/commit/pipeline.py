@@ -106,6 +106,8 @@ class Pipeline:
         self._checking: list[object] | None = None
         self._check_asked_ms = 0.0
         self._check_again_ms: float | None = None
+        self.unproved_since_ms: float | None = None
+        """When the first of those ownership checks was asked that the store has not answered; None: there is none."""
         self._unsent: list[Effect] = []
         self._in_hand: Ordered[CommitEntry | Batch] = ()
 
@@ -282,6 +284,8 @@ class Pipeline:
         if not needed:
             # Who asked rides on a batch by now. A deadline left standing would be asked for again and again.
             self._check_again_ms = None
+            if self._checking is None:
+                self.unproved_since_ms = None
             return
         if self._checking is not None:
             return
@@ -290,6 +294,8 @@ class Pipeline:
         self._checking, self._asked = self._asked, []
         self._check_asked_ms = now.boot_ms
         self._check_again_ms = None
+        if self.unproved_since_ms is None:
+            self.unproved_since_ms = now.boot_ms
         effects.append(CheckOwnership())
 
     def _ownership_seen(self, now: Instant, newest: Slot | Unknown | None, effects: list[Effect]) -> None:
@@ -299,8 +305,10 @@ class Pipeline:
             self._checking, self._asked = None, asked + self._asked
             self._check_again_ms = now.boot_ms + OWNERSHIP_RETRY_MS
             return
+        self.unproved_since_ms = None
         if somebody_is_past(newest, oldest_free=self.persist.next_slot):
-            self._end("deposed", f"a later leader has written slot {newest:020d}", effects)
+            self._checking = None
+            self._end("deposed", f"a later leader has written slot {newest:020d}", effects, asked)
             return
         self._let_go(self.release.owned(self._check_asked_ms, now.boot_ms), effects)
         self._checking = None
@@ -344,10 +352,10 @@ class Pipeline:
         effects += self.persist.form_empty(now, self.sequence.assigned, self.resolve.floor, Kind.RESIGN)
         self._ride()
 
-    def _end(self, kind: EndKind, detail: str, effects: list[Effect]) -> None:
+    def _end(self, kind: EndKind, detail: str, effects: list[Effect], asked: list[object] | None = None) -> None:
         answers, positions = self.release.abandon([*self.persist.abandon(), *self._waiting])
         self._waiting.clear()
-        tickets = [*(self._checking or []), *self._asked]
+        tickets = [*(asked or []), *(self._checking or []), *self._asked]
         tickets += [ticket for _, riding in self._riding for ticket in riding]
         tickets += [position.ticket for position in positions]
         self.ended = Ended(kind, detail, tickets)

@@ -5,7 +5,8 @@ commits that come all the same are taken until the service is full, because a br
 
     not_leader         another process leads, or nobody yet
     overloaded         stopping, or as full as it may be
-    store_unavailable  the oldest batch has waited for the store for too long, or nothing is heard from the store
+    store_unavailable  the oldest batch, or the question who owns the log, has waited for the store for too long, or
+                       nothing is heard from the store
 
 Message stores that are not open are no reason: who balances commits must not take a leader away from them because
 another process still has its stores. ``/readyz`` tells their condition, and ``/readyz?stores=true`` asks for them, too.
@@ -43,7 +44,7 @@ class StoreWatch:
 
     def problem(self) -> HoldfastError | None:
         """None when commits are welcome and get through, else why not."""
-        return self._front.admission() or self._stalled_batch() or self._silent_store()
+        return self._front.admission() or self._stalled_batch() or self._unanswered_check() or self._silent_store()
 
     def _stalled_batch(self) -> HoldfastError | None:
         service = self.service
@@ -53,6 +54,16 @@ class StoreWatch:
         if waited_ms <= self._stalled_ms_max:
             return None
         return self._unavailable("the oldest batch waits for the store", waited_ms)
+
+    def _unanswered_check(self) -> HoldfastError | None:
+        """An idle leader has no batch that could stall, and its first request into a black hole takes long to fail."""
+        service = self.service
+        if service is None or (since_ms := service.pipeline.unproved_since_ms) is None:
+            return None
+        waited_ms = now().boot_ms - since_ms
+        if waited_ms <= self._stalled_ms_max:
+            return None
+        return self._unavailable("the store does not tell who owns the log", waited_ms)
 
     def _silent_store(self) -> HoldfastError | None:
         store = self.store
