@@ -9,8 +9,8 @@ waits, however many commits there are: the newest stands for all.
 
 Failure model: a process that ends, or reports what cannot be read, is started again, after a pause that grows while it
 keeps ending; meanwhile nothing can be read and whoever asks waits. A report is sent after the file's transaction, so a
-read that begins after it sees at least that version. Damage of the log ends the following, not the reading: whoever asks
-for what is behind it is told of it at once. A SQLite error of a read is ``view_behind`` to the one who asked.
+read that begins after it sees at least that version. Damage of the log ends the following, not the reading: whoever
+asks for what is behind it is told of it at once. A SQLite error of a read is ``view_behind`` to the one who asked.
 """
 
 from __future__ import annotations
