@@ -41,6 +41,8 @@ WRITING = "writing"
 HINT = "newest"
 HINT_EVERY_SLOTS = 64
 SYNCED_NAMES_MAX = 16_384
+MAKE_FOLDER_ATTEMPTS_MAX = 100
+"""How often a writer makes its own folder while others that start with it take it for a dead writer's."""
 OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -181,15 +183,11 @@ class DirectoryObjects:
     def _prepare_writing(self) -> None:
         """Make and lock this writer's own folder, remove those of dead writers, and see what the file system can do."""
         folder = f"{self._root}/{PRIVATE}/{WRITING}"
-        for path in (f"{self._root}/{PRIVATE}", folder, f"{folder}/{self._token}"):
-            try:
-                self._files.make_directory(path)
-            except FileExistsError:
-                continue
-        own = self._files.open_directory(f"{folder}/{self._token}")
-        if not self._files.lock(own) or self._files.is_removed(own):
-            # A cleaner held it between our mkdir and our lock. The caller's next attempt makes it again.
-            self._files.close(own)
+        for _ in range(MAKE_FOLDER_ATTEMPTS_MAX):
+            own = self._make_own_folder(folder)
+            if own is not None:
+                break
+        else:
             raise OSError(errno.EAGAIN, "the folder for temporary files was being cleaned")
         parent = self._files.open_directory(folder)
         try:
@@ -205,6 +203,25 @@ class DirectoryObjects:
             self._writing = None
             self._files.close(own)
             raise
+
+    def _make_own_folder(self, folder: str) -> int | None:
+        """This writer's own folder, open and locked; None when a cleaner took it for a dead writer's before our lock.
+
+        Several writers start together, and each of them cleans: whoever loses its folder to another makes it again.
+        """
+        for path in (f"{self._root}/{PRIVATE}", folder, f"{folder}/{self._token}"):
+            try:
+                self._files.make_directory(path)
+            except FileExistsError:
+                continue
+        try:
+            own = self._files.open_directory(f"{folder}/{self._token}")
+        except FileNotFoundError:
+            return None
+        if self._files.lock(own) and not self._files.is_removed(own):
+            return own
+        self._files.close(own)
+        return None
 
     def _clean_dead_writer(self, parent: int, path: str, name: str) -> None:
         """Remove a folder whose lock is free: its owner is dead, and what it holds was never answered or is linked."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from random import Random
 
@@ -274,6 +275,35 @@ def test_what_dead_writers_left_is_removed_and_what_the_living_hold_stays(tmp_pa
     newcomer.close()
     assert names_in(tmp_path / ".holdfast/writing") == []
     assert names_in(tmp_path / "batches") == sorted([KEY[8:], NEXT[8:], "18446744073709551613"])
+
+
+class _Cleaning(PosixFiles):
+    """Another writer that starts at the same time cleans this one's new folder away before it is opened or locked."""
+
+    def __init__(self) -> None:
+        self.left = ["open_directory", "lock", "open_directory"]
+
+    def _cleans(self, operation: str, path: str) -> None:
+        if self.left and self.left[0] == operation and path.endswith("/one"):
+            del self.left[0]
+            Path(path).rmdir()
+
+    def open_directory(self, path: str) -> int:
+        self._cleans("open_directory", path)
+        return super().open_directory(path)
+
+    def lock(self, directory: int) -> bool:
+        self._cleans("lock", os.readlink(f"/proc/self/fd/{directory}"))
+        return super().lock(directory)
+
+
+def test_a_writer_whose_new_folder_another_one_cleans_away_makes_it_again(tmp_path: Path) -> None:
+    files = _Cleaning()
+    objects = DirectoryObjects(files, str(tmp_path), "one")
+    assert objects.create(KEY, DATA)
+    assert not files.left
+    assert objects.read(KEY) == DATA
+    objects.close()
 
 
 def test_private_files_are_never_listed_or_in_the_way(tmp_path: Path) -> None:
