@@ -212,7 +212,7 @@ def test_a_message_that_is_refused_is_refused_to_its_own_task_only(tmp_path: Pat
                 queue.append(b"good too"),
                 return_exceptions=True,
             )
-            assert [type(answer) for answer in answers] == [int, LimitExceeded, TypeError, InvalidRequest, int]
+            assert [type(answer) for answer in answers] == [int, LimitExceeded, InvalidRequest, InvalidRequest, int]
 
     asyncio.run(main())
     assert stored(tmp_path / "q") == [b"good", b"good too"]

@@ -1,7 +1,7 @@
-"""What programs hand in as a number, checked where it comes in.
+"""What programs hand in as a number or as many messages, checked where it comes in.
 
-Owns: the checks. Does not own: what the bounds are, times (``datetimes``), names (``file_names``, ``cursor_file``),
-payloads (``frame``).
+Owns: the checks. Does not own: what the bounds are, times (``datetimes``), names (``file_names``, ``neighbours``), the
+messages themselves (``frame``).
 
 Failure model: pure; ``InvalidRequest`` that tells the argument, what was given and what it may be. Types are checked,
 too: most programs are not, and a text that is taken for a number fails later and far away, if at all.
@@ -11,7 +11,11 @@ from __future__ import annotations
 
 from holdfast.errors import InvalidRequest
 
-__all__ = ["seconds_ns", "whole_number"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["each_of", "seconds_ns", "whole_number"]
 
 DELAY_S_MAX = 10 * 365 * 86_400
 NS = 1_000_000_000
@@ -40,3 +44,15 @@ def seconds_ns(name: str, seconds: object) -> int:
             f"{name} is a number of seconds", facts={name: repr(seconds), "min": 0, "max": DELAY_S_MAX}
         )
     return int(seconds * NS)
+
+
+def each_of(payloads: Iterable[object]) -> Iterator[object]:
+    """The messages of a batch, one after the other.
+
+    >>> [*each_of({b"one": 1})]
+    [b'one']
+    """
+    try:
+        return iter(payloads)
+    except TypeError:
+        raise InvalidRequest(f"a batch is messages one after the other, not {type(payloads).__name__}") from None

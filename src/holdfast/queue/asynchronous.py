@@ -25,6 +25,7 @@ from itertools import chain
 
 from holdfast.errors import Closed, InvalidRequest, LimitExceeded
 from holdfast.queue.append_lane import AppendLane
+from holdfast.queue.arguments import each_of
 from holdfast.queue.asynchronous_work import Consumer, WorkQueue, on_helper
 from holdfast.queue.checksum import CRC32
 from holdfast.queue.following import PAUSE_MAX_S, PAUSE_MIN_S
@@ -169,7 +170,7 @@ class Queue:
         *Raises*: as ``holdfast.Queue.append_many``.
         """
         lane = self._opened()[1]
-        data = [self._encoded(payload) for payload in payloads]
+        data = [self._encoded(payload) for payload in each_of(payloads)]
         if not data:
             raise InvalidRequest("append_many needs a message")
         first = await lane.submit(data, atomic=atomic)

@@ -1,7 +1,8 @@
 """The files of named cursors.
 
-Owns: making, reading and writing ``<prefix>-<name>.cursor``, which names are allowed, which cursors retention waits
-for. Does not own: the value (``cursor``), its slots (``slots``), when it is written (``consumer``, ``work_queue``).
+Owns: making, reading and writing ``<prefix>-<name>.cursor``, its lock, which cursors retention waits for. Does not own:
+the value (``cursor``), its slots (``slots``), which names are allowed (``neighbours``), when it is written (``consumer``,
+``work_queue``).
 
 Failure model: ``OSError`` from the port; a crash at any moment leaves the old value or the new one. The file is made
 whole, durable and under its name before a consumer gets its first message; a crash before that leaves no cursor, which
@@ -12,8 +13,9 @@ from __future__ import annotations
 
 import errno
 
-from holdfast.errors import InvalidRequest, PermissionDenied
+from holdfast.errors import PermissionDenied
 from holdfast.queue.cursor import HISTORY_PAGES_MAX, Cursor, decode_cursor, kept_seq
+from holdfast.queue.neighbours import check_name, other_owner
 from holdfast.queue.slots import SLOTS_BYTES, encode_slot, newest_slot, slot_offset
 
 TYPE_CHECKING = False
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CursorFile",
-    "check_name",
     "committed_seqs",
     "first_held_seq",
     "history_at",
@@ -39,9 +40,7 @@ __all__ = [
     "sync_holds",
 ]
 
-NAME_BYTES_MAX = 100
 SUFFIX = ".cursor"
-_IDENTITY = "-allMeta"
 
 
 class CursorFile:
@@ -84,30 +83,6 @@ class CursorFile:
         self._pages.port.close(self._file)
 
 
-def check_name(pages: PageDirectory, name: str) -> None:
-    """Refuse a consumer's name that cannot be, or whose files belong to another queue in this directory.
-
-    The files of the queue ``orders`` for ``eu-billing`` are called as those of the queue ``orders-eu`` for ``billing``.
-
-    Raises: ``InvalidRequest``.
-    """
-    if not name or "/" in name or "\0" in name or len(name.encode()) > NAME_BYTES_MAX:
-        raise InvalidRequest("this cannot be a name", name=name, bytes_max=NAME_BYTES_MAX)
-    owner = _other_owner(pages.names.prefix, name, set(pages.port.names(pages.directory)))
-    if owner is not None:
-        raise InvalidRequest("this name belongs to another queue here", name=name, queue=owner)
-
-
-def _other_owner(prefix: str, name: str, files: set[str]) -> str | None:
-    """The queue, other than ``prefix``, that the files of ``name`` could belong to."""
-    parts = name.split("-")
-    for count in range(1, len(parts) + 1):
-        other = "-".join((prefix, *parts[:count]))
-        if other + _IDENTITY in files:
-            return other
-    return None
-
-
 def read_cursor(pages: PageDirectory, name: str) -> Cursor | None:
     """The cursor of a name as it is on disk, or None. Reads only; its owner may be another process."""
     try:
@@ -134,7 +109,7 @@ def _cursors(pages: PageDirectory) -> Iterable[tuple[str, Cursor]]:
         name = file_name[len(start) : -len(SUFFIX)]
         if not file_name.startswith(start) or not file_name.endswith(SUFFIX) or not name:
             continue
-        if _other_owner(pages.names.prefix, name, files) is None and (found := read_cursor(pages, name)) is not None:
+        if other_owner(pages.names.prefix, name, files) is None and (found := read_cursor(pages, name)) is not None:
             yield name, found
 
 
@@ -192,12 +167,12 @@ def seq_since(queue: Queue, since: datetime | str | None) -> int:
         reader.close()
 
 
-def lock_name(pages: PageDirectory, name: str) -> int:
+def lock_name(pages: PageDirectory, name: str, *, of_work_queue: bool = False) -> int:
     """Hold the lock of a consumer or work queue, once its name is found to be allowed. Returns the lock's file.
 
-    Raises: ``InvalidRequest``; ``AlreadyOpen``; ``PermissionDenied`` where nothing may be written.
+    Raises: ``InvalidRequest``; ``AlreadyOpen``; ``PermissionDenied`` where nothing may be written; ``OSError``.
     """
-    check_name(pages, name)
+    check_name(pages, name, of_work_queue=of_work_queue)
     try:
         return pages.port.lock(pages.directory, pages.names.named_lock(name))
     except OSError as error:

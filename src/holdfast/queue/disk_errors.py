@@ -1,4 +1,4 @@
-"""What an error of the file system means to whoever appends.
+"""What an error of the file system means to whoever appends, or opens something.
 
 Owns: that translation. Does not own: which operations are tried again (``writer``).
 
@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import errno
 
-from holdfast.errors import Code, Unavailable
+from holdfast.errors import Code, HoldfastError, InvalidRequest, PermissionDenied, Unavailable
 
-__all__ = ["refusal"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["Opening", "opening_error", "refusal"]
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
+NO_SUCH_PLACE = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EILSEQ)
 
 
 def refusal(error: OSError, appended: int) -> Unavailable:
@@ -30,3 +36,43 @@ def refusal(error: OSError, appended: int) -> Unavailable:
         appended=appended,
         cause=error.strerror,
     )
+
+
+def opening_error(error: OSError, path: str) -> HoldfastError:
+    """The error to raise from ``error``, which ended the opening of a queue, a consumer or a work queue.
+
+    >>> opening_error(OSError(errno.EROFS, "read-only"), "d/q").code, opening_error(OSError(errno.ENOSPC, ""), "").code
+    (<Code.PERMISSION_DENIED: 'permission_denied'>, <Code.DISK_FULL: 'disk_full'>)
+    """
+    if error.errno in FORBIDDEN:
+        return PermissionDenied(
+            "nothing may be written here", code=Code.PERMISSION_DENIED, path=path, cause=error.strerror
+        )
+    if error.errno in NO_SUCH_PLACE:
+        return InvalidRequest("there can be no such file", path=path, cause=error.strerror)
+    full = error.errno in FULL
+    return Unavailable(
+        "the disk is full" if full else "the file system refused",
+        code=Code.DISK_FULL if full else Code.STORE_UNAVAILABLE,
+        hint="free some space and open it again" if full else "",
+        path=path,
+        cause=error.strerror,
+    )
+
+
+class Opening:
+    """A block that opens something at ``path``: what the file system raises in it leaves it as ``opening_error``."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, OSError):
+            raise opening_error(error, self._path) from error

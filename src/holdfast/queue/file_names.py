@@ -16,12 +16,18 @@ if TYPE_CHECKING:
 __all__ = ["FileNames"]
 
 
+PREFIX_BYTES_MAX = 220
+"""Of the 255 that file systems take: the names of damaged places (``-N.page.POSITION.damaged``) need the others."""
+
+
 class FileNames:
     """Every file of the queue ``prefix``, in one directory.
 
     >>> names = FileNames("orders")
     >>> names.page(7), names.page_number("orders-7.page"), names.page_number("orders-dead-7.page")
     ('orders-7.page', 7, None)
+
+    Raises: ``InvalidRequest`` for what cannot be a queue's name.
     """
 
     __slots__ = ("identity", "lock", "prefix", "read_meta", "write_meta")
@@ -29,6 +35,15 @@ class FileNames:
     def __init__(self, prefix: str) -> None:
         if not prefix or "/" in prefix or "\0" in prefix:
             raise InvalidRequest("a queue needs a name", path=prefix, hint="directory/name")
+        try:
+            size = len(prefix.encode("utf-8", "surrogateescape"))
+        except UnicodeEncodeError as error:
+            raise InvalidRequest("this cannot be the name of a file", queue=ascii(prefix)) from error
+        if size > PREFIX_BYTES_MAX:
+            raise InvalidRequest("the name of a queue is too long", bytes=size, max=PREFIX_BYTES_MAX)
+        if prefix.endswith(".cursor"):
+            # Its lock would be that of a consumer: see `named_lock`.
+            raise InvalidRequest("the name of a queue cannot end in .cursor", queue=prefix)
         self.prefix = prefix
         self.identity = f"{prefix}-allMeta"
         self.write_meta = f"{prefix}-writeMeta"
@@ -48,8 +63,12 @@ class FileNames:
         return f"{self.prefix}-{name}.cursor"
 
     def named_lock(self, name: str) -> str:
-        """The lock of a named consumer or work queue."""
-        return f"{self.prefix}-{name}.lock"
+        """The lock of a named consumer or work queue.
+
+        No queue's lock is called so, because no queue's name ends in ``.cursor``; and two consumers whose locks are the
+        same file have the same cursor, which ``neighbours`` excludes.
+        """
+        return f"{self.prefix}-{name}.cursor.lock"
 
     def temporary(self, name: str) -> str:
         """What a file is called until it is whole; left by a crash only, removed at the next start."""

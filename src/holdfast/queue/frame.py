@@ -49,7 +49,7 @@ from bisect import bisect_right
 from itertools import accumulate, pairwise
 from struct import Struct
 
-from holdfast.errors import Code, CorruptData
+from holdfast.errors import Code, CorruptData, InvalidRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -122,14 +122,15 @@ single_packers = SinglePackers()
 def octets(payload: object) -> bytes:
     """A message as bytes of its own.
 
-    Raises: ``TypeError`` for what is not bytes; ``bytes()`` alone would take a number or a list for some.
+    Raises: ``InvalidRequest`` for what is not bytes; ``bytes()`` alone would take a number or a list for some.
     """
     if type(payload) is bytes:
         return payload
     try:
         return bytes(memoryview(payload))  # type: ignore[arg-type]  # refused by it if it is something else
     except TypeError:
-        raise TypeError(f"a message is bytes, not {type(payload).__name__}: give the queue a serializer") from None
+        wrong = type(payload).__name__
+        raise InvalidRequest(f"a message is bytes, not {wrong}: give the queue a serializer") from None
 
 
 def page_seed(checksum: Checksum, salt: int, page_number: int) -> int:
@@ -169,12 +170,12 @@ def split_batches(messages: Sequence[bytes]) -> tuple[int, Iterable[tuple[list[b
 
     Several bodies are joined one after the other, as they are taken: the memory of one serves the next.
 
-    Raises: ``TypeError`` for what is not bytes, before the first.
+    Raises: ``InvalidRequest`` for what is not bytes, before the first.
 
     >>> [count for parts, count in split_batches([b"x" * 100] * 5000)[1]]
     [2516, 2484]
     """
-    lengths = list(map(len, messages))
+    lengths = _lengths(messages)
     count, (table, size) = len(lengths), length_table(lengths)
     if count == 1 or (count <= BATCH_MESSAGES_MAX and size + len(table) <= BATCH_BYTES_MAX):
         return size, [(_body(messages, table, size), count)]
@@ -202,18 +203,35 @@ def _cut(ends: Sequence[int]) -> Iterator[tuple[int, int]]:
 def batch_body(messages: Sequence[bytes]) -> list[bytes]:
     """The parts of one body: lengths where there are several messages, then the messages joined.
 
-    Raises: ``TypeError`` for what is not bytes.
+    Raises: ``InvalidRequest`` for what is not bytes.
     """
-    return _body(messages, *length_table(list(map(len, messages))))
+    return _body(messages, *length_table(_lengths(messages)))
+
+
+def _lengths(messages: Sequence[bytes]) -> list[int]:
+    try:
+        return list(map(len, messages))
+    except TypeError:
+        raise _no_bytes(messages) from None
+
+
+def _no_bytes(messages: Sequence[object]) -> InvalidRequest:
+    """Which of them is not bytes; looked for only where something has failed."""
+    for message in messages:
+        octets(message)
+    return InvalidRequest("a message is bytes, not a buffer of wider items")
 
 
 def _body(messages: Sequence[bytes], table: bytes, size: int) -> list[bytes]:
-    joined = b"".join(messages)
+    try:
+        joined = b"".join(messages)
+    except TypeError:
+        raise _no_bytes(messages) from None
     if len(messages) == 1:
         return [joined]
     # A buffer of wide items has fewer of them than bytes: its frame would verify, and nobody could read it.
     if len(joined) != size:
-        raise TypeError("a message is bytes, not a buffer of wider items")
+        raise _no_bytes(messages)
     return [table, joined]
 
 

@@ -44,7 +44,7 @@ class Linger:
         return self.append_many((payload,))[1]
 
     def append_many(self, payloads: Sequence[bytes]) -> tuple[int, int]:
-        """Take messages. Raises what writing raises, and ``TypeError``; then none of these were taken."""
+        """Take messages. Raises what writing raises, and ``InvalidRequest``; then none of these were taken."""
         if set(map(type, payloads)) != {bytes}:
             # What changes later, or cannot be written, must not wait among the others.
             payloads = [*map(octets, payloads)]

@@ -195,8 +195,12 @@ class LocalFiles:
                 pid=holder or None,
                 hint="use the one that is open, or close it first" if here else "close it there, or wait for its end",
             ) from error
-        # Of a fixed width, because cutting the file can wait for the file system's journal.
-        os.pwrite(file, b"%-20d\n" % os.getpid(), 0)
+        try:
+            # Of a fixed width, because cutting the file can wait for the file system's journal.
+            os.pwrite(file, b"%-20d\n" % os.getpid(), 0)
+        except BaseException:
+            self.unlock(file)  # a full disk: nobody knows of this lock, and so nobody else would give it back
+            raise
         return file
 
     def unlock(self, file: int) -> None:

@@ -118,7 +118,10 @@ class LogTail:
 
         Cost: about one microsecond where the page is mapped and the level is "os"; no system call.
         """
-        size = len(payload)
+        try:
+            size = len(payload)
+        except TypeError:
+            return self._careful(payload)  # which tells what a message is
         try:
             self._turns.pop()
         except IndexError:  # somebody else is at it

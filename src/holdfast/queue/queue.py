@@ -17,10 +17,11 @@ from contextlib import ExitStack
 from weakref import WeakSet
 
 from holdfast.errors import Closed, Code, HoldfastError, NotFound, PermissionDenied
-from holdfast.queue.arguments import whole_number
+from holdfast.queue.arguments import each_of, whole_number
 from holdfast.queue.background import Background
 from holdfast.queue.checksum import CRC32, checksum_for_writing
 from holdfast.queue.datetimes import lifetime_ns
+from holdfast.queue.disk_errors import Opening
 from holdfast.queue.file_names import FileNames
 from holdfast.queue.forks import poison_in_children
 from holdfast.queue.identity_file import open_identity, read_identity
@@ -29,6 +30,7 @@ from holdfast.queue.local_files import LocalFiles
 from holdfast.queue.log_reading import LogReading
 from holdfast.queue.mark_file import MarkFile
 from holdfast.queue.mending import mend
+from holdfast.queue.neighbours import check_new_queue
 from holdfast.queue.opening import find_end
 from holdfast.queue.page_files import PageDirectory
 from holdfast.queue.page_header import PAGE_BYTES_MAX
@@ -65,12 +67,15 @@ class Queue(LogReading):
     """A durable queue in the files ``path-*`` of one directory; see the package for the whole of what it promises.
 
     *Raises*: ``AlreadyOpen`` when another writer has it; ``InvalidRequest`` for settings that cannot be; ``NotFound``
-    when ``read_only`` and there is no such queue; ``OSError`` as the file system raises it.
+    when ``read_only`` and there is no such queue; ``PermissionDenied`` where nothing may be written or read;
+    ``Unavailable`` (disk_full) where there is no room, and where the file system refuses for another reason.
     *Cost*: after a clean close under a millisecond; after a kill at most about 1 MiB of reading.
 
     ``files``, ``clock`` and ``entropy`` replace the operating system's; ``background=False`` runs no helper thread: its
     work is then done by ``run_background_work``.
     """
+
+    _is_of_work_queue = False
 
     def __init__(
         self,
@@ -120,29 +125,33 @@ class Queue(LogReading):
         self._level, self._full = level, full
         self._clock, self._entropy, self._with_background = clock, entropy, background
         self._dependents: WeakSet[Consumer | WorkQueue] = WeakSet()
-        if not read_only:
-            self._port.make_directory(folder)
-        try:
-            directory = self._port.open_directory(folder)
-        except FileNotFoundError as error:
-            raise NotFound("no such directory", path=folder) from error
-        self._pages = PageDirectory(self._port, directory, self._names)
-        try:
-            if read_only:
-                # A queue without a page is one that nothing was appended to yet: a reader may come first.
-                if not self._pages.numbers() and self._names.identity not in self._port.names(directory):
-                    raise NotFound("no such queue", path=path)
-                read_identity(self._pages)  # refuses one of a later format
-                return
-            self._lock_file = self._port.lock(directory, self._names.lock)
-            writer = self._open_writer(page_size, level, compression, max_message, checksum, clock, entropy)
-        except BaseException:
-            self._close_handles()
-            raise
+        with Opening(path):
+            directory = self._open_directory(folder, make=not read_only)
+            self._pages = PageDirectory(self._port, directory, self._names)
+            try:
+                if read_only:
+                    # A queue without a page is one that nothing was appended to yet: a reader may come first.
+                    if not self._pages.numbers() and self._names.identity not in self._port.names(directory):
+                        raise NotFound("no such queue", path=path)
+                    read_identity(self._pages)  # refuses one of a later format
+                    return
+                self._lock_file = self._port.lock(directory, self._names.lock)
+                writer = self._open_writer(page_size, level, compression, max_message, checksum, clock, entropy)
+            except BaseException:
+                self._close_handles()
+                raise
         self._writer = writer
         self._pages.be_sole()
         self._start(writer, level, kept_ns, max_bytes, background=background)
         poison_in_children(self)
+
+    def _open_directory(self, folder: str, *, make: bool) -> int:
+        if make:
+            self._port.make_directory(folder)
+        try:
+            return self._port.open_directory(folder)
+        except FileNotFoundError as error:
+            raise NotFound("no such directory", path=folder) from error
 
     def _start(
         self, writer: Writer, level: SyncLevel, kept_ns: int | None, max_bytes: int | None, *, background: bool
@@ -187,6 +196,8 @@ class Queue(LogReading):
         entropy: Callable[[int], bytes],
     ) -> Writer:
         port, pages = self._port, self._pages
+        if not self._is_of_work_queue:
+            check_new_queue(pages)
         identity = open_identity(pages, entropy, page_size, checksum)
         mark = read_mark(pages)
         end = find_end(pages, mark, port.boot_id())
@@ -215,8 +226,8 @@ class Queue(LogReading):
         *Shape*: bytes, or what the serializer takes.
         *Raises*: ``Closed`` (also after a failed sync, and in a forked child); ``LimitExceeded`` above ``max_message``;
         ``Unavailable`` (disk_full), after which the queue works again as soon as there is room; ``Backpressure``
-        (queue_full) with ``full="raise"``; ``PermissionDenied`` when opened ``read_only``; ``TypeError`` for what is
-        not bytes. Whatever is raised, the message is not in the queue, except after a failed sync or an interrupt
+        (queue_full) with ``full="raise"``; ``PermissionDenied`` when opened ``read_only``; ``InvalidRequest`` for what
+        is not bytes. Whatever is raised, the message is not in the queue, except after a failed sync or an interrupt
         (Ctrl-C), when it may be.
         *Cost*: about a microsecond at the level "os"; one shared data sync at "always". The first after an opening: a
         small data sync besides.
@@ -232,6 +243,8 @@ class Queue(LogReading):
         whole batch is one frame. *Raises*: as ``append``, and ``InvalidRequest`` for no messages. A batch of several
         frames that meets a full disk may be there in part: the error's ``appended`` says how many.
         """
+        if not isinstance(payloads, list | tuple):
+            payloads = each_of(payloads)
         found: Sequence[bytes] = payloads  # type: ignore[assignment]  # refused by the writer if it is something else
         if self._serializer is not None:
             found = [*map(self._serializer.dump, payloads)]
@@ -299,7 +312,7 @@ class Queue(LogReading):
         ``since`` is where a new one begins: a time, ``"earliest"`` (default), ``"latest"``. With ``hold`` retention
         keeps what it has not committed, whether it is open or not; by default where ``full`` is not "drop_oldest".
         *Raises*: ``AlreadyOpen`` when the name is in use, here or in another process; ``InvalidRequest`` for a name
-        that cannot be; ``PermissionDenied`` where nothing may be written; ``Closed``.
+        that cannot be; ``PermissionDenied`` where nothing may be written; ``Unavailable``; ``Closed``.
         *Cost*: under a millisecond; two syncs for a new name.
         """
         from holdfast.queue.consumer import Consumer
@@ -307,7 +320,8 @@ class Queue(LogReading):
         if self._closed:
             raise Closed("the queue is closed")
         holding = self._full != "drop_oldest" if hold is None else hold
-        found = Consumer(self, self._pages, name, since=since, damage=damage, hold=holding)
+        with Opening(self._path):
+            found = Consumer(self, self._pages, name, since=since, damage=damage, hold=holding)
         self._dependents.add(found)
         return found
 
@@ -336,20 +350,21 @@ class Queue(LogReading):
 
         if self._closed:
             raise Closed("the queue is closed")
-        found = WorkQueue(
-            self,
-            self._pages,
-            name,
-            clock=self._clock,
-            visibility=visibility,
-            max_deliveries=max_deliveries,
-            retry_delay=retry_delay,
-            max_retry_delay=max_retry_delay,
-            max_started=max_started,
-            since=since,
-            damage=self._damage if damage is None else damage,
-            hold=hold,
-        )
+        with Opening(self._path):
+            found = WorkQueue(
+                self,
+                self._pages,
+                name,
+                clock=self._clock,
+                visibility=visibility,
+                max_deliveries=max_deliveries,
+                retry_delay=retry_delay,
+                max_retry_delay=max_retry_delay,
+                max_started=max_started,
+                since=since,
+                damage=self._damage if damage is None else damage,
+                hold=hold,
+            )
         self._dependents.add(found)
         return found
 
@@ -368,7 +383,7 @@ class Queue(LogReading):
         ``wait_durable``.
         """
         level = self._level if sync is None and self._level.name == "every" else (sync or "os")
-        return Queue(
+        return _QueueOfWork(
             f"{self._path}-{name}",
             page_size=page_size,
             sync=level,
@@ -489,3 +504,9 @@ class Queue(LogReading):
         if self._lock_file >= 0:
             self._port.close(self._lock_file)
             self._lock_file = -1
+
+
+class _QueueOfWork(Queue):
+    """One that a work queue makes for itself, under a name that nobody else may give to a new queue."""
+
+    _is_of_work_queue = True

@@ -121,7 +121,7 @@ class WorkQueue:
         self._place = (0, 0)  # the page that the last PAGES named, in this process
         self._dead: Queue | None = None
         self._until_cursor = CURSOR_EVERY
-        self._lock_file = lock_name(pages, name)
+        self._lock_file = lock_name(pages, name, of_work_queue=True)
         try:
             self._open(since)
         except BaseException:

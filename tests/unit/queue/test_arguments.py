@@ -30,7 +30,7 @@ def test_a_buffer_of_wide_items_never_makes_a_frame_that_nobody_can_read(
 ) -> None:
     wide = memoryview(array("I", [1, 2]))
     with Queue(tmp_path / "q") as queue:
-        with pytest.raises(TypeError):
+        with pytest.raises(InvalidRequest):
             queue.append_many([wide, *[other] * (count - 1)], atomic=atomic)
         assert queue.append(wide) == 1
         assert payloads(queue) == [wide.tobytes()]
@@ -64,7 +64,7 @@ def test_a_batch_of_many_frames_with_something_else_at_its_end_is_not_appended_i
     tmp_path: Path, wrong: object
 ) -> None:
     with Queue(tmp_path / "q") as queue:
-        with pytest.raises(TypeError):
+        with pytest.raises(InvalidRequest):
             queue.append_many([*[b"x" * 1000] * 1000, wrong])
         assert queue.last_seq == 0
         with pytest.raises(LimitExceeded):
@@ -95,7 +95,7 @@ def test_a_task_whose_serializer_makes_no_bytes_spoils_no_other_tasks_append(tmp
                 return_exceptions=True,
             )  # fmt: skip
             assert (found[0], found[3]) == (1, 2)
-            assert [type(error) for error in found[1:3]] == [TypeError, TypeError]
+            assert [type(error) for error in found[1:3]] == [InvalidRequest, InvalidRequest]
 
     asyncio.run(run())
 
@@ -169,5 +169,23 @@ def test_a_path_may_be_text_bytes_or_a_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("level", ["buffered", "os", "always"])
 def test_who_appends_text_is_told_what_to_do(tmp_path: Path, level: str) -> None:
-    with Queue(tmp_path / "q", sync=level) as queue, pytest.raises(TypeError, match="not str: give the queue a seria"):
+    with (
+        Queue(tmp_path / "q", sync=level) as queue,
+        pytest.raises(InvalidRequest, match="not str: give the queue a seria"),
+    ):
         queue.append("text")
+
+
+@pytest.mark.parametrize("level", ["buffered", "os", "always"])
+def test_a_batch_that_is_no_batch_of_bytes_is_refused_in_words(tmp_path: Path, level: str) -> None:
+    with Queue(tmp_path / "q", sync=level) as queue:
+        for atomic in (False, True):
+            for batch in ("abc", ["abc"], [b"one", "two"], [b"one", 2], (None, b"two")):
+                with pytest.raises(InvalidRequest, match="a message is bytes, not .*: give the queue a serializer"):
+                    queue.append_many(batch, atomic=atomic)
+            for no_batch in (5, None):
+                with pytest.raises(InvalidRequest, match="a batch is messages one after the other, not"):
+                    queue.append_many(no_batch, atomic=atomic)  # type: ignore[arg-type]
+        assert queue.append(b"one") == 1
+        queue.flush()
+        assert payloads(queue) == [b"one"]

@@ -321,7 +321,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
                 queue.append_many([b"x", refused])
         with pytest.raises(InvalidRequest):
             queue.append_many([])
-        with pytest.raises(TypeError):
+        with pytest.raises(InvalidRequest):
             queue.append("text")
         assert payloads(queue) == []
         assert queue.append(b"x") == 1

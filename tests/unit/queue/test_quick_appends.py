@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import LimitExceeded
+from holdfast.errors import InvalidRequest, LimitExceeded
 from holdfast.queue import Queue, every
 
 LEVELS = ("os", "always", every(messages=3), every(ms=1000))
@@ -41,10 +41,10 @@ def test_every_size_and_every_kind_of_bytes_is_read_as_it_was_appended(tmp_path:
 
 @pytest.mark.parametrize("level", LEVELS, ids=str)
 @pytest.mark.parametrize("wrong", ["text", 5, None])
-def test_what_is_not_bytes_is_a_type_error_and_leaves_nothing(tmp_path: Path, level: str, wrong: object) -> None:
+def test_what_is_not_bytes_is_an_invalid_request_and_leaves_nothing(tmp_path: Path, level: str, wrong: object) -> None:
     with Queue(tmp_path / "q", sync=level) as queue:
         queue.append(b"before")
-        with pytest.raises(TypeError):
+        with pytest.raises(InvalidRequest):
             queue.append(wrong)
         assert queue.append(b"after") == 2
         assert [message.payload for message in queue.read()] == [b"before", b"after"]
