@@ -6,8 +6,8 @@ start and stop (``run``).
 
 Failure model: an address that cannot be bound is a mistake of the configuration and is named. A Unix socket left behind
 by a crash is removed when nobody answers on it; one that is answered is somebody else's and is left alone.
-Connections never take the last ``DESCRIPTORS_KEPT`` descriptors of the process: without one the log could not be
-written, and a crowd of idle clients would end a leader.
+Connections never take the descriptors of the object store, nor ``DESCRIPTORS_KEPT`` beside them: without one the log
+could not be written, and a crowd of idle clients would end a leader.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PARTIAL_SECONDS_MAX: Final = 30
 IDLE_SECONDS_MAX: Final = 600
 STALLED_EVERY_SECONDS: Final = 5
 DESCRIPTORS_KEPT: Final = 256
-"""For the store's connections, the stores' pages, files of the view, and what a request needs for a moment."""
+"""For the message stores' pages, files of the view, and what a request needs for a moment."""
 REFUSALS_MAX: Final = 64
 """Connections above the maximum at a time that are told so; who comes beside these is closed without a word."""
 ANSWER_SECONDS_MAX: Final = 1.0
@@ -65,8 +65,12 @@ class HttpServer:
         *,
         tls: ssl.SSLContext | None = None,
         stores: StoreHost | None = None,
+        store_connections: int = 0,
     ) -> None:
-        """``stores``: where the message stores of this process are, for their hot routes and their WebSockets."""
+        """``stores``: where the message stores of this process are, for their hot routes and their WebSockets.
+
+        ``store_connections``: how many descriptors the object store may want.
+        """
         self.front = front
 
         def socket(ended: Callable[[], None]) -> asyncio.Protocol:
@@ -81,6 +85,7 @@ class HttpServer:
         self.lanes = Lanes(front, self.framework.protocol, None if stores is None else HotStores(front, stores))
         self.addresses: list[str] = []
         self._tls = tls
+        self._store_connections = store_connections
         self._listeners: list[Listener] = []
         self._unix_sockets: list[_UnixSocket] = []
         self._ticking: asyncio.TimerHandle | None = None
@@ -123,7 +128,11 @@ class HttpServer:
 
     def _keep_descriptors(self) -> None:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        room = max(limit - DESCRIPTORS_KEPT, limit // 2) if limit != resource.RLIM_INFINITY else sys.maxsize
+        room = (
+            max(limit - DESCRIPTORS_KEPT - self._store_connections, limit // 2)
+            if limit != resource.RLIM_INFINITY
+            else sys.maxsize
+        )
         if room < self.lanes.connections_max:
             wanted = self.front.limits.connections_max
             self.lanes.connections_max = room

@@ -167,7 +167,13 @@ class _Process:
             )
         )
         self._metrics.stores = self._stores
-        server = self._server = HttpServer(self._front, self._routes(), tls=self._tls, stores=self._stores)
+        server = self._server = HttpServer(
+            self._front,
+            self._routes(),
+            tls=self._tls,
+            stores=self._stores,
+            store_connections=self._settings.persist.target_pool_size,
+        )
         self._metrics.server = server
         self._metrics.subscriptions = self._subscriptions
         addresses = await server.listen(settings.server.listen)
