@@ -671,3 +671,37 @@ def test_trim_never_takes_the_page_that_is_written_to(path: Path, capsys: pytest
 def test_a_copied_queue_is_read_where_it_is(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(path.parent, tmp_path / "copy", ignore=shutil.ignore_patterns("*.lock"))
     assert run_json(capsys, "verify", tmp_path / "copy" / "orders")[1]["messages"] == 400
+
+
+@pytest.mark.parametrize("place", ["absent/x", "file/x", "x" * 300, "."])
+def test_an_output_file_that_cannot_be_made_is_a_bad_request(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    (tmp_path / "file").touch()
+    code, lines, told = run(capsys, "dump", path, "--output", tmp_path / place)
+    assert (code, lines) == (BAD_REQUEST, [])
+    assert "output file" in told
+    assert str(tmp_path / place) in told
+
+
+@pytest.mark.parametrize("words", [["dump"], ["dump", "--raw"], ["tail", "-n", "1"], ["tail", "-n", "400", "--json"]])
+def test_an_output_that_fails_is_not_told_as_the_queues_failure(path: Path, words: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        found = subprocess.run(
+            [sys.executable, "-m", "holdfast.cli.main", "queue", words[0], str(path), *words[1:]],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
+        )  # fmt: skip
+    assert found.returncode == UNAVAILABLE
+    assert len(found.stderr.splitlines()) == 1
+    assert "the output could not be written output=stdout cause=No space left on device" in found.stderr
+
+
+def test_the_help_of_tail_tells_what_none_means(capsys: pytest.CaptureFixture[str]) -> None:
+    _, lines, _ = run(capsys, "tail", "--help")
+    assert "0 is none: with -f only what arrives" in " ".join(" ".join(lines).split())
+
+
+def test_what_is_set_aside_is_told_of_its_own_queue_only(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("orders-9.page.torn", "orders-eu-9.page.torn", "orders-eu-9.page.64.damaged"):
+        (path.parent / name).touch()
+    assert run_json(capsys, "info", path)[1]["set_aside"] == ["orders-9.page.torn"]

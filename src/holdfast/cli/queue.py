@@ -80,7 +80,12 @@ def info(
 @commands.command()
 def tail(
     path: PathArgument,
-    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Begin with so many last messages.")] = 10,
+    count: Annotated[
+        int,
+        typer.Option(
+            "--count", "-n", min=0, help="Begin with so many last messages; 0 is none: with -f only what arrives."
+        ),
+    ] = 10,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as messages arrive.")] = False,
     limit: Annotated[int, typer.Option("--limit", min=0, help="End after so many messages; 0 is never.")] = 0,
     since: SinceOption = None,

@@ -10,9 +10,10 @@ with an exit code.
 from __future__ import annotations
 
 import base64
+import errno
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -23,7 +24,7 @@ from holdfast.cli.output import print_fields, print_json, print_line, progress, 
 from holdfast.cli.queue import Separator
 from holdfast.cli.queue_files import moment_ns, opened_files, parse_time, writer_of
 from holdfast.cli.queue_picture import DrawnPage, draw
-from holdfast.errors import InvalidRequest
+from holdfast.errors import Code, InvalidRequest, Unavailable
 from holdfast.queue import Gap, Message, Queue, Trimmed
 from holdfast.queue.cursor_file import committed_seqs
 from holdfast.queue.identity_file import read_identity
@@ -92,7 +93,12 @@ class _Facts:
         names = pages.port.names(pages.directory)
         prefix = f"{pages.names.prefix}-"
         self.set_aside = sorted(
-            name for name in names if name.startswith(prefix) and (name.endswith(".torn") or ".damaged" in name)
+            name
+            for name in names
+            # Behind the last hyphen: what is before it may be the name of another queue.
+            if name.startswith(prefix)
+            and "-" not in name[len(prefix) :]
+            and (name.endswith(".torn") or ".damaged" in name)
         )
         self.pages: list[dict[str, object]] = []
         self.drawn: list[DrawnPage] = []
@@ -257,12 +263,15 @@ def tail(
             seq = max(1, queue.first_seq, queue.last_seq + 1 - count)
         messages = queue.read(since=moment, seq=seq, follow=follow, damage=_tell)
         for message in islice(messages, limit or None):
-            if as_json:
-                print_json(message_fields(message, encoding))
-            else:
-                print_line(message_line(message))
-            if follow:
-                sys.stdout.flush()
+            with output_errors(None):
+                if as_json:
+                    print_json(message_fields(message, encoding))
+                else:
+                    print_line(message_line(message))
+                if follow:
+                    sys.stdout.flush()
+        with output_errors(None):
+            sys.stdout.flush()
 
 
 def _starting_point(since: str | None, seq: int | None) -> datetime | None:
@@ -300,11 +309,11 @@ def dump(
         total = min(queue.last_seq + 1 - first, limit or sys.maxsize)
         messages = queue.read(since=moment, seq=seq, damage=_tell if skip_damage else "raise")
         shown = output is not None or not sys.stdout.isatty()
-        with _output(output) as file, progress("dumping", shown=shown) as moved:
+        with _output(output) as write, progress("dumping", shown=shown) as moved:
             for done, message in enumerate(islice(messages, limit or None), 1):
                 if end_ns is not None and message.time_ns >= end_ns:
                     break
-                file.write(encode(message))
+                write(encode(message))
                 if done % PROGRESS_MESSAGES == 0:
                     moved(done, total if moment is None else None)
 
@@ -338,16 +347,61 @@ def _raw_encoder(separator: Separator) -> Callable[[Message], bytes]:
 
 
 @contextmanager
-def _output(path: Path | None) -> Generator[BinaryIO]:
-    """Where a dump goes. A file that exists is not written over."""
+def _output(path: Path | None) -> Generator[Callable[[bytes], None]]:
+    """Writes to where a dump goes. A file that exists is not written over."""
     if path is None:
         sys.stdout.flush()
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
+        file: BinaryIO = sys.stdout.buffer
+    else:
+        file = _new_file(path)
+
+    def write(data: bytes) -> None:
+        try:
+            file.write(data)
+        except OSError:
+            with output_errors(path):
+                raise
+
     try:
-        file = path.open("xb")
+        yield write
+    finally:
+        with output_errors(path):
+            if path is not None:
+                file.close()
+            elif not file.closed:
+                file.flush()
+
+
+def _new_file(path: Path) -> BinaryIO:
+    try:
+        return path.open("xb")
     except FileExistsError as error:
         raise InvalidRequest("the output file exists", path=str(path), hint="name another, or move it away") from error
-    with file:
-        yield file
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise _output_failed(error, path) from error
+        raise InvalidRequest("the output file cannot be made", path=str(path), cause=error.strerror) from error
+
+
+@contextmanager
+def output_errors(path: Path | None) -> Generator[None]:
+    """What fails in here is the output, not the queue. A reader who has left (``BrokenPipeError``) is no failure."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if path is None:
+            with suppress(OSError):
+                sys.stdout.close()  # it holds what could not be written, and the interpreter would try again at the end
+        raise _output_failed(error, path) from error
+
+
+def _output_failed(error: OSError, path: Path | None) -> Unavailable:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return Unavailable(
+        "the output could not be written",
+        code=Code.DISK_FULL if full else Code.STORE_UNAVAILABLE,
+        output=str(path or "stdout"),
+        cause=error.strerror,
+    )

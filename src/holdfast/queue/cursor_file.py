@@ -1,8 +1,8 @@
 """The files of named cursors.
 
 Owns: making, reading and writing ``<prefix>-<name>.cursor``, its lock, which cursors retention waits for. Does not own:
-the value (``cursor``), its slots (``slots``), which names are allowed (``neighbours``), when it is written (``consumer``,
-``work_queue``).
+the value (``cursor``), its slots (``slots``), which names are allowed (``neighbours``), when it is written
+(``consumer``, ``work_queue``).
 
 Failure model: ``OSError`` from the port; a crash at any moment leaves the old value or the new one. The file is made
 whole, durable and under its name before a consumer gets its first message; a crash before that leaves no cursor, which

@@ -181,7 +181,7 @@ def test_a_batch_that_is_no_batch_of_bytes_is_refused_in_words(tmp_path: Path, l
     with Queue(tmp_path / "q", sync=level) as queue:
         for atomic in (False, True):
             for batch in ("abc", ["abc"], [b"one", "two"], [b"one", 2], (None, b"two")):
-                with pytest.raises(InvalidRequest, match="a message is bytes, not .*: give the queue a serializer"):
+                with pytest.raises(InvalidRequest, match=r"a message is bytes, not .*: give the queue a serializer"):
                     queue.append_many(batch, atomic=atomic)
             for no_batch in (5, None):
                 with pytest.raises(InvalidRequest, match="a batch is messages one after the other, not"):

@@ -87,7 +87,7 @@ def test_what_is_not_bytes_is_refused_at_once_and_spoils_nothing(
 ) -> None:
     with Queue(tmp_path / "q", sync=level) as queue:
         queue.append(b"before")
-        with pytest.raises(InvalidRequest, match="a message is bytes, not .*: give the queue a serializer"):
+        with pytest.raises(InvalidRequest, match=r"a message is bytes, not .*: give the queue a serializer"):
             queue.append_many([b"good", wrong]) if many else queue.append(wrong)
         assert queue.append(b"after") == 2
         queue.flush()
