@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.mount_namespace import mount_namespace
 
 STORIES = Path(__file__).parent / "stores_small_disk.py"
 
@@ -17,9 +18,9 @@ STORIES = Path(__file__).parent / "stores_small_disk.py"
 def tell(mount: Path, story: str) -> dict[str, Any]:
     """Run a story in a mount namespace of its own, so that its file system ends with it."""
     found = subprocess.run(
-        ["unshare", "-Urm", sys.executable, str(STORIES), str(mount), story],
+        [*mount_namespace(), sys.executable, str(STORIES), str(mount), story],
         stdout=subprocess.PIPE,
-        timeout=60,
+        timeout=110,
         check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
     )

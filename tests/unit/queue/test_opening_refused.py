@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.mount_namespace import mount_namespace
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, PermissionDenied, Unavailable
 from holdfast.queue import Queue
@@ -122,7 +123,7 @@ refused()
 
 def test_a_full_and_a_read_only_mount_are_told_as_what_they_are(tmp_path: Path) -> None:
     found = subprocess.run(
-        ["unshare", "-Urm", sys.executable, "-c", MOUNTS, str(tmp_path)],
+        [*mount_namespace(), sys.executable, "-c", MOUNTS, str(tmp_path)],
         stdout=subprocess.PIPE,
         timeout=60,
         check=True,
