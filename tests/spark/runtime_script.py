@@ -33,7 +33,7 @@ from holdfast.spark.pipeline import Latest, run_pipeline
 COLUMNS = "version,seq,kind,key,value,timestamp,position"
 SINK_ROWS = 200
 BULK_REQUESTS = 3000
-COPY_SECONDS_MAX = 90
+COPY_SECONDS_MAX = 240
 JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 HERE = {
     "spark.driver.host": "127.0.0.1",

@@ -307,7 +307,7 @@ def test_a_killed_command_is_continued_by_the_next_and_csv_is_loaded(tmp_path: P
             process.wait(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(30)
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout.splitlines()[-1])["report"]
     assert report["continued_at"] > 0 and report["committed"] == 4000

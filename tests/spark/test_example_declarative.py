@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "declarative-pipeline"
 HOME = "file:///tmp/holdfast-orders"
 RUN = "spark-pipelines --conf spark.sql.catalogImplementation=hive run"
-SECONDS_MAX = 150
+SECONDS_MAX = 400
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
 """The second run, with a Java process of its own, is the proof's."""
 # Two Java processes, one after the other.

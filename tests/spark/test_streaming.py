@@ -17,7 +17,7 @@ from tests.spark.service_process import ServiceProcess
 from holdfast.commit.transaction import Delete, RangeDelete, Write
 from holdfast.spark import read_log
 
-SECONDS_MAX = 60
+SECONDS_MAX = 240
 
 
 @pytest.fixture(scope="module")
