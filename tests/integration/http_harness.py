@@ -18,7 +18,8 @@ from holdfast.commit.feed import EventBatch
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.commit.subscription import subscribe
 from holdfast.objects.memory import MemoryStore
-from holdfast.objects.port import CreateAnswer
+from holdfast.objects.port import CreateAnswer, ObjectStore
+from holdfast.objects.time_limit import TimeLimited
 from holdfast.server.auth import Authenticator, Role
 from holdfast.server.embedded_view import EmbeddedView
 from holdfast.server.front import Front, FrontLimits
@@ -170,12 +171,15 @@ async def serving(
     view: bool = True,
     options: ServiceOptions | None = None,
     store: GatedStore | None = None,
+    reading: ObjectStore | None = None,
     stalled_ms_max: float = STALLED_MS_MAX,
 ) -> AsyncGenerator[Serving]:
-    """A server that leads a log; everything ends with the block."""
+    """A server that leads a log; everything ends with the block. ``reading``: how history is read, if not directly."""
     store = store or GatedStore()
     front = Front(limits=limits or FrontLimits(), authenticator=Authenticator(tokens or {}))
-    service = await CommitService.lead(store, options or ServiceOptions(address="test", allow_new=True, probe=False))
+    options = options or ServiceOptions(address="test", allow_new=True, probe=False)
+    own = None if reading is None else TimeLimited(store, options.request_timeout_ms)
+    service = await CommitService.lead(reading or store, options, own)
 
     def subscribed(after: int, durable: bool) -> AsyncIterator[EventBatch]:
         front.leading()

@@ -10,6 +10,7 @@ import struct
 import pytest
 from tests.integration.http_harness import Client, commit, request, run, serving, until, write
 
+from holdfast.server.ask_leader import ask_leader
 from holdfast.server.auth import Role
 from holdfast.server.fast_lane import HEAD_BYTES_MAX, UNANSWERED_MAX
 from holdfast.server.front import FrontLimits
@@ -190,11 +191,11 @@ def test_a_bad_request_leaves_the_connection_usable() -> None:
 
 
 BAD_HEADS = [
-    b"POST /v1/commit HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
-    b"POST /v1/commit HTTP/1.1\r\nContent-Length: abc\r\n\r\n",
-    b"POST /v1/commit HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-    b"POST /v1/commit HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n",
-    b"POST /v1/commit HTTP/1.1\r\nbad header\r\n\r\n",
+    b"POST /v1/commit HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+    b"POST /v1/commit HTTP/1.1\r\nHost: x\r\nContent-Length: abc\r\n\r\n",
+    b"POST /v1/commit HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+    b"POST /v1/commit HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+    b"POST /v1/commit HTTP/1.1\r\nHost: x\r\nbad header\r\n\r\n",
     b"GET /livez HTTP/1.1\r\nHost : x\r\n\r\n",
     b"NONSENSE\r\n\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -216,13 +217,103 @@ def test_what_is_not_http_gets_a_coded_400_and_the_end(head: bytes) -> None:
     run(scenario)
 
 
+FAST_AND_FRAMEWORK = ["POST /v1/commit", "GET /livez", "GET /v1/version", "GET /v1/version?consistency=local"]
+
+
+@pytest.mark.parametrize("line", FAST_AND_FRAMEWORK)
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        [],
+        ["Host: a", "Host: a"],
+        ["Host: a", "hOST: b"],
+        ["Host: a/b"],
+        ["Host: a, b"],
+        ["Host: ann@a"],
+        ["Host: a:b"],
+        ["Host: [::1"],
+        ["Host: a\u00fc"],
+    ],
+)
+def test_a_request_without_one_valid_host_gets_a_coded_400_and_the_end(line: str, hosts: list[str]) -> None:
+    body = write() if line.startswith("POST") else b""
+    head = "\r\n".join([f"{line} HTTP/1.1", *hosts, f"Content-Length: {len(body)}"]).encode() + b"\r\n\r\n"
+
+    async def scenario() -> None:
+        async with serving() as here:
+            before = here.service.local_version()
+            for first in (b"", LIVEZ):  # a head that was right before does not make it right
+                client = await here.connect()
+                client.send(first + head + body + LIVEZ)
+                if first:
+                    assert (await client.answer()).status == 200
+                answer = await client.answer()
+                assert (answer.status, answer.code, answer.headers["connection"]) == (400, "malformed", "close")
+                assert "Host" in answer.json["error"]["message"]
+                client.writer.write_eof()
+                assert await client.is_closed_by_peer()
+            assert here.service.local_version() == before
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("line", FAST_AND_FRAMEWORK)
+@pytest.mark.parametrize(
+    "host", ["", "x", " a-b_c.example:8080 ", "127.0.0.1", "[::1]:80", "[fe80::1%eth0]:80", "a%20b", ":"]
+)
+def test_one_valid_host_is_enough_whatever_it_names(line: str, host: str) -> None:
+    body = write() if line.startswith("POST") else b""
+    head = f"{line} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            for _ in range(3):
+                client.send(head + body)
+                assert (await client.answer()).status == 200
+
+    run(scenario)
+
+
+def test_who_would_lead_asks_with_a_host_that_is_taken() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            for name in (
+                "127.0.0.1",
+                "localhost",
+                "http://127.0.0.1",
+                "\u24db\u24de\u24d2\u24d0\u24db\u24d7\u24de\u24e2\u24e3",
+            ):
+                asked = await ask_leader(f"{name}:{here.port}", tls=False, standby=False)
+                assert asked == here.service.leader_id
+            (address,) = (await here.server.listen(["[::1]:0"]))[1:]
+            for each in (address, address.replace("[", "").replace("]", "")):
+                assert await ask_leader(each, tls=False, standby=False) == here.service.leader_id
+
+    run(scenario)
+
+
+def test_http_1_0_needs_no_host() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+            client.send(b"GET /livez HTTP/1.0\r\n\r\n")
+            assert (await client.answer()).status == 200
+            client = await here.connect()
+            client.send(b"GET /livez HTTP/1.0\r\nHost: a\r\nHost: a\r\n\r\n")
+            assert (await client.answer()).status == 400
+
+    run(scenario)
+
+
 def test_a_body_framed_twice_is_never_taken_by_the_fast_lane() -> None:
     async def scenario() -> None:
         async with serving() as here:
             client = await here.connect()
             smuggled = b"0\r\n\r\n" + LIVEZ
             client.send(
-                b"POST /v1/commit HTTP/1.1\r\nContent-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n" % len(smuggled)
+                b"POST /v1/commit HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n"
+                % len(smuggled)
                 + smuggled
             )
             assert (await client.answer()).status == 400
@@ -250,7 +341,7 @@ def test_too_large_a_head_is_refused(target: str) -> None:
         async with serving() as here:
             client = await here.connect()
             method = "POST" if target == "/v1/commit" else "GET"
-            client.send(f"{method} {target} HTTP/1.1\r\nX: ".encode() + b"y" * (HEAD_BYTES_MAX + 10))
+            client.send(f"{method} {target} HTTP/1.1\r\nHost: x\r\nX: ".encode() + b"y" * (HEAD_BYTES_MAX + 10))
             if method == "GET":
                 client.send(b"\r\n\r\n")
             answer = await client.answer()

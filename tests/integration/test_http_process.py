@@ -28,6 +28,7 @@ class Process:
         limits = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
         self.process = subprocess.Popen(
             [
+                *("env", "--default-signal=HUP,INT"),  # one that ignores them, as under nohup, goes on
                 *(limits if without_override else []),
                 *(sys.executable, "-m", "holdfast.cli.main", "serve"),
                 *("--log", log.as_uri(), "--listen", listen, *arguments),

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.integration.http_harness import commit, request, run, serving, until, write
+from tests.integration.http_harness import GatedStore, commit, request, run, serving, until, write
 
 from holdfast.commit.feed import EventBatch
 from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
 from holdfast.commit.subscription import subscribe
 from holdfast.commit.transaction import Transaction
 from holdfast.errors import Code, CorruptData
-from holdfast.objects.budget import StoreMetrics
+from holdfast.objects.budget import BudgetedStore, StoreMetrics
+from holdfast.objects.memory import MemoryStore
+from holdfast.objects.time_limit import TimeLimited
 from holdfast.server.auth import Role
 from holdfast.server.front import FrontLimits
 from holdfast.server.responses import STATUS_OF, LeaderHint
@@ -509,5 +512,52 @@ def test_metrics_are_well_formed_and_count() -> None:
                 assert samples["holdfast_stage_commits_total", (("stage", stage),)] == 3
             assert samples["holdfast_leading", ()] == 1
             assert samples["process_resident_memory_bytes", ()] > 1 << 20
+
+    run(scenario)
+
+
+class HangingReads(GatedStore):
+    """A store that does not answer reads while it hangs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.reads = 0
+
+    async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+        self.reads += 1
+        await self.answers.wait()
+        return await MemoryStore.read(self, key, start=start, length=length)
+
+
+def test_a_status_has_one_bound_however_many_requests_to_a_store_that_hangs_it_takes() -> None:
+    store = HangingReads()
+    # As `serve` has it: readers try twice, each within the time of a request. Here that time never ends.
+    reading = BudgetedStore(TimeLimited(store, 3_600_000), connections_max=4, creates_max=2)
+    options = ServiceOptions(address="test", allow_new=True, take_over=True, probe=False)
+
+    async def scenario() -> None:
+        async with serving(store=store) as first:
+            client = await first.connect()
+            attempt = {"request_id": REQUEST_ID, "read_version": first.service.local_version()}
+            committed = await client.ask("POST", "/v1/commit", write(**attempt))
+        limits = FrontLimits(status_seconds_max=0.02)
+        async with serving(store=store, reading=reading, options=options, limits=limits, view=False) as here:
+            target = f"/v1/status/{REQUEST_ID}?min_version={attempt['read_version']}"
+            client = await here.connect()
+            store.answers.clear()
+            before = store.reads
+            answer = await client.ask("GET", target)
+            assert (answer.status, answer.code) == (503, "store_unavailable")
+            assert answer.json["error"]["retry_after_ms"] > 0
+            again = await client.ask("GET", target)
+            assert (again.status, again.code) == (503, "store_unavailable")
+            assert store.reads == before + 1  # what was begun goes on, and is shared
+            store.answers.set()
+            await until(lambda: store.reads > before + 1)
+            here.front.limits = FrontLimits(status_seconds_max=10)
+            final = await client.ask("GET", target)
+            assert final.json == {"status": "committed", "version": committed.json["version"]}
 
     run(scenario)

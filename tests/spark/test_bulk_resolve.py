@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +23,6 @@ from holdfast.commit.entry import CommitEntry
 from holdfast.commit.resolve import Resolve
 from holdfast.commit.transaction import PointRead, RangeDelete, RangeRead, Rejected, Transaction, Write
 from holdfast.errors import InvalidRequest
-from holdfast.spark.bulk.newest_by_rank import NewestByRank
 from holdfast.spark.bulk.request_chunk import pack
 from holdfast.spark.bulk.request_frame import RequestFormat
 from holdfast.spark.bulk.resolve import Resolution, resolve_requests
@@ -36,7 +38,9 @@ from holdfast.spark.bulk.sweep import (
     conflicting_changes,
     sweep,
 )
+from holdfast.spark.bulk.sweep_loops import empty, levels, newest, record
 
+ROOT = Path(__file__).resolve().parents[2]
 PROVE = bool(os.environ.get("HOLDFAST_PROVE"))
 OPERATIONS = 10_000_000 if PROVE else 200_000
 SKEWS = [(1_000_000, 0.0), (20_000, 0.0), (100_000, 0.9), (2_000, 0.5)]
@@ -309,21 +313,50 @@ def test_the_kernel_leaves_unknown_what_depends_on_the_unknown_and_nothing_else(
 @pytest.mark.parametrize("ranks", [1, 255, 257, 70_000])
 def test_the_newest_change_of_any_range_is_found_whatever_its_width(ranks: int) -> None:
     draw = np.random.default_rng(ranks)
-    newest, plain = NewestByRank(ranks), np.zeros(ranks, np.int32)
+    begins, plain = levels(ranks), np.zeros(ranks, np.int32)
+    inside, covers = empty(begins), empty(begins)
     for ordinal in range(1, 200):
         begin, end = sorted(draw.integers(0, ranks + 1, 2).tolist())
         low, high = begin, end
         if begin == end or draw.random() < 0.7:
             low = min(begin, ranks - 1)
             high = low + 1
-        newest.record(np.array([low]), np.array([high]), np.array([ordinal], np.int32))
+        record(begins, inside, covers, low, high, ordinal)
         plain[low:high] = ordinal
-        lows = draw.integers(0, ranks, 5)
-        highs = np.minimum(lows + draw.integers(1, ranks + 1, 5), ranks)
-        expected = [plain[a:b].max() for a, b in zip(lows, highs, strict=True)]
-        assert newest.newest(lows, highs).tolist() == expected
-        ats = draw.integers(max(0, ordinal - 20), ordinal + 1, 5).astype(np.int32)
-        assert newest.changed_after(lows, highs, ats).tolist() == [a > b for a, b in zip(expected, ats, strict=True)]
+        for low in draw.integers(0, ranks, 5).tolist():
+            high = min(low + int(draw.integers(1, draw.choice([2, 40, ranks + 1]) + 1)), ranks)
+            assert newest(begins, inside, covers, low, high) == plain[low:high].max()
+
+
+@pytest.mark.parametrize("ranks", [16, 17, 40, 256, 300])
+def test_every_range_finds_every_other_that_it_meets(ranks: int) -> None:
+    begins = levels(ranks)
+    ends = sorted({0, 1, 2, 15, 16, 17, 31, 32, 33, 39, 255, 256, 257, 271, 272, 288, ranks - 1, ranks})
+    some = [(low, high) for low in ends for high in ends if low < high <= ranks]
+    for low, high in some:
+        inside, covers = empty(begins), empty(begins)
+        record(begins, inside, covers, low, high, 7)
+        for begin, end in some:
+            assert newest(begins, inside, covers, begin, end) == (7 if begin < high and low < end else 0)
+
+
+def test_the_compiled_loops_stay_within_their_arrays(tmp_path: Path) -> None:
+    script = """
+import numpy as np
+from tests.spark.test_bulk_resolve import judge_in_one_pass, random_problem
+from holdfast.spark.bulk.sweep import sweep
+draw = np.random.default_rng(1)
+for ranks in (2, 63, 64, 65, 300, 4097):
+    for ranges in (0.0, 0.5):
+        problem = random_problem(draw, 300, ranks, ranges=ranges)
+        judge_in_one_pass(problem)
+        known, flags = draw.choice(3, 300).astype(np.uint8), draw.random((2, 300)) < 0.5
+        sweep(problem, known, *flags)
+"""
+    checked = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=checked, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(("keys", "skew"), SKEWS)

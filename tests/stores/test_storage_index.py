@@ -159,8 +159,8 @@ def test_a_checkpoint_that_could_not_be_written_is_written_later(tmp_path: Path)
     block.live = 1
     index.blocks.put("a", block)
     checkpoint = checkpoint_of(index, 5)
-    broken = checkpoint._replace(at_ms=object())  # type: ignore[arg-type]  # what SQLite cannot take fails its transaction
-    with pytest.raises(Exception, match="type 'object' is not supported"):
+    broken = checkpoint._replace(at_ms=object())  # type: ignore[arg-type]  # what cannot be written fails its transaction
+    with pytest.raises(Exception, match="type object is unsupported"):
         index.write(broken)
     assert index.load() is None
     assert index.write(checkpoint) == 6
@@ -225,7 +225,7 @@ def test_an_index_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_an_index_of_a_later_format_is_refused(tmp_path: Path) -> None:
     index = Index(str(tmp_path))
-    index._writer.execute("UPDATE meta SET value = 2 WHERE name = 'format'")
+    index._writer.execute("UPDATE meta SET value = 3 WHERE name = 'format'")
     index.close()
     with pytest.raises(CorruptData, match="later version"):
         Index(str(tmp_path))

@@ -1,12 +1,13 @@
-"""``holdfast stores backup``, ``compact``, ``restore``, ``verify``: the files behind message stores.
+"""``holdfast stores backup``, ``compact``, ``repair``, ``restore``, ``verify``: the files behind message stores.
 
 Owns: their options and what they print. Does not own: the group (``stores``), copying and checking
-(``holdfast.stores.backup``), loaded when one of them runs.
+(``holdfast.stores.backup``), going on without what is damaged (``holdfast.stores.repair``), loaded when one runs.
 
-``backup`` and ``compact`` ask a running service, which goes on serving. ``restore`` and ``verify`` read directories and
-need no service, but ``holdfast[server]``.
+``backup`` and ``compact`` ask a running service, which goes on serving. The others work on directories and need no
+service, but ``holdfast[server]``.
 
-Failure model: damage ends ``verify`` and ``restore`` with exit code 6 and names the file or the message.
+Failure model: damage ends ``verify`` and ``restore`` with exit code 6 and names the file or the message; ``repair``,
+too, unless it was told to let go of what is damaged.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.exits import Exit
 from holdfast.cli.options import JsonOption, TimeoutOption, TokenOption, UrlOption
 from holdfast.cli.output import print_json, print_line
 from holdfast.cli.service import store_asking
@@ -23,7 +25,7 @@ from holdfast.cli.stores import commands
 from holdfast.cli.transactions import LOCAL
 from holdfast.errors import CorruptData
 
-__all__ = ["backup", "commands", "compact", "restore", "verify"]
+__all__ = ["backup", "commands", "compact", "repair", "restore", "verify"]
 
 
 @commands.command()
@@ -95,11 +97,49 @@ def verify(
                 "messages": found.messages,
                 "bytes": found.bytes,
                 "index": found.index,
+                "damaged": found.damaged,
             }
         )
     else:
         print_line(
             f"good: {found.stores} stores, {found.messages} messages, {found.frames} frames, {found.bytes} bytes"
         )
+        if found.damaged:
+            print_line(f"{found.damaged} frames are damaged, and nothing that is kept needs them")
         if not found.index:
             print_line("there is no index.sqlite: the state was made of the log alone, as a start would")
+
+
+@commands.command()
+def repair(
+    directory: Annotated[Path, typer.Argument(help="Stores that no service has open.", show_default=False)],
+    lose: Annotated[
+        bool, typer.Option("--lose", help="Let go of the messages that cannot be read; else they are only told.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell which messages cannot be read, or go on without them. Copy the directory before."""
+    from holdfast.stores.repair import repair as let_go
+    from holdfast.stores.repair import survey
+
+    losses = let_go(str(directory)) if lose else survey(str(directory))
+    if as_json:
+        print_json(
+            {
+                "lost": lose,
+                "stores": {
+                    loss.store: {"messages": loss.messages, "runs": loss.runs, "durables": loss.durables}
+                    for loss in losses
+                },
+            }
+        )
+    else:
+        for loss in losses:
+            runs = ", ".join(f"{first}-{last}" if first < last else str(first) for first, last in loss.runs)
+            print_line(f"{loss.store}: {loss.messages} messages {'are lost' if lose else 'cannot be read'}: {runs}")
+            for durable, messages in loss.durables.items():
+                print_line(f"{loss.store}/{durable}: {messages} of its messages are lost")
+        if not losses:
+            print_line("every message that is kept can be read")
+    if losses and not lose:
+        raise typer.Exit(Exit.DAMAGED)

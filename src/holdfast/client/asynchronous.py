@@ -44,6 +44,7 @@ from holdfast.client.shell import Transacted, draw_wait_ms, now_ms, routes_of, t
 from holdfast.client.stream import Continuity, Delivery, Filter, follow
 from holdfast.client.transaction import ServiceSource, Source, TransactionBuilder, ViewSource, transact
 from holdfast.client.transports import Connection, Pool
+from holdfast.client.unusable import problem_with, reason_of
 from holdfast.commit.transaction import Operation, Precondition, Transaction
 from holdfast.errors import Closed, HoldfastError
 
@@ -341,7 +342,8 @@ class Subscription:
                 self._effect = self._procedure.send(answer)
             if isinstance(self._effect, Deliver):  # the procedure goes on when the caller has had these
                 self._delivery.offer(self._effect.events)
-        except StopIteration:
+        except StopIteration:  # another task closed it, perhaps while the stream was being opened
+            self._hang_up()
             return False
         except asyncio.CancelledError:  # a caller's timeout around the next event: the stream stays open
             raise
@@ -357,7 +359,7 @@ class Subscription:
                 try:
                     self._stream = connection, reader = await self._client.pool.open(effect)
                 except (OSError, UnicodeError, BadAnswer) as error:
-                    return Failed(now_ms(), False, f"{type(error).__name__}: {error}")
+                    return Failed(now_ms(), False, reason_of(error), problem=problem_with(effect.endpoint, error))
                 if reader.status == 200:
                     return Opened(now_ms())
                 self._client.pool.drop(connection)
@@ -382,7 +384,7 @@ class Subscription:
                         return Failed(now_ms(), False, "the service ended the stream")
                     await connection.changed()
         except (OSError, BadAnswer) as error:
-            return Failed(now_ms(), False, f"{type(error).__name__}: {error}")
+            return Failed(now_ms(), False, reason_of(error))
         return Chunk(now_ms(), reader.take())
 
     def _hang_up(self) -> None:

@@ -42,6 +42,7 @@ from holdfast.client.shell import Transacted, draw_wait_ms, now_ms, routes_of, t
 from holdfast.client.sockets import Connection, Pool, left_s
 from holdfast.client.stream import Continuity, Delivery, Filter, follow
 from holdfast.client.transaction import ServiceSource, Source, TransactionBuilder, ViewSource, transact
+from holdfast.client.unusable import problem_with, reason_of
 from holdfast.commit.transaction import Operation, Precondition, Transaction
 from holdfast.errors import Closed, HoldfastError
 
@@ -106,7 +107,10 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close every idle connection. Waits and streams that are under way end with ``Closed``."""
+        """Close every idle connection, and send nothing more.
+
+        Waits and streams under way in other threads end with ``Closed``; a request already sent is still answered.
+        """
         self._closing.set()
         self._pool.close()
 
@@ -284,6 +288,9 @@ class Subscription:
         self._stream: tuple[Connection, AnswerReader] | None = None
         self._effect: Effect | None = None
         self._delivery = Delivery(self._continuity)
+        self._guard = threading.RLock()  # a signal's handler may close what its own thread is in the middle of
+        self._advancing = False
+        self._closed = threading.Event()
 
     def __enter__(self) -> Self:
         return self
@@ -329,24 +336,47 @@ class Subscription:
                 return
 
     def _advance(self) -> bool:
-        """Carry out one effect. An effect that was interrupted is carried out again."""
+        """Carry out one effect, unless it is closed. An effect that was interrupted is carried out again."""
+        with self._guard:
+            if self._closed.is_set():
+                return False
+            self._advancing = True
         try:
-            if self._effect is None:
-                self._effect = next(self._procedure)
-            else:
-                answer = self._carry_out(self._effect)
-                self._effect = self._procedure.send(answer)
-            if isinstance(self._effect, Deliver):  # the procedure goes on when the caller has had these
-                self._delivery.offer(self._effect.events)
+            self._step()
         except StopIteration:
             return False
         except BaseException:
             self._hang_up()
             raise
+        finally:
+            with self._guard:
+                self._advancing = False
+                if self._closed.is_set():
+                    self._end()
         return True
 
+    def _step(self) -> None:
+        if self._effect is None:
+            self._effect = next(self._procedure)
+        else:
+            answer = self._carry_out(self._effect)
+            if self._closed.is_set():  # what came of it is of no interest, that it broke least of all
+                return
+            self._effect = self._procedure.send(answer)
+        if isinstance(self._effect, Deliver):  # the procedure goes on when the caller has had these
+            self._delivery.offer(self._effect.events)
+
     def close(self) -> None:
-        """Close the connection; iterating ends."""
+        """Close the connection; iterating ends, in another thread too."""
+        with self._guard:
+            self._closed.set()
+            stream = self._stream
+            if not self._advancing:
+                self._end()
+            elif stream is not None:  # that thread closes it
+                stream[0].cut_off()
+
+    def _end(self) -> None:
         self._procedure.close()
         self._effect = None
         self._hang_up()
@@ -358,7 +388,7 @@ class Subscription:
                 try:
                     self._stream = _, reader = self._client.pool.open(endpoint, request, timeout_ms)
                 except (OSError, UnicodeError, BadAnswer) as error:
-                    return Failed(now_ms(), False, f"{type(error).__name__}: {error}")
+                    return Failed(now_ms(), False, reason_of(error), problem=problem_with(endpoint, error))
                 if reader.status == 200:
                     return Opened(now_ms())
                 self._hang_up()
@@ -383,7 +413,7 @@ class Subscription:
                     return Failed(now_ms(), False, "the service ended the stream")
                 connection.receive(reader, left_s(end_ms))
         except (OSError, BadAnswer) as error:
-            return Failed(now_ms(), False, f"{type(error).__name__}: {error}")
+            return Failed(now_ms(), False, reason_of(error))
         return Chunk(now_ms(), reader.take())
 
     def _hang_up(self) -> None:

@@ -26,10 +26,9 @@ Failure model: every loop has a bound in time or count. An operation that runs o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from holdfast.client.effects import Failed, Procedure, Reply, Request, Send, Wait, Woken
-from holdfast.client.endpoint import Endpoint, Route
+from holdfast.client.effects import Failed, Procedure, Reply, Request, Send
+from holdfast.client.endpoint import Endpoint
 from holdfast.client.messages import (
     REFUSED_BEFORE_ACCEPTANCE,
     CommitReceipt,
@@ -47,22 +46,22 @@ from holdfast.client.messages import (
     error_of,
     key_request,
     range_request,
-    retry_after_ms,
     service_error,
     status_request,
     version_request,
 )
 from holdfast.client.options import ClientOptions
+from holdfast.client.patience import COORDINATION_CODES, Patience, Session, pause
 from holdfast.commit.transaction import Operation, Precondition, RangeDelete, Transaction
 from holdfast.errors import (
     Code,
     CorruptData,
     HoldfastError,
     InvalidRequest,
+    LimitExceeded,
     NotFound,
     OutcomeUnknown,
     PermissionDenied,
-    Unavailable,
 )
 
 __all__ = [
@@ -70,6 +69,7 @@ __all__ = [
     "ItemResult",
     "Patience",
     "Session",
+    "answer_too_large",
     "ask_status",
     "attempt",
     "commit",
@@ -79,9 +79,6 @@ __all__ = [
     "read_range",
     "version",
 ]
-
-COORDINATION_CODES = frozenset({Code.NOT_LEADER, Code.LEADER_CHANGED, Code.LEADER_ALIVE, Code.DEPOSED})
-"""Errors that say: ask the leader instead."""
 
 COMMIT_ATTEMPTS_MAX = 8
 """How many attempts one ``commit`` makes on its own when asking closed the ones before."""
@@ -101,85 +98,25 @@ REPEATABLE_CODES = (
 """Errors after which a harmless request (one that reads, or asks for an outcome) is repeated."""
 
 
-@dataclass(slots=True)
-class Session:
-    """What the operations of one client share: where to ask, and the newest version any answer named.
-
-    ``newest_version`` only chooses the read version of commits that have none; a stale one costs a ``too_old`` and one
-    more request, never a wrong outcome. Threads may share it: each update is one assignment.
-    """
-
-    route: Route
-    options: ClientOptions = field(default_factory=ClientOptions)
-    newest_version: int | None = None
-
-    def saw(self, version: int) -> None:
-        """An answer named this durable version."""
-        if self.newest_version is None or version > self.newest_version:
-            self.newest_version = version
-
-
-class Patience:
-    """How long one operation has waited and how long it waits next: full jitter under a doubling ceiling."""
-
-    def __init__(self, options: ClientOptions, now_ms: float, within_ms: float) -> None:
-        self._options = options
-        self._ceiling_ms = options.retry_base_ms
-        self._end_ms = now_ms + within_ms
-        self.followed = False
-
-    def spent(self, now_ms: float) -> bool:
-        """No more tries."""
-        return now_ms >= self._end_ms
-
-    def next_wait(self, at_least_ms: float = 0.0, reason: str = "") -> Wait:
-        """The next wait; never before ``at_least_ms``, spread so that a crowd does not return as one."""
-        spread = max(self._ceiling_ms, at_least_ms / 4)
-        self._ceiling_ms = min(self._ceiling_ms * 2, self._options.retry_max_ms)
-        return Wait(at_least_ms, at_least_ms + spread, reason)
-
-    def left_ms(self, now_ms: float) -> float:
-        """Time until this operation gives up, at least one millisecond."""
-        return max(1.0, self._end_ms - now_ms)
-
-
-def _exchange(session: Session, request: Request, timeout_ms: float) -> Procedure[tuple[Endpoint, Reply | Failed]]:
-    """Send once to the place believed to lead, and say which place that was."""
+def _exchange(
+    session: Session, patience: Patience, request: Request, timeout_ms: float
+) -> Procedure[tuple[Endpoint, Reply | Failed]]:
+    """Send once to the place believed to lead, and say which place that was. Raises: as ``Patience.missed``."""
     asked = session.route.current
     answer = yield Send(asked, request, timeout_ms)
     assert isinstance(answer, Reply | Failed), "a Send is answered by Reply or Failed"
     if isinstance(answer, Failed):
-        session.route.failed(asked)
+        patience.missed(asked, answer)
     return asked, answer
-
-
-def pause(session: Session, patience: Patience, asked: Endpoint, answer: Reply | Failed) -> Procedure[float]:
-    """Wait as the answer asks, or not at all when it names another leader that was not followed yet."""
-    at_least = 0.0
-    reason = answer.reason if isinstance(answer, Failed) else f"HTTP status {answer.status}"
-    if isinstance(answer, Reply):
-        error = service_error(answer)
-        reason = reason if error is None else str(error.code)
-        if error is not None and error.code in COORDINATION_CODES and session.options.follow_leader:
-            if not patience.followed and session.route.follow(asked, error.leader_address):
-                patience.followed = True
-                return answer.now_ms
-            if patience.followed or not error.leader_address:
-                session.route.failed(asked)
-        at_least = float(retry_after_ms(error, answer.headers) or 0)
-    # A pause may not outlast the operation's own bound, whatever a service asks for.
-    woken = yield patience.next_wait(min(at_least, patience.left_ms(answer.now_ms)), reason)
-    assert isinstance(woken, Woken), "a Wait is answered by Woken"
-    patience.followed = False
-    return woken.now_ms
 
 
 def _harmless(session: Session, request: Request, now_ms: float, within_ms: float) -> Procedure[Reply]:
     """A request that may be repeated: until it succeeds, is refused for good, or time is up."""
-    patience = Patience(session.options, now_ms, within_ms)
+    patience = Patience(session, now_ms, within_ms)
     while True:
         timeout_ms = min(session.options.request_timeout_ms, patience.left_ms(now_ms))
-        asked, answer = yield from _exchange(session, request, timeout_ms)
+        asked, answer = yield from _exchange(session, patience, request, timeout_ms)
+        failure: HoldfastError
         if isinstance(answer, Reply):
             if answer.status == 200:
                 return answer
@@ -187,11 +124,26 @@ def _harmless(session: Session, request: Request, now_ms: float, within_ms: floa
             repeat = (
                 error.code in REPEATABLE_CODES if error is not None else answer.status >= 500 or answer.status == 429
             )
-            if not repeat or patience.spent(answer.now_ms):
-                raise error_of(error, answer.status)
-        elif patience.spent(answer.now_ms):
-            raise Unavailable(f"the service cannot be reached: {answer.reason}", endpoint=asked)
+            failure = error_of(error, answer.status)
+        else:
+            repeat = not answer.too_large
+            failure = patience.unreachable("the service cannot be reached", asked, answer)
+            if answer.too_large:
+                failure = answer_too_large(session.options)
+        if not repeat or patience.spent(answer.now_ms):
+            raise failure
         now_ms = yield from pause(session, patience, asked, answer)
+        if patience.spent(now_ms):  # another try would have no time, and its failure would say less
+            raise failure
+
+
+def answer_too_large(options: ClientOptions) -> LimitExceeded:
+    """The error for an answer above the client's own bound."""
+    return LimitExceeded(
+        "the answer is larger than this client takes",
+        hint="ask for less, or raise response_bytes_max",
+        response_bytes_max=options.response_bytes_max,
+    )
 
 
 def version(session: Session, now_ms: float, *, local: bool) -> Procedure[VersionAnswer]:
@@ -273,15 +225,15 @@ def attempt(session: Session, txn: Transaction, now_ms: float) -> Procedure[Comm
     Raises: OutcomeUnknown; Unavailable or Backpressure when it was never accepted in time; what the service refuses
     with.
     """
-    patience = Patience(session.options, now_ms, session.options.give_up_after_ms)
+    patience = Patience(session, now_ms, session.options.give_up_after_ms)
     request = commit_request(txn)
     while True:
-        asked, answer = yield from _exchange(session, request, session.options.request_timeout_ms)
+        asked, answer = yield from _exchange(session, patience, request, session.options.request_timeout_ms)
         if isinstance(answer, Failed):
             if answer.perhaps_accepted:
                 return (yield from _settle(session, txn, answer.now_ms))
             if patience.spent(answer.now_ms):
-                raise Unavailable(f"the service cannot be reached: {answer.reason}", endpoint=asked)
+                raise patience.unreachable("the service cannot be reached", asked, answer)
         elif answer.status == 200:
             verdict = decode_commit(answer.body)
             if verdict is None:
@@ -389,15 +341,15 @@ def commit_group(session: Session, txns: list[Transaction], now_ms: float) -> Pr
     Every item has a request id and a read version. Items whose line never came are settled by asking, one by one:
     each is then committed, or closed as ``NotCommitted("banned")`` and safe to submit anew.
     """
-    patience = Patience(session.options, now_ms, session.options.give_up_after_ms)
+    patience = Patience(session, now_ms, session.options.give_up_after_ms)
     request = commits_request(txns)
     while True:
-        asked, answer = yield from _exchange(session, request, session.options.request_timeout_ms)
+        asked, answer = yield from _exchange(session, patience, request, session.options.request_timeout_ms)
         if isinstance(answer, Failed):
             if answer.perhaps_accepted:
                 return (yield from _settle_items(session, txns, decode_items(answer.partial), answer.now_ms))
             if patience.spent(answer.now_ms):
-                raise Unavailable(f"the service cannot be reached: {answer.reason}", endpoint=asked)
+                raise patience.unreachable("the service cannot be reached", asked, answer)
         elif answer.status == 200:
             return (yield from _settle_items(session, txns, decode_items(answer.body), answer.now_ms))
         else:

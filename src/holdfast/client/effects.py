@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from holdfast.client.endpoint import Endpoint
     from holdfast.client.events import Event
     from holdfast.client.transaction import TransactionBuilder
+    from holdfast.errors import HoldfastError
 
 __all__ = [
     "Answer",
@@ -129,13 +130,21 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """No whole answer. ``partial`` is what arrived of its body."""
+    """No whole answer. ``partial`` is what arrived of its body.
+
+    ``problem``: why that place cannot be talked to before somebody mends a configuration; it implies that nothing was
+    accepted. ``too_large``: the answer exceeds what this client takes, so asking the same again is of no use.
+    ``asked``: False where this client had no connection free, which tells nothing of the place.
+    """
 
     now_ms: float
     perhaps_accepted: bool
     reason: str
     partial: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
+    problem: HoldfastError | None = None
+    too_large: bool = False
+    asked: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from holdfast.errors import InvalidRequest
+from holdfast.errors import HoldfastError, InvalidRequest
 
-__all__ = ["Endpoint", "Route", "parse_endpoint"]
+__all__ = ["Endpoint", "Route", "Unusable", "parse_endpoint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,8 @@ class Route:
         if not configured:
             raise InvalidRequest("at least one address is needed")
         self._configured = configured
+        self.configured = frozenset(configured)
+        """The same without their order."""
         self._turn = 0
         self.current = configured[0]
 
@@ -113,3 +115,28 @@ class Route:
             return False
         self.current = named
         return True
+
+
+class Unusable:
+    """Places that cannot be talked to before somebody mends a configuration, as one operation has met them."""
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+        self._problems: dict[Endpoint, HoldfastError] = {}
+
+    def met(self, problem: HoldfastError, *places: Endpoint | None) -> bool:
+        """Of no use for this reason. True when no configured place is left."""
+        self._problems |= {place: problem for place in places if place is not None}
+        return self._route.configured <= self._problems.keys()
+
+    def heard(self, place: Endpoint) -> None:
+        """It has answered, so it is of use."""
+        self._problems.pop(place, None)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._problems.clear()
+
+    def elsewhere(self, asked: Endpoint) -> str | None:
+        """The problem of another place than ``asked``, if there is one, for people."""
+        return next((str(problem) for place, problem in self._problems.items() if place != asked), None)

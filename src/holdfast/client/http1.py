@@ -16,48 +16,65 @@ Failure model: bytes that are not an HTTP answer raise ``BadAnswer``; the connec
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Final
 
 import httptools
 
 from holdfast.client.effects import Request
 
-__all__ = ["AnswerReader", "BadAnswer", "KnownHead", "encode_request"]
+__all__ = ["AnswerReader", "AnswerTooLarge", "BadAnswer", "KnownHead", "RequestEncoder", "SpeaksTls"]
 
 HEADS_KEPT_MAX: Final = 64
 KNOWN_HEAD_BYTES_MAX: Final = 4_096
 _END_OF_HEAD: Final = b"\r\n\r\n"
+_TLS_ALERT: Final = b"\x15\x03"
 
 
 class BadAnswer(Exception):
     """What arrived is not the answer to an HTTP request, or exceeds a bound."""
 
 
-def encode_request(request: Request, authority: str, token: str | None) -> bytes:
-    """The bytes of a request on a kept connection."""
-    body = request.body
-    if body:
-        head = _head_with_body(request.method, request.target, request.headers, authority, token)
+class AnswerTooLarge(BadAnswer):
+    """The answer exceeds the client's bound, and will the next time."""
+
+
+class SpeaksTls(BadAnswer):
+    """An alert of TLS arrived: to the other side the request was no handshake, so it was not read."""
+
+
+class RequestEncoder:
+    """Requests as the bytes of a kept connection. Threads may share it.
+
+    What carries a body goes to a few places, again and again: the head up to the length is kept for the next one. It
+    belongs to one client, and goes with it, because the token is in it.
+    """
+
+    __slots__ = ("_heads", "_token")
+
+    def __init__(self, token: str | None) -> None:
+        self._token = token
+        self._heads: dict[tuple[str, str, str, tuple[tuple[str, str], ...]], bytes] = {}
+
+    def encode(self, request: Request, authority: str) -> bytes:
+        """The bytes of a request."""
+        body = request.body
+        if not body:
+            end = b"\r\n" if request.method == "GET" else b"content-length: 0\r\n\r\n"
+            return self._head(request, authority) + end
+        key = (authority, request.method, request.target, request.headers)
+        head = self._heads.get(key)
+        if head is None:
+            if len(self._heads) >= HEADS_KEPT_MAX:
+                self._heads.clear()
+            head = self._heads[key] = self._head(request, authority) + b"content-length: "
         return b"%b%d\r\n\r\n%b" % (head, len(body), body)
-    head = _head(request.method, request.target, request.headers, authority, token)
-    return head + (b"\r\n" if request.method == "GET" else b"content-length: 0\r\n\r\n")
 
-
-def _head(method: str, target: str, headers: tuple[tuple[str, str], ...], authority: str, token: str | None) -> bytes:
-    lines = [f"{method} {target} HTTP/1.1", f"host: {authority}"]
-    if token is not None:
-        lines.append(f"authorization: Bearer {token}")
-    lines.extend(f"{name}: {value}" for name, value in headers)
-    return ("\r\n".join(lines) + "\r\n").encode("latin-1")
-
-
-@lru_cache(maxsize=HEADS_KEPT_MAX)
-def _head_with_body(
-    method: str, target: str, headers: tuple[tuple[str, str], ...], authority: str, token: str | None
-) -> bytes:
-    """Up to the length: what carries a body goes to a few places, again and again."""
-    return _head(method, target, headers, authority, token) + b"content-length: "
+    def _head(self, request: Request, authority: str) -> bytes:
+        lines = [f"{request.method} {request.target} HTTP/1.1", f"host: {authority}"]
+        if self._token is not None:
+            lines.append(f"authorization: Bearer {self._token}")
+        lines.extend(f"{name}: {value}" for name, value in request.headers)
+        return ("\r\n".join(lines) + "\r\n").encode("latin-1")
 
 
 class KnownHead:
@@ -74,7 +91,7 @@ class KnownHead:
 class AnswerReader:
     """One answer. ``complete`` once its last byte is in; the body is taken with ``take``.
 
-    ``known`` belongs to the connection: a head that is known is not parsed again.
+    ``known`` belongs to the connection: a head that is known is not parsed again. It is given before the first byte.
     """
 
     __slots__ = (
@@ -82,16 +99,16 @@ class AnswerReader:
         "_bounded",
         "_buffered",
         "_body_bytes_max",
-        "_known",
         "_parser",
         "complete",
         "headers",
         "heard",
+        "known",
         "status",
     )
 
     def __init__(self, body_bytes_max: int, known: KnownHead | None = None) -> None:
-        self._known = known
+        self.known = known
         self._parser: httptools.HttpResponseParser | None = None
         self._body: list[bytes] = []
         self._buffered = 0
@@ -106,7 +123,7 @@ class AnswerReader:
         """Take bytes from the connection. Raises: BadAnswer."""
         if self.complete:
             raise BadAnswer("bytes after the answer")
-        known = self._known
+        known = self.known
         if known is not None and not self.heard:
             head = known.bytes
             # The same head, then as many bytes as it speaks of and no more: the same answer but for its body.
@@ -120,9 +137,12 @@ class AnswerReader:
         else:
             self._parse(data)
         if self._buffered > self._body_bytes_max:
-            raise BadAnswer(f"the answer exceeds {self._body_bytes_max} bytes")
+            self.complete = False  # whoever looks at this first must not take it
+            raise AnswerTooLarge(f"the answer exceeds {self._body_bytes_max} bytes")
 
     def _parse(self, data: bytes) -> None:
+        if not self.heard and data.startswith(_TLS_ALERT):
+            raise SpeaksTls("an alert of TLS came in place of an answer")
         self.heard = True
         parser = self._parser
         if parser is None:

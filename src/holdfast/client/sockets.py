@@ -16,45 +16,58 @@ import threading
 
 from holdfast.client.effects import Failed, Reply, Request, Send
 from holdfast.client.endpoint import Endpoint
-from holdfast.client.http1 import AnswerReader, BadAnswer, encode_request
+from holdfast.client.http1 import AnswerReader, AnswerTooLarge, BadAnswer, KnownHead, RequestEncoder
 from holdfast.client.options import ClientOptions
 from holdfast.client.shell import now_ms
+from holdfast.client.unusable import problem_with, reason_of
 from holdfast.errors import Closed
 
 __all__ = ["Connection", "Pool", "left_s"]
 
 RECEIVE_BYTES = 1 << 18
+BUSY = "every connection of this client is busy"
 
 
 class Connection:
-    """One socket and the answer it is in the middle of."""
+    """One socket and the answer it is in the middle of. Making it ends within ``timeout_s``, but for the look-up."""
 
     def __init__(self, endpoint: Endpoint, tls: ssl.SSLContext | None, timeout_s: float) -> None:
-        if endpoint.unix_path is not None:
-            plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                plain.settimeout(timeout_s)
-                plain.connect(endpoint.unix_path)
-            except BaseException:
-                plain.close()
-                raise
-        else:
-            plain = socket.create_connection((endpoint.host, endpoint.port), timeout_s)
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        end_ms = now_ms() + timeout_s * 1000
+        plain = _connected(endpoint, end_ms)
         if endpoint.secure:
             context = tls if tls is not None else ssl.create_default_context()
             try:
+                plain.settimeout(left_s(end_ms))
                 plain = context.wrap_socket(plain, server_hostname=endpoint.host)
             except BaseException:
                 plain.close()
                 raise
         self.socket = plain
+        self.known_head = KnownHead()
         self.idle_since_ms = 0.0
 
     def send(self, data: bytes, timeout_s: float) -> None:
         """Hand over all of it. Raises: OSError."""
         self.socket.settimeout(timeout_s)
         self.socket.sendall(data)
+
+    def send_unless_answered(self, data: bytes, timeout_s: float, reader: AnswerReader) -> bool:
+        """Hand over all of it (then True) or stop where the other side does, if it has answered. Raises: OSError,
+        BadAnswer.
+
+        Who refuses a request need not read it: the answer is there, and then nobody takes the rest.
+        """
+        try:
+            self.send(data, timeout_s)
+        except OSError:
+            self.socket.settimeout(0)
+            with contextlib.suppress(OSError):  # that there is nothing more is one, too
+                while not reader.complete and (arrived := self.socket.recv(RECEIVE_BYTES)):
+                    reader.feed(arrived)
+            if not reader.complete:
+                raise
+            return False
+        return True
 
     def receive(self, reader: AnswerReader, timeout_s: float) -> None:
         """Wait for some bytes. Raises: OSError, BadAnswer."""
@@ -71,10 +84,48 @@ class Connection:
         poll.register(self.socket, select.POLLIN)
         return not poll.poll(0)
 
+    def cut_off(self) -> None:
+        """Wake whoever waits for it in another thread, who finds it at its end. That thread closes it."""
+        with contextlib.suppress(OSError):
+            # Not by the method of a TLS socket, which would forget the TLS of what is still to be read.
+            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close the socket."""
         with contextlib.suppress(OSError):
             self.socket.close()
+
+
+def _connected(endpoint: Endpoint, end_ms: float) -> socket.socket:
+    """A socket to the first of its addresses that answers. Raises: OSError."""
+    if endpoint.unix_path is not None:
+        return _connected_to(endpoint.unix_path, socket.AF_UNIX, left_s(end_ms))
+    found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    failure: OSError | None = None
+    for tried, (family, _, _, _, address) in enumerate(found):
+        try:
+            # Each has its share of what is left, so one that does not answer leaves time for the others.
+            plain = _connected_to(address, family, left_s(end_ms) / (len(found) - tried))
+        except OSError as error:
+            failure = error
+        else:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return plain
+    try:
+        raise failure if failure is not None else OSError("the name has no address")
+    finally:
+        failure = None  # or it and its traceback would keep each other
+
+
+def _connected_to(address: object, family: int, timeout_s: float) -> socket.socket:
+    plain = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        plain.settimeout(timeout_s)
+        plain.connect(address)  # type: ignore[arg-type]  # whatever getaddrinfo gave for this family
+    except BaseException:
+        plain.close()
+        raise
+    return plain
 
 
 class Pool:
@@ -82,7 +133,7 @@ class Pool:
 
     def __init__(self, options: ClientOptions, token: str | None, tls: ssl.SSLContext | None) -> None:
         self._options = options
-        self._token = token
+        self._requests = RequestEncoder(token)
         self._tls = tls
         self._slots = threading.BoundedSemaphore(int(options.connections_max))
         self._lock = threading.Lock()
@@ -94,25 +145,29 @@ class Pool:
         """Send one request and collect its answer."""
         end_ms = now_ms() + effect.timeout_ms
         if not self._slots.acquire(timeout=effect.timeout_ms / 1000):
-            return Failed(now_ms(), False, "every connection of this client is busy")
+            return Failed(now_ms(), False, BUSY, asked=False)
         connection: Connection | None = None
         reader = AnswerReader(self._options.response_bytes_max)
         sent = False
         try:
-            connection = self._take(effect.endpoint) or Connection(effect.endpoint, self._tls, left_s(end_ms))
-            data, time_left_s = encode_request(effect.request, effect.endpoint.authority, self._token), left_s(end_ms)
+            connection = self._take(effect.endpoint) or self._connect(effect.endpoint, end_ms)
+            data, time_left_s = self._requests.encode(effect.request, effect.endpoint.authority), left_s(end_ms)
+            reader.known = connection.known_head
             sent = effect.request.accepted_in_parts
-            connection.send(data, time_left_s)
+            whole = connection.send_unless_answered(data, time_left_s, reader)
             sent = True
             while not reader.complete:
                 connection.receive(reader, left_s(end_ms))
-            if reader.reusable:
+            if whole and reader.reusable:
                 self.give_back(effect.endpoint, connection)
                 connection = None
             return Reply(now_ms(), reader.status, reader.headers, reader.take())
         except (OSError, UnicodeError, BadAnswer) as error:
+            problem = problem_with(effect.endpoint, error)
             partial = reader.take() if reader.status == 200 else b""
-            return Failed(now_ms(), sent, f"{type(error).__name__}: {error}", partial, reader.headers)
+            accepted = sent and problem is None
+            too_large = isinstance(error, AnswerTooLarge)
+            return Failed(now_ms(), accepted, reason_of(error), partial, reader.headers, problem, too_large)
         finally:
             if connection is not None:
                 connection.close()
@@ -122,9 +177,9 @@ class Pool:
         """A connection of its own for a stream, its head read. Raises: OSError, BadAnswer, Closed."""
         self._require_open()
         end_ms = now_ms() + timeout_ms
-        connection = Connection(endpoint, self._tls, left_s(end_ms))
+        connection = self._connect(endpoint, end_ms)
         try:
-            connection.send(encode_request(request, endpoint.authority, self._token), left_s(end_ms))
+            connection.send(self._requests.encode(request, endpoint.authority), left_s(end_ms))
             reader = AnswerReader(self._options.event_bytes_max)
             while not reader.status or (reader.status != 200 and not reader.complete):
                 connection.receive(reader, left_s(end_ms))
@@ -141,6 +196,15 @@ class Pool:
         with self._lock:
             self._streams.discard(connection)
         connection.close()
+
+    def _connect(self, endpoint: Endpoint, end_ms: float) -> Connection:
+        if endpoint.secure and self._tls is None:
+            self._tls = ssl.create_default_context()  # once: it reads every authority of the system
+        connection = Connection(endpoint, self._tls, left_s(end_ms))
+        if self.closed:  # meanwhile: nothing is sent any more
+            connection.close()
+            self._require_open()
+        return connection
 
     def _require_open(self) -> None:
         if self.closed:
@@ -182,8 +246,7 @@ class Pool:
         with self._lock:
             self.closed = True
             for stream in self._streams:
-                with contextlib.suppress(OSError):
-                    stream.socket.shutdown(socket.SHUT_RDWR)
+                stream.cut_off()
             idle = [connection for connections in self._idle.values() for connection in connections]
             self._idle.clear()
         for connection in idle:

@@ -31,7 +31,7 @@ from holdfast.client.effects import Chunk, Deliver, Failed, Open, Opened, Proced
 from holdfast.client.events import Checkpoint, Event, RolledBack, TransactionEvent
 from holdfast.client.messages import base64url, error_of, service_error
 from holdfast.commit.transaction import Operation
-from holdfast.errors import CorruptData, InvalidRequest, Unavailable
+from holdfast.errors import CorruptData, InvalidRequest
 
 __all__ = ["Continuity", "Delivery", "Filter", "ServerSentEvents", "follow"]
 
@@ -91,7 +91,7 @@ class ServerSentEvents:
 
     def __init__(self, event_bytes_max: int) -> None:
         self._event_bytes_max = event_bytes_max
-        self._rest = b""
+        self._line: list[bytes] = []
         self._kind = b""
         self._id = b""
         self._data: list[bytes] = []
@@ -99,8 +99,17 @@ class ServerSentEvents:
 
     def feed(self, data: bytes) -> list[tuple[bytes, bytes, bytes]]:
         """The events completed by these bytes. Raises: CorruptData when one exceeds the bound."""
-        lines = (self._rest + data).split(b"\n") if self._rest else data.split(b"\n")
-        self._rest = lines.pop()
+        if b"\n" not in data:  # a piece of a long line: joined once, when its end is here
+            self._line.append(data)
+            self._size += len(data)
+            self._check_size()
+            return []
+        if self._line:
+            self._size -= sum(map(len, self._line))
+            data = b"".join((*self._line, data))
+            self._line.clear()
+        lines = data.split(b"\n")
+        rest = lines.pop()
         events: list[tuple[bytes, bytes, bytes]] = []
         for raw in lines:
             line = raw[:-1] if raw.endswith(b"\r") else raw
@@ -118,9 +127,15 @@ class ServerSentEvents:
                 self._kind = value
             elif name == b"id":
                 self._id = value
-        if self._size + len(self._rest) > self._event_bytes_max:
-            raise CorruptData("an event exceeds the bound", event_bytes_max=self._event_bytes_max)
+        if rest:
+            self._line.append(rest)
+            self._size += len(rest)
+        self._check_size()
         return events
+
+    def _check_size(self) -> None:
+        if self._size > self._event_bytes_max:
+            raise CorruptData("an event exceeds the bound", event_bytes_max=self._event_bytes_max)
 
 
 class Continuity:
@@ -286,18 +301,19 @@ def _stream_request(continuity: Continuity, keys: Filter, *, durable: bool) -> R
 def follow(session: Session, continuity: Continuity, keys: Filter, *, durable: bool, now_ms: float) -> Procedure[None]:
     """Deliver events for ever. ``continuity`` is where it stands, readable between two deliveries.
 
-    Raises: CorruptData (a gap, an unreadable event); NotFound (log_truncated); InvalidRequest (rolled_back and others);
-    PermissionDenied; Unavailable when nothing arrived for ``stream_give_up_after_ms``.
+    Raises: CorruptData (a gap, an unreadable event); NotFound (log_truncated); InvalidRequest (rolled_back and others,
+    bad_configuration where no place can be talked to); PermissionDenied; Unavailable when nothing arrived for
+    ``stream_give_up_after_ms``.
     """
     options = session.options
-    patience = Patience(options, now_ms, options.stream_give_up_after_ms)
+    patience = Patience(session, now_ms, options.stream_give_up_after_ms)
     while True:
         asked = session.route.current
         answer = yield Open(asked, _stream_request(continuity, keys, durable=durable), options.request_timeout_ms)
         if isinstance(answer, Opened):
             heard, answer = yield from _read(session, continuity)
             if heard:
-                patience = Patience(options, answer.now_ms, options.stream_give_up_after_ms)
+                patience = Patience(session, answer.now_ms, options.stream_give_up_after_ms)
         assert isinstance(answer, Reply | Failed), "an Open is answered by Opened, Reply or Failed"
         if isinstance(answer, Reply):
             error = service_error(answer)
@@ -305,11 +321,9 @@ def follow(session: Session, continuity: Continuity, keys: Filter, *, durable: b
             if not repeat or patience.spent(answer.now_ms):
                 raise error_of(error, answer.status)
         else:
-            session.route.failed(asked)
+            patience.missed(asked, answer)
             if patience.spent(answer.now_ms):
-                raise Unavailable(
-                    f"the stream cannot be opened: {answer.reason}", endpoint=asked, after=continuity.position
-                )
+                raise patience.unreachable("the stream cannot be opened", asked, answer, continuity.position)
         yield from pause(session, patience, asked, answer)
 
 

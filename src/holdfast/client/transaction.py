@@ -254,7 +254,7 @@ def transact(session: core.Session, source: Source, entropy: str, now_ms: float)
     Raises: Conflict (the last one) after ``attempts_max`` attempts or ``give_up_after_ms``; what reads and commits
     raise.
     """
-    patience = core.Patience(session.options, now_ms, session.options.give_up_after_ms)
+    patience = core.Patience(session, now_ms, session.options.give_up_after_ms)
     newer_than: int | None = None
     number = 0
     while True:
@@ -279,9 +279,11 @@ def transact(session: core.Session, source: Source, entropy: str, now_ms: float)
         if isinstance(verdict, CommitReceipt):
             return verdict
         number += 1
-        woken = yield patience.next_wait()
+        if number >= session.options.attempts_max:
+            raise verdict.error()
+        woken = yield patience.next_wait(decided.now_ms)
         assert isinstance(woken, Woken), "a Wait is answered by Woken"
         now_ms = woken.now_ms
-        if number >= session.options.attempts_max or patience.spent(now_ms):
+        if patience.spent(now_ms):
             raise verdict.error()
         newer_than = verdict.version if verdict.version > builder.read_version else None

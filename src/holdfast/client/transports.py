@@ -10,21 +10,27 @@ made was certainly not. A cancelled exchange drops its connection.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import socket
 import ssl
 from collections.abc import Callable
-from typing import cast
+from typing import TypeVar, cast
 
 from holdfast.client.effects import Failed, Open, Reply, Send
 from holdfast.client.endpoint import Endpoint
-from holdfast.client.http1 import AnswerReader, BadAnswer, KnownHead, encode_request
+from holdfast.client.http1 import AnswerReader, AnswerTooLarge, BadAnswer, KnownHead, RequestEncoder
 from holdfast.client.options import ClientOptions
 from holdfast.client.shell import now_ms
+from holdfast.client.unusable import problem_with, reason_of
 from holdfast.errors import Closed
 
-__all__ = ["Connection", "Departures", "Pool"]
+__all__ = ["Connection", "Departures", "Pool", "connected"]
 
 PAUSE_READING_BYTES = 1 << 20
 GOODBYE_S_MAX = 1.0
+BUSY = "every connection of this client is busy"
+
+Made = TypeVar("Made", bound=asyncio.BaseProtocol)
 
 
 class Departures:
@@ -202,7 +208,7 @@ class Pool:
 
     def __init__(self, options: ClientOptions, token: str | None, tls: ssl.SSLContext | None) -> None:
         self._options = options
-        self._token = token
+        self._requests = RequestEncoder(token)
         self._tls = tls
         self._slots = asyncio.Semaphore(int(options.connections_max))
         self._idle: dict[Endpoint, list[Connection]] = {}
@@ -218,16 +224,18 @@ class Pool:
         deadline = asyncio.get_running_loop().time() + effect.timeout_ms / 1000
         try:
             if self._slots.locked():
-                async with asyncio.timeout_at(deadline):
-                    await self._slots.acquire()
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await self._slots.acquire()
+                except TimeoutError:
+                    return Failed(now_ms(), False, BUSY, asked=False)
             else:
                 await self._slots.acquire()  # does not wait
             try:
                 connection = self._take(effect.endpoint)
                 if connection is None:
-                    async with asyncio.timeout_at(deadline):
-                        connection = await self.connect(effect.endpoint)
-                data = encode_request(effect.request, effect.endpoint.authority, self._token)
+                    connection = await self.connect(effect.endpoint, deadline)
+                data = self._requests.encode(effect.request, effect.endpoint.authority)
                 reader = AnswerReader(self._options.response_bytes_max, connection.known_head)
                 connection.start(data, reader, deadline)
                 while not reader.complete:
@@ -239,22 +247,24 @@ class Pool:
                 connection = None
             return Reply(now_ms(), reader.status, reader.headers, reader.take())
         except (OSError, UnicodeError, BadAnswer) as error:  # a timeout is an OSError too
-            reason = f"{type(error).__name__}: {error}"
-            if reader is None:  # nothing was sent
-                return Failed(now_ms(), False, reason)
+            reason, problem = reason_of(error), problem_with(effect.endpoint, error)
+            if reader is None or problem is not None:  # nothing was sent, or to nobody who could read it
+                return Failed(now_ms(), False, reason, problem=problem)
             partial = reader.take() if reader.status == 200 else b""
-            return Failed(now_ms(), True, reason, partial, reader.headers)
+            too_large = isinstance(error, AnswerTooLarge)
+            return Failed(now_ms(), True, reason, partial, reader.headers, too_large=too_large)
         finally:
             if connection is not None:
                 self.drop(connection)
 
     async def open(self, effect: Open) -> tuple[Connection, AnswerReader]:
         """A connection of its own for a stream, its head read. Raises: OSError, BadAnswer."""
-        async with asyncio.timeout(effect.timeout_ms / 1000):
-            connection = await self.connect(effect.endpoint)
+        deadline = asyncio.get_running_loop().time() + effect.timeout_ms / 1000
+        async with asyncio.timeout_at(deadline):
+            connection = await self.connect(effect.endpoint, deadline)
             try:
                 reader = AnswerReader(self._options.event_bytes_max)
-                connection.start(encode_request(effect.request, effect.endpoint.authority, self._token), reader)
+                connection.start(self._requests.encode(effect.request, effect.endpoint.authority), reader)
                 while not reader.status or (reader.status != 200 and not reader.complete):
                     await connection.changed()
             except BaseException:
@@ -262,14 +272,14 @@ class Pool:
                 raise
             return connection, reader
 
-    async def connect(self, endpoint: Endpoint) -> Connection:
-        """A new connection. Raises: OSError, Closed."""
+    async def connect(self, endpoint: Endpoint, deadline: float) -> Connection:
+        """A new connection, or a failure before the loop's ``deadline``. Raises: OSError, Closed."""
         self._require_open()
         bound = asyncio.timeout(None)  # ``close`` sets it
         try:
             async with bound:
                 self._making[bound] = None
-                connection = await self._connected(endpoint)
+                connection = await self._connected(endpoint, deadline)
         except TimeoutError:
             self._require_open()
             raise
@@ -288,12 +298,10 @@ class Pool:
         if self.closed:
             raise Closed("this client is closed")
 
-    async def _connected(self, endpoint: Endpoint) -> Connection:
-        loop = asyncio.get_running_loop()
-        if endpoint.unix_path is not None:
-            return (await loop.create_unix_connection(self._made, endpoint.unix_path))[1]
-        context = (self._tls if self._tls is not None else ssl.create_default_context()) if endpoint.secure else None
-        return (await loop.create_connection(self._made, endpoint.host, endpoint.port, ssl=context))[1]
+    async def _connected(self, endpoint: Endpoint, deadline: float) -> Connection:
+        if endpoint.secure and self._tls is None:
+            self._tls = ssl.create_default_context()  # once: it reads every authority of the system
+        return await connected(self._made, endpoint, self._tls, deadline)
 
     def _made(self) -> Connection:
         return Connection(self._departures)
@@ -338,3 +346,44 @@ class Pool:
     async def departed(self) -> None:
         """Until every connection that was dropped has closed its socket, made or half made."""
         await self._departures.over()
+
+
+async def connected(made: Callable[[], Made], endpoint: Endpoint, tls: ssl.SSLContext | None, deadline: float) -> Made:
+    """The protocol that ``made`` made, connected to the first address of ``endpoint`` that answers.
+
+    Each address has its share of the time to the loop's ``deadline``, so one that does not answer leaves some for the
+    others. Raises: OSError, UnicodeError.
+    """
+    loop = asyncio.get_running_loop()
+    if endpoint.unix_path is not None:
+        async with asyncio.timeout_at(deadline):
+            return (await loop.create_unix_connection(made, endpoint.unix_path))[1]
+    context = tls if endpoint.secure else None
+    name = endpoint.host if endpoint.secure else None
+    async with asyncio.timeout_at(deadline):
+        addresses = await _addresses_of(endpoint)
+    failure: OSError | None = None
+    for tried, (host, port) in enumerate(addresses):
+        now = loop.time()
+        try:
+            async with asyncio.timeout_at(now + (deadline - now) / (len(addresses) - tried)):
+                return (await loop.create_connection(made, host, port, ssl=context, server_hostname=name))[1]
+        except ssl.SSLError:
+            raise
+        except OSError as error:  # a time-out is one
+            failure = error
+    try:
+        raise failure if failure is not None else OSError("the name has no address")
+    finally:
+        failure = None  # or it and its traceback would keep each other
+
+
+async def _addresses_of(endpoint: Endpoint) -> list[tuple[str, int]]:
+    """The addresses of its name, without a look-up where it is one."""
+    try:
+        ipaddress.ip_address(endpoint.host)
+    except ValueError:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+        return [(str(address[0]), int(address[1])) for *_, address in found]
+    return [(endpoint.host, endpoint.port)]

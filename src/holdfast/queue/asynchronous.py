@@ -28,6 +28,7 @@ from holdfast.queue.append_lane import AppendLane
 from holdfast.queue.arguments import each_of
 from holdfast.queue.asynchronous_work import Consumer, WorkQueue, on_helper
 from holdfast.queue.checksum import CRC32
+from holdfast.queue.disk_errors import refusals
 from holdfast.queue.following import PAUSE_MAX_S, PAUSE_MIN_S
 from holdfast.queue.frame import octets
 from holdfast.queue.queue import Queue as BlockingQueue
@@ -312,12 +313,14 @@ class Queue:
         queue = self._opened()[0]
         if callable(damage):
             damage = _on_loop(damage)
-        reader = await on_helper(partial(queue.reader, since=since, seq=seq, damage=damage))
+        with refusals:
+            reader = await on_helper(partial(queue.reader, since=since, seq=seq, damage=damage))
         wait = _Wait(self._followers, polls=self._read_only)
         try:
             while True:
                 wait.arm()
-                found = await on_helper(partial(step, reader))
+                with refusals:
+                    found = await on_helper(partial(step, reader))
                 if found is not None:
                     wait.found()
                     yield found

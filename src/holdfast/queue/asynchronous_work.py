@@ -15,6 +15,7 @@ from collections import deque
 from functools import partial
 
 from holdfast.errors import Closed, InvalidRequest
+from holdfast.queue.arguments import whole_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Consumer", "WorkQueue", "on_helper"]
 
 POLL_MESSAGES = 1000
+COUNT_MAX = 1 << 60
 DUE_LOOK_S = 0.05
 """How often a task that waits for a job looks for one whose delay or lease has ended."""
 
@@ -111,8 +113,7 @@ class Consumer:
     async def poll(self, timeout: float | None = 0.0, max_messages: int = POLL_MESSAGES) -> list[Message]:
         """The next messages, at least one and at most ``max_messages``; none after ``timeout`` seconds (None:
         waits)."""
-        if max_messages < 1:
-            raise InvalidRequest("max_messages must be above zero", max_messages=max_messages)
+        whole_number("max_messages", max_messages, 1, COUNT_MAX)
         if not self._ready and not await self._queue.wait_until(self._refill, timeout):
             return []
         return [self._hand_out() for _ in range(min(max_messages, len(self._ready)))]

@@ -12,7 +12,8 @@ Failure model: at least once, in order. After a crash the consumer goes on behin
 commit survives a killed process, a durable one survives lost power. Messages that were handed out and not committed are
 handed out again. Where a crash has taken messages that were committed already, the cursor goes back with the log
 (``cursor``), so that what is appended in their place is not skipped. A report (``Gap``, ``Trimmed``) that is raised
-moves nothing: reading again raises it again, until ``reset`` or another policy for damage.
+moves nothing: reading again raises it again, until ``reset`` or another policy for damage. What the file system refuses
+is ``Unavailable`` and has moved nothing, but for a failed sync: it is never tried again, and the consumer is finished.
 
 Order of a durable commit, and what a crash leaves:
 
@@ -27,16 +28,20 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
+from functools import partial
 from itertools import chain, islice
 
 from holdfast.errors import Closed, Code, InvalidRequest
+from holdfast.queue.arguments import whole_number
 from holdfast.queue.cursor import HISTORY_PAGES_MAX, cursor_pages, encode_cursor
 from holdfast.queue.cursor_file import CursorFile, history_at, kept_in, lock_name, log_history, seq_since
+from holdfast.queue.disk_errors import Refusal, refusals
 from holdfast.queue.forks import poison_in_children
+from holdfast.queue.reader import check_damage_policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from datetime import datetime
     from types import TracebackType
     from typing import Self
@@ -50,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["Consumer"]
 
 POLL_MESSAGES = 1000
+COUNT_MAX = 1 << 60
 
 
 class Consumer:
@@ -68,6 +74,8 @@ class Consumer:
         damage: DamagePolicy | None,
         hold: bool,
     ) -> None:
+        if damage is not None:
+            check_damage_policy(damage)
         self.name = name
         self._queue = queue
         self._pages = pages
@@ -76,7 +84,8 @@ class Consumer:
         self._reader: LogReader | None = None
         self._ready: Iterator[Message] = iter(())
         self._waiter = queue.waiter()
-        self._closed: Closed | None = None
+        self._closed: Closed | None = None  # why nothing is accepted any more
+        self._released = False
         # A queue that is closed by another thread must not take the file from under a commit.
         self._file_lock = threading.Lock()
         # Pages that were read and not committed yet: the first message of each, and the history up to it, packed.
@@ -101,11 +110,12 @@ class Consumer:
         found = self._cursor.found
         if found is None:
             self._stand(seq_since(self._queue, since) - 1)
-            self._cursor.sync()
-            return
-        if found.of_work_queue:
+        elif found.of_work_queue:
             raise InvalidRequest("this name is a work queue's", name=self.name)
-        self._stand(kept_in(self._pages, found, self._queue.last_seq))
+        else:
+            self._stand(kept_in(self._pages, found, self._queue.last_seq))
+        if self._cursor.young:
+            self._cursor.sync()
 
     def _stand(self, committed_seq: int) -> None:
         """Be at a place, and say so in the cursor."""
@@ -123,7 +133,8 @@ class Consumer:
     def __iter__(self) -> Iterator[Message]:
         """The messages that are there, from the first that was not handed out yet. Ends where the log does now.
 
-        *Raises*: ``Gap`` and ``Trimmed`` as the policy says; ``Closed``.
+        *Raises*: ``Gap`` and ``Trimmed`` as the policy says; ``Unavailable`` where the file system refuses, after which
+        reading goes on from the same message; ``Closed``.
         """
         while True:
             try:
@@ -151,8 +162,7 @@ class Consumer:
 
         *Raises*: ``InvalidRequest`` for ``max_messages`` below 1; else as iterating.
         """
-        if max_messages < 1:
-            raise InvalidRequest("max_messages must be above zero", max_messages=max_messages)
+        whole_number("max_messages", max_messages, 1, COUNT_MAX)
         while True:
             try:
                 found = list(islice(self._ready, max_messages))
@@ -192,15 +202,18 @@ class Consumer:
                 reader = self._queue.reader(seq=self._delivered_seq + 1, damage=self._damage)
                 self._reader = reader
             parts = reader.read_message_parts()
+            if parts is None:
+                return False
+            page = reader.page
+            assert page is not None, "messages come from a page"
+            if not self._history or self._history[-1] != (page.number, page.salt):
+                self._note_page(page.number)
+        except OSError as error:
+            self._drop_reader()
+            raise Refusal(error) from error
         except BaseException:
             self._drop_reader()
             raise
-        if parts is None:
-            return False
-        page = reader.page
-        assert page is not None, "messages come from a page"
-        if not self._history or self._history[-1] != (page.number, page.salt):
-            self._note_page(page.number)
         self._ready = chain.from_iterable(parts)
         return True
 
@@ -228,8 +241,9 @@ class Consumer:
         """This message and all before it are done; without one, all that were handed out.
 
         A commit never goes back: one for an earlier message than the last is none (``reset`` goes back). *Raises*:
-        ``InvalidRequest`` for a message that was not handed out; ``Closed``, also when ``durable`` and a sync has
-        failed; ``OSError`` when the cursor cannot be written: the old place stands then.
+        ``InvalidRequest`` for a message that was not handed out; ``Unavailable`` when the cursor cannot be written, and
+        the old place stands then; ``Closed`` (sync_failed) when ``durable`` and a sync has failed, and from then on:
+        the consumer, opened again, stands at the old place or the new one.
         *Cost*: about 2 microseconds; when ``durable`` a data sync of the log, if it is behind, and one of the cursor.
         *After a crash*: survives a killed process, and lost power when ``durable``.
         """
@@ -248,10 +262,13 @@ class Consumer:
                 starts = self._page_starts
                 if len(starts) > 1 and seq >= starts[1]:
                     self._forget_pages(seq)
-                self._cursor.write(encode_cursor(seq, self._page_values[0], of_work_queue=False, holds=self._hold))
+                try:
+                    self._cursor.write(encode_cursor(seq, self._page_values[0], of_work_queue=False, holds=self._hold))
+                except OSError as error:
+                    raise Refusal(error) from error
                 self.committed_seq = seq
             if durable:
-                self._cursor.sync()
+                self._sync(self._cursor.sync)
 
     def _forget_pages(self, seq: int) -> None:
         """Drop the pages that a commit leaves behind; whoever waits for their space looks again."""
@@ -263,20 +280,36 @@ class Consumer:
 
     def _sync_log(self, seq: int) -> None:
         """The log is durable up to ``seq`` on return."""
-        queue = self._queue
+        queue, port = self._queue, self._pages.port
         if queue.durable_seq >= seq:
             return
         if queue.writable:
             queue.flush()
-        else:
-            # Another process writes. A sync is of the file, whoever asks for it; at most nine pages wait for theirs.
-            for number, _ in self._history:
+            return
+        # Another process writes. A sync is of the file, whoever asks for it; at most nine pages wait for theirs.
+        for number, _ in self._history:
+            with refusals:
                 file = self._pages.open(number)
-                if file is not None:
-                    try:
-                        self._pages.port.sync_data(file)
-                    finally:
-                        self._pages.port.close(file)
+            if file is not None:
+                try:
+                    self._sync(partial(port.sync_data, file))
+                finally:
+                    port.close(file)
+
+    def _sync(self, sync: Callable[[], None]) -> None:
+        """Sync, and never again once that has failed: the system may count as clean what the disk does not have, and
+        answer the second try with success."""
+        try:
+            sync()
+        except OSError as error:
+            self._closed = Closed(
+                "a sync failed: this consumer is finished",
+                code=Code.SYNC_FAILED,
+                hint="open it again; it stands where the cursor says",
+                name=self.name,
+                cause=error,
+            )
+            raise self._closed from error
 
     def rewind(self) -> None:
         """Hand out again what was handed out and not committed."""
@@ -288,23 +321,28 @@ class Consumer:
         """Go on from elsewhere: ``seq``, a time (aware), ``"earliest"`` or ``"latest"``; committed at once, durably.
 
         ``seq`` is the next message to be handed out; it may have yet to come only by one. *Raises*:
-        ``InvalidRequest`` for both, none, or a place that is not there.
+        ``InvalidRequest`` for both, none, or a place that is not there; ``Unavailable`` and ``Closed`` as ``commit``.
         """
         self._raise_if_closed()
         if (since is None) == (seq is None):
             raise InvalidRequest("reset needs either since or seq")
-        if seq is None:
-            seq = seq_since(self._queue, since)
-        elif not 1 <= seq <= self._queue.last_seq + 1:
-            raise InvalidRequest("there is no such place", seq=seq, last_seq=self._queue.last_seq)
+        with refusals:
+            if seq is None:
+                seq = seq_since(self._queue, since)
+            else:
+                seq = whole_number("seq", seq, 1, self._queue.last_seq + 1)
         self._sync_log(seq - 1)
-        self._stand(seq - 1)
-        self._cursor.sync()
+        with self._file_lock:
+            self._raise_if_closed()
+            with refusals:
+                self._stand(seq - 1)
+            self._sync(self._cursor.sync)
 
     def lag(self) -> int:
         """How many messages of the log are not committed; those that were removed do not count.
 
-        *Cost*: one listing; a walk along what is not synced where another process writes the queue.
+        *Raises*: ``Unavailable``; ``Closed``. *Cost*: one listing; a walk along what is not synced where another
+        process writes the queue.
         """
         self._raise_if_closed()
         done = max(self.committed_seq, self._queue.first_seq - 1)
@@ -318,12 +356,14 @@ class Consumer:
 
     def close(self) -> None:
         """Let go of the files and the name. Commits nothing. Doing it twice is harmless."""
-        if self._closed is not None:
-            return
         with self._file_lock:
+            if self._released:
+                return
+            self._released = True
             self._closed = Closed("the consumer is closed", name=self.name)
             self._cursor.close()
             self._pages.port.unlock(self._lock_file)
+        self._queue.forget(self)
         self._drop_reader()
         self._waiter.wake()
 
@@ -337,8 +377,9 @@ class Consumer:
 
     def poison_after_fork(self) -> None:
         """In a forked child: let go of the lock, which is the parent's, and refuse everything."""
-        if self._closed is None:
+        if not self._released:
             self._file_lock = threading.Lock()
+            self._released = True
             self._pages.port.close(self._lock_file)
             self._closed = Closed(
                 "a forked child cannot use its parent's consumer", code=Code.FORKED, hint="open it in one process"

@@ -5,13 +5,15 @@ the value (``cursor``), its slots (``slots``), which names are allowed (``neighb
 (``consumer``, ``work_queue``).
 
 Failure model: ``OSError`` from the port; a crash at any moment leaves the old value or the new one. The file is made
-whole, durable and under its name before a consumer gets its first message; a crash before that leaves no cursor, which
-is how it was. A file that is deleted loses its position and nothing else.
+whole, durable and under its name before a consumer gets its first message, also where an earlier start was killed on
+the way or met a failed sync; a crash before that leaves no cursor, which is how it was. A file that is deleted loses
+its position and nothing else.
 """
 
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 
 from holdfast.errors import PermissionDenied
 from holdfast.queue.cursor import HISTORY_PAGES_MAX, Cursor, decode_cursor, kept_seq
@@ -44,9 +46,13 @@ SUFFIX = ".cursor"
 
 
 class CursorFile:
-    """One open cursor. One thread at a time."""
+    """One open cursor. One thread at a time. ``found`` is what it said when it was opened.
 
-    __slots__ = ("_file", "_generation", "_pages", "found")
+    ``young`` tells that its first value may not be durable yet: whoever writes the next one syncs it, before anything
+    rests on the cursor being there.
+    """
+
+    __slots__ = ("_file", "_generation", "_pages", "found", "young")
 
     def __init__(self, pages: PageDirectory, name: str) -> None:
         port, directory, file_name = pages.port, pages.directory, pages.names.cursor(name)
@@ -55,16 +61,23 @@ class CursorFile:
             self._file = port.open(directory, file_name, write=True)
         except FileNotFoundError:
             self._file = port.create(directory, file_name)
+        slot: tuple[int, bytes] | None = None
         try:
-            if port.size(self._file) < SLOTS_BYTES:
+            slot = newest_slot(port.read(self._file, 0, SLOTS_BYTES))
+            if slot is None:
+                # Also where the file is there: whoever made it may have been stopped before its name was durable.
                 port.allocate(self._file, SLOTS_BYTES)
                 port.sync_data(self._file)
                 port.sync_directory(directory)
-            slot = newest_slot(port.read(self._file, 0, SLOTS_BYTES))
         except BaseException:
             port.close(self._file)
+            if slot is None:
+                # A sync that failed is not tried again: the next start makes another file.
+                with suppress(OSError):
+                    pages.remove(file_name)
             raise
         self._generation = slot[0] if slot is not None else 0
+        self.young = self._generation <= 1
         self.found: Cursor | None = decode_cursor(slot[1]) if slot is not None else None
 
     def write(self, value: bytes) -> None:

@@ -1,6 +1,7 @@
-"""What an error of the file system means to whoever appends, or opens something.
+"""What an error of the file system means to whoever appends, opens something, or calls anything else.
 
-Owns: that translation. Does not own: which operations are tried again (``writer``).
+Owns: that translation. Does not own: which operations are tried again (``writer``), what is ``Closed`` after a failed
+sync (``durability``, ``consumer``).
 
 Failure model: pure.
 """
@@ -15,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Opening", "opening_error", "refusal"]
+__all__ = ["Opening", "Refusal", "Refusals", "opening_error", "refusal", "refusals"]
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -36,6 +37,45 @@ def refusal(error: OSError, appended: int) -> Unavailable:
         appended=appended,
         cause=error.strerror,
     )
+
+
+class Refusal(Unavailable, OSError):
+    """The file system refused a step that may be tried again. It is an ``OSError``, too, with the same ``errno``: for
+    programs that look after the disk, and know those.
+
+    >>> found = Refusal(OSError(errno.EIO, "input/output error"))
+    >>> found.code, found.errno, str(found)
+    (<Code.STORE_UNAVAILABLE: 'store_unavailable'>, 5, 'the file system refused cause=input/output error')
+    """
+
+    def __init__(self, error: OSError) -> None:
+        full = error.errno in FULL
+        super().__init__(
+            "the disk is full" if full else "the file system refused",
+            code=Code.DISK_FULL if full else Code.STORE_UNAVAILABLE,
+            hint="free some space and try again" if full else "",
+            cause=error.strerror,
+        )
+        self.errno, self.strerror = error.errno, error.strerror
+
+
+class Refusals:
+    """A block that asks the file system: what that raises leaves it as ``Refusal``."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, OSError) and not isinstance(error, HoldfastError):
+            raise Refusal(error) from error
+
+
+refusals = Refusals()
+"""The one such block: it keeps nothing."""
 
 
 def opening_error(error: OSError, path: str) -> HoldfastError:
@@ -74,5 +114,5 @@ class Opening:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and not isinstance(error, HoldfastError):
             raise opening_error(error, self._path) from error

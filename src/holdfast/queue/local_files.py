@@ -19,6 +19,7 @@ import errno
 import fcntl
 import os
 import sys
+from mmap import mmap
 
 from holdfast.errors import AlreadyOpen, Code, InternalError
 
@@ -148,8 +149,6 @@ class LocalFiles:
         """See ``FilePort``. None for a file that is shorter: storing behind its end would kill the process."""
         if sys.platform != "linux" or os.fstat(file).st_size < length:
             return None
-        from mmap import mmap
-
         return mmap(file, length)
 
     def unmap(self, view: WritableMap) -> None:
@@ -214,8 +213,12 @@ class LocalFiles:
         """See ``FilePort``. Linux has one."""
         if self._boot_id is None:
             try:
-                with open(BOOT_ID, "rb") as file:
-                    self._boot_id = bytes.fromhex(file.read(64).decode("ascii").replace("-", ""))[:16].ljust(16, b"\0")
+                file = os.open(BOOT_ID, os.O_RDONLY)
+                try:
+                    text = os.read(file, 64).decode("ascii")
+                finally:
+                    os.close(file)
+                self._boot_id = bytes.fromhex(text.replace("-", ""))[:16].ljust(16, b"\0")
             except (OSError, ValueError):
                 self._boot_id = bytes(16)
         return self._boot_id

@@ -12,7 +12,9 @@ from __future__ import annotations
 from itertools import chain
 
 from holdfast.errors import Closed, InvalidRequest
+from holdfast.queue.arguments import whole_number
 from holdfast.queue.datetimes import moment_ns
+from holdfast.queue.disk_errors import refusals
 from holdfast.queue.following import Waiter
 from holdfast.queue.opening import find_end
 from holdfast.queue.reader import LogReader, read_mark
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from typing import TypeVar
 
+    from holdfast.queue.disk_errors import Refusals
     from holdfast.queue.linger import Linger
     from holdfast.queue.messages import Block, Message
     from holdfast.queue.page_files import PageDirectory
@@ -33,7 +36,9 @@ if TYPE_CHECKING:
 
     Found = TypeVar("Found")
 
-__all__ = ["LogReading"]
+__all__ = ["SEQ_MAX", "LogReading"]
+
+SEQ_MAX = (1 << 64) - 1
 
 
 class LogReading:
@@ -57,25 +62,34 @@ class LogReading:
             return self._linger.next_seq - 1
         if self._writer is not None:
             return self._writer.next_seq - 1
-        return find_end(self._pages, read_mark(self._pages), self._pages.port.boot_id()).next_seq - 1
+        with self._files():
+            return find_end(self._pages, read_mark(self._pages), self._pages.port.boot_id()).next_seq - 1
 
     @property
     def durable_seq(self) -> int:
         """Messages up to this one are on disk and survive everything but the loss of the disk."""
         if self._writer is not None:
             return self._writer.durability.next_seq - 1
-        mark = read_mark(self._pages)
+        with self._files():
+            mark = read_mark(self._pages)
         return mark.durable.next_seq - 1 if mark is not None else 0
 
     @property
     def first_seq(self) -> int:
         """The oldest message that has not been removed; ``last_seq + 1`` while there is none."""
-        for number in self._pages.numbers():
-            header = self._pages.header_of(number)
-            if header is not None and not header.prepared:
-                return header.base_seq
+        with self._files():
+            for number in self._pages.numbers():
+                header = self._pages.header_of(number)
+                if header is not None and not header.prepared:
+                    return header.base_seq
         # Not behind what still waits in a buffer: that comes first.
         return self._writer.next_seq if self._writer is not None else self.last_seq + 1
+
+    def _files(self) -> Refusals:
+        """A block that asks the files: what they refuse is ``Unavailable``."""
+        if self._closed:
+            raise Closed("the queue is closed")
+        return refusals
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -89,6 +103,7 @@ class LogReading:
         """A place in the log at a starting point: the primitive under ``read``, ``batches`` and consumers.
 
         ``reader.read_messages()`` and ``reader.read_blocks()`` return what is there now, or None; they never wait.
+        What the file system raises passes, here and there, as ``OSError``.
         """
         if self._closed:
             raise Closed("the queue is closed")
@@ -104,7 +119,7 @@ class LogReading:
         )
         try:
             if seq is not None:
-                found.seek_seq(seq)
+                found.seek_seq(whole_number("seq", seq, 1, SEQ_MAX))
             elif since is None or since == "earliest":
                 found.seek_earliest()
             elif since == "latest":
@@ -129,9 +144,10 @@ class LogReading:
 
         Without ``follow`` the iterator ends where the log does; with it, it waits for the next message. Reading marks
         nothing as read. *Raises*: ``InvalidRequest``; ``Gap`` and ``Trimmed`` as ``damage`` says: "raise", "skip", or a
-        callable that is told.
+        callable that is told; ``Unavailable`` where the file system refuses; ``Closed``.
         """
-        found = self.reader(since=since, seq=seq, damage=damage)
+        with refusals:
+            found = self.reader(since=since, seq=seq, damage=damage)
         windows = self._along(found, found.read_message_parts, follow)
         return chain.from_iterable(chain.from_iterable(windows))
 
@@ -144,7 +160,8 @@ class LogReading:
         damage: DamagePolicy | None = None,
     ) -> Iterator[Block]:
         """As ``read``, in blocks of consecutive messages without an object for each."""
-        found = self.reader(since=since, seq=seq, damage=damage)
+        with refusals:
+            found = self.reader(since=since, seq=seq, damage=damage)
         return chain.from_iterable(self._along(found, found.read_blocks, follow))
 
     def _along(self, reader: LogReader, step: Callable[[], Found | None], follow: bool) -> Iterator[Found]:
@@ -153,7 +170,8 @@ class LogReading:
             while True:
                 if waiter is not None:
                     waiter.arm()
-                found = step()
+                with refusals:
+                    found = step()
                 if found is not None:
                     yield found
                     if waiter is not None:

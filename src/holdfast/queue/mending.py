@@ -43,16 +43,13 @@ def mend(pages: PageDirectory, end: LogEnd) -> None:
         if pages.remove(pages.names.index(end.page)):
             port.sync_directory(pages.directory)
         _close_page(pages, end)
-    # The page made ahead will be used: the one who made it may have been killed before its name was durable.
-    changed = end.resume and not end.clean and bool(end.doubtful)
-    for name in port.names(pages.directory):
+    changed = False if end.resume else _forget_set_aside(pages, len(end.doubtful))
+    files = pages.files()
+    living = {*map(pages.names.page_number, files)}
+    for name in files:
         if pages.names.is_temporary(name):
-            changed |= pages.remove(name)
-    if not end.resume:
-        changed |= _forget_set_aside(pages, len(end.doubtful))
-    living = set(pages.numbers())
-    for name in port.names(pages.directory):
-        if (index := pages.names.index_number(name)) is not None and index not in living:
+            pages.remove(name)  # one that lost power brings back goes at the next start
+        elif (index := pages.names.index_number(name)) is not None and index not in living:
             changed |= pages.remove(name)
     for number in [] if end.resume else end.doubtful:
         name = pages.names.page(number)

@@ -77,9 +77,10 @@ def check_new_queue(pages: PageDirectory) -> None:
 
     Raises: ``InvalidRequest``.
     """
-    name, files = pages.names.prefix, frozenset(pages.port.names(pages.directory))
-    if name + _IDENTITY in files or pages.numbers():
+    name, found = pages.names.prefix, pages.files()
+    if name + _IDENTITY in found or pages.known_numbers():
         return
+    files = frozenset(found)
     work = name.removesuffix(_WORK)
     if work != name and "-" in work:
         raise InvalidRequest("names that end like this are those of work queues", queue=name, ending=_WORK)

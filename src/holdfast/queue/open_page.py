@@ -19,16 +19,22 @@ __all__ = ["OpenPage"]
 
 
 class OpenPage:
-    """Handles and header; ``limit`` is where frames end, so that a SEAL always fits behind them."""
+    """Handles and header; ``limit`` is where frames end, so that a SEAL always fits behind them.
+
+    ``file`` is its own from the call on: closed also where it raises."""
 
     __slots__ = ("checksum", "file", "header", "index_file", "limit", "map", "seed")
 
     def __init__(self, port: FilePort, file: int, header: PageHeader) -> None:
         self.file = file
         self.header = header
-        self.checksum = checksum_for_writing(header.checksum_id)
-        self.seed = page_seed(self.checksum, header.salt, header.number)
-        self.map: WritableMap | None = port.map(file, header.page_bytes)
+        try:
+            self.checksum = checksum_for_writing(header.checksum_id)
+            self.seed = page_seed(self.checksum, header.salt, header.number)
+            self.map: WritableMap | None = port.map(file, header.page_bytes)
+        except BaseException:
+            port.close(file)
+            raise
         self.limit = header.page_bytes - SEAL_BYTES
         self.index_file: int | None = None
 

@@ -21,6 +21,7 @@ length would make them part of the log again, so this page is sealed and another
 
 from __future__ import annotations
 
+from holdfast.queue.frame import HEAD_BYTES
 from holdfast.queue.page_header import HEADER_BYTES, PageHeader
 from holdfast.queue.page_index import PageIndex
 from holdfast.queue.page_scan import PageScan
@@ -90,14 +91,15 @@ def find_end(pages: PageDirectory, mark: WriteMark | None, boot_id: bytes) -> Lo
 
 
 class _Walk:
-    __slots__ = ("_blind", "_boot_id", "_end", "_first_unsynced", "_floor", "_mark", "_numbers", "_pages")
+    __slots__ = ("_blind", "_boot_id", "_end", "_first_unsynced", "_floor", "_headers", "_mark", "_numbers", "_pages")
 
     def __init__(self, pages: PageDirectory, mark: WriteMark | None, boot_id: bytes) -> None:
         self._pages = pages
         self._mark = mark
         self._boot_id = boot_id
         self._end = LogEnd()
-        self._numbers = pages.numbers()
+        self._numbers = pages.known_numbers()
+        self._headers: dict[int, PageHeader] = {}
         self._floor = 0  # sequence numbers below this are owed
         self._blind = mark is None  # and of those above, nobody knows: see `recovery`
         self._first_unsynced = 0
@@ -127,12 +129,19 @@ class _Walk:
         end.resume = end.resume and not any(self._begun(number) for number in end.doubtful)
         return end
 
+    def _header(self, number: int) -> PageHeader | None:
+        """The header of a page; kept once the page was begun, because it never changes again."""
+        header = self._headers.get(number) or self._pages.header_of(number)
+        if header is not None and not header.prepared:
+            self._headers[number] = header
+        return header
+
     def _begun_header(self, number: int) -> PageHeader | None:
-        header = self._pages.header_of(number)
+        header = self._header(number)
         return None if header is None or header.prepared else header
 
     def _begun(self, number: int) -> bool:
-        header = self._pages.header_of(number)
+        header = self._header(number)
         return header is None or not header.prepared
 
     def _begin(self) -> bool:
@@ -169,7 +178,7 @@ class _Walk:
                     mark.next_seq if (same_run or mark.clean) and self._is_unreadable(mark.page) else 0,
                 )
         if end.page:
-            header = self._pages.header_of(end.page)
+            header = self._header(end.page)
             if header is not None and header.prepared:
                 # Nothing in it was durable, not even the second writing of its header.
                 header = header.started(end.next_seq, end.last_time_ns)
@@ -178,12 +187,12 @@ class _Walk:
         return self._begin_without_mark()
 
     def _is_unreadable(self, page: int) -> bool:
-        return page in self._numbers and self._pages.header_of(page) is None
+        return page in self._numbers and self._header(page) is None
 
     def _mark_holds(self, page: int, salt: int) -> bool:
         if page not in self._numbers:
             return False
-        header = self._pages.header_of(page)
+        header = self._header(page)
         return header is not None and header.salt == salt
 
     def _begin_without_mark(self) -> bool:
@@ -193,7 +202,7 @@ class _Walk:
         # all is whole, or the first of all, whose base is known.
         early = [number for number in numbers if number < begun - UNSYNCED_PAGES_MAX]
         for number in [*early[-1:], *(number for number in numbers if number >= begun - UNSYNCED_PAGES_MAX)]:
-            header = self._pages.header_of(number)
+            header = self._header(number)
             if header is None or (header.prepared and number != 1):
                 continue
             if header.prepared:
@@ -212,8 +221,9 @@ class _Walk:
         file = pages.open(end.page)
         if file is None:
             return Step.END
-        index = pages.open_index(end.page, write=False)
+        index: int | None = None
         try:
+            index = pages.open_index(end.page, write=False)
             scan = PageScan(
                 pages.port,
                 file,
@@ -248,17 +258,19 @@ class _Walk:
         return Owed.UNKNOWN if self._blind else Owed.NO
 
     def _walk_frames(self, scan: PageScan) -> Here:
-        end = self._end
+        end, index = self._end, self._end.index
         while (window := scan.read()) is not None:
+            offset = window.offset - HEAD_BYTES
             for _, time_ns, count, _, start, _ in window.frames:
-                end.index.note(time_ns, window.offset + start - 24, count)
+                if count > 1 or offset + start >= index.due:  # most have no record, and need no call
+                    index.note(time_ns, offset + start, count)
             end.frames += len(window.frames)
         end.position, end.next_seq, end.last_time_ns = scan.position, scan.next_seq, scan.last_time_ns
         return scan.here()
 
     def _next_header(self) -> PageHeader | None:
         number = self._next_number()
-        return None if number is None else self._pages.header_of(number)
+        return None if number is None else self._header(number)
 
     def _following(self) -> Following:
         if self._next_number() is None:
@@ -280,7 +292,7 @@ class _Walk:
         """Stand at the start of the next page that can be read. False where there is none: the end stays."""
         end = self._end
         for number in [found for found in self._numbers if found > end.page]:
-            header = self._pages.header_of(number)
+            header = self._header(number)
             if header is None:
                 continue
             if header.prepared:

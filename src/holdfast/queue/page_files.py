@@ -39,13 +39,21 @@ class PageDirectory:
         self._changes = 0
         self._known: tuple[int, list[int]] = (-1, [])
 
+    def files(self) -> list[str]:
+        """Every file in the directory, of this queue and of others. Cost: one listing."""
+        return self._list()[0]
+
     def numbers(self) -> list[int]:
         """The numbers of the pages that have a name, rising. Cost: one listing."""
+        return self._list()[1].copy()
+
+    def _list(self) -> tuple[list[str], list[int]]:
         changes = self._changes  # before the listing: what changes meanwhile makes it old
-        found = [self.names.page_number(name) for name in self.port.names(self.directory)]
+        files = self.port.names(self.directory)
+        found = [self.names.page_number(name) for name in files]
         numbers = sorted(number for number in found if number is not None)
         self._known = changes, numbers
-        return numbers.copy()
+        return files, numbers
 
     def known_numbers(self) -> list[int]:
         """As ``numbers``, without a listing where nothing has changed since the last one. Not to be changed.

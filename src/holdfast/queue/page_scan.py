@@ -150,15 +150,19 @@ class PageScan:
             computed = checksum(pack(length, time_ns, tail), checksum(view[start:end], seed))
             if computed ^ check != seq & SEQ_MASK:
                 break
-            count, flags = tail & SEQ_MASK, tail >> 32
-            if count == 0:
-                if flags == SEAL and length == SEAL_BODY.size:
-                    self._keep_seal(data[start:end], frames)
-                break
-            if flags & ~KNOWN_FLAGS:
-                break
-            frames.append((seq, time_ns, count, flags, start, end))
-            seq += count
+            if tail == 1:  # one message and no flags, as most
+                frames.append((seq, time_ns, 1, 0, start, end))
+                seq += 1
+            else:
+                count, flags = tail & SEQ_MASK, tail >> 32
+                if count == 0:
+                    if flags == SEAL and length == SEAL_BODY.size:
+                        self._keep_seal(data[start:end], frames)
+                    break
+                if flags & ~KNOWN_FLAGS:
+                    break
+                frames.append((seq, time_ns, count, flags, start, end))
+                seq += count
             last_time_ns = time_ns
             start = end + HEAD_BYTES
         return frames

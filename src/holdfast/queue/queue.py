@@ -14,20 +14,19 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack
-from weakref import WeakSet
 
 from holdfast.errors import Closed, Code, HoldfastError, NotFound, PermissionDenied
 from holdfast.queue.arguments import each_of, whole_number
 from holdfast.queue.background import Background
 from holdfast.queue.checksum import CRC32, checksum_for_writing
 from holdfast.queue.datetimes import lifetime_ns
-from holdfast.queue.disk_errors import Opening
+from holdfast.queue.disk_errors import Opening, refusals
 from holdfast.queue.file_names import FileNames
 from holdfast.queue.forks import poison_in_children
 from holdfast.queue.identity_file import open_identity, read_identity
 from holdfast.queue.linger import LINGER_S, Linger
 from holdfast.queue.local_files import LocalFiles
-from holdfast.queue.log_reading import LogReading
+from holdfast.queue.log_reading import SEQ_MAX, LogReading
 from holdfast.queue.mark_file import MarkFile
 from holdfast.queue.mending import mend
 from holdfast.queue.neighbours import check_new_queue
@@ -124,7 +123,8 @@ class Queue(LogReading):
         self._closed = False
         self._level, self._full = level, full
         self._clock, self._entropy, self._with_background = clock, entropy, background
-        self._dependents: WeakSet[Consumer | WorkQueue] = WeakSet()
+        # Held, so that closing the queue also gives back the names of those that a program has lost sight of.
+        self._dependents: dict[Consumer | WorkQueue, None] = {}
         with Opening(path):
             directory = self._open_directory(folder, make=not read_only)
             self._pages = PageDirectory(self._port, directory, self._names)
@@ -136,12 +136,12 @@ class Queue(LogReading):
                     read_identity(self._pages)  # refuses one of a later format
                     return
                 self._lock_file = self._port.lock(directory, self._names.lock)
+                self._pages.be_sole()
                 writer = self._open_writer(page_size, level, compression, max_message, checksum, clock, entropy)
             except BaseException:
                 self._close_handles()
                 raise
         self._writer = writer
-        self._pages.be_sole()
         self._start(writer, level, kept_ns, max_bytes, background=background)
         poison_in_children(self)
 
@@ -265,8 +265,17 @@ class Queue(LogReading):
         return None if self._writer is None or self._linger is not None else self._writer.append_at_once(payload)
 
     def wait_durable(self, seq: int) -> None:
-        """Return when ``seq`` and all before it are durable. *Raises*: ``Closed`` after a failed sync."""
-        (self._writer or self._refuse_all()).wait_durable(seq)
+        """Return when ``seq`` and all before it are durable.
+
+        *Raises*: ``Closed`` after a failed sync; ``InvalidRequest`` for a message that was not appended.
+        """
+        writer = self._writer or self._refuse_all()
+        if seq >= writer.next_seq:
+            writer.raise_if_closed()
+            if self._linger is not None:
+                self._linger.write()
+            whole_number("seq", seq, 0, writer.next_seq - 1)
+        writer.wait_durable(seq)
 
     def flush(self) -> None:
         """Return when everything appended so far is durable. *Raises*: ``Closed`` after a failed sync."""
@@ -275,9 +284,15 @@ class Queue(LogReading):
         (self._writer or self._refuse_all()).flush()
 
     def trim(self, *, before_seq: int) -> int:
-        """Remove the pages whose messages are all below ``before_seq``. Returns how many pages went."""
+        """Remove the pages whose messages are all below ``before_seq``. Returns how many pages went.
+
+        *Raises*: ``Unavailable`` where the file system refuses, after which some may have gone; ``Closed``;
+        ``PermissionDenied``.
+        """
         (self._writer or self._refuse_all()).raise_if_closed()
-        return self._space.trim_before(before_seq)
+        before_seq = whole_number("before_seq", before_seq, 0, SEQ_MAX)
+        with refusals:
+            return self._space.trim_before(before_seq)
 
     @property
     def space(self) -> Space:
@@ -322,7 +337,7 @@ class Queue(LogReading):
         holding = self._full != "drop_oldest" if hold is None else hold
         with Opening(self._path):
             found = Consumer(self, self._pages, name, since=since, damage=damage, hold=holding)
-        self._dependents.add(found)
+        self._dependents[found] = None
         return found
 
     def work_queue(
@@ -365,8 +380,12 @@ class Queue(LogReading):
                 damage=self._damage if damage is None else damage,
                 hold=hold,
             )
-        self._dependents.add(found)
+        self._dependents[found] = None
         return found
+
+    def forget(self, dependent: Consumer | WorkQueue) -> None:
+        """It is closed: closing the queue need not close it."""
+        self._dependents.pop(dependent, None)
 
     def beside(
         self,
@@ -444,8 +463,11 @@ class Queue(LogReading):
             return
 
     def close(self) -> None:
-        """Make everything durable and let go of the files. Doing it twice is harmless. *Raises*: ``Closed`` when it
-        could not be made durable; the files are let go of all the same.
+        """Make everything durable and let go of the files. Doing it twice is harmless.
+
+        *Raises*: ``Closed`` when it could not be made durable; ``Unavailable`` when a message that waited at "buffered"
+        could not be written, or when all is durable and only the mark that says so could not be. The files are let go
+        of all the same.
         """
         if self._closed:
             return
@@ -466,9 +488,12 @@ class Queue(LogReading):
             self._background.stop()
         try:
             if writer is not None:
-                if self._linger is not None:
-                    self._linger.write()
-                writer.close()
+                with refusals:
+                    try:
+                        if self._linger is not None:
+                            self._linger.write()
+                    finally:
+                        writer.close()
         finally:
             self._writer = self._linger = None
             self._close_handles()

@@ -321,15 +321,21 @@ class LogReader:
         file = self._pages.open(number)
         if file is None:
             return False
-        header = self._pages.header(file, number)
-        if header is not None and header.prepared:
-            header = header.started(expected, 0) if expected is not None else None
+        header: PageHeader | None = None
+        try:
+            header = self._pages.header(file, number)
+            if header is not None and header.prepared:
+                header = header.started(expected, 0) if expected is not None else None
+            index = self._pages.open_index(number, write=False) if header is not None else None
+        except BaseException:
+            self._pages.port.close(file)
+            raise
         if header is None:
             self._pages.port.close(file)
             return False
         last_time_ns = self._scan.last_time_ns if self._scan is not None else header.base_time_ns
         self.close()
-        self._file, self._index = file, self._pages.open_index(number, write=False)
+        self._file, self._index = file, index
         self._scan = PageScan(
             self._pages.port,
             file,

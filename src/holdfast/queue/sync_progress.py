@@ -18,6 +18,8 @@ from holdfast.queue.write_mark import DurableMark, WriteMark
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from holdfast.queue.file_port import FilePort
     from holdfast.queue.log_tail import LogTail
     from holdfast.queue.mark_file import MarkFile
@@ -29,11 +31,29 @@ __all__ = ["SyncProgress"]
 class SyncProgress:
     """``durable`` is the place before which everything is on disk. ``closing`` are the files of pages that are closed
     by a SEAL and not synced yet, oldest first; ``synced_bytes`` counts as the tail's ``written_bytes`` does. While it
-    is ``silent``, the marks do not say yet, durably, that the queue is open."""
+    is ``silent``, the marks do not say yet, durably, that the queue is open. ``sync_names`` syncs the directory."""
 
-    __slots__ = ("_end_place", "_marks", "_port", "_tail", "closing", "durable", "silent", "synced_bytes")
+    __slots__ = (
+        "_end_place",
+        "_marks",
+        "_port",
+        "_sync_names",
+        "_tail",
+        "closing",
+        "durable",
+        "silent",
+        "synced_bytes",
+    )
 
-    def __init__(self, port: FilePort, tail: LogTail, end: LogEnd, mark: WriteMark | None, marks: MarkFile) -> None:
+    def __init__(
+        self,
+        port: FilePort,
+        tail: LogTail,
+        end: LogEnd,
+        mark: WriteMark | None,
+        marks: MarkFile,
+        sync_names: Callable[[], None],
+    ) -> None:
         self._port = port
         self._tail = tail
         self._marks = marks
@@ -42,6 +62,8 @@ class SyncProgress:
             end.page, end.header.salt if end.header else 0, end.position, end.next_seq, end.last_time_ns
         )
         self._end_place = place
+        # The page made ahead will be used: the one who made it may have been killed before its name was durable.
+        self._sync_names = None if end.clean or not (end.resume and end.doubtful) else sync_names
         self.durable = mark.durable if mark is not None and end.resume and not mark.clean else place
         self.closing: list[int] = []
         self.synced_bytes = 0
@@ -96,15 +118,22 @@ class SyncProgress:
         """Before the first frame, and before the first page: both slots say durably that the queue is open.
 
         Were a clean mark left on disk, a crash could bring it back together with frames from behind it. And once both
-        are whole, no crash takes both. Not when opening: who only reads does not pay for the sync.
+        are whole, no crash takes both. Also the name of a page that a killed process made ahead. Not when opening: who
+        only reads does not pay for the syncs, and what was being written when a process was killed makes them long.
         """
         if self.silent:
+            self._make_names_durable()
             with self._tail.lock:
                 # Also where they were written before and the sync failed: only what is written anew is synced.
                 self.write_mark()
                 self.write_mark()
             self._marks.sync()
             self.silent = False
+
+    def _make_names_durable(self) -> None:
+        if self._sync_names is not None:
+            self._sync_names()
+            self._sync_names = None
 
     def write_index(self) -> None:
         """Write what the index file of the page lacks."""
@@ -134,6 +163,7 @@ class SyncProgress:
 
     def close_cleanly(self) -> None:
         """Everything is durable, and the marks say so, durably."""
+        self._make_names_durable()  # the start after a clean mark takes them for that
         with self._tail.lock:
             self.write_index()
             self.write_mark(clean=True)

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     Started: TypeAlias = tuple[int, int, bool]
 
 __all__ = [
+    "COMMAND_NUMBERS_MAX",
     "Kind",
     "WorkState",
     "decode_command",
@@ -64,6 +65,8 @@ __all__ = [
     "encode_state",
     "is_state",
 ]
+
+COMMAND_NUMBERS_MAX = 1000
 
 ONE = Struct("<BqQ")
 HEAD = Struct("<Bq")

@@ -3,7 +3,7 @@
 Owns: the bytes of one, as a message of the queue ``<prefix>-<name>-dead``. Does not own: that queue, which any program
 may read while the work queue is open; when a message is given up (``work_queue``).
 
-Failure model: pure. Bytes that are no dead letter raise ``CorruptData``.
+Failure model: pure. Bytes that are no dead letter raise ``CorruptData``, a reason that is no text ``InvalidRequest``.
 
 | offset | bytes | field |
 |---|---|---|
@@ -20,13 +20,19 @@ from __future__ import annotations
 
 from struct import Struct
 
-from holdfast.errors import Code, CorruptData
+from holdfast.errors import Code, CorruptData, InvalidRequest
 
-__all__ = ["DeadLetter"]
+__all__ = ["DeadLetter", "check_reason"]
 
 HEAD = Struct("<HHIQq")
 VERSION = 1
 REASON_BYTES_MAX = 4096
+
+
+def check_reason(reason: object) -> None:
+    """Raise ``InvalidRequest`` for what is no text, as an exception: it would be met at the last delivery only."""
+    if not isinstance(reason, str):
+        raise InvalidRequest("a reason is text", type=type(reason).__name__, hint="str(error)")
 
 
 class DeadLetter:

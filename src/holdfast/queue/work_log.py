@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from holdfast.queue.queue import Queue
     from holdfast.queue.reader import DamagePolicy
 
-__all__ = ["WorkLog"]
+__all__ = ["LOG_PAGE_BYTES", "WorkLog"]
 
+LOG_PAGE_BYTES = 512 << 10
 COMMAND_BYTES_MAX = 128 << 10
 """Commands between two states: what a start replays at most, unless the state itself is large."""
 FRAME_BYTES = 24

@@ -38,19 +38,21 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import chain
 
 from holdfast.errors import Closed, Code, Fenced, HoldfastError, InvalidRequest, NotFound
-from holdfast.queue.arguments import seconds_ns, whole_number
+from holdfast.queue.arguments import NS, seconds_ns, whole_number
 from holdfast.queue.cursor import cursor_pages, encode_cursor
 from holdfast.queue.cursor_file import CursorFile, lock_name, log_history
+from holdfast.queue.disk_errors import refusals
 from holdfast.queue.forks import poison_in_children
+from holdfast.queue.reader import check_damage_policy
 from holdfast.queue.work_clock import WorkClock
-from holdfast.queue.work_command import Kind, encode_command, encode_one
-from holdfast.queue.work_dead_letter import DeadLetter
+from holdfast.queue.work_command import COMMAND_NUMBERS_MAX, Kind, encode_command, encode_one
+from holdfast.queue.work_dead_letter import DeadLetter, check_reason
 from holdfast.queue.work_job import Job
-from holdfast.queue.work_log import WorkLog
+from holdfast.queue.work_log import LOG_PAGE_BYTES, WorkLog
 from holdfast.queue.work_opening import DEAD_PAGE_BYTES, find_state
 from holdfast.queue.work_source import WorkSource
 
@@ -70,20 +72,17 @@ if TYPE_CHECKING:
 __all__ = ["WorkQueue"]
 
 TAKE, DONE = int(Kind.TAKE), int(Kind.DONE)
-LOG_PAGE_BYTES = 512 << 10
 CURSOR_EVERY = 256
 """Acknowledgements between two writings of the cursor, which only retention and a lost log need."""
-COMMAND_NUMBERS_MAX = 1000
 STARTED_MAX = 1_000_000
 DELIVERIES_MAX = 1 << 31
-NS = 1_000_000_000
 
 
 class WorkQueue:
     """Jobs for any number of threads. Made by ``Queue.work_queue``, which tells the arguments. Thread-safe.
 
     Every method raises ``Closed`` once this is closed, or a sync has failed, or in a forked child; ``Unavailable``
-    (disk_full) where a step could not be written, which was not done then.
+    where the file system refuses: then the step was not done.
     """
 
     def __init__(
@@ -113,6 +112,7 @@ class WorkQueue:
         self._max_retry_delay_ns = seconds_ns("max_retry_delay", max_retry_delay)
         self._max_deliveries = whole_number("max_deliveries", max_deliveries, 1, DELIVERIES_MAX)
         self._max_started = whole_number("max_started", max_started, 1, STARTED_MAX)
+        check_damage_policy(damage)
         self._lock = threading.Lock()
         self._synced = queue.syncs_always
         self._closed: Closed | None = None
@@ -125,7 +125,7 @@ class WorkQueue:
         try:
             self._open(since)
         except BaseException:
-            pages.port.close(self._lock_file)
+            pages.port.unlock(self._lock_file)
             raise
         poison_in_children(self)
 
@@ -147,11 +147,12 @@ class WorkQueue:
                     queue, self.name, self._log, self._clock, found, since=since, damage=self._damage, hold=self._hold
                 )
                 self._note_cursor()
-                if found is None:
+                if self._cursor.young:
                     # Before the first job: lost power would take the hold, and retention what nobody has done yet.
                     self._cursor.sync()
             except BaseException:
-                self._log.close()
+                with suppress(HoldfastError):
+                    self._log.close()  # the error that led here is the one to tell
                 raise
         except BaseException:
             self._cursor.close()
@@ -183,8 +184,7 @@ class WorkQueue:
         *Cost*: as one ``get``, and about a microsecond for each new job behind the first: up to 1,000 are taken in one
         command. *After a crash* inside it, some from the first on were taken, or none.
         """
-        if max_jobs < 1:
-            raise InvalidRequest("max_jobs must be above zero", max_jobs=max_jobs)
+        whole_number("max_jobs", max_jobs, 1, DELIVERIES_MAX)
         first, mark = self._take_later(timeout)
         if first is None:
             return []
@@ -197,7 +197,7 @@ class WorkQueue:
                     more = self._take_read_ahead(max_jobs - len(jobs)) if job.deliveries == 1 else []
                     job = more[-1] if more else self._take()
                     jobs += more or ([job] if job else [])
-            except (HoldfastError, OSError):
+            except HoldfastError:
                 # Those that were taken are their worker's, whatever stands behind them.
                 if self._closed is not None:
                     raise
@@ -235,9 +235,10 @@ class WorkQueue:
             raise self._closed
         machine, log = self._machine, self._log
         now_ns = self._clock()
-        message = self._next_due(now_ns) if machine.dues and machine.dues[0][0] <= now_ns else None
-        if message is None and len(machine.started) < self._max_started:
-            message = self._next_new()
+        with refusals:
+            message = self._next_due(now_ns) if machine.dues and machine.dues[0][0] <= now_ns else None
+            if message is None and len(machine.started) < self._max_started:
+                message = self._next_new()
         if message is None:
             if self._until_cursor < CURSOR_EVERY:
                 self._note_cursor()
@@ -335,8 +336,7 @@ class WorkQueue:
     def nack(self, job: Job, *, delay: float = 0.0, reason: str = "") -> None:
         """Give this job back: it comes again after ``delay`` seconds, or is a dead letter after ``max_deliveries``.
 
-        *Raises*: as ``ack``; ``InvalidRequest`` for a delay below zero or above ten years.
-        """
+        *Raises*: as ``ack``; ``InvalidRequest`` for a delay below zero or above ten years, a reason that is no text."""
         self._give_back(job, seconds_ns("delay", delay), reason)
 
     def retry(self, job: Job, *, reason: str = "") -> None:
@@ -346,6 +346,7 @@ class WorkQueue:
         self._give_back(job, min(doubled, self._max_retry_delay_ns), reason)
 
     def _give_back(self, job: Job, delay_ns: int, reason: str) -> None:
+        check_reason(reason)
         with self._lock:
             (seq,) = self._owned((job,))
             if job.deliveries >= self._max_deliveries:
@@ -367,6 +368,7 @@ class WorkQueue:
 
     def dead_letter(self, job: Job, reason: str = "given up") -> None:
         """Give this job up now: it goes to the dead letters. *Raises*: as ``ack``. *Cost*: a data sync."""
+        check_reason(reason)
         with self._lock:
             self._owned((job,))
             mark = self._bury(job, job.deliveries, reason)
@@ -454,8 +456,7 @@ class WorkQueue:
         """Give back what workers still have, make everything durable, let go of the name. Twice is harmless.
 
         What is given back may be got at once when the work queue is opened again; its deliveries count. *Raises*:
-        ``Closed`` when a sync has failed; the files are let go of all the same.
-        """
+        ``Closed`` when a sync has failed; ``Unavailable`` as ``Queue.close``; the files are let go of all the same."""
         with self._lock:
             if self._closed is not None:
                 return
@@ -472,14 +473,14 @@ class WorkQueue:
             waiter.wake()
 
     def _let_go(self) -> None:
-        self._source.close()
-        try:
-            self._log.close()
-        finally:
+        with ExitStack() as closing:
+            closing.callback(self._pages.port.unlock, self._lock_file)
+            closing.callback(self._cursor.close)
             if self._dead is not None:
-                self._dead.close()
-            self._cursor.close()
-            self._pages.port.unlock(self._lock_file)
+                closing.callback(self._dead.close)
+            closing.callback(self._log.close)
+            closing.callback(self._source.close)
+        self._queue.forget(self)
 
     def __enter__(self) -> Self:
         return self

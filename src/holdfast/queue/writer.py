@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from functools import partial
 
 from holdfast.errors import Closed, InvalidRequest, LimitExceeded
 from holdfast.queue.disk_errors import refusal
@@ -138,7 +139,9 @@ class Writer:
         elif writes:
             self.append = self._append_durably
         self.append_at_once = tail.append_at_once
-        progress = self._progress = SyncProgress(port, tail, end, mark, marks)
+        progress = self._progress = SyncProgress(
+            port, tail, end, mark, marks, partial(port.sync_directory, pages.directory)
+        )
         self.durability = Durability(port, progress.durable.next_seq, progress.take, progress.reached, progress.poison)
         try:
             self._begin(end, clean=mark is not None and mark.clean)
@@ -303,7 +306,8 @@ class Writer:
         assert header is not None, "a page that is written on has a header"
         if end.doubtful:
             number = end.doubtful[0]
-            ahead, ahead_header = self._pages.open(number, write=True), self._pages.header_of(number)
+            ahead_header = self._pages.header_of(number)
+            ahead = self._pages.open(number, write=True) if ahead_header is not None else None
             if ahead is not None and ahead_header is not None:
                 self._supply.adopt(OpenPage(self._port, ahead, ahead_header))
         file = self._pages.open(end.page, write=True)
@@ -313,8 +317,8 @@ class Writer:
             self._progress.closing.append(file)
             return
         page = OpenPage(self._port, file, header)
+        self._tail.resume(page, end)  # from here on closing the tail closes it
         page.index_file = self._pages.open_index(end.page, write=True)
-        self._tail.resume(page, end)
 
     def _roll(self, size: int, time_ns: int) -> None:
         """Close the current page and begin the next, with room for a frame of ``size``."""

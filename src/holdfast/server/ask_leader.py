@@ -48,14 +48,15 @@ async def _get_livez(address: str, *, tls: bool, standby: bool) -> bytes:
         reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
         host = "localhost"
     else:
-        host = address.removeprefix("http://").removeprefix("https://").rstrip("/")
-        name, _, port = host.rpartition(":")
+        name, _, port = address.removeprefix("http://").removeprefix("https://").rstrip("/").rpartition(":")
+        name = name.strip("[]").encode("idna").decode("ascii")
+        host = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
         context: ssl.SSLContext | None = None
         if tls or address.startswith("https://"):
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        reader, writer = await asyncio.open_connection(name.strip("[]"), int(port), ssl=context)
+        reader, writer = await asyncio.open_connection(name, int(port), ssl=context)
     try:
         query = "?standby=true" if standby else ""
         writer.write(f"GET /livez{query} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())

@@ -33,6 +33,7 @@ import httptools
 from holdfast.commit.entry import CommitEntry
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.server.auth import Role
+from holdfast.server.host_field import problem_with_host
 from holdfast.server.lanes import Lanes, Unanswered
 from holdfast.server.requests import decode_json, problem_with
 from holdfast.server.responses import (
@@ -74,6 +75,7 @@ class FastLane(asyncio.Protocol):
         "_dirty",
         "_eof",
         "_front",
+        "_hosts",
         "_hot",
         "_known_head",
         "_lanes",
@@ -118,6 +120,7 @@ class FastLane(asyncio.Protocol):
         self._known_head = b""
         """Its head, if all that follows is still what the parser said of it."""
         self._length = 0
+        self._hosts: list[bytes] = []
         self._unusual = False
         self._closes = False
         self._authorization: bytes | None = None
@@ -236,6 +239,7 @@ class FastLane(asyncio.Protocol):
             return 0
         head_end += 4
         self._length = 0
+        self._hosts.clear()
         self._unusual = self._closes = self._complete = False
         self._authorization = self._content_type = self._accept = None
         bytes_max = self._front.limits.request_bytes_max if hot is None else hot.request_bytes_max
@@ -243,6 +247,10 @@ class FastLane(asyncio.Protocol):
             self._parser.feed_data(data[start:head_end])
             if self._unusual:
                 self._waiting_to_hand_over = True
+                return 0
+            problem = problem_with_host(self._hosts)
+            if problem is not None:
+                self._refuse(self._lanes.error_response(problem, closes=True))
                 return 0
             end = head_end + self._length
             if self._length:
@@ -297,6 +305,8 @@ class FastLane(asyncio.Protocol):
         match name.lower():
             case b"content-length":
                 self._length = int(value)
+            case b"host":
+                self._hosts.append(value)
             case b"authorization":
                 # Which of two counts is for one reader to say, and the framework is that one.
                 self._unusual |= self._authorization is not None

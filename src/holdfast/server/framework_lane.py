@@ -25,6 +25,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
+from holdfast.server.host_field import problem_with_host
 
 __all__ = ["Connection", "FrameworkLane", "Framework"]
 
@@ -189,6 +190,8 @@ class FrameworkLane(HttpToolsProtocol):
         self._ended = ended
         self._head_bytes = 0
         self._ignored_upgrade = False
+        self._hosts: list[bytes] = []
+        self._problem: InvalidRequest | None = None
         self.parser = _RequestParser(self)  # type: ignore[assignment]  # all of it that uvicorn uses
         self.head_since: int | None = None
         self.heard_at = framework.seconds
@@ -224,6 +227,7 @@ class FrameworkLane(HttpToolsProtocol):
         """A head begins to arrive."""
         super().on_message_begin()
         self._head_bytes = 0
+        self._hosts.clear()
         self.head_since = self._framework.seconds
 
     def on_url(self, url: bytes) -> None:
@@ -234,6 +238,8 @@ class FrameworkLane(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
         self._count(len(name) + len(value) + 4)
+        if name.lower() == b"host":
+            self._hosts.append(value)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -241,6 +247,10 @@ class FrameworkLane(HttpToolsProtocol):
         if self.parser.should_upgrade() and not self._should_upgrade() and self.parser.get_method() != b"CONNECT":
             self._ignored_upgrade = True  # the same head comes again, without the offer
             return
+        if self._hosts or self.parser.get_http_version() == "1.1":
+            self._problem = problem_with_host(self._hosts)
+            if self._problem is not None:
+                raise self._problem
         self.head_since = None
         self._connection.heads += 1
         self._connection.body_open = True
@@ -287,7 +297,7 @@ class FrameworkLane(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what the parser refused, in the words of every other error."""
         del msg
-        problem: HoldfastError = InvalidRequest("not an HTTP request", code=Code.MALFORMED)
+        problem: HoldfastError = self._problem or InvalidRequest("not an HTTP request", code=Code.MALFORMED)
         if self._head_bytes > HEAD_BYTES_MAX:
             problem = LimitExceeded("the head of the request is too large", bytes_max=HEAD_BYTES_MAX)
         # Behind a request that is not answered yet ours would be taken for its answer, or tear it.

@@ -1,8 +1,8 @@
 """What all connections of one server share: the service behind them, the bounds in front of it, and the counters.
 
 Owns: admission (how much may be in flight, and from one client in a second), handing commits to the service in one list
-per turn of the loop, asking the version once for everybody who asked in the same turn, and who leads as far as this
-process knows.
+per turn of the loop, asking the version once for everybody who asked in the same turn, how long a status is waited for,
+and who leads as far as this process knows.
 Does not own: bytes on connections (``fast_lane``, ``framework_lane``), what a request means (``requests``), deciding.
 
 Failure model: one event loop, no locks. A reply never raises into the service: whatever a connection has become in the
@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from holdfast.commit.entry import CommitEntry
 from holdfast.commit.service import ServiceEnd
@@ -32,6 +32,7 @@ __all__ = ["Front", "FrontLimits", "LeadingService", "RequestCounters", "StatusV
 VersionWaiter = Callable[[int | HoldfastError], None]
 
 OVERLOADED_RETRY_AFTER_MS: Final = 1000
+STATUS_RETRY_AFTER_MS: Final = 500
 
 
 class StatusVerdict(Protocol):
@@ -111,6 +112,7 @@ class FrontLimits:
     in_flight_bytes_max: int = 256 * 1_048_576
     subscriber_unsent_bytes_max: int = 10 * 1_048_576
     keepalive_interval_seconds: float = 30.0
+    status_seconds_max: float = 10.0
 
 
 @dataclass(slots=True)
@@ -157,7 +159,7 @@ class Front:
         self.in_flight_bytes = 0
         self._batch: list[CommitEntry] = []
         self._version_waiters: list[VersionWaiter] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     # Leadership
 
@@ -263,6 +265,29 @@ class Front:
 
         self.submit(CommitEntry(txn, reply, None, size), size)
         return await outcome
+
+    async def status(self, request_id: str, min_version: int) -> StatusVerdict:
+        """The final outcome of an attempt. Raises: as the service; Unavailable after ``status_seconds_max``.
+
+        Who asks must hear of a store that hangs while waiting, however many requests the answer takes. What was begun
+        goes on, so that who asks again about a long log finds more of it read.
+        """
+        asked = self.loop.create_task(self._status(request_id, min_version))
+        self._tasks.add(asked)
+        asked.add_done_callback(self._tasks.discard)
+        await asyncio.wait({asked}, timeout=self.limits.status_seconds_max)
+        if not asked.done():
+            raise Unavailable("the log was not read in time", retry_after_ms=STATUS_RETRY_AFTER_MS)
+        verdict = asked.result()
+        if isinstance(verdict, HoldfastError):
+            raise verdict
+        return verdict
+
+    async def _status(self, request_id: str, min_version: int) -> StatusVerdict | HoldfastError:
+        try:
+            return await self.leading().status(request_id, min_version)
+        except HoldfastError as error:  # told, not raised: nobody may be left to hear it
+            return error
 
     # Versions
 

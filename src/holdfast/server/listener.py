@@ -10,7 +10,8 @@ to ``ACCEPTS_PER_TURN``.
 Failure model: what fails while it is accepted, or in its TLS handshake, is that connection alone. A handshake counts as
 a connection and is cut off after ``HANDSHAKE_SECONDS_MAX``. Without a free descriptor new connections wait in the
 kernel's queue and are tried again after ``PAUSE_SECONDS``. A peer that does not answer the goodbye of TLS is left after
-``GOODBYE_SECONDS_MAX``.
+``GOODBYE_SECONDS_MAX``. One that speaks plain HTTP where TLS is spoken is told so in plain: to its client a connection
+that only ends is an outage, or a commit of which nobody knows.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ ACCEPTS_PER_TURN: Final = 64
 PAUSE_SECONDS: Final = 1.0
 HANDSHAKE_SECONDS_MAX: Final = 10.0
 GOODBYE_SECONDS_MAX: Final = 1.0
+DISCARD_BYTES_MAX: Final = 16 * 1_048_576
 OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 _log = structlog.get_logger(__name__)
@@ -40,7 +42,8 @@ _log = structlog.get_logger(__name__)
 class Listener:
     """Accepts on one bound, non-blocking socket until it is closed. It closes the socket.
 
-    ``has_room`` is asked for each connection; where it has none, the connection is closed without a word.
+    ``has_room`` is asked for each connection; where it has none, the connection is closed without a word. ``not_tls``
+    is what a peer is told that does not begin TLS where it should.
     """
 
     def __init__(
@@ -50,12 +53,14 @@ class Listener:
         connection: Callable[[], asyncio.Protocol],
         tls: ssl.SSLContext | None,
         has_room: Callable[[], bool],
+        not_tls: Callable[[], bytes] | None = None,
     ) -> None:
         self._loop = loop
         self._socket = bound
         self._connection = connection
         self._tls = tls
         self._has_room = has_room
+        self._not_tls = not_tls
         self._connecting: set[asyncio.Task[None]] = set()
         self._resuming: asyncio.TimerHandle | None = None
         bound.listen(BACKLOG)
@@ -105,12 +110,48 @@ class Listener:
             accepted.setblocking(False)
             if accepted.family != socket.AF_UNIX:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await self._loop.connect_accepted_socket(
-                self._connection,
-                accepted,
-                ssl=self._tls,
-                ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_SECONDS_MAX,
-                ssl_shutdown_timeout=None if self._tls is None else GOODBYE_SECONDS_MAX,
-            )
-            return
+            since = self._loop.time()
+            if self._tls is None or not await self._told(accepted):
+                left = max(0.001, HANDSHAKE_SECONDS_MAX - (self._loop.time() - since))
+                await self._loop.connect_accepted_socket(
+                    self._connection,
+                    accepted,
+                    ssl=self._tls,
+                    ssl_handshake_timeout=None if self._tls is None else left,
+                    ssl_shutdown_timeout=None if self._tls is None else GOODBYE_SECONDS_MAX,
+                )
+                return
         accepted.close()
+
+    async def _told(self, accepted: socket.socket) -> bool:
+        """Whether the peer does not begin TLS, and was told so. Raises: OSError."""
+        if self._not_tls is None:
+            return False
+        try:
+            if not await self._speaks_plainly(accepted):
+                return False
+            await self._tell(accepted, self._not_tls())
+        except asyncio.CancelledError:  # until it has a transport, nobody else closes it
+            accepted.close()
+            raise
+        return True
+
+    async def _speaks_plainly(self, accepted: socket.socket) -> bool:
+        """Whether the first byte is the letter of a method. It stays where it is. Raises: OSError."""
+        arrived = asyncio.Event()
+        self._loop.add_reader(accepted, arrived.set)
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS_MAX):
+                await arrived.wait()
+        finally:
+            self._loop.remove_reader(accepted)
+        return accepted.recv(1, socket.MSG_PEEK).isalpha()
+
+    async def _tell(self, accepted: socket.socket, answer: bytes) -> None:
+        """Answer, and read away what comes, because closing with unread input could take the answer from the peer."""
+        async with asyncio.timeout(GOODBYE_SECONDS_MAX):
+            await self._loop.sock_sendall(accepted, answer)
+            accepted.shutdown(socket.SHUT_WR)
+            left = DISCARD_BYTES_MAX
+            while left > 0 and (data := await self._loop.sock_recv(accepted, 65_536)):
+                left -= len(data)

@@ -15,6 +15,10 @@ Rules, in the order they are checked:
     read_version_required  a request id without a read version, or a precondition with neither version
     bad_range              ``begin >= end``
     leader_changed         the request names another leader than this one
+
+Of the last character before padding some bits stand for nothing. They are not looked at (RFC 4648, section 3.5, leaves
+it to decoders), so ``YR==`` is the key that ``YQ==`` is, and is told as that. To refuse it costs a microsecond for each
+commit, more than decoding it does (0.9), because the decoder says nothing of them.
 """
 
 from __future__ import annotations

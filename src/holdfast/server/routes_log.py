@@ -93,7 +93,7 @@ async def status(call: Call) -> Answer:
     if problem is not None:
         raise problem
     min_version = call.required_number("min_version")
-    verdict = await call.front.leading().status(request_id, min_version)
+    verdict = await call.front.status(request_id, min_version)
     match verdict.status:
         case "committed":
             return json_answer(StatusAnswerBody("committed", verdict.version))

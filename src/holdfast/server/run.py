@@ -74,7 +74,7 @@ OWN_CONNECTIONS: Final = 4
 READER_CONNECTIONS: Final = 8
 """For everybody who reads history: subscribers, questions about old attempts."""
 UNANSWERED_MAX: Final = 2
-"""How often a read may run out of time: who asks for a status must hear of a store that hangs while still waiting."""
+"""How often a read may run out of time: one request may be lost, and a store that hangs is told of soon."""
 
 log = structlog.get_logger("holdfast.server")
 
@@ -405,6 +405,7 @@ def _limits(settings: Settings) -> FrontLimits:
         client_commits_per_second_max=settings.server.client_commits_per_second_max,
         subscriber_unsent_bytes_max=settings.subscription.max_buffer_size_bytes,
         keepalive_interval_seconds=settings.subscription.keepalive_interval_seconds,
+        status_seconds_max=settings.persist.request_timeout_ms / 1000,
     )
 
 

@@ -67,6 +67,8 @@ class Verified:
     bytes: int
     index: bool = True
     """Whether there was an index; else the state was made of the log alone, as a start would."""
+    damaged: int = 0
+    """Frames that cannot be read, and that nothing which is kept needs: what a repair left behind, for one."""
 
 
 def copy_stores(storage: Storage, target: str) -> Manifest:
@@ -161,7 +163,8 @@ def check_copy(source: str) -> Manifest:
 def verify(directory: str) -> Verified:
     """Read stores, or a copy of some, from end to end; changes nothing. They should not be in use.
 
-    Checked: the copy's checksums, the index, every frame of the log, that every kept message can be read, that applying
+    Checked: the copy's checksums, the index, every frame of the log (one that is damaged and that nobody needs any more
+    is counted), that every kept message can be read, that applying
     the commands behind the index gives the results that they had, and the state's own laws.
     Without an index the state is made of the log alone, in a temporary folder.
     *Raises*: what is wrong, as ``CorruptData``; ``NotFound``; ``OSError``. *Cost*: reads everything twice.
@@ -198,12 +201,15 @@ def _read_all(storage: Storage, *, has_index: bool) -> Verified:
     try:
         storage.index.check()
         storage.state.check()
+        messages = _check_messages(storage)
+        log = storage.log
         frames = total = 0
-        for number, data in storage.log.frames(storage.log.first):
+        for number, data in log.readable(log.first, log.last):
             decode_frame(data, number)
             frames += 1
             total += len(data)
-        return Verified(len(storage.state.stores), frames, _check_messages(storage), total, has_index)
+        damaged = log.last - log.first + 1 - frames
+        return Verified(len(storage.state.stores), frames, messages, total, has_index, damaged)
     finally:
         storage.close()
 

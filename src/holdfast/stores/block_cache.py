@@ -5,7 +5,9 @@ Owns: which blocks are in memory, the bytes of a block, which are forgotten. Doe
 
 Failure model: a checkpoint that fails leaves everything as it was, and so does a scratch file that cannot be written.
 What has changed since the last checkpoint is found again by applying the log; so the scratch file needs no sync, and is
-emptied at a start. Bytes that are no block are ``CorruptData``.
+emptied at a start. Bytes that are not those that were written are ``CorruptData``, by the checksum that is beside them
+on disk. So is a block that is there and not found: to take it for a forgotten one would be to pass over its messages in
+silence, so which blocks there are is known apart from the table.
 
 A block in bytes, little-endian:
 
@@ -16,7 +18,8 @@ A block in bytes, little-endian:
 | 1 | 1 where it is ``timed`` |
 | the rest | zlib: ``references`` (2 each), ``sizes`` (4 each), ``published_ms`` (8 each) |
 
-Memory: at most ``cached_max`` blocks as objects of about 16 KiB. Of those that have changed and no longer fit, the
+Memory: a run of numbers for each gap between a store's blocks, and at most ``cached_max`` blocks as objects of about
+16 KiB. Of those that have changed and no longer fit, the
 bytes (some hundred each) go to the scratch file, so that one command may change any number of blocks.
 """
 
@@ -31,12 +34,23 @@ from typing import Final, Protocol
 
 from holdfast.errors import Code, CorruptData
 from holdfast.stores.ports import BLOCK_MESSAGES, Block
+from holdfast.stores.row_checksum import row_crc
+from holdfast.stores.sequence_set import SequenceSet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["BLOCKS_MAX", "BLOCK_BYTES", "BlockCache", "BlockChanges", "BlockTable", "decode_block", "encode_block"]
+__all__ = [
+    "BLOCKS_MAX",
+    "BLOCK_BYTES",
+    "REPAIR",
+    "BlockCache",
+    "BlockChanges",
+    "BlockTable",
+    "decode_block",
+    "encode_block",
+]
 
 BLOCKS_MAX: Final = 2_048
 BLOCK_BYTES: Final = 16 << 10
@@ -45,17 +59,22 @@ _HEAD: Final = struct.Struct("<QQIQB")
 _REFERENCES: Final = 2 * BLOCK_MESSAGES
 _SIZES: Final = _REFERENCES + 4 * BLOCK_MESSAGES
 _ROWS: Final = 256
+REPAIR: Final = (
+    "without index.sqlite* the state is made of the log alone, where that begins with frame 1; "
+    "else holdfast stores restore BACKUP NEW makes stores of a backup"
+)
+"""What to do about an index that is damaged."""
 
 
 class BlockTable(Protocol):
     """The blocks of the last checkpoint."""
 
-    def block(self, store: str, number: int) -> bytes | None:
-        """The bytes of a block."""
+    def block(self, store: str, number: int) -> tuple[bytes, int] | None:
+        """The bytes of a block and the checksum beside them, see ``BlockChanges``."""
         ...
 
-    def newest_block(self, store: str) -> int:
-        """The greatest number of a block of this store, -1 where there is none."""
+    def block_runs(self) -> dict[str, list[tuple[int, int]]]:
+        """The numbers of the blocks that there are, by store: runs, both ends inclusive, ascending."""
         ...
 
 
@@ -94,18 +113,23 @@ def decode_block(number: int, data: bytes) -> Block:
 
 class BlockChanges:
     """What a checkpoint writes: ``forgotten`` stores first; then iterate over (store, number, bytes), None for a block
-    that is forgotten. Any thread."""
+    that is forgotten. ``runs`` says which blocks there are then, as ``BlockTable.block_runs``. Any thread.
 
-    __slots__ = ("_frozen", "_generation", "_scratch", "forgotten")
+    Beside its bytes a block has the checksum ``row_crc(store, number, bytes)``.
+    """
+
+    __slots__ = ("_frozen", "_generation", "_scratch", "forgotten", "runs")
 
     def __init__(
         self,
         forgotten: list[str],
+        runs: dict[str, list[tuple[int, int]]],
         frozen: dict[tuple[str, int], _Frozen | None],
         scratch: sqlite3.Connection | None,
         generation: int,
     ) -> None:
         self.forgotten = forgotten
+        self.runs = runs
         self._frozen = frozen
         self._scratch = scratch
         self._generation = generation
@@ -113,13 +137,27 @@ class BlockChanges:
     def __iter__(self) -> Iterator[tuple[str, int, bytes | None]]:
         if self._scratch is not None:
             rows = self._scratch.execute(
-                "SELECT store, number, data FROM spilled WHERE generation = ? ORDER BY store, number",
+                "SELECT store, number, data, crc FROM spilled WHERE generation = ? ORDER BY store, number",
                 (self._generation,),
             )
             while part := rows.fetchmany(_ROWS):
-                yield from part
+                for store, number, data, crc in part:
+                    yield store, number, _checked(store, number, data, crc)
         for (store, number), frozen in self._frozen.items():
             yield store, number, None if frozen is None else frozen.encode()
+
+
+def _checked(store: str, number: int, data: bytes, crc: int) -> bytes:
+    """The bytes, where they are what was written. *Raises*: ``CorruptData``."""
+    if row_crc(store, number, data) != crc:
+        raise _damaged(store, number)
+    return data
+
+
+def _damaged(store: str, number: int) -> CorruptData:
+    return CorruptData(
+        "a block of the stores' index is damaged", code=Code.CORRUPT_LOG, store=store, block=number, hint=REPAIR
+    )
 
 
 class BlockCache:
@@ -135,7 +173,8 @@ class BlockCache:
         self._cache: OrderedDict[tuple[str, int], Block] = OrderedDict()
         self._dirty: dict[tuple[str, int], bool] = {}  # True where the block is in the cache, False where forgotten
         self._frozen: dict[tuple[str, int], _Frozen | None] = {}
-        self._newest: dict[str, int] = {}
+        self._there = {store: SequenceSet(runs) for store, runs in table.block_runs().items()}
+        """The blocks that there are, wherever they are."""
         self._forgotten: dict[str, bool] = {}  # stores; True where the running checkpoint says so
         self._generation = 1
         self._spilled: dict[tuple[str, int], int] = {}  # the newest generation of what is in the scratch file
@@ -150,7 +189,7 @@ class BlockCache:
             scratch.execute("PRAGMA synchronous=OFF")
             scratch.execute(
                 "CREATE TABLE IF NOT EXISTS spilled (store TEXT, number INTEGER, generation INTEGER, data BLOB,"
-                " PRIMARY KEY (store, number, generation)) WITHOUT ROWID"
+                " crc INTEGER, PRIMARY KEY (store, number, generation)) WITHOUT ROWID"
             )
             self._scratch = scratch
         return self._scratch
@@ -169,21 +208,13 @@ class BlockCache:
         if block is not None:
             self._cache.move_to_end(key)
             return block
-        if self._dirty.get(key) is False:
-            return None
-        data = self._encoded(key)
-        if data is None:
+        there = self._there.get(store)
+        if there is None or number not in there:
             return None
         try:
-            block = decode_block(number, data)
+            block = decode_block(number, self._encoded(key))
         except (struct.error, zlib.error, ValueError) as error:
-            raise CorruptData(
-                "a block of the stores' index is damaged",
-                code=Code.CORRUPT_LOG,
-                store=store,
-                block=number,
-                hint="holdfast stores restore BACKUP NEW makes stores of a backup",
-            ) from error
+            raise _damaged(store, number) from error
         self._cache[key] = block
         self._make_room()
         return block
@@ -191,17 +222,20 @@ class BlockCache:
     def put(self, store: str, block: Block) -> None:
         """See ``ports.Blocks``."""
         number = block.number
-        newest = self._newest.get(store)
-        if newest is None:
-            newest = self._newest[store] = self._table.newest_block(store)
+        there = self._there.get(store)
+        if there is None:
+            there = self._there[store] = SequenceSet()
+        newest = there.last
         if number > newest:
-            self._newest[store] = number
             before = self.get(store, newest) if newest >= 0 else None
             if before is not None and not before.live:
                 self._forget(store, newest)
-        elif number < newest and not block.live:
-            self._forget(store, number)
-            return
+            there.add(number, number)
+        elif number < newest:
+            if not block.live:
+                self._forget(store, number)
+                return
+            there.add(number, number)
         key = (store, number)
         self._cache[key] = block
         self._cache.move_to_end(key)
@@ -217,7 +251,7 @@ class BlockCache:
                 del known[key]
         if self._scratch is not None:
             self._scratch.execute("DELETE FROM spilled WHERE store = ? AND generation = ?", (store, self._generation))
-        self._newest[store] = -1
+        self._there.pop(store, None)
         self._forgotten[store] = False
 
     def _forget(self, store: str, number: int) -> None:
@@ -228,33 +262,39 @@ class BlockCache:
                 "DELETE FROM spilled WHERE store = ? AND number = ? AND generation = ?", (*key, self._generation)
             )
             del self._spilled[key]
+        self._there[store].discard(number)
         self._dirty[key] = False
 
-    def _encoded(self, key: tuple[str, int]) -> bytes | None:
-        """The bytes of a block that is not in the cache."""
+    def _encoded(self, key: tuple[str, int]) -> bytes:
+        """The bytes of a block that is there, and not in the cache. *Raises*: ``CorruptData``."""
         generation = self._spilled.get(key)
         if generation is not None and (generation == self._generation or key not in self._frozen):
-            row: tuple[bytes] = (
+            row: tuple[bytes, int] | None = (
                 self._open_scratch()
                 .execute(
-                    "SELECT data FROM spilled WHERE store = ? AND number = ? AND generation = ?", (*key, generation)
+                    "SELECT data, crc FROM spilled WHERE store = ? AND number = ? AND generation = ?",
+                    (*key, generation),
                 )
                 .fetchone()
             )
-            return row[0]
-        if key in self._frozen:
-            frozen = self._frozen[key]
-            return None if frozen is None else frozen.encode()
-        return None if key[0] in self._forgotten else self._table.block(*key)
+        else:
+            frozen = self._frozen.get(key)
+            if frozen is not None:
+                return frozen.encode()
+            row = None if key[0] in self._forgotten or key in self._frozen else self._table.block(*key)
+        if row is None:
+            raise _damaged(*key)
+        return _checked(*key, *row)
 
     def _make_room(self) -> None:
         while len(self._cache) > self._cached_max:
             key = next(iter(self._cache))
             if self._dirty.get(key, False):
                 # Where the disk is full this raises, and the block stays: it is nowhere else.
+                data = encode_block(self._cache[key])
                 self._open_scratch().execute(
-                    "INSERT OR REPLACE INTO spilled VALUES (?, ?, ?, ?)",
-                    (*key, self._generation, encode_block(self._cache[key])),
+                    "INSERT OR REPLACE INTO spilled VALUES (?, ?, ?, ?, ?)",
+                    (*key, self._generation, data, row_crc(*key, data)),
                 )
                 self._spilled[key] = self._generation
                 del self._dirty[key]
@@ -263,14 +303,15 @@ class BlockCache:
     # ---- checkpoints ------------------------------------------------------------------------------------------------
 
     def freeze(self) -> BlockChanges:
-        """What has changed since the last checkpoint. *Cost*: a copy of 14 KiB for each block that did."""
+        """What has changed since the last checkpoint. *Cost*: the runs; a copy of 14 KiB for each block that did."""
         assert not self._frozen, "one checkpoint at a time"
         self._frozen = {key: _Frozen(self._cache[key]) if there else None for key, there in self._dirty.items()}
         self._dirty = {}
         forgotten = list(self._forgotten)
         self._forgotten = dict.fromkeys(forgotten, True)
         # A copy: a store that is deleted meanwhile goes from ``_frozen``, and from the table with the next checkpoint.
-        changes = BlockChanges(forgotten, dict(self._frozen), self._scratch, self._generation)
+        runs = {store: there.runs() for store, there in self._there.items()}
+        changes = BlockChanges(forgotten, runs, dict(self._frozen), self._scratch, self._generation)
         self._generation += 1
         return changes
 

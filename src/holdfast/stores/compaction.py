@@ -16,11 +16,12 @@ longer than for one more step.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import CorruptData, HoldfastError
 from holdfast.stores.frames import MessageRun, Relocated, encode_relocated
 from holdfast.stores.ports import BLOCK_MESSAGES
 
@@ -41,6 +42,7 @@ MESSAGE_LOG_BYTES: Final = 48
 """What a message takes in the log beside its bytes, about: its share of a frame, names of its fields."""
 PAGES_MIN: Final = 4
 """Logs shorter than this are left alone."""
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Compaction:
         self.ratio_min = 0.5
         self.moved_bytes = 0
         self.runs = 0
+        self._told = ""  # which damage was told last: it is met again with each run
 
     @property
     def running(self) -> bool:
@@ -113,9 +116,13 @@ class Compaction:
                     break
                 await self._move_all(extents)
                 await self._checkpoints.now()
-        except (HoldfastError, OSError, sqlite3.Error):
+        except (HoldfastError, OSError, sqlite3.Error) as error:
             if all_of_it:
                 raise  # somebody waits for it; else the log's failure is told to everyone, and a full disk is retried
+            if isinstance(error, CorruptData) and str(error) != self._told:
+                # Nothing behind it gives its space back, and nobody waits to be told.
+                self._told = str(error)
+                _logger.error("messages that cannot be read cannot be moved error=%s hint=%s", error, error.hint)
         finally:
             self._task = None
 

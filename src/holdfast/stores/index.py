@@ -1,7 +1,7 @@
 """The index of the stores: what the state machine reads of what is stored, as of the last checkpoint, in SQLite.
 
-Owns: the tables, the transaction of a checkpoint. Does not own: what has changed since (``block_cache``,
-``entry_cache``, ``locations``), when a checkpoint is taken and what it lets go (``storage``).
+Owns: the tables, the transaction of a checkpoint. Does not own: checking rows (``index_rows``), what has changed since
+(``block_cache``, ``entry_cache``, ``locations``), when a checkpoint is taken and what it lets go (``storage``).
 
 Failure model: a checkpoint is one transaction, there or not. It is written only after the log is durable up to its
 frame, so the index is never ahead of the log; frames that the index needs are removed only after the next one is
@@ -9,12 +9,28 @@ durable. It remembers the checksum of its last frame: one that was made of anoth
 finds damaged is ``CorruptData``: the index is then as lost as the log's oldest pages, and a backup has both. One that
 only cannot be opened (a full disk, a lock) is ``Unavailable``.
 
+SQLite's pages have no checksums, so every row has its own, in ``crc``: a row with a flipped bit is ``CorruptData`` when
+it is read. A row that is not found is told from one that never was, where that would matter:
+
+- of a block, by ``runs``;
+- of an extent, by the blocks: they say that a message is kept, and then it must be found;
+- before pages may go, the table of extents and its order by frame must name the same first frame;
+- of an entry, by ``check_entries``, which counts them at a start, and by the rows beside its place.
+
 | table | key | what |
 |---|---|---|
-| ``meta`` | name | ``format`` (1); ``frame``: the last one in here; ``frame_crc``: its CRC-32; ``at_ms``; ``state`` |
-| ``blocks`` | store, number | bytes, see ``block_cache`` |
-| ``entries`` | store, durable, key | revision, size, expires_ms |
-| ``extents`` | store, first_seq | last_seq, first_frame, last_frame, bytes; see ``locations`` |
+| ``meta`` | name | value, see below |
+| ``blocks`` | store, number | bytes, see ``block_cache``; crc |
+| ``entries`` | store, durable, key | revision, size, expires_ms, crc |
+| ``extents`` | store, first_seq | last_seq, first_frame, last_frame, bytes, crc; see ``locations`` |
+
+``crc`` is ``row_checksum.row_crc`` of the row's other columns in their order. In ``meta`` are ``format`` (2);
+``frame``, the last one in here; ``at_ms``; ``state``; ``frame_crc``, the CRC-32 of that frame, where it is known;
+``runs``, which blocks there are, a msgpack map of store to [[first, last], ...]; and ``crc``, of the five values from
+``frame`` to ``runs`` in this order, with nil for one that is missing.
+
+Format 1 had no checksums: it is read as it is where nothing may be written, and brought to format 2 in one transaction
+where it is opened else.
 
 Two connections on one file in WAL mode: the event loop reads, the checkpoint's thread writes, and neither waits.
 """
@@ -27,58 +43,60 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from holdfast.errors import Code, CorruptData, HoldfastError, NotFound, Unavailable
-from holdfast.stores.block_cache import BLOCKS_MAX, BlockCache, BlockChanges
+import msgspec
+
+from holdfast.errors import Code, CorruptData, HoldfastError, NotFound
+from holdfast.stores.block_cache import BLOCKS_MAX, REPAIR, BlockCache, BlockChanges
 from holdfast.stores.entry_cache import EntryCache, EntryChanges
+from holdfast.stores.index_rows import (
+    COLUMNS,
+    UNREADABLE,
+    WITHOUT_CHECKSUMS,
+    Loaded,
+    Row,
+    checked_row,
+    damaged,
+    read_checkpoint,
+    runs_of,
+    unreadable,
+)
 from holdfast.stores.locations import Extent, LocationChanges
 from holdfast.stores.ports import Entry
+from holdfast.stores.row_checksum import row_crc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["INDEX_NAME", "Checkpoint", "Index", "Loaded"]
+__all__ = ["INDEX_NAME", "Checkpoint", "Index"]
 
 INDEX_NAME: Final = "index.sqlite"
 SCRATCH_NAME: Final = "scratch.sqlite"
-FORMAT: Final = 1
-_PRIMARY: Final = 0xFF
-"""Of SQLite's codes: the rest only says more."""
-_REPAIR: Final = (
-    "without index.sqlite* the state is made of the log alone, where that begins with frame 1; "
-    "else holdfast stores restore BACKUP NEW makes stores of a backup"
-)
+FORMAT: Final = 2
 _SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS blocks (
-    store TEXT NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (store, number)
+CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE blocks (
+    store TEXT NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL, crc INTEGER NOT NULL,
+    PRIMARY KEY (store, number)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS entries (
+CREATE TABLE entries (
     store TEXT NOT NULL, durable TEXT NOT NULL, key TEXT NOT NULL,
     revision INTEGER NOT NULL, size INTEGER NOT NULL, expires_ms INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
     PRIMARY KEY (store, durable, key)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS extents (
+CREATE TABLE extents (
     store TEXT NOT NULL, first_seq INTEGER NOT NULL, last_seq INTEGER NOT NULL,
     first_frame INTEGER NOT NULL, last_frame INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
     PRIMARY KEY (store, first_seq)
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS extents_by_frame ON extents (first_frame);
+CREATE INDEX extents_by_frame ON extents (first_frame);
 """
-_EXTENT: Final = "SELECT store, first_seq, last_seq, first_frame, last_frame, bytes FROM extents "
-_ENTRY: Final = "SELECT key, revision, size, expires_ms FROM entries "
-
-
-class Loaded(NamedTuple):
-    """The last checkpoint: the last frame in it, the time of that, the state; None where there was none yet.
-
-    ``frame_crc`` is that frame's CRC-32, None where it is not known.
-    """
-
-    frame: int
-    at_ms: int
-    state: bytes
-    frame_crc: int | None
+_BELOW: Final = "WHERE (store, durable, key) < (?, ?, ?) ORDER BY store DESC, durable DESC, key DESC LIMIT 1"
+_ABOVE: Final = "WHERE (store, durable, key) > (?, ?, ?) ORDER BY store, durable, key LIMIT 1"
+_encode = msgspec.msgpack.Encoder().encode
+_decode_runs = msgspec.msgpack.Decoder(dict[str, list[tuple[int, int]]]).decode
 
 
 class Checkpoint(NamedTuple):
@@ -103,6 +121,7 @@ class Index:
     def __init__(self, directory: str, *, read_only: bool = False, blocks_max: int = BLOCKS_MAX) -> None:
         path = os.path.join(directory, INDEX_NAME)
         self._path = path
+        self._needed = 0  # by the last checkpoint
         self._scratch_path = "" if read_only else os.path.join(directory, SCRATCH_NAME)
         if self._scratch_path:
             with suppress(FileNotFoundError):
@@ -113,26 +132,47 @@ class Index:
         except sqlite3.OperationalError as error:
             if read_only and not os.path.exists(path):
                 raise NotFound("there is no index of stores here", path=path) from error
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
         try:
             if not read_only:
                 self._writer.execute("PRAGMA journal_mode=WAL")
                 self._writer.execute("PRAGMA synchronous=FULL")
-                self._writer.executescript(_SCHEMA)
-            self._check_format(read_only=read_only)
+                self._make_tables()
+            self._format = self._check_format(read_only=read_only)
             self._reader = sqlite3.connect(address, uri=read_only, isolation_level=None, check_same_thread=False)
-        except sqlite3.DatabaseError as error:
+            self.blocks = BlockCache(self, self._scratch_path, cached_max=blocks_max)
+        except UNREADABLE as error:
             self._writer.close()
-            raise _unreadable(path, error) from error
-        self.blocks = BlockCache(self, self._scratch_path, cached_max=blocks_max)
+            raise unreadable(path, error) from error
+        except BaseException:
+            self._writer.close()
+            raise
         self.entries = EntryCache(self)
 
-    def _check_format(self, *, read_only: bool) -> None:
+    def _make_tables(self) -> None:
+        """All of them and the format, or none: a table that is missing among others was there once."""
+        database = self._writer
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            if database.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None:
+                for statement in _SCHEMA.split(";")[:-1]:
+                    database.execute(statement)
+                database.execute("INSERT INTO meta VALUES ('format', ?)", (FORMAT,))
+            database.execute("COMMIT")
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def _check_format(self, *, read_only: bool) -> int:
         row = self._writer.execute("SELECT value FROM meta WHERE name = 'format'").fetchone()
-        if row is None and not read_only:
-            self._writer.execute("INSERT INTO meta VALUES ('format', ?)", (FORMAT,))
+        if row is None and self._writer.execute("SELECT 1 FROM meta LIMIT 1").fetchone() is not None:
+            raise damaged(self._path, "meta")
         elif row is None:
-            raise CorruptData("the index of the stores is empty", code=Code.CORRUPT_LOG, path=self._path, hint=_REPAIR)
+            raise CorruptData("the index of the stores is empty", code=Code.CORRUPT_LOG, path=self._path, hint=REPAIR)
+        elif row[0] == WITHOUT_CHECKSUMS and self._is_without_checksums():
+            if read_only:
+                return WITHOUT_CHECKSUMS
+            self._add_checksums()
         elif row[0] != FORMAT:
             raise CorruptData(
                 "the index of the stores was written by a later version of holdfast",
@@ -141,23 +181,42 @@ class Index:
                 format=row[0],
                 hint="nothing is damaged: use that version",
             )
+        return FORMAT
+
+    def _is_without_checksums(self) -> bool:
+        """Whether this is format 1 indeed: the number alone might be damaged."""
+        columns = self._writer.execute("SELECT count(*) FROM pragma_table_info('extents') WHERE name = 'crc'")
+        return not columns.fetchone()[0]
+
+    def _add_checksums(self) -> None:
+        """Format 1 becomes format 2. *Cost*: the whole index, read and written once.
+
+        *After a crash*: one or the other.
+        """
+        database = self._writer
+        database.create_function("row_crc", -1, row_crc, deterministic=True)
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            for table, columns in COLUMNS.items():
+                database.execute(f"ALTER TABLE {table} ADD COLUMN crc INTEGER NOT NULL DEFAULT 0")
+                database.execute(f"UPDATE {table} SET crc = row_crc({columns})")
+            loaded = read_checkpoint(database, self._path)
+            if loaded is not None:
+                runs = _encode(runs_of(database))
+                self._write_meta(loaded._replace(runs=runs))
+            database.execute("UPDATE meta SET value = ? WHERE name = 'format'", (FORMAT,))
+            database.execute("COMMIT")
+        except BaseException:
+            self._roll_back()
+            raise
 
     def load(self) -> Loaded | None:
-        """The last checkpoint. *Raises*: ``sqlite3.DatabaseError``."""
-        found: dict[str, bytes | int] = dict(
-            self._reader.execute(
-                "SELECT name, value FROM meta WHERE name IN ('frame', 'at_ms', 'state', 'frame_crc')"
-            ).fetchall()
-        )
-        frame, at_ms, state = found.get("frame"), found.get("at_ms"), found.get("state")
-        if isinstance(frame, int) and isinstance(at_ms, int) and isinstance(state, bytes):
-            crc = found.get("frame_crc")
-            return Loaded(frame, at_ms, state, crc if isinstance(crc, int) else None)
-        return None
+        """The last checkpoint. *Raises*: ``CorruptData``; ``sqlite3.DatabaseError``."""
+        return read_checkpoint(self._reader, self._path)
 
-    def unreadable(self, error: sqlite3.DatabaseError) -> HoldfastError:
+    def unreadable(self, error: Exception) -> HoldfastError:
         """What to raise where a start could not read the index."""
-        return _unreadable(self._path, error)
+        return unreadable(self._path, error)
 
     def copy_to(self, path: str) -> None:
         """A copy as of the last checkpoint, in a new file."""
@@ -169,57 +228,98 @@ class Index:
             source.close()
 
     def check(self) -> None:
-        """Let SQLite look at every page of the file. *Raises*: ``CorruptData``."""
-        found = self._reader.execute("PRAGMA integrity_check(1)").fetchone()
-        if found[0] != "ok":
-            raise CorruptData(
-                "the index of the stores is damaged", code=Code.CORRUPT_LOG, path=self._path, cause=found[0]
-            )
+        """Look at every page of the file, and at every row. *Raises*: ``CorruptData``."""
+        try:
+            found = self._reader.execute("PRAGMA integrity_check(1)").fetchone()
+            if found[0] != "ok":
+                raise CorruptData(
+                    "the index of the stores is damaged", code=Code.CORRUPT_LOG, path=self._path, cause=found[0]
+                )
+            if self._format == FORMAT:
+                for table, columns in COLUMNS.items():
+                    for row in self._reader.execute(f"SELECT {columns}, crc FROM {table}"):
+                        checked_row(row, table, self._path)
+                if {name: runs for name, runs in self.block_runs().items() if runs} != runs_of(self._reader):
+                    raise damaged(self._path, "blocks")
+        except UNREADABLE as error:
+            raise unreadable(self._path, error) from error
 
     # ---- what the caches read ---------------------------------------------------------------------------------------
 
-    def block(self, store: str, number: int) -> bytes | None:
-        """See ``BlockTable``."""
-        row = self._reader.execute("SELECT data FROM blocks WHERE store = ? AND number = ?", (store, number)).fetchone()
-        return None if row is None else bytes(row[0])
+    def _select(self, query: str, values: tuple[str | int, ...]) -> list[Row]:
+        """Rows, not checked. *Raises*: ``CorruptData``; ``Unavailable`` where they cannot be read now."""
+        if self._format != FORMAT:
+            query = query.replace(", crc FROM", ", NULL FROM")
+        try:
+            return self._reader.execute(query, values).fetchall()
+        except UNREADABLE as error:
+            raise unreadable(self._path, error) from error
 
-    def newest_block(self, store: str) -> int:
+    def _read(self, table: str, rest: str, values: tuple[str | int, ...]) -> list[Row]:
+        """Rows without ``crc``, which held for them. *Raises*: as ``_select``."""
+        rows = self._select(f"SELECT {COLUMNS[table]}, crc FROM {table} {rest}", values)
+        if self._format != FORMAT:
+            return [row[:-1] for row in rows]
+        return [checked_row(row, table, self._path) for row in rows]
+
+    def block(self, store: str, number: int) -> tuple[bytes, int] | None:
         """See ``BlockTable``."""
-        row = self._reader.execute("SELECT max(number) FROM blocks WHERE store = ?", (store,)).fetchone()
-        return -1 if row[0] is None else int(row[0])
+        rows = self._select("SELECT data, crc FROM blocks WHERE store = ? AND number = ?", (store, number))
+        if not rows:
+            return None
+        data, crc = rows[0]
+        return data, row_crc(store, number, data) if self._format != FORMAT else crc
+
+    def block_runs(self) -> dict[str, list[tuple[int, int]]]:
+        """See ``BlockTable``. *Raises*: ``CorruptData``, ``sqlite3.DatabaseError``."""
+        if self._format != FORMAT:
+            return runs_of(self._reader)
+        loaded = self.load()
+        return _decode_runs(loaded.runs) if loaded is not None and loaded.runs is not None else {}
 
     def entry(self, store: str, durable: str, key: str) -> Entry | None:
         """See ``EntryTable``."""
-        row = self._reader.execute(
-            _ENTRY + "WHERE store = ? AND durable = ? AND key = ?", (store, durable, key)
-        ).fetchone()
-        return None if row is None else Entry(*row)
+        place = (store, durable, key)
+        rows = self._read("entries", "WHERE store = ? AND durable = ? AND key = ?", place)
+        if not rows:
+            # A row whose key was damaged lies where this one would: its checksum tells it from one that never was.
+            self._read("entries", _BELOW, place)
+            self._read("entries", _ABOVE, place)
+        return Entry(*rows[0][2:]) if rows else None
 
     def entries_after(self, store: str, durable: str, key: str, limit: int) -> list[Entry]:
         """See ``EntryTable``."""
-        rows = self._reader.execute(
-            _ENTRY + "WHERE store = ? AND durable = ? AND key > ? ORDER BY key LIMIT ?", (store, durable, key, limit)
-        )
-        return [Entry(*row) for row in rows.fetchall()]
+        rest = "WHERE store = ? AND durable = ? AND key > ? ORDER BY key LIMIT ?"
+        return [Entry(*row[2:]) for row in self._read("entries", rest, (store, durable, key, limit))]
 
     def extent_at(self, store: str, seq: int) -> Extent | None:
         """See ``ExtentTable``."""
-        return self._extent(
-            _EXTENT + "WHERE store = ? AND first_seq <= ? ORDER BY first_seq DESC LIMIT 1", (store, seq)
-        )
+        return self._extent("WHERE store = ? AND first_seq <= ? ORDER BY first_seq DESC LIMIT 1", (store, seq))
 
     def extent_after(self, store: str, seq: int) -> Extent | None:
         """See ``ExtentTable``."""
-        return self._extent(_EXTENT + "WHERE store = ? AND first_seq > ? ORDER BY first_seq LIMIT 1", (store, seq))
+        return self._extent("WHERE store = ? AND first_seq > ? ORDER BY first_seq LIMIT 1", (store, seq))
 
-    def _extent(self, query: str, values: tuple[str, int]) -> Extent | None:
-        row = self._reader.execute(query, values).fetchone()
-        return None if row is None else Extent(*row)
+    def check_entries(self, expected: dict[tuple[str, str], int]) -> None:
+        """Raises ``CorruptData`` where a durable, by store and name, has another number of entries in the table, or the
+        table is not in order: then one would not be found by its key.
+
+        *Cost*: a look at every entry, about half a microsecond each.
+        """
+        found = self._reader.execute("PRAGMA integrity_check(entries)").fetchone()
+        if found[0] != "ok":
+            raise damaged(self._path, "entries")
+        rows = self._reader.execute("SELECT store, durable, count(*) FROM entries GROUP BY store, durable")
+        if {(store, durable): count for store, durable, count in rows} != expected:
+            raise damaged(self._path, "entries")
+
+    def _extent(self, rest: str, values: tuple[str, int]) -> Extent | None:
+        rows = self._read("extents", rest, values)
+        return Extent(*rows[0]) if rows else None
 
     def oldest_extents(self, limit: int) -> list[Extent]:
         """The extents that lie first in the log, in that order."""
-        rows = self._reader.execute(_EXTENT + "ORDER BY first_frame LIMIT ?", (limit,))
-        return [Extent(*row) for row in rows.fetchall()]
+        return [Extent(*row) for row in self._read("extents", "ORDER BY first_frame LIMIT ?", (limit,))]
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
 
@@ -229,23 +329,57 @@ class Index:
         *Raises*: ``sqlite3.Error``, for example on a full disk; then nothing was changed.
         """
         database = self._writer
-        database.execute("BEGIN IMMEDIATE")
         try:
+            database.execute("BEGIN IMMEDIATE")
             self._write_tables(checkpoint)
-            database.executemany(
-                "INSERT OR REPLACE INTO meta VALUES (?, ?)",
-                [("frame", checkpoint.frame), ("at_ms", checkpoint.at_ms), ("state", checkpoint.state)],
+            runs = _encode({store: found for store, found in checkpoint.blocks.runs.items() if found})
+            self._write_meta(
+                Loaded(checkpoint.frame, checkpoint.at_ms, checkpoint.state, checkpoint.frame_crc, runs),
             )
-            database.execute("DELETE FROM meta WHERE name = 'frame_crc'")
-            if checkpoint.frame_crc is not None:
-                database.execute("INSERT INTO meta VALUES ('frame_crc', ?)", (checkpoint.frame_crc,))
-            row = database.execute("SELECT min(first_frame) FROM extents").fetchone()
+            needed = self._first_needed(checkpoint.frame)
             database.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):
-                database.execute("ROLLBACK")
+        except sqlite3.DatabaseError as error:
+            self._roll_back()
+            told = unreadable(self._path, error)
+            if isinstance(told, CorruptData) and not isinstance(error, sqlite3.ProgrammingError):
+                raise told from error  # to try again would be to try for ever
             raise
-        return checkpoint.frame + 1 if row[0] is None else min(int(row[0]), checkpoint.frame + 1)
+        except BaseException:
+            self._roll_back()
+            raise
+        self._needed = needed
+        return needed
+
+    def _roll_back(self) -> None:
+        with suppress(sqlite3.Error):
+            self._writer.execute("ROLLBACK")
+
+    def _write_meta(self, loaded: Loaded) -> None:
+        """Put the values of one checkpoint in the place of those before."""
+        frame, at_ms, state, frame_crc, runs = loaded
+        values = {"frame": frame, "at_ms": at_ms, "state": state, "frame_crc": frame_crc, "runs": runs}
+        self._writer.execute("DELETE FROM meta WHERE name = 'frame_crc'")
+        self._writer.executemany(
+            "INSERT OR REPLACE INTO meta VALUES (?, ?)",
+            [(name, value) for name, value in values.items() if value is not None]
+            + [("crc", row_crc(frame, at_ms, state, frame_crc, runs))],
+        )
+
+    def _first_needed(self, frame: int) -> int:
+        """The first frame that is needed: of the extents, or the one behind ``frame``.
+
+        What lies before it goes, and cannot be had again, so two trees have to say so.
+        *Cost*: where it is above what it was, a look at all extents.
+        """
+        needed = self._first_extent_frame("first_frame", frame)
+        # The order by frame has no bytes: to look at them SQLite has to go through the table itself.
+        if needed > self._needed and self._first_extent_frame("first_frame + 0 * bytes", frame) != needed:
+            raise damaged(self._path, "extents")
+        return needed
+
+    def _first_extent_frame(self, value: str, frame: int) -> int:
+        row = self._writer.execute(f"SELECT min({value}) FROM extents").fetchone()
+        return frame + 1 if row[0] is None else min(int(row[0]), frame + 1)
 
     def _write_tables(self, checkpoint: Checkpoint) -> None:
         database = self._writer
@@ -255,12 +389,16 @@ class Index:
             if data is None:
                 database.execute("DELETE FROM blocks WHERE store = ? AND number = ?", (store, number))
             else:
-                database.execute("INSERT OR REPLACE INTO blocks VALUES (?, ?, ?)", (store, number, data))
+                crc = row_crc(store, number, data)
+                database.execute("INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?)", (store, number, data, crc))
         self._write_entries(checkpoint.entries)
         stores = [(store,) for store in checkpoint.locations.forgotten]
         database.executemany("DELETE FROM extents WHERE store = ?", stores)
         database.executemany("DELETE FROM extents WHERE store = ? AND first_seq = ?", checkpoint.locations.removed)
-        database.executemany("INSERT OR REPLACE INTO extents VALUES (?, ?, ?, ?, ?, ?)", checkpoint.locations.extents)
+        database.executemany(
+            "INSERT OR REPLACE INTO extents VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [(*extent, row_crc(*extent)) for extent in checkpoint.locations.extents],
+        )
 
     def _write_entries(self, changes: EntryChanges) -> None:
         database = self._writer
@@ -275,7 +413,7 @@ class Index:
                 [(store, durable, key) for key, entry in entries.items() if entry is None],
             )
             database.executemany(
-                "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?)", _rows(store, durable, entries.values())
+                "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", _rows(store, durable, entries.values())
             )
 
     def close(self) -> None:
@@ -288,30 +426,10 @@ class Index:
                 os.unlink(self._scratch_path)
 
 
-def _rows(store: str, durable: str, entries: Iterable[Entry | None]) -> list[tuple[str, str, str, int, int, int]]:
-    return [
+def _rows(store: str, durable: str, entries: Iterable[Entry | None]) -> list[Row]:
+    rows = [
         (store, durable, entry.key, entry.revision, entry.size, entry.expires_ms)
         for entry in entries
         if entry is not None
     ]
-
-
-def _unreadable(path: str, error: sqlite3.DatabaseError) -> HoldfastError:
-    """Damage where SQLite says so; anything else is the disk's or somebody else's, and the file is as it was."""
-    # What Python's module refuses by itself has no code of SQLite's; a table that is missing is SQLite's plain error.
-    code = int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & _PRIMARY
-    if code not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
-        full = code == sqlite3.SQLITE_FULL
-        return Unavailable(
-            f"the index of the stores cannot be opened: {error}",
-            code=Code.DISK_FULL if full else Code.STORE_UNAVAILABLE,
-            hint="nothing is known to be damaged: see to the disk, or to who else has the file open, and start again",
-            path=path,
-        )
-    return CorruptData(
-        "the index of the stores cannot be read",
-        code=Code.CORRUPT_LOG,
-        path=path,
-        cause=str(error),
-        hint=_REPAIR,
-    )
+    return [(*row, row_crc(*row)) for row in rows]

@@ -139,6 +139,13 @@ class Locations:
         if extent.last_seq > last_seq:
             self._change(extent._replace(first_seq=last_seq + 1))
 
+    def replace(self, extent: Extent, parts: list[Extent]) -> None:
+        """Of an extent, as ``find`` told it, these parts are left: what lies between them is nowhere."""
+        self._close(extent.store, extent.first_seq)
+        self._remove(extent.store, extent.first_seq)
+        for part in parts:
+            self._change(part)
+
     def _close(self, store: str, first_seq: int) -> None:
         """Let this extent grow no more."""
         opened = self._open.get(store)

@@ -19,7 +19,7 @@ def of_the_stores(error: HoldfastError, directory: str) -> HoldfastError:
     """The error to raise from ``error``, which the queue in ``directory`` raised.
 
     >>> of_the_stores(CorruptData("messages are damaged", first=5), "d").hint
-    'holdfast stores verify d tells the first damage; holdfast stores restore BACKUP NEW makes stores of a backup'
+    'holdfast stores repair d tells what is lost; holdfast stores restore BACKUP NEW makes stores of a backup'
     """
     facts = {**error.fields, "directory": directory}
     message = f"the stores' log: {error.message}"
@@ -43,6 +43,6 @@ def of_the_stores(error: HoldfastError, directory: str) -> HoldfastError:
 
 def _repair(directory: str) -> str:
     return (
-        f"holdfast stores verify {directory} tells the first damage; "
+        f"holdfast stores repair {directory} tells what is lost; "
         "holdfast stores restore BACKUP NEW makes stores of a backup"
     )

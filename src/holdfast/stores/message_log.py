@@ -119,8 +119,8 @@ class MessageLog:
             reader, waiting = self._places.pop(near)
             try:
                 return self._read_along(reader, waiting, first, last)
-            except NotFound:
-                pass  # what lay between its place and ``first`` was trimmed
+            except (NotFound, CorruptData):
+                pass  # what lay between its place and ``first`` was trimmed, or is damaged and nobody asked for it
         return self._read_along(self._queue.reader(seq=first), [], first, last)
 
     def _read_along(
@@ -150,6 +150,20 @@ class MessageLog:
         while len(self._places) >= READERS_MAX:
             self._places.pop(next(iter(self._places)))[0].close()
         self._places[number] = reader, waiting
+
+    def readable(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+        """Those of the frames ``first`` to ``last`` that can be read: what is missing among them is damaged, or gone.
+
+        For who looks for damage: everybody else has to be told of it.
+        """
+        first, last = max(first, self.first), min(last, self.last)
+        if first > last:
+            return
+        with self._named():
+            for message in self._queue.read(seq=first, damage="skip"):
+                if message.seq > last:
+                    return
+                yield message.seq, message.payload
 
     def checksum(self, number: int) -> int | None:
         """The CRC-32 of a frame; None where it is not there, or cannot be read. Any thread."""

@@ -35,6 +35,7 @@ from holdfast.stores.commands import Define, MapChange, MapChanged, Record
 from holdfast.stores.definitions import ClusterDefinition, parse_definition
 from holdfast.stores.frames import Relocated, decode_frame, runs_of
 from holdfast.stores.index import INDEX_NAME
+from holdfast.stores.index_rows import UNREADABLE, checked_row, read_checkpoint
 from holdfast.stores.locations import EXTENT_BYTES, Extent
 from holdfast.stores.message_log import MessageLog
 from holdfast.stores.messages import Message
@@ -243,29 +244,31 @@ class StoreReader:
             raise NotFound("there is no index of stores here", path=path) from error
         try:
             database.execute("BEGIN")
-            found = dict(database.execute("SELECT name, value FROM meta WHERE name IN ('frame', 'state')"))
-            rows = database.execute(
-                "SELECT store, first_seq, last_seq, first_frame, last_frame, bytes FROM extents"
-                " WHERE store = ? AND last_seq > ? ORDER BY first_seq",
-                (self._store, after_seq),
-            ).fetchall()
-        except sqlite3.DatabaseError as error:
+            loaded = read_checkpoint(database, path)
+            rows = [
+                checked_row(row, "extents", path) if loaded is not None and loaded.runs is not None else row[:6]
+                for row in database.execute(
+                    "SELECT * FROM extents WHERE store = ? AND last_seq > ? ORDER BY first_seq",
+                    (self._store, after_seq),
+                )
+            ]
+        except UNREADABLE as error:
             raise CorruptData(
                 "the index of the stores cannot be read", code=Code.CORRUPT_LOG, path=path, cause=str(error)
             ) from error
         finally:
             database.close()
-        if not isinstance(state := found.get("state"), bytes):
+        if loaded is None:
             return _Known(0, 0, parse_definition(b""), 0, [])  # before the first checkpoint
         try:
-            beginning = _beginnings.decode(state)
+            beginning = _beginnings.decode(loaded.state)
             definition = parse_definition(beginning.history[-1].definitions if beginning.history else b"")
         except (msgspec.DecodeError, InvalidRequest) as error:
             raise CorruptData(
                 "the index holds no snapshot of the stores", code=Code.CORRUPT_LOG, path=path, cause=str(error)
             ) from error
         newest = next((store.next_seq - 1 for store in beginning.stores if store.name == self._store), 0)
-        return _Known(found["frame"], beginning.at_ms, definition, newest, [Extent(*row) for row in rows])
+        return _Known(loaded.frame, beginning.at_ms, definition, newest, [Extent(*row) for row in rows])
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 

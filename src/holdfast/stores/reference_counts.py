@@ -168,6 +168,15 @@ class ReferenceCounts:
             first += high - low
         return total
 
+    def lose(self, seq: int) -> None:
+        """Nobody keeps a message any more, however many did."""
+        block = self._blocks.get(self._store, seq // BLOCK_MESSAGES)
+        place = seq % BLOCK_MESSAGES
+        if block is None or not block.references[place]:
+            return
+        block.references[place] = 1
+        self.release(seq, seq)
+
     def _settle_empty(self, block: Block) -> None:
         if block.earliest_ms:
             block.earliest_ms = 0

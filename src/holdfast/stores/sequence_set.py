@@ -57,6 +57,17 @@ class SequenceSet:
         firsts[low:high] = [first]
         lasts[low:high] = [last]
 
+    def discard(self, seq: int) -> None:
+        """Remove one number, if it is a member. Cost: O(log runs), and O(runs) in the middle."""
+        firsts, lasts = self._firsts, self._lasts
+        place = bisect_right(firsts, seq) - 1
+        if place < 0 or seq > lasts[place]:
+            return
+        first, last = firsts[place], lasts[place]
+        rest = [run for run in ((first, seq - 1), (seq + 1, last)) if run[0] <= run[1]]
+        firsts[place : place + 1] = [run[0] for run in rest]
+        lasts[place : place + 1] = [run[1] for run in rest]
+
     def forget_below(self, seq: int) -> None:
         """Remove every member below ``seq``."""
         firsts, lasts = self._firsts, self._lasts
@@ -66,6 +77,11 @@ class SequenceSet:
         del firsts[:gone], lasts[:gone]
         if firsts and firsts[0] < seq:
             firsts[0] = seq
+
+    @property
+    def last(self) -> int:
+        """The greatest member, -1 where there is none."""
+        return self._lasts[-1] if self._lasts else -1
 
     def after(self, seq: int) -> int:
         """The first number from ``seq`` on that is no member."""

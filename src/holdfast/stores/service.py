@@ -1,7 +1,8 @@
 """The stores of one service: commands in, answers out when the log has them.
 
-Owns: time, the order of commands, deadlines, what is done about dying messages, the end after a failure. Does not own:
-what commands do (``state``), when the log has them (``group_commit``), the files (``storage``), who is connected.
+Owns: time, the order of commands, what is done about deadlines and dying messages, the end after a failure. Does not
+own: what commands do (``state``), when the next deadline is (``alarm``), when the log has them (``group_commit``), the
+files (``storage``), who is connected.
 
 Failure model: a command is refused with nothing changed (``HoldfastError``), or applied in memory at once and answered
 when its record is as safe as the cluster's ``persistence`` says. When a write or a sync fails, memory is ahead of the
@@ -22,23 +23,25 @@ The way of a command, all on one event loop but the writing:
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from itertools import islice
 from typing import Final
 
 from msgspec.structs import force_setattr
 
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InternalError
+from holdfast.stores.alarm import Alarm
 from holdfast.stores.backup import Manifest, copy_stores
 from holdfast.stores.checkpoints import Checkpoints
 from holdfast.stores.commands import Command, DeadLetter, Define, Expire, MapChange, Publish, Published, Record, Result
 from holdfast.stores.compaction import Compaction, SpaceUse
+from holdfast.stores.dead_letters import dead_letter_of
 from holdfast.stores.definitions import Persistence
 from holdfast.stores.disk_limit import DiskLimit
 from holdfast.stores.effects import Dying, Effect, Ready
 from holdfast.stores.frames import encode_record
 from holdfast.stores.group_commit import GroupCommit
-from holdfast.stores.messages import FIELDS_MAX, Delivery, FieldValue, Message
+from holdfast.stores.messages import Delivery, Message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,9 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StoreService"]
 
-DEADLINE_WAIT_MS_MAX: Final = 3_600_000
-"""The clock is looked at again at least this often, because it may have been set."""
-DEAD_FIELDS: Final = 5
+_logger = logging.getLogger(__name__)
 _GROWING: Final = (Publish, MapChange)
 
 
@@ -84,10 +85,10 @@ class StoreService:
         self._ready_callbacks: list[Callable[[str, str], None]] = []
         self._effect_callbacks: list[Callable[[Effect], None]] = []
         self._failure_callbacks: list[Callable[[BaseException], None]] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_ms: int | None = None
+        self._alarm = Alarm(storage.state, now_ms=self._time_ms, ring=self._expire)
         self._at_once: list[Callable[[BaseException | None], None]] = []
         self._closed = False
+        self._told = ""  # which damage was told last
         self._configure()
 
     @classmethod
@@ -168,6 +169,7 @@ class StoreService:
             frame = encode_record(Record(command, applied.result))
             self._storage.note_frame(len(frame))
             self._storage.messages.next_frame += 1
+        self._alarm.touch(command)
         effects = applied.effects
         if effects:
             effects = self._note_ready(effects)
@@ -280,9 +282,7 @@ class StoreService:
         return self._groups.failure
 
     def _fail(self, error: BaseException) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.stop()
         for callback in self._failure_callbacks:
             callback(error)
 
@@ -314,36 +314,19 @@ class StoreService:
     # ---- deadlines and dead letters ---------------------------------------------------------------------------------
 
     def _arm(self) -> None:
-        """Wake for the next deadline. Who is woken too early, because it has moved on since, arms for it then."""
-        if self._closed or self._groups.failure is not None:
-            return
-        due_ms, armed_ms = self._next_deadline_ms(), self._timer_ms
-        if armed_ms is not None and (due_ms is None or due_ms >= armed_ms):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._timer_ms = due_ms
-        if due_ms is not None:
-            wait_ms = min(max(0, due_ms - max(self._clock(), self._last_ms)), DEADLINE_WAIT_MS_MAX)
-            self._timer = self._loop.call_later(wait_ms / 1000, self._expire)
+        if not self._closed and self._groups.failure is None:
+            self._alarm.arm()
+
+    def _time_ms(self) -> int:
+        return max(self._clock(), self._last_ms)
 
     def _expire(self) -> None:
-        self._timer = self._timer_ms = None
-        now_ms = max(self._clock(), self._last_ms)
+        now_ms = self._time_ms()
         for volatile in (False, True):
             due_ms = self.state.next_deadline_ms(volatile=volatile)
             if due_ms is not None and due_ms <= now_ms:
                 self.submit_nowait(Expire(at_ms=0, volatile=volatile), _ignore)
         self._arm()
-
-    def _next_deadline_ms(self) -> int | None:
-        found = self.state.next_deadline_ms()
-        if self._volatile:
-            volatile_ms = self.state.next_deadline_ms(volatile=True)
-            if found is None or (volatile_ms is not None and volatile_ms < found):
-                return volatile_ms
-        return found
 
     def carry_out(self, effects: Iterable[Effect]) -> None:
         """Carry out effects whose command is safe."""
@@ -362,18 +345,14 @@ class StoreService:
 
     def _bury(self, dying: Dying) -> None:
         """Move a message that nobody could take to where the dead letters go."""
-        found = self._messages.message(dying.store, dying.seq)
+        try:
+            found = self._messages.message(dying.store, dying.seq)
+        except CorruptData as error:
+            # It stays with the dying, who are told again: everybody else goes on, and an operator decides.
+            self._tell_unreadable(dying, error)
+            return
         message = Message() if found is None else found[0]
-        # The bound on fields holds for what is added too; those in front stay.
-        fields: dict[str, FieldValue] = {
-            **dict(islice(message.fields.items(), FIELDS_MAX - DEAD_FIELDS)),
-            "dead_store": dying.store,
-            "dead_durable": dying.durable,
-            "dead_seq": dying.seq,
-            "dead_cause": dying.cause,
-            "dead_delivery_count": dying.delivery_count,
-        }
-        letter = Message(body=message.body, fields=fields, key=message.key)
+        letter = dead_letter_of(message, dying)
         to_store = dying.dead_letter_store
         if to_store in self.state.stores and (to_store in self._volatile) is not (dying.store in self._volatile):
             # One is in the log and the other is not, so it takes two commands: kept there first, then let go here.
@@ -385,6 +364,19 @@ class StoreService:
             self.submit_nowait(Publish(0, to_store, "", [letter]), kept)
             return
         self.submit_nowait(DeadLetter(0, dying.store, dying.durable, dying.seq, letter, to_store), _ignore)
+
+    def _tell_unreadable(self, dying: Dying, error: CorruptData) -> None:
+        """Once for each damage: many messages may lie there, and each is tried again and again."""
+        if str(error) != self._told:
+            self._told = str(error)
+            _logger.error(
+                "a dead letter cannot be read store=%s durable=%s seq=%d error=%s hint=%s",
+                dying.store,
+                dying.durable,
+                dying.seq,
+                error,
+                error.hint,
+            )
 
     async def settled(self) -> None:
         """Return when all that was applied until now is as safe as its answers would say: for who read ``state``.
@@ -434,9 +426,7 @@ class StoreService:
         if self._closed:
             return
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.stop()
         while self._at_once:
             self._answer_at_once()
         await self.compaction.close()

@@ -300,15 +300,17 @@ class State:
         Cost: O(stores).
         """
         found = (self.volatile_deadlines if volatile else self.deadlines).next_ms()
-        ttl_ms = self.definition.publisher_ttl_ms
         for store in self.stores.values():
-            if self.definition.is_volatile(store.definition) is not volatile:
-                continue
-            left_ms = store.residues[0].since_ms if store.residues else None
-            for at_ms in (left_ms, store.counts.due_blocks.next_ms(), store.publishers.next_deadline_ms(ttl_ms)):
-                if at_ms is not None and (found is None or at_ms < found):
-                    found = at_ms
+            if self.definition.is_volatile(store.definition) is volatile:
+                found = _earlier(found, self.store_deadline_ms(store))
         return found
+
+    def store_deadline_ms(self, store: Store) -> int | None:
+        """When a store has something to do that is no durable's, or None. Only a command of this store, a letter that
+        it is sent, ``Expire`` and ``Define`` change it."""
+        left_ms = store.residues[0].since_ms if store.residues else None
+        found = _earlier(left_ms, store.counts.due_blocks.next_ms())
+        return _earlier(found, store.publishers.next_deadline_ms(self.definition.publisher_ttl_ms))
 
     def arm(self, store: Store, name: str) -> None:
         """Note when a durable has something to do next."""
@@ -472,6 +474,12 @@ class State:
                 before = deadlines.get((store.name, name))
                 self.arm(store, name)
                 assert deadlines.get((store.name, name)) == before, "deadlines are those of the durables"
+
+
+def _earlier(one_ms: int | None, other_ms: int | None) -> int | None:
+    if one_ms is None or other_ms is None:
+        return other_ms if one_ms is None else one_ms
+    return min(one_ms, other_ms)
 
 
 def _attached(durable: Durable) -> list[str]:

@@ -21,7 +21,6 @@ commands behind the index again, and these read what was kept then.
 from __future__ import annotations
 
 import os
-import sqlite3
 from typing import Final
 
 from holdfast.errors import Code, CorruptData, HoldfastError
@@ -30,7 +29,8 @@ from holdfast.stores.commands import Define
 from holdfast.stores.definitions import parse_definition
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.frames import Relocated, decode_frame
-from holdfast.stores.index import Checkpoint, Index, Loaded
+from holdfast.stores.index import Checkpoint, Index
+from holdfast.stores.index_rows import UNREADABLE, Loaded
 from holdfast.stores.locations import Extent, Locations
 from holdfast.stores.message_log import MessageLog
 from holdfast.stores.routed import RoutedBlocks, RoutedEntries, RoutedMessages
@@ -100,7 +100,8 @@ class Storage:
         quarter those read again, a quarter blocks. What the state itself needs comes on top.
 
         *Raises*: ``AlreadyOpen``; ``CorruptData``; ``NotFound`` when ``read_only`` and there are none; ``OSError``.
-        *Cost*: the state, and the log behind the last checkpoint; whatever the backlog.
+        *Cost*: the state, the log behind the last checkpoint, and a look at the entries of maps and last
+        values; whatever the backlog.
         """
         require_whole(directory)
         if not read_only:
@@ -115,7 +116,7 @@ class Storage:
             try:
                 storage = cls(log, index, memory_bytes=memory_bytes)
                 storage._recover()
-            except sqlite3.DatabaseError as error:
+            except UNREADABLE as error:
                 index.close()
                 raise index.unreadable(error) from error
             except BaseException:
@@ -137,6 +138,7 @@ class Storage:
             # What formed the state came by commands that are not in the log any more, and time goes on behind them.
             self.last_ms = max(loaded.at_ms, self.state.at_ms)
             self.volatile_names |= self.state.definition.volatile_stores
+            self.index.check_entries(self._entries_expected())
         if first > self.log.last + 1 or first < self.log.first or not self._is_of_this_log(loaded):
             raise CorruptData(
                 "the index of the stores is missing, and their log no longer begins with frame 1"
@@ -151,6 +153,16 @@ class Storage:
             )
         self._replay(first)
         self.effects = self.state.pending_effects()
+
+    def _entries_expected(self) -> dict[tuple[str, str], int]:
+        """How many entries each map and last value has, where it has any."""
+        return {
+            (store.name, name): durable.keyed.messages
+            for store in self.state.stores.values()
+            if store.name not in self.volatile_names
+            for name, durable in store.durables.items()
+            if not isinstance(durable, Consumption) and durable.keyed.messages
+        }
 
     def _is_of_this_log(self, loaded: Loaded | None) -> bool:
         """Whether the index was made of this log, as far as can be told: its last frame may have gone since."""

@@ -27,7 +27,7 @@ class Service:
     def define(self, **changes: object) -> None:
         self.durable |= changes
         self.revision += 1
-        definition = definition_of({"stores": {"s": {"durables": {"d": self.durable}}}})
+        definition = definition_of({"stores": {"s": {"durables": {"d": self.durable}}, "dead": {}}})
         self.do(commands.Define(0, definition.json(), self.revision))
 
     def do(self, command: Command) -> Result:
@@ -92,4 +92,15 @@ def test_a_publication_that_moves_the_cursor_of_a_durable_that_retains_arms_its_
     service = Service(matcher={"kind": "a"}, retention_time=2)
     service.publish(0, Message(b"other"))
     service.publish(0, Message(b"mine", {"kind": "a"}))
+    assert service.pending == 1
+
+
+def test_a_dying_message_can_be_deleted_after_a_rewind_too() -> None:
+    service = Service(retention_time=3_600, max_delivery=1, dead_letter_store="dead")
+    service.publish(0, Message(b"one"), Message(b"two"))
+    service.deliver(0)
+    service.do(commands.Acknowledge(10, "s", "d", "ann", reject=[1]))
+    service.do(commands.Rewind(20, "s", "d"))
+    assert service.pending == 2
+    service.do(commands.Drop(30, "s", "d", 1))
     assert service.pending == 1

@@ -57,7 +57,12 @@ class Drop:
 
 @dataclass(frozen=True)
 class CutInside:
-    """Cut the connection in the middle of the request, which has to be longer than what the kernel holds for it."""
+    """Cut the connection in the middle of the request, which has to be longer than what the kernel holds for it.
+
+    Before that, send these bytes.
+    """
+
+    after: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -181,7 +186,8 @@ def _carry_out(connection: socket.socket, step: Step) -> bool:
         case Drop(after=after):
             connection.sendall(after)
             return False
-        case CutInside():
+        case CutInside(after=after):
+            connection.sendall(after)
             return False
         case Silence():
             connection.recv(1)

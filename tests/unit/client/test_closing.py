@@ -1,19 +1,22 @@
-"""A closed asyncio client sends nothing more, whatever it was in the middle of."""
+"""A closed client sends nothing more, whatever it was in the middle of."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import socket
+import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import uvloop
 from tests.unit.client.conftest import QUICK
-from tests.unit.client.scripted_server import ScriptedServer
+from tests.unit.client.scripted_server import Answer, ScriptedServer, Stream
 
 from holdfast import aio
+from holdfast.client import Client
 from holdfast.commit.transaction import Write
 from holdfast.errors import Closed
 
@@ -92,8 +95,8 @@ def test_a_connection_made_in_the_moment_of_closing_carries_nothing(use: Use, lo
             pool: Any = client.pool
             connected = pool._connected
 
-            async def closed_meanwhile(endpoint: Any) -> Any:
-                connection = await connected(endpoint)
+            async def closed_meanwhile(*asked: Any) -> Any:
+                connection = await connected(*asked)
                 pool.close()
                 return connection
 
@@ -105,3 +108,105 @@ def test_a_connection_made_in_the_moment_of_closing_carries_nothing(use: Use, lo
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(scenario())
+
+
+@LOOPS
+def test_a_subscription_closed_while_it_opens_leaves_no_stream(loop: Any) -> None:
+    async def scenario() -> None:
+        with ScriptedServer(Stream((b": hello\n\n",), hold=True)) as server:
+            async with aio.Client(server.url, options=PATIENT) as client:
+                pool: Any = client.pool
+                made, go = asyncio.Event(), asyncio.Event()
+                open_stream = pool.open
+
+                async def slow(effect: Any) -> Any:
+                    opened = await open_stream(effect)
+                    made.set()
+                    await go.wait()
+                    return opened
+
+                pool.open = slow
+                events = client.subscribe()
+                iterating = asyncio.ensure_future(anext(events, None))
+                await made.wait()
+                await events.aclose()
+                go.set()
+                assert await iterating is None
+                assert not pool._everything
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(scenario())
+
+
+# The blocking client, closed by another thread
+
+
+def blocking_commit(client: Client) -> None:
+    client.commit([Write(b"k", b"v")], read_version=100)
+
+
+def blocking_read(client: Client) -> None:
+    next(client.subscribe())
+
+
+@pytest.mark.parametrize("use", [blocking_commit, blocking_read])
+def test_a_blocking_client_sends_nothing_on_a_connection_that_was_made_while_it_closed(
+    use: Callable[[Client], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, go = threading.Event(), threading.Event()
+    look_up = socket.getaddrinfo
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        asked.set()
+        assert go.wait(30)
+        return look_up(*args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    with ScriptedServer() as server, ThreadPoolExecutor() as threads:
+        client = Client(server.url.replace("127.0.0.1", "localhost"), options=PATIENT)
+        using = threads.submit(use, client)
+        assert asked.wait(30)
+        client.close()
+        go.set()
+        with pytest.raises(Closed):
+            using.result(30)
+    assert not server.asked
+
+
+def test_a_subscription_that_another_thread_closes_ends_and_lets_its_client_go_on() -> None:
+    options = dataclasses.replace(PATIENT, stream_silence_ms=600_000)
+    version = Answer(200, {"version": 7, "leader_id": "x"})
+    with (
+        ScriptedServer(Stream((b": hello\n\n",), hold=True), version) as server,
+        ThreadPoolExecutor() as threads,
+        Client([server.url, "http://127.0.0.1:1"], options=options) as client,
+    ):
+        events = client.subscribe()
+        receiving = threading.Event()
+        receive = events._receive
+
+        def told(timeout_ms: float) -> Any:
+            receiving.set()
+            return receive(timeout_ms)
+
+        events._receive = told  # type: ignore[method-assign]
+        iterating = threads.submit(list, events)
+        assert receiving.wait(30)
+        events.close()
+        assert iterating.result(30) == []
+        events.close()
+        with pytest.raises(StopIteration):
+            next(events)
+        # That its stream broke tells nothing of the place.
+        assert client.version().version == 7
+
+
+def test_a_subscription_closed_between_two_events_has_no_third() -> None:
+    with ScriptedServer(Stream((b": hello\n\n",), hold=True)) as server, Client(server.url, options=PATIENT) as client:
+        events = client.subscribe()
+        assert events._advance()  # asks for the stream
+        assert events._advance()  # which is open
+        events.close()
+        assert list(events) == []
+        assert list(events.batches()) == []
+        assert not client.pool._streams

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.client.conftest import QUICK
 from tests.unit.client.scripted_server import Answer, CutInside, Drop, ScriptedServer, Silence, coded
 
-from holdfast import aio
+from holdfast import StoreClient, aio
 from holdfast.client import Client, CommitReceipt, NotCommitted, sockets, transports
 from holdfast.client.endpoint import Route, parse_endpoint
 from holdfast.client.http1 import AnswerReader, BadAnswer
@@ -24,6 +24,7 @@ from holdfast.errors import (
     Conflict,
     Fenced,
     InvalidRequest,
+    LimitExceeded,
     OutcomeUnknown,
     PermissionDenied,
     Unavailable,
@@ -412,6 +413,40 @@ def test_connections_that_a_burst_left_behind_are_not_kept_for_ever(monkeypatch)
         pool.close()
 
 
+def test_an_answer_above_the_bound_is_not_asked_for_again(connect):
+    options = dataclasses.replace(QUICK, response_bytes_max=1_000)
+    large = Answer(200, {"version": 50, "leader_id": "x" * 1_000})
+    with ScriptedServer(large, large, status("committed", 61)) as server:
+        client = connect(server.url, options=options)
+        with pytest.raises(LimitExceeded, match="response_bytes_max=1000"):
+            client.call("version")
+        assert len(server.asked) == 1
+        assert client.call("commit", WRITE, read_version=50).version == 61  # whose outcome has a short form
+        assert len(asked_status_of(server)) == 1
+
+
+def test_an_answer_of_the_stores_above_the_bound_is_not_asked_for_again():
+    options = dataclasses.replace(QUICK, response_bytes_max=1_000)
+    with ScriptedServer(Answer(200, {"x": "x" * 1_000})) as server, StoreClient(server.url, options=options) as client:
+        with pytest.raises(LimitExceeded):
+            client.describe_store("orders")
+        assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("unix", [False, True])
+def test_who_is_refused_before_it_was_read_hears_why(tmp_path, unix):
+    """Of sockets. A transport of asyncio tells of a broken one at its next write, whatever has arrived."""
+    refused = CutInside(coded(413, "too_large").encoded())
+    path = str(tmp_path / "s") if unix else None
+    large = [Write(b"k", bytes(16 << 20))]  # more than the kernel holds
+    with ScriptedServer(refused, refused, committed(60), unix_path=path) as server, Client(server.url) as client:
+        for _ in range(2):
+            with pytest.raises(LimitExceeded):
+                client.commit(large, read_version=50)
+        assert client.commit(WRITE, read_version=50).version == 60
+        assert server.connections == 3  # one that was not read to its end carries nothing more
+
+
 def test_connections_that_an_asynchronous_burst_left_behind_are_not_kept_for_ever(monkeypatch):
     now_ms = [0.0]
     monkeypatch.setattr(transports, "now_ms", lambda: now_ms[0])
@@ -420,7 +455,8 @@ def test_connections_that_an_asynchronous_burst_left_behind_are_not_kept_for_eve
         with ScriptedServer() as server:
             place = parse_endpoint(server.url)
             pool = transports.Pool(QUICK, None, None)
-            old, new = await pool.connect(place), await pool.connect(place)
+            deadline = asyncio.get_running_loop().time() + 60
+            old, new = await pool.connect(place, deadline), await pool.connect(place, deadline)
             pool.give_back(place, old)
             now_ms[0] += QUICK.idle_connection_ms
             pool.give_back(place, new)

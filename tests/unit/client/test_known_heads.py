@@ -8,7 +8,7 @@ import pytest
 from tests.unit.client.conftest import QUICK
 from tests.unit.client.scripted_server import Answer, ScriptedServer, Silence
 
-from holdfast.client import transports
+from holdfast.client import http1, transports
 from holdfast.client.effects import Failed, Reply, Request, Send
 from holdfast.client.endpoint import parse_endpoint
 from holdfast.client.http1 import AnswerReader, BadAnswer, KnownHead
@@ -96,3 +96,21 @@ def test_a_late_answer_fails_at_its_own_time_on_a_connection_whose_timer_was_set
                 await pool.departed()
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_both_clients_parse_a_head_once_on_a_connection(connect, monkeypatch):
+    made = []
+    parser = http1.httptools.HttpResponseParser
+
+    def counting(reader):
+        made.append(reader)
+        return parser(reader)
+
+    monkeypatch.setattr(http1.httptools, "HttpResponseParser", counting)
+    bodies = [{"version": version, "leader_id": "x"} for version in (10, 20, 300, 30)]
+    with ScriptedServer(*(Answer(200, body) for body in bodies)) as server:
+        client = connect(server.url)
+        for body, parsed in zip(bodies, (1, 1, 2, 3), strict=True):  # the third is longer, and the fourth is not
+            assert client.call("version").version == body["version"]
+            assert len(made) == parsed
+        assert server.connections == 1

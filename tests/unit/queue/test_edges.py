@@ -448,3 +448,33 @@ def test_the_last_message_is_found_behind_a_bridge_without_an_index(tmp_path: Pa
     (tmp_path / "q-1.idx").unlink()
     with Queue(tmp_path / "q", read_only=True) as queue:
         assert payloads(queue, damage="skip") == [b"one", b"three"]
+
+
+@pytest.mark.parametrize("appends_first", [True, False])
+def test_a_page_made_ahead_by_a_killed_process_is_used_once_its_name_is_durable(appends_first: bool) -> None:
+    def opened(files: CrashFiles) -> Queue:
+        clock, entropy = (lambda: 1), Random(1).randbytes
+        return Queue("/d/q", page_size=4096, files=files, clock=clock, entropy=entropy, background=False)
+
+    whole = CrashFiles(Random(1))
+    queue = opened(whole)
+    for _ in range(3):
+        queue.append(bytes(800))
+    queue.flush()
+    images: list[CrashFiles] = []
+    whole.before = lambda _: images.append(whole.after_kill(Random(1)))
+    queue.run_background_work()
+    whole.before = None
+    images.append(whole.after_kill(Random(1)))
+    assert len(images) > 5, "the next page is made"
+    for image in images:
+        if not appends_first:
+            opened(image).close()  # who only looks leaves a clean mark
+        again = opened(image)
+        last_seq = 0
+        for _ in range(3):
+            last_seq = again.append(bytes(800))
+        again.flush()
+        for seed in range(12):
+            with opened(image.after_power_loss(Random(seed))) as after:
+                assert after.last_seq == last_seq

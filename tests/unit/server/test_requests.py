@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.commit.transaction import Committed, Transaction
+from holdfast.commit.transaction import Committed, Transaction, Write
 from holdfast.errors import Code, InvalidRequest
 from holdfast.server.commit_stream import ItemReader, JsonLines, MsgpackItems
 from holdfast.server.requests import decode_json, decode_msgpack, problem_with
 from holdfast.server.responses import CommitAnswers, CommittedAnswer, LeaderHint, encode
+from holdfast.server.routes import key_from_text
 
 KEYS = st.binary(max_size=12)
 VERSIONS = st.none() | st.integers(0, 2**53 - 1)
@@ -76,6 +77,14 @@ def test_only_padded_standard_base64_is_a_key(text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         decode_json(b'{"operations":[{"type":"delete","key":"%b"}]}' % text.encode())
     assert caught.value.code is Code.BAD_BASE64
+    assert "$.operations[0].key" in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "key"), [("YR==", b"a"), ("YW==", b"a"), ("YWJ=", b"ab"), ("YWK=", b"ab")])
+def test_bits_that_stand_for_nothing_make_no_other_key(text: str, key: bytes) -> None:
+    txn = decode_json(b'{"operations":[{"type":"write","key":"%b","value":"%b"}]}' % (text.encode(), text.encode()))
+    assert txn.operations == [Write(key, key)]
+    assert key_from_text("key", text.rstrip("=")) == key_from_text("key", text) == key
 
 
 @given(st.integers(1, 2**53 - 1), st.none() | st.text(max_size=30))

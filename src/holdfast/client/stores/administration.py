@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from holdfast.client.core import Patience, Session
+from holdfast.client.core import Patience, Session, answer_too_large
 from holdfast.client.effects import Failed, Procedure, Reply, Request, Send, Woken
 from holdfast.client.messages import retry_after_ms
 from holdfast.client.stores.publishing import RETRIED_CODES
@@ -114,7 +114,7 @@ def ask(
     session: Session, request: Request, now_ms: float, within_ms: float, *, repeatable: bool = True
 ) -> Procedure[Reply]:
     """The answer to one question. Raises: what the service refuses with; Unavailable; OutcomeUnknown."""
-    patience = Patience(session.options, now_ms, within_ms)
+    patience = Patience(session, now_ms, within_ms)
     while True:
         asked = session.route.current
         timeout_ms = session.options.request_timeout_ms
@@ -125,8 +125,12 @@ def ask(
         if isinstance(answer, Reply) and answer.status < 300:
             return answer
         error, again, is_unclear = _meaning(answer)
+        if isinstance(answer, Failed) and answer.too_large:
+            error, again = answer_too_large(session.options), False
         if isinstance(answer, Failed):
-            session.route.failed(asked)
+            patience.missed(asked, answer)
+        else:
+            patience.unusable.heard(asked)
         if is_unclear and not repeatable:
             raise OutcomeUnknown("whether this was done is not known", target=request.target) from error
         if not again or patience.spent(answer.now_ms):
@@ -134,9 +138,11 @@ def ask(
         at_least = float(error.retry_after_ms or 0)
         if isinstance(answer, Reply):
             at_least = float(retry_after_ms(None, answer.headers) or at_least)
-        woken = yield patience.next_wait(min(at_least, patience.left_ms(answer.now_ms)), str(error))
+        woken = yield patience.next_wait(answer.now_ms, at_least, str(error))
         assert isinstance(woken, Woken), "a Wait is answered by Woken"
         now_ms = woken.now_ms
+        if patience.spent(now_ms):  # another try would have no time, and its failure would say less
+            raise error
 
 
 def _meaning(answer: Reply | Failed) -> tuple[HoldfastError, bool, bool]:

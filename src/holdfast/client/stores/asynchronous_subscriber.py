@@ -28,7 +28,8 @@ from holdfast.client.stores.steps import Advisory, Connect, Ended, Talk
 from holdfast.client.stores.watching import Watching
 from holdfast.client.stores.web_socket import Hung, Opened, Payload, Pong, Refused, WebSocket
 from holdfast.client.stores.wire import KeyChange
-from holdfast.client.transports import Departures
+from holdfast.client.transports import Departures, connected
+from holdfast.client.unusable import problem_with, reason_of
 from holdfast.errors import HoldfastError
 from holdfast.stores.messages import Delivery
 
@@ -397,18 +398,14 @@ class Subscriber:
         self._timer = asyncio.get_running_loop().call_later((ms + 1) / 1000, function)
 
     async def _connect(self, line: _Line, step: Connect) -> None:
-        endpoint = step.endpoint
-        loop = asyncio.get_running_loop()
+        endpoint, loop = step.endpoint, asyncio.get_running_loop()
         try:
-            if endpoint.unix_path is not None:
-                await loop.create_unix_connection(lambda: line, endpoint.unix_path)
-            else:
-                context = (self._tls or ssl.create_default_context()) if endpoint.secure else None
-                await loop.create_connection(lambda: line, endpoint.host, endpoint.port, ssl=context)
+            tls = (self._tls or ssl.create_default_context()) if endpoint.secure else None
+            await connected(lambda: line, endpoint, tls, loop.time() + step.timeout_ms / 1000)
         except (OSError, UnicodeError) as error:
             if self._line is line:
                 self._line = None
-                self._machine.lost(now_ms(), f"{type(error).__name__}: {error}")
+                self._machine.unreached(now_ms(), reason_of(error), problem_with(endpoint, error))
                 self._pump()
 
     def _arrived(self, line: _Line, data: bytes) -> None:

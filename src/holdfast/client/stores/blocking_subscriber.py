@@ -31,6 +31,7 @@ from holdfast.client.stores.steps import Advisory, Connect, Ended, Talk
 from holdfast.client.stores.watching import Watching
 from holdfast.client.stores.web_socket import Hung, Opened, Payload, Pong, Refused, WebSocket
 from holdfast.client.stores.wire import KeyChange
+from holdfast.client.unusable import problem_with, reason_of
 from holdfast.errors import HoldfastError, InternalError
 from holdfast.stores.messages import Delivery
 
@@ -320,7 +321,7 @@ class Subscriber:
             return _Line(step, self._token, self._tls, self._payload_bytes_max)
         except (OSError, UnicodeError) as error:
             with self._changed:
-                self._machine.lost(now_ms(), f"{type(error).__name__}: {error}")
+                self._machine.unreached(now_ms(), reason_of(error), problem_with(step.endpoint, error))
             return None
 
     def _talk(self, line: _Line | None, step: Talk) -> _Line | None:
@@ -332,7 +333,7 @@ class Subscriber:
             happenings = line.hear() if readable else []
         except OSError as error:
             with self._changed:
-                self._machine.lost(now_ms(), f"{type(error).__name__}: {error}")
+                self._machine.lost(now_ms(), reason_of(error))
             line.close()
             return None
         with self._changed:

@@ -6,7 +6,8 @@ Does not own: sockets and clocks (the shells), WebSocket framing (``web_socket``
     state         what happens                                  what ends it
     connecting    a WebSocket is to be opened                   ``Connect`` was asked for -> opening
     opening       the shell opens it                            opened -> attaching; refused for good -> ended; lost
-                                                                or ``timeout_ms`` over -> waiting
+                                                                or ``timeout_ms`` over -> waiting; no place can be
+                                                                talked to as configured -> ended
     attaching     open, the service has not said ``attached``   attached -> attached; lost or silent -> waiting
     attached      credit out, messages in, acknowledgements     lost or silent for ``timeout_ms`` -> waiting
                   out, each frame answered by its id
@@ -36,7 +37,7 @@ from typing import Final
 
 from holdfast.client.core import Session
 from holdfast.client.effects import Wait
-from holdfast.client.endpoint import Endpoint
+from holdfast.client.endpoint import Endpoint, Unusable
 from holdfast.client.messages import ServiceError
 from holdfast.client.stores.acknowledging import Acknowledging, OnAnswer
 from holdfast.client.stores.options import FOR_EVER, SubscriberOptions
@@ -105,6 +106,7 @@ class Consuming:
         self._target = where if options.prefetch is None else f"{where}&prefetch={options.prefetch}"
         self._state = _State.CONNECTING
         self._asked_endpoint: Endpoint | None = None
+        self._unusable = Unusable(session.route)
         self._pause: Wait | None = None
         self._ceiling_ms = session.options.retry_base_ms
         self._lost_since_ms: float | None = None
@@ -280,6 +282,7 @@ class Consuming:
         self._heard_ms = self._probed_ms = now_ms
         if self._state is _State.OPENING:
             self._state = _State.ATTACHING
+            self._unusable.forget()
 
     def refused(self, now_ms: float, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """An HTTP answer instead of a WebSocket."""
@@ -340,6 +343,15 @@ class Consuming:
                 self.end(error)
                 return
         self._again_or_end(now_ms, error)
+
+    def unreached(self, now_ms: float, reason: str, problem: HoldfastError | None) -> None:
+        """No connection was made. ``problem``: none will be before somebody mends a configuration."""
+        if self._state is not _State.OPENING:
+            return
+        if problem is not None and self._unusable.met(problem, self._asked_endpoint):
+            self.end(problem)
+        else:
+            self.lost(now_ms, reason)
 
     # the rules
 

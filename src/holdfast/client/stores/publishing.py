@@ -18,6 +18,7 @@ with its first number instead of keeping it twice. Hence the rule for every answ
     unknown_publisher, sequence_gap              not kept now    the store has forgotten this publisher: it goes on
                                                                  under a new id; what may have been kept fails
     permission_denied, not_found, others         not kept        the batch fails
+    none: no place can be talked to at all       not kept        the batch fails
 
     ``retry_duration`` is over                   not kept        the batch fails with the last answer's error
                                                  unknown         it fails with ``OutcomeUnknown``; the rest goes on
@@ -40,7 +41,7 @@ from typing import Final
 
 from holdfast.client.core import Session
 from holdfast.client.effects import Failed, Reply, Request, Send, Wait
-from holdfast.client.endpoint import Endpoint
+from holdfast.client.endpoint import Endpoint, Unusable
 from holdfast.client.messages import retry_after_ms
 from holdfast.client.stores.options import FOR_EVER, PublisherOptions
 from holdfast.client.stores.wire import Receipt, coded_error, decode_receipt, publish_request
@@ -156,6 +157,7 @@ class Publishing:
         self._queue: deque[_Batch] = deque()
         self._under_way: _Batch | None = None
         self._asked: Endpoint | None = None
+        self._unusable = Unusable(session.route)
         self._pause: Wait | None = None
         self._ceiling_ms = session.options.retry_base_ms
         self._batch_messages = options.batch_messages  # halved by a full store, doubled by success
@@ -287,12 +289,18 @@ class Publishing:
             return
         if isinstance(answer, Failed):
             assert self._asked is not None, "an answer follows a request"
-            self._session.route.failed(self._asked)
+            if answer.asked:
+                self._session.route.failed(self._asked)
             head.perhaps_kept = head.perhaps_kept or answer.perhaps_accepted
-            self._again_or_fail(
-                head, Unavailable(f"the service cannot be reached: {answer.reason}", endpoint=self._asked), answer
-            )
-        elif answer.status == 200:
+            if answer.problem is not None and self._unusable.met(answer.problem, self._asked):
+                self._unusable.forget()
+                self._give_up(head, answer.problem)
+                return
+            unreached = Unavailable(f"the service cannot be reached: {answer.reason}", endpoint=self._asked)
+            self._again_or_fail(head, unreached, answer)
+            return
+        self._unusable.forget()
+        if answer.status == 200:
             try:
                 receipt = decode_receipt(answer)
             except CorruptData as error:

@@ -72,6 +72,16 @@ class StoreAccess:
         """Whether the caller may: for lists, which show each caller what it may see."""
         return self.problem_with(authorization, right, store) is None
 
+    def later(self, authorization: bytes | None, right: Right, store: str) -> Callable[[], HoldfastError | None]:
+        """What to ask, after a caller was let in, whether it still may: as ``problem_with``, and at no cost while no
+        other definition came."""
+        permissions = self._permissions()
+
+        def problem() -> HoldfastError | None:
+            return None if self._permissions() is permissions else self.problem_with(authorization, right, store)
+
+        return problem
+
     def user_of(self, authorization: bytes | None) -> str | None:
         """The user whose token this is."""
         permissions = self._permissions()

@@ -32,7 +32,7 @@ from holdfast.server.stores.service_port import StoreServicePort
 from holdfast.stores.commands import Acknowledge, Attach, Attached, Deliver, Delivered, Detach, Result
 from holdfast.stores.messages import Delivery
 
-__all__ = ["SHARE_MAX", "Backlog", "Deliveries", "Poller", "Subscriber"]
+__all__ = ["SHARE_MAX", "Backlog", "Deliveries", "Poller", "Problem", "Subscriber"]
 
 _log = structlog.get_logger("holdfast.stores")
 
@@ -42,6 +42,8 @@ PORTION_BYTES: Final = 4 * 1_048_576
 DurableName = tuple[str, str]
 Joined = Callable[[Attached | HoldfastError], None]
 Polled = Callable[[list[Delivery] | HoldfastError], None]
+Problem = Callable[[], HoldfastError | None]
+"""Why who was let in may not be given messages any more."""
 
 
 class Backlog(Protocol):
@@ -102,12 +104,13 @@ class Subscriber(ABC):
 class Poller(Subscriber):
     """A subscriber that asks for each portion (``GET .../messages``)."""
 
-    __slots__ = ("_deliveries", "_done", "_timer", "seen_seconds", "timeout_seconds")
+    __slots__ = ("_deliveries", "_done", "_problem", "_timer", "seen_seconds", "timeout_seconds")
 
     def __init__(self, deliveries: Deliveries, store: str, durable: str, name: str, *, timeout_seconds: float) -> None:
         super().__init__(store, durable, name)
         self._deliveries = deliveries
         self._done: Polled | None = None
+        self._problem: Problem = _no_problem
         self._timer: asyncio.TimerHandle | None = None
         self.timeout_seconds = timeout_seconds
         self.seen_seconds = 0.0
@@ -117,10 +120,13 @@ class Poller(Subscriber):
         """Whether a poll waits for messages."""
         return self._done is not None
 
-    def ask(self, count: int, wait_seconds: float, done: Polled) -> None:
-        """Begin a poll for up to ``count`` messages. An older one that waits still is answered with none."""
+    def ask(self, count: int, wait_seconds: float, done: Polled, problem: Problem) -> None:
+        """Begin a poll for up to ``count`` messages. An older one that waits still is answered with none.
+
+        ``problem`` is asked when there are messages: the poll may have waited for them since its rights were taken.
+        """
         self._answer([])
-        self._done = done
+        self._done, self._problem = done, problem
         self.room = min(count, SHARE_MAX)  # one portion, so that none is on its way when the poll is answered
         self._timer = self._deliveries.loop.call_later(wait_seconds, self._waited)
 
@@ -132,9 +138,12 @@ class Poller(Subscriber):
             self._stop_timer()
 
     def give(self, messages: list[Delivery]) -> None:
-        """Answer the poll. Messages that nobody waits for any more go back at once."""
-        if messages and self._done is None:
+        """Answer the poll. Messages that nobody waits for any more, or may have any more, go back at once."""
+        problem = self._problem() if messages and self._done is not None else None
+        if messages and (self._done is None or problem is not None):
             self._deliveries.give_back(self, messages)
+            if problem is not None:
+                self._answer(problem)
         elif messages or (self._timer is None and not self.on_its_way):
             self._answer(messages)
 
@@ -182,6 +191,8 @@ class Deliveries:
         self._service = service
         self._backlog = backlog
         self._rings: dict[DurableName, _Ring] = {}
+        self.unreadable: dict[DurableName, int] = {}
+        """How often a delivery ended because a message could not be read."""
         self._ended: HoldfastError | None = None
         self._attaching: dict[tuple[str, str, str], Subscriber] = {}
         """The newest session of each name whose attachment is applied and not durable yet."""
@@ -374,12 +385,15 @@ class Deliveries:
             messages = self._service.messages(subscriber.store, result.runs) if result.runs else []
         except HoldfastError as error:
             # What is damaged is this subscriber's to hear of, and the operator's; everybody else is served on.
+            place = subscriber.store, subscriber.durable
+            self.unreadable[place] = self.unreadable.get(place, 0) + 1
             _log.error(
                 "messages_unreadable",
                 store=subscriber.store,
                 durable=subscriber.durable,
                 error=str(error),
                 code=str(error.code),
+                hint=error.hint,
             )
             self.leave(subscriber, "unreadable")
             subscriber.end(error)
@@ -411,9 +425,10 @@ class Deliveries:
 
     # Polls
 
-    def poll(self, poller: Poller, count: int, wait_seconds: float, done: Polled) -> None:
-        """Answer with up to ``count`` messages, as soon as there are some, or with none after ``wait_seconds``."""
-        poller.ask(count, wait_seconds, done)
+    def poll(self, poller: Poller, count: int, wait_seconds: float, done: Polled, problem: Problem) -> None:
+        """Answer with up to ``count`` messages, as soon as there are some, or with none after ``wait_seconds``; with
+        the ``problem`` where there is one then."""
+        poller.ask(count, wait_seconds, done, problem)
         self._serve_with(poller)
 
     def give_back(self, poller: Poller, messages: list[Delivery]) -> None:
@@ -440,6 +455,10 @@ class Deliveries:
         for subscriber in silent:
             self.leave(subscriber, "timeout")
         return len(silent)
+
+
+def _no_problem() -> HoldfastError | None:
+    """Of who has not asked yet."""
 
 
 def _displaced(subscriber: Subscriber) -> HoldfastError:

@@ -227,7 +227,7 @@ class StoreHost:
     def fail(self, error: BaseException) -> None:
         """The stores can go on no more: the process is to end."""
         named = error if isinstance(error, HoldfastError) else _unnamed(error)
-        _log.error("stores_failed", error=str(named), code=str(named.code))
+        _log.error("stores_failed", error=str(named), code=str(named.code), hint=named.hint)
         if not self.failed.done():
             self.failed.set_result(named)
 

@@ -161,7 +161,8 @@ class HotStores:
             opened.access.require(authorization, request.action, request.store)
             operations = opened.operations
             if request.poll is not None:
-                return operations.poll(_poll_of(request, request.poll), wanted, done)
+                problem = opened.access.later(authorization, request.action, request.store)
+                return operations.poll(_poll_of(request, request.poll), wanted, done, problem)
             given = format_of(content_type)
             if request.action is Right.PUBLISH:
                 batch = decode(body, PublishRequest, given)

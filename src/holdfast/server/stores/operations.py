@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final
 
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded
-from holdfast.server.stores.deliveries import Deliveries, Poller
+from holdfast.server.stores.deliveries import Deliveries, Poller, Problem
 from holdfast.server.stores.in_force import InForce
 from holdfast.server.stores.latency import Latencies
 from holdfast.server.stores.service_port import StoreServicePort
@@ -38,6 +38,7 @@ from holdfast.stores.commands import (
     Result,
 )
 from holdfast.stores.definitions import DurableType, PublisherMode
+from holdfast.stores.durables.administration import Browsed, browse_page
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.map import Map
 from holdfast.stores.matcher import Matcher
@@ -51,6 +52,8 @@ POLL_MESSAGES_DEFAULT: Final = 100
 POLL_MESSAGES_MAX: Final = 512
 POLL_WAIT_MS_MAX: Final = 60_000
 BROWSE_LOOKS: Final = 20
+LOOKS_MAX: Final = 8_192
+"""Messages of the store that one browse looks at, about; who asks goes on behind them."""
 UNHEARD_BYTES_MAX: Final = 64 * 1_048_576
 """Bytes of publishes that were answered at once and are not written yet; above it they are answered when they are."""
 MESSAGE_BYTES: Final = 160
@@ -126,9 +129,10 @@ class StoreOperations:
         self._deliveries.seen(store, durable, request.subscriber)
         self._service.submit_nowait(acknowledge_of(store, durable, request), acknowledged)
 
-    def poll(self, poll: PollRequest, wire_format: WireFormat, done: Done) -> Callable[[], None]:
+    def poll(self, poll: PollRequest, wire_format: WireFormat, done: Done, problem: Problem) -> Callable[[], None]:
         """Answer with messages as soon as there are some. Returns what to call when nobody waits for it any more.
 
+        ``problem`` says why the caller may not have them any more, asked when there are some.
         Raises: NotFound; InvalidRequest (type_mismatch) for a map.
         """
         deliveries = self._deliveries
@@ -141,7 +145,7 @@ class StoreOperations:
         known = deliveries.find(poll.store, durable, poll.subscriber)
         if isinstance(known, Poller):
             poller = known
-            deliveries.poll(poller, poll.count, poll.wait_seconds, polled)
+            deliveries.poll(poller, poll.count, poll.wait_seconds, polled, problem)
         else:
             terms = self._definitions.terms(poll.store, durable)
             if terms.type is DurableType.MAP:
@@ -160,7 +164,7 @@ class StoreOperations:
                 elif abandoned:
                     deliveries.leave(poller, "closed")
                 else:
-                    deliveries.poll(poller, poll.count, poll.wait_seconds, polled)
+                    deliveries.poll(poller, poll.count, poll.wait_seconds, polled, problem)
 
             deliveries.attach(poller, Attach(0, poll.store, durable, poll.subscriber), attached)
 
@@ -178,25 +182,23 @@ class StoreOperations:
 
         Answers also above which number to go on, None where there is nothing behind. Where a matcher lets few through
         there may be fewer messages, or none, and yet something behind.
-        Raises: NotFound, InvalidRequest (a matcher that is none; a map, whose keys are read instead). Cost: looks at
-        most at ``BROWSE_LOOKS`` times ``count`` messages.
+        Raises: NotFound, InvalidRequest (a matcher that is none; a map, whose keys are read instead). Cost: reads at
+        most ``BROWSE_LOOKS`` times ``count`` of the durable's messages, and looks at about ``LOOKS_MAX`` of the
+        store's: at most some 100 ms, during which others wait.
         """
         found = self._state.store(store).durable(durable)
         matcher = Matcher.parse(match) if match else None
         messages: list[Delivery] = []
-        looks = count * (1 if matcher is None else BROWSE_LOOKS)
-        while len(messages) < count:
-            if looks <= 0:
-                return messages, after
-            page = _numbers(found, after, min(count, looks))
-            if not page:
-                return messages, None
-            runs = [(seq, seq, deliveries) for seq, deliveries in page]
-            read = self._service.messages(store, runs)
+        reads, looks = count * (1 if matcher is None else BROWSE_LOOKS), LOOKS_MAX
+        reached: int | None = after
+        while len(messages) < count and reached is not None and reads > 0 and looks > 0:
+            page, reached, looks = _numbers(found, reached, min(count, reads), looks)
+            read = self._service.messages(store, [(seq, seq, deliveries) for seq, deliveries in page])
             messages += [one for one in read if matcher is None or matcher.matches(one.fields)]
-            after = page[-1][0]
-            looks -= len(page)
-        return messages[:count], messages[count - 1].seq
+            reads -= len(page)
+        if len(messages) > count:
+            return messages[:count], messages[count - 1].seq
+        return messages, reached
 
     def entries(
         self, store: str, name: str, *, keys: Sequence[str] | None = None, after: str = "", count: int = 1
@@ -219,14 +221,14 @@ class StoreOperations:
         return [(entry.key, bodies[entry.revision], entry.revision) for entry in entries if entry.revision in bodies]
 
 
-def _numbers(durable: Durable, after: int, count: int) -> list[tuple[int, int]]:
-    """Numbers and deliveries of the messages that a durable keeps."""
+def _numbers(durable: Durable, after: int, count: int, looks: int) -> Browsed:
+    """Numbers and deliveries of the messages that a durable keeps, and how to go on."""
     if isinstance(durable, Consumption):
-        return durable.browse(after, count)
+        return browse_page(durable, after, count, looks)
     if isinstance(durable, Map):
         raise InvalidRequest("the keys of a map are read instead", code=Code.TYPE_MISMATCH)
-    newest = sorted(entry.revision for entry in durable.keyed.scan() if entry.revision > after)
-    return [(revision, 0) for revision in newest[:count]]
+    entries, reached, left = durable.keyed.browse_page(after, count, looks)
+    return [(entry.revision, 0) for entry in entries], reached, left
 
 
 class PollRequest:

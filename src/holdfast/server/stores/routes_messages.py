@@ -97,7 +97,8 @@ async def poll(call: StoreCall) -> Answer:
         query.number("max", low=1, high=POLL_MESSAGES_MAX) or POLL_MESSAGES_DEFAULT,
         query.number("wait_ms", high=POLL_WAIT_MS_MAX) or 0,
     )
-    return await call.operation(lambda done: call.opened.operations.poll(asked, call.accept, done))
+    problem = call.opened.access.later(query.authorization, Right.SUBSCRIBE, call.store)
+    return await call.operation(lambda done: call.opened.operations.poll(asked, call.accept, done, problem))
 
 
 async def acknowledge(call: StoreCall) -> Answer:

@@ -72,6 +72,17 @@ def _stores(opened: OpenStores) -> Iterator[Metric]:
     yield from _publishes(opened)
 
 
+def _unreadable(opened: OpenStores) -> Metric:
+    """Only of durables that met such a message: a line is an alarm."""
+    family = CounterMetricFamily(
+        "holdfast_durable_unreadable", "Deliveries ended by a message that cannot be read", labels=["store", "durable"]
+    )
+    for (store, durable), count in opened.deliveries.unreadable.items():
+        if store in opened.state.stores and durable in opened.state.stores[store].durables:
+            family.add_metric([store, durable], count)
+    return family
+
+
 def _publishes(opened: OpenStores) -> Iterator[Metric]:
     label = ["store"]
     waits = HistogramMetricFamily(
@@ -173,4 +184,5 @@ def _durables(opened: OpenStores) -> Iterator[Metric]:
             shown += 1
             families.add([store_name, name], figures_of(store.durables[name]))
     yield from families.all()
+    yield _unreadable(opened)
     yield GaugeMetricFamily("holdfast_durables_without_metrics", "Durables without lines of their own", left_out)

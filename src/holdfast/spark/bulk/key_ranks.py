@@ -24,9 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.commit.batch import ItemKind
-from holdfast.spark.bulk.newest_by_rank import Ordinals
 from holdfast.spark.bulk.sequencing import ordinals_of
-from holdfast.spark.bulk.sweep import Problem
+from holdfast.spark.bulk.sweep import Ordinals, Problem
 
 __all__ = ["Items", "key_ranks", "make_problem", "place_items"]
 

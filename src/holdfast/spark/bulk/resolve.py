@@ -35,7 +35,7 @@ from holdfast.spark.bulk.request_chunk import read_stream
 from holdfast.spark.bulk.rounds import Resolved, resolve_in_rounds
 from holdfast.spark.bulk.sequencing import WHOLE_INPUT, Fate, Sequencing, Windows, sequence_requests
 from holdfast.spark.bulk.staging import Staged, chunk_key
-from holdfast.spark.bulk.sweep import REJECTED, conflicting_changes, sweep
+from holdfast.spark.bulk.sweep import REJECTED, conflicting_changes, load_loops, sweep
 from holdfast.spark.pipeline.task_errors import task_errors
 
 __all__ = ["Resolution", "resolve_requests"]
@@ -196,6 +196,7 @@ def _judge(asks: pa.Table, rows: pa.Table, sequencing: Sequencing, base: int, wi
     judged[too_old] = False
     places = np.flatnonzero(judged)
     problem = make_problem(items, places, assigned[1:][places])
+    load_loops()
     began = time.thread_time()
     everyone: npt.NDArray[np.bool_] = np.ones(len(places), np.bool_)
     verdicts = sweep(problem, np.zeros(len(places), np.uint8), everyone, ~everyone)

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from holdfast.stores.durables.consumption import Consumption
     from holdfast.stores.ports import Kept
 
-__all__ = ["browse", "drop", "purge"]
+__all__ = ["Browsed", "browse", "browse_page", "drop", "purge"]
 
+Browsed = tuple[list[tuple[int, int]], int | None, int]
+"""Numbers with their deliveries; above which number to go on, None for the end; how many looks are left."""
 _HIGH = 1 << 62
 
 
@@ -81,7 +83,8 @@ def _leave_backlog(durable: Consumption, now_ms: int) -> Residue:
 def drop(durable: Consumption, kept: Kept) -> bool:
     """Delete one message, wherever it is; whether the durable had it. Its holder finds it stale."""
     seq = kept.seq
-    if not wants(durable, kept):
+    # A rewind keeps the dying from coming again, so these are not among what is wanted.
+    if seq not in durable.dying and not wants(durable, kept):
         return False
     holder = durable.holdings.holder(seq)
     if holder is not None:
@@ -105,11 +108,21 @@ def browse(durable: Consumption, after: int, count: int) -> list[tuple[int, int]
 
     Changes nothing. Cost: O(not settled), and what is read of the backlog.
     """
+    return browse_page(durable, after, count, _HIGH)[0]
+
+
+def browse_page(durable: Consumption, after: int, count: int, looks: int) -> Browsed:
+    """As ``browse``, and after about ``looks`` messages of the backlog it stops; also answers above which number to go
+    on, None where there is nothing behind, and how many looks are left.
+
+    Cost: O(not settled), and ``looks`` messages read, about 5 microseconds each.
+    """
     apart = [(run[0], run[1], run[2]) for run in durable.holdings.runs()] + durable.returned.all_runs()
     apart += [(seq, seq, deliveries) for seq, (_, deliveries) in durable.dying.items()]
     found = [(seq, deliveries) for first, last, deliveries in apart for seq in range(max(first, after + 1), last + 1)]
     found += [(kept.seq, 0) for kept in durable.backlog.passed_delayed() if kept.seq > after]
     found.sort()
-    if len(found) < count:
-        found += [(seq, 0) for seq in durable.backlog.peek(after, count - len(found))]
-    return found[:count]
+    if len(found) >= count:
+        return found[:count], found[count - 1][0] if count else after, looks
+    seen, reached, left = durable.backlog.look(after, count - len(found), looks)
+    return found + [(seq, 0) for seq in seen], reached, left

@@ -36,6 +36,7 @@ __all__ = ["Backlog", "Fate", "Found", "Shelf", "expires_ms", "fate"]
 SCAN_MAX = 16_384
 """Messages looked at by one scan; what is behind them is the next command's."""
 CHUNK = 256
+_ALL = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +187,15 @@ class Backlog:
 
     def peek(self, after: int, count: int) -> list[int]:
         """Up to ``count`` messages from the cursor on and above ``after``, due or not; the cursor stays."""
+        return self.look(after, count, _ALL)[0]
+
+    def look(self, after: int, count: int, looks: int) -> tuple[list[int], int | None, int]:
+        """As ``peek``, and after about ``looks`` messages that were looked at it stops; also answers above which number
+        to go on, None where there is nothing behind, and how many looks are left."""
         counts = self.shelf.counts
         seq, found = max(self.cursor, after + 1), list[int]()
-        while seq < counts.next_seq and len(found) < count:
+        while seq < counts.next_seq and len(found) < count and looks > 0:
+            looks -= 1
             number = seq // BLOCK_MESSAGES
             stop = min(counts.next_seq, (number + 1) * BLOCK_MESSAGES, seq + CHUNK)
             block = counts.block(number)
@@ -200,8 +207,11 @@ class Backlog:
                 gone = end_ms and end_ms <= block.swept_ms
                 if self.wants(kept, block) and not gone:
                     found.append(kept.seq)
+            looks -= stop - seq
             seq = stop
-        return found[:count]
+        if len(found) >= count:
+            return found[:count], found[count - 1] if count else after, looks
+        return found, None if seq >= counts.next_seq else seq - 1, looks
 
     def due(self, now_ms: int) -> Found:
         """Delayed messages below the cursor whose time has come: those of one block, whole. Cost: reads the block."""

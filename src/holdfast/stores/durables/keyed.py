@@ -54,6 +54,34 @@ class KeyedMessages:
         """Entries in the order of their keys, from the first above ``after``."""
         return self._entries.scan(self._shelf.store, self._durable, after)
 
+    def browse_page(self, after: int, count: int, looks: int) -> tuple[list[Entry], int | None, int]:
+        """Up to ``count`` entries by revision, above ``after``; about ``looks`` messages are looked at for them.
+
+        Also answers above which revision to go on, None where there is nothing behind, and how many looks are left.
+        Changes nothing.
+        Cost: about 10 microseconds for each message of the store that is looked at; blocks that nobody keeps are one.
+        """
+        counts, store = self._shelf.counts, self._shelf.store
+        seq, found = max(self.oldest, after + 1), list[Entry]()
+        while seq < counts.next_seq and looks > 0:
+            stop = min(counts.next_seq, (seq // BLOCK_MESSAGES + 1) * BLOCK_MESSAGES)
+            block = counts.block(seq // BLOCK_MESSAGES)
+            looks -= 1
+            if block is None or not block.live:
+                seq = stop
+                continue
+            stop = min(stop, seq + CHUNK)
+            for kept in self._shelf.messages.read(store, seq, stop - 1):
+                key = key_of(kept, self._key_field)
+                entry = self.get(key) if key is not None else None
+                if entry is not None and entry.revision == kept.seq:
+                    found.append(entry)
+                    if len(found) >= count:
+                        return found, kept.seq, looks - (stop - seq)
+            looks -= stop - seq
+            seq = stop
+        return found, None if seq >= counts.next_seq else seq - 1, looks
+
     def next_ms(self, ttl_ms: int) -> int | None:
         """When the oldest message from the cursor on is ``ttl_ms`` old: no entry expires before.
 

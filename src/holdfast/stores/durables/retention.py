@@ -125,6 +125,8 @@ def rewind(durable: Consumption, seq: int, now_ms: int) -> bool:
     """Deliver again from ``seq`` on, as far back as is retained; counts of delivery begin anew.
 
     What subscribers hold from there on is theirs no more. Returns whether anything changed.
+    *Cost*: one step, and everybody waits for it: about 0.1 microseconds for each number that is passed, and 10 where
+    there is a matcher or the block is timed, because it is read. So 100,000 numbers take 10 milliseconds, or a second.
     """
     backlog = durable.backlog
     if backlog.floor is None or max(seq, backlog.floor) >= backlog.cursor:

@@ -1,0 +1,112 @@
+"""How long one operation goes on, and whom it asks next.
+
+Owns: the waits between tries and their bound, following a leader that was named, giving up where waiting is of no use.
+Does not own: what an answer means (``core``, ``stream``), the places themselves (``endpoint``), waiting (the shells).
+
+Failure model: as ``endpoint`` says of a leader's word. Every wait is within the operation's bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holdfast.client.effects import Failed, Procedure, Reply, Wait, Woken
+from holdfast.client.endpoint import Endpoint, Route, Unusable
+from holdfast.client.messages import retry_after_ms, service_error
+from holdfast.client.options import ClientOptions
+from holdfast.errors import Code, Unavailable
+
+__all__ = ["COORDINATION_CODES", "Patience", "Session", "pause"]
+
+COORDINATION_CODES = frozenset({Code.NOT_LEADER, Code.LEADER_CHANGED, Code.LEADER_ALIVE, Code.DEPOSED})
+"""Errors that say: ask the leader instead."""
+
+
+@dataclass(slots=True)
+class Session:
+    """What the operations of one client share: where to ask, and the newest version any answer named.
+
+    ``newest_version`` only chooses the read version of commits that have none; a stale one costs a ``too_old`` and one
+    more request, never a wrong outcome. Threads may share it: each update is one assignment.
+    """
+
+    route: Route
+    options: ClientOptions = field(default_factory=ClientOptions)
+    newest_version: int | None = None
+
+    def saw(self, version: int) -> None:
+        """An answer named this durable version."""
+        if self.newest_version is None or version > self.newest_version:
+            self.newest_version = version
+
+
+class Patience:
+    """How long one operation has waited and how long it waits next: full jitter under a doubling ceiling."""
+
+    def __init__(self, session: Session, now_ms: float, within_ms: float) -> None:
+        self._options = session.options
+        self._route = session.route
+        self._ceiling_ms = self._options.retry_base_ms
+        self._end_ms = now_ms + within_ms
+        self.sent_by: Endpoint | None = None
+        """Who named the leader that is asked now."""
+        self._unusable: Unusable | None = None
+
+    @property
+    def unusable(self) -> Unusable:
+        """What places it has met that cannot be talked to. Most operations meet none, and never ask."""
+        if self._unusable is None:
+            self._unusable = Unusable(self._route)
+        return self._unusable
+
+    def spent(self, now_ms: float) -> bool:
+        """No more tries."""
+        return now_ms >= self._end_ms
+
+    def next_wait(self, now_ms: float, at_least_ms: float = 0.0, reason: str = "") -> Wait:
+        """The next wait: not before ``at_least_ms``, spread so that a crowd does not return as one, and never beyond
+        the operation's own bound, whatever a service asks for."""
+        spread = max(self._ceiling_ms, at_least_ms / 4)
+        self._ceiling_ms = min(self._ceiling_ms * 2, self._options.retry_max_ms)
+        left_ms = self.left_ms(now_ms)
+        return Wait(min(at_least_ms, left_ms), min(at_least_ms + spread, left_ms), reason)
+
+    def left_ms(self, now_ms: float) -> float:
+        """Time until this operation gives up, at least one millisecond."""
+        return max(1.0, self._end_ms - now_ms)
+
+    def missed(self, asked: Endpoint, answer: Failed) -> None:
+        """``asked`` has not answered: the next request goes elsewhere, unless it was not asked at all.
+
+        Raises: InvalidRequest (bad_configuration) when no configured place can be talked to, nor a leader it named.
+        """
+        if answer.asked:
+            self._route.failed(asked)
+        if answer.problem is not None and self.unusable.met(answer.problem, asked, self.sent_by):
+            raise answer.problem
+
+    def unreachable(self, what: str, asked: Endpoint, answer: Failed, after: int | None = None) -> Unavailable:
+        """The error when time is up."""
+        elsewhere = self.unusable.elsewhere(asked)
+        return Unavailable(f"{what}: {answer.reason}", endpoint=asked, elsewhere=elsewhere, after=after)
+
+
+def pause(session: Session, patience: Patience, asked: Endpoint, answer: Reply | Failed) -> Procedure[float]:
+    """Wait as the answer asks, or not at all when it names another leader that was not followed yet."""
+    at_least = 0.0
+    reason = answer.reason if isinstance(answer, Failed) else f"HTTP status {answer.status}"
+    if isinstance(answer, Reply):
+        patience.unusable.heard(asked)
+        error = service_error(answer)
+        reason = reason if error is None else str(error.code)
+        if error is not None and error.code in COORDINATION_CODES and session.options.follow_leader:
+            if patience.sent_by is None and session.route.follow(asked, error.leader_address):
+                patience.sent_by = asked
+                return answer.now_ms
+            if patience.sent_by is not None or not error.leader_address:
+                session.route.failed(asked)
+        at_least = float(retry_after_ms(error, answer.headers) or 0)
+    woken = yield patience.next_wait(answer.now_ms, at_least, reason)
+    assert isinstance(woken, Woken), "a Wait is answered by Woken"
+    patience.sent_by = None
+    return woken.now_ms

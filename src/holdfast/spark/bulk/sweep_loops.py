@@ -1,0 +1,229 @@
+"""The loops of a sweep, compiled: verdicts of requests in their order, the changes that refused them, and the tree of
+changes that both look into.
+
+Owns: the order of looking and recording within a pass; the newest change of every rank and range of ranks.
+Does not own: what a verdict means (``sweep``), what a rank is (``key_ranks``).
+
+The tree is a radix tree of ordinals in flat arrays. Level 0 has a place for every rank, each higher level one for
+``FAN`` places of the level below; levels lie behind one another, and ``begins`` says where. ``inside`` holds the newest
+change anywhere below a place, ``covers`` the newest change of everything below it, so that a wide deletion touches a
+few places of each level and not every rank. A range is cut into places that lie wholly within it and whose parents do
+not. So a parent of any of them reaches across an end of the range, and what covers a parent is found from the two ends
+alone. Ordinals rise from one change to the next: the last change of a place is its newest, and nothing is compared.
+
+Failure model: pure memory. Compiled code looks at no bounds: ranges hold ranks (``Problem.check``). Compiled code is
+kept on disk and found again by the date and size of its one file, so all of it stands in this one.
+
+A read or change of a single rank, which is what nearly all are, is done in the loop itself: handing three arrays to a
+function costs several times what the function does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias, TypeVar, cast
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.spark.bulk.sweep import CLEAR, COMMITTED, CONFLICT, REJECTED, UNKNOWN, Problem
+
+__all__ = ["arrays", "conflicting_changes", "empty", "judge", "levels", "newest", "record", "record_one"]
+
+Flags: TypeAlias = npt.NDArray[np.bool_]
+Numbers: TypeAlias = npt.NDArray[np.int64]
+Ordinals: TypeAlias = npt.NDArray[np.int32]
+States: TypeAlias = npt.NDArray[np.uint8]
+
+Changes: TypeAlias = tuple[Numbers, Ordinals, Ordinals]
+Items: TypeAlias = tuple[Numbers, Numbers, Numbers]
+Loop = TypeVar("Loop", bound=Callable[..., Any])
+
+SHIFT: Final = 6
+FAN: Final = 1 << SHIFT
+
+
+def compiled(loop: Loop) -> Loop:
+    """The loop as machine code, kept beside the module, or in the user's cache where that is read-only."""
+    try:
+        return cast("Loop", numba.njit(cache=True)(loop))
+    except RuntimeError:  # There is no directory to keep it in: every process compiles its own.
+        return cast("Loop", numba.njit(loop))
+
+
+def levels(ranks: int) -> Numbers:
+    """Where each level begins, and behind the last one the size of all.
+
+    >>> levels(1000).tolist()
+    [0, 1000, 1016, 1017]
+    """
+    sizes = [max(ranks, 1)]
+    while sizes[-1] > 1:
+        sizes.append(((sizes[-1] - 1) >> SHIFT) + 1)
+    return np.cumsum([0, *sizes])
+
+
+def empty(begins: Numbers) -> Ordinals:
+    """Nothing has changed. Memory: 4 bytes a rank, and a little more; the system gives it where it is written."""
+    return np.zeros(int(begins[-1]), np.int32)
+
+
+@compiled
+def record_one(begins: Numbers, inside: Ordinals, rank: int, ordinal: int) -> None:
+    """A single rank changes at ``ordinal``."""
+    for level in range(len(begins) - 1):
+        inside[begins[level] + rank] = ordinal
+        rank >>= SHIFT
+
+
+@compiled
+def _whole_parents(low: int, high: int) -> tuple[int, int]:
+    """Where the parents begin and end that lie wholly within a range of places: before and behind these, places are
+    taken one by one. The range's own end twice where there is no such parent's end.
+
+    >>> _whole_parents(3, 200), _whole_parents(3, 5), _whole_parents(64, 128)
+    ((64, 192), (5, 5), (64, 128))
+    """
+    left, right = ((low + FAN - 1) >> SHIFT) << SHIFT, (high >> SHIFT) << SHIFT
+    return (left, right) if left <= right else (high, high)
+
+
+@compiled
+def record(begins: Numbers, inside: Ordinals, covers: Ordinals, low: int, high: int, ordinal: int) -> None:
+    """Everything in ``[low, high)`` changes at ``ordinal``. ``covers`` may be empty if that is ever a single rank only.
+
+    >>> begins = levels(1000)
+    >>> inside, covers = empty(begins), empty(begins)
+    >>> record_one(begins, inside, 3, 1)
+    >>> record(begins, inside, covers, 5, 900, 2)
+    >>> [newest(begins, inside, covers, low, high) for low, high in ((0, 3), (0, 5), (0, 8), (899, 1000), (900, 1000))]
+    [0, 1, 2, 2, 0]
+    """
+    record_one(begins, inside, low, ordinal)
+    if high - low == 1:
+        return
+    record_one(begins, inside, high - 1, ordinal)
+    level = 0
+    while low < high:
+        left, right = _whole_parents(low, high)
+        for place in range(begins[level] + low, begins[level] + left):
+            inside[place] = covers[place] = ordinal
+        for place in range(begins[level] + right, begins[level] + high):
+            inside[place] = covers[place] = ordinal
+        low, high = (left + FAN - 1) >> SHIFT, right >> SHIFT
+        level += 1
+
+
+@compiled
+def newest(begins: Numbers, inside: Ordinals, covers: Ordinals, low: int, high: int) -> int:
+    """The newest change in ``[low, high)``, 0 for none. The range holds at least one rank.
+
+    ``covers`` may be empty while every change was of a single rank; a single rank's newest change then stands in
+    ``inside[low]``, and who asks often looks there.
+    """
+    found = 0
+    if len(covers):
+        first, last = low, high - 1
+        for level in range(len(begins) - 1):
+            found = max(found, int(covers[begins[level] + first]), int(covers[begins[level] + last]))
+            first >>= SHIFT
+            last >>= SHIFT
+    level = 0
+    while low < high:
+        left, right = _whole_parents(low, high)
+        for place in range(begins[level] + low, begins[level] + left):
+            found = max(found, int(inside[place]))
+        for place in range(begins[level] + right, begins[level] + high):
+            found = max(found, int(inside[place]))
+        low, high = (left + FAN - 1) >> SHIFT, right >> SHIFT
+        level += 1
+    return found
+
+
+def arrays(problem: Problem) -> tuple[Changes, Ordinals, Items, Ordinals, Items]:
+    """What both loops work on: an empty tree of changes, ordinals, reads, when they were read, and writes."""
+    begins = levels(problem.ranks)
+    covers = empty(begins if problem.has_range_writes else np.zeros(1, np.int64))
+    reads = (problem.read_begins, problem.read_lows, problem.read_highs)
+    writes = (problem.write_begins, problem.write_lows, problem.write_highs)
+    return (begins, empty(begins), covers), problem.ordinals, reads, problem.read_ats, writes
+
+
+@compiled
+def judge(
+    committed: Changes,
+    ordinals: Ordinals,
+    reads: Items,
+    read_ats: Ordinals,
+    writes: Items,
+    states: States,
+    decides: Flags,
+    clear: Flags,
+) -> States:
+    """The verdicts of ``sweep.sweep``."""
+    begins, inside, covers = committed
+    # What may be committed: looked up only once there is any.
+    open_inside, open_covers, some_open = np.zeros_like(inside), np.zeros_like(covers), False
+    read_begins, read_lows, read_highs = reads
+    write_begins, write_lows, write_highs = writes
+    points = len(covers) == 0
+    verdicts = np.zeros(len(ordinals), np.uint8)
+    for request in range(len(ordinals)):
+        state = states[request]
+        if state == UNKNOWN:
+            verdict = CLEAR
+            if not clear[request]:
+                for read in range(read_begins[request], read_begins[request + 1]):
+                    low, high, at = read_lows[read], read_highs[read], read_ats[read]
+                    one = points and high - low == 1
+                    if (inside[low] if one else newest(begins, inside, covers, low, high)) > at:
+                        verdict = CONFLICT
+                        break
+                    if some_open and newest(begins, open_inside, open_covers, low, high) > at:
+                        verdict = UNKNOWN
+            verdicts[request] = verdict
+            if verdict == CONFLICT:
+                state = REJECTED
+            elif verdict == CLEAR and decides[request]:
+                state = COMMITTED
+        if state == REJECTED:
+            continue
+        for write in range(write_begins[request], write_begins[request + 1]):
+            low, high, ordinal = write_lows[write], write_highs[write], ordinals[request]
+            if state != COMMITTED:
+                some_open = True
+                record(begins, open_inside, open_covers, low, high, ordinal)
+            elif high - low == 1:
+                record_one(begins, inside, low, ordinal)
+            else:
+                record(begins, inside, covers, low, high, ordinal)
+    return verdicts
+
+
+@compiled
+def conflicting_changes(
+    committed: Changes, ordinals: Ordinals, reads: Items, read_ats: Ordinals, writes: Items, states: States
+) -> Ordinals:
+    """What ``sweep.conflicting_changes`` tells."""
+    begins, inside, covers = committed
+    read_begins, read_lows, read_highs = reads
+    write_begins, write_lows, write_highs = writes
+    points = len(covers) == 0
+    found = np.zeros(len(read_lows), np.int32)
+    for request in range(len(ordinals)):
+        if states[request] == REJECTED:
+            for read in range(read_begins[request], read_begins[request + 1]):
+                low, high = read_lows[read], read_highs[read]
+                one = points and high - low == 1
+                change = inside[low] if one else newest(begins, inside, covers, low, high)
+                if change > read_ats[read]:
+                    found[read] = change
+        elif states[request] == COMMITTED:
+            for write in range(write_begins[request], write_begins[request + 1]):
+                low, high, ordinal = write_lows[write], write_highs[write], ordinals[request]
+                if high - low == 1:
+                    record_one(begins, inside, low, ordinal)
+                else:
+                    record(begins, inside, covers, low, high, ordinal)
+    return found

@@ -1,0 +1,258 @@
+"""Which failures of a connection end an operation at once: the rules on the procedures, and the words of sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import socket
+import threading
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import pytest
+from tests.unit.client.conftest import QUICK
+from tests.unit.client.scripted_server import ScriptedServer, Silence
+
+from holdfast.client import core, sockets, stream, transports
+from holdfast.client.effects import (
+    Answer,
+    Chunk,
+    Deliver,
+    Effect,
+    Failed,
+    Open,
+    Opened,
+    Receive,
+    Reply,
+    Request,
+    Send,
+    Wait,
+    Woken,
+)
+from holdfast.client.endpoint import Route, parse_endpoint
+from holdfast.client.stores.consuming import Consuming
+from holdfast.client.stores.options import PublisherOptions, SubscriberOptions
+from holdfast.client.stores.publishing import Publishing
+from holdfast.client.stores.steps import Connect
+from holdfast.commit.transaction import Transaction, Write
+from holdfast.errors import Code, HoldfastError, InvalidRequest, OutcomeUnknown, Unavailable
+from holdfast.stores.messages import Message
+
+A, B, X = (parse_endpoint(f"https://{name}.example:1") for name in "abx")
+BAD = InvalidRequest("the certificate does not verify", code=Code.BAD_CONFIGURATION)
+WORSE = InvalidRequest("does not speak TLS", code=Code.BAD_CONFIGURATION)
+TXN = Transaction(operations=[Write(b"k", b"v")], request_id="r" * 24, read_version=0)
+DOWN = Failed(0, False, "down")
+
+
+def unusable(problem: InvalidRequest = BAD) -> Failed:
+    return Failed(0, False, "unusable", problem=problem)
+
+
+def reply(status: int, body: bytes) -> Reply:
+    return Reply(0, status, {}, body)
+
+
+def sent_on(to: object) -> Reply:
+    return reply(503, b'{"error": {"code": "not_leader", "message": "", "leader_address": "%b"}}' % str(to).encode())
+
+
+VERSION = reply(200, b'{"version": 7, "leader_id": "x"}')
+
+
+def places(procedure: Generator[Effect, Answer, Any], *answers: Answer) -> tuple[list[object], Any]:
+    """Which places are asked, one answer for each, and the result. Waits pass without time."""
+    asked: list[object] = []
+    left = list(answers)
+    answer: Answer | None = None
+    try:
+        while True:
+            effect = next(procedure) if answer is None else procedure.send(answer)
+            if isinstance(effect, Wait | Deliver):
+                answer = Woken(0)
+            else:
+                assert isinstance(effect, Send | Open | Receive)
+                if not isinstance(effect, Receive):
+                    asked.append(effect.endpoint)
+                answer = left.pop(0)
+    except StopIteration as stop:
+        assert not left
+        return asked, stop.value
+    except HoldfastError as error:
+        assert not left
+        return asked, error
+
+
+def session(*configured: Any) -> core.Session:
+    return core.Session(Route(configured), QUICK)
+
+
+def test_the_only_place_that_cannot_be_used_ends_an_operation_at_once() -> None:
+    assert places(core.version(session(A), 0, local=True), unusable()) == ([A], BAD)
+    assert places(core.attempt(session(A), TXN, 0), unusable()) == ([A], BAD)
+    assert places(core.commit_group(session(A), [TXN], 0), unusable()) == ([A], BAD)
+
+
+def test_the_other_places_are_asked_first() -> None:
+    assert places(core.version(session(A, B), 0, local=True), unusable(), VERSION)[0] == [A, B]
+    assert places(core.version(session(A, B), 0, local=True), unusable(), unusable(WORSE)) == ([A, B], WORSE)
+    asked, error = places(core.version(session(A, B), 0, local=True), unusable(), DOWN, unusable(), DOWN, VERSION)
+    assert asked == [A, B, A, B, A]
+    assert error.version == 7
+
+
+def test_who_had_no_connection_free_asks_the_same_place_again() -> None:
+    busy = Failed(0, False, "busy", asked=False)
+    assert places(core.version(session(A, B), 0, local=True), busy, busy, VERSION)[0] == [A, A, A]
+    machine = Publishing(session(A, B), "orders", PublisherOptions(), entropy="e" * 24)
+    machine.add(Message(b"1"), 0)
+    assert isinstance(machine.next_step(0), Send)
+    machine.answered(busy)
+    machine.waited()
+    step = machine.next_step(0)
+    assert isinstance(step, Send)
+    assert step.endpoint == A
+
+
+def test_a_client_without_a_free_connection_says_so() -> None:
+    one = dataclasses.replace(QUICK, connections_max=1)
+    request = Request("GET", "/")
+
+    async def asynchronous(server: ScriptedServer) -> Any:
+        pool = transports.Pool(one, None, None)
+        holding = asyncio.ensure_future(pool.exchange(Send(parse_endpoint(server.url), request, 60_000)))
+        await asyncio.sleep(0)  # it has the connection
+        answer = await pool.exchange(Send(parse_endpoint(server.url), request, 1))
+        pool.close()
+        await pool.departed()
+        await holding
+        return answer
+
+    with ScriptedServer(Silence(), Silence()) as server:
+        pool = sockets.Pool(one, None, None)
+        assert pool._slots.acquire(timeout=1)
+        for answer in (pool.exchange(Send(parse_endpoint(server.url), request, 1)), asyncio.run(asynchronous(server))):
+            assert isinstance(answer, Failed)
+            assert (answer.asked, answer.perhaps_accepted) == (False, False)
+
+
+def test_a_place_that_answers_again_is_of_use_again() -> None:
+    busy = reply(503, b'{"error": {"code": "overloaded", "message": ""}}')
+    asked, answer = places(
+        core.version(session(A, B), 0, local=True), unusable(), DOWN, busy, DOWN, unusable(), VERSION
+    )
+    assert (asked, answer.version) == ([A, B, A, A, B, A], 7)
+
+
+def test_a_named_leader_that_cannot_be_used_ends_it_only_when_no_place_names_another() -> None:
+    assert places(core.version(session(A), 0, local=True), sent_on(X), unusable()) == ([A, X], BAD)
+    asked, answer = places(core.version(session(A, B), 0, local=True), sent_on(X), unusable(), VERSION)
+    assert (asked, answer.version) == ([A, X, B], 7)
+    steps = (sent_on(X), unusable(), sent_on(X), unusable())
+    assert places(core.version(session(A, B), 0, local=True), *steps) == ([A, X, B, X], BAD)
+
+
+def test_a_stream_ends_at_once_too_and_when_it_comes_back() -> None:
+    def following(*configured: Any) -> Generator[Effect, Answer, None]:
+        continuity = stream.Continuity(0, durable=True, filtered=False)
+        return stream.follow(session(*configured), continuity, stream.Filter(), durable=True, now_ms=0)
+
+    assert places(following(A), unusable()) == ([A], BAD)
+    assert places(following(A), Opened(0), Chunk(0, b":\n\n"), Failed(0, False, "cut"), unusable()) == ([A, A], BAD)
+    assert places(following(A, B), unusable(), unusable(WORSE)) == ([A, B], WORSE)
+
+
+def test_a_commit_whose_answer_was_lost_stays_unknown_and_says_why_nobody_can_be_asked() -> None:
+    asked, error = places(core.attempt(session(A), TXN, 0), Failed(0, True, "cut"), unusable())
+    assert asked == [A, A]
+    assert isinstance(error, OutcomeUnknown)
+    assert error.__cause__ is BAD
+
+
+def test_when_time_is_up_a_place_that_waiting_does_not_mend_is_told_too() -> None:
+    late = Failed(QUICK.give_up_after_ms, False, "down")
+    asked, error = places(core.version(session(A, B), 0, local=True), unusable(), late)
+    assert asked == [A, B]
+    assert isinstance(error, Unavailable)
+    assert error.fields["elsewhere"] == str(BAD)
+
+
+def test_a_publisher_fails_what_it_has_at_once_and_goes_on_when_it_is_mended() -> None:
+    machine = Publishing(session(A, B), "orders", PublisherOptions(), entropy="e" * 24)
+    sent = machine.add(Message(b"1"), 0)
+
+    def tried(answer: Reply | Failed) -> object:
+        step = machine.next_step(0)
+        if isinstance(step, Wait):
+            machine.waited()
+            step = machine.next_step(0)
+        assert isinstance(step, Send)
+        machine.answered(answer)
+        machine.check()
+        return step.endpoint
+
+    assert tried(unusable()) == A
+    assert not sent.done
+    assert tried(unusable(WORSE)) == B
+    assert sent.error is WORSE
+    again = machine.add(Message(b"2"), 0)
+    assert tried(reply(200, b'{"first_seq": 1, "last_seq": 1}')) == A
+    assert (again.done, again.error) == (True, None)
+    third = machine.add(Message(b"3"), 0)
+    assert tried(unusable()) == A
+    assert not third.done  # the other was of no use once, and is not known to be now
+    assert tried(unusable()) == B
+    assert third.error is BAD
+
+
+def test_a_subscriber_ends_at_once() -> None:
+    machine = Consuming(session(A, B), "orders", "work", "me", SubscriberOptions())
+    step = machine.next_step(0)
+    assert isinstance(step, Connect)
+    assert step.endpoint == A
+    machine.unreached(0, "unusable", BAD)
+    machine.check()
+    assert not machine.has_ended
+    assert isinstance(machine.next_step(0), Wait)
+    machine.waited()
+    step = machine.next_step(0)
+    assert isinstance(step, Connect)
+    assert step.endpoint == B
+    machine.unreached(0, "unusable", WORSE)
+    assert machine.has_ended
+    assert machine.failure is WORSE
+
+
+ALERT = b"\x15\x03\x01\x00\x02\x02\x0a"
+"""What servers of TLS say of a first record that is none: unexpected_message, fatal."""
+
+
+@pytest.fixture
+def alerting() -> Iterator[str]:
+    """A port that answers whatever comes as OpenSSL's servers do."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                accepted, _ = listening.accept()
+            except OSError:
+                return
+            with accepted:
+                accepted.recv(1 << 16)
+                accepted.sendall(ALERT)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    listening.shutdown(socket.SHUT_RDWR)
+    listening.close()
+    thread.join()
+
+
+def test_an_alert_of_tls_is_no_lost_answer(connect: Any, alerting: str) -> None:
+    client = connect(alerting)
+    for call in (lambda: client.call("commit", [Write(b"k", b"v")], read_version=0), lambda: client.take(1)):
+        with pytest.raises(InvalidRequest, match="speaks TLS") as raised:
+            call()
+        assert raised.value.code is Code.BAD_CONFIGURATION
