@@ -16,21 +16,23 @@ from holdfast.testing.rgw import Gateway
 
 KEY = "batches/18446744073709551615"
 OURS, THEIRS = b"ours" * 300, b"theirs" * 300
-TIMEOUT_MS = 400
+TIMEOUT_MS = 1_500  # what a story waits for an answer that never comes; healthy requests need a small part of it
+PATIENT_MS = 60_000
 
 Story = Callable[[ObjectStore, ObjectStore, FaultProxy], Awaitable[None]]
+Told = Callable[..., None]
 
 
 @pytest.fixture
-def behind_proxy(gateway: Gateway, s3_bucket: str) -> Callable[[Story], None]:
+def behind_proxy(gateway: Gateway, s3_bucket: str) -> Told:
     """Run a story with the store behind a proxy without rules, the same store seen directly, and the proxy."""
 
-    def run(story: Story) -> None:
+    def run(story: Story, *, timeout_ms: int = TIMEOUT_MS) -> None:
         async def told() -> None:
             at = urlsplit(gateway.endpoint)
-            async with asyncio.timeout(60), FaultProxy(at.hostname or "", at.port or 0) as proxy:
+            async with asyncio.timeout(100), FaultProxy(at.hostname or "", at.port or 0) as proxy:
                 url = gateway.url(s3_bucket, prefix="log", endpoint=proxy.endpoint)
-                store = open_store(url, request_timeout_ms=TIMEOUT_MS)
+                store = open_store(url, request_timeout_ms=timeout_ms)
                 direct = open_store(gateway.url(s3_bucket, prefix="log"))
                 try:
                     await story(store, direct, proxy)
@@ -74,7 +76,7 @@ def test_every_fault_has_an_expected_answer() -> None:
 
 @pytest.mark.parametrize(("fault", "answers", "lands"), CREATES, ids=[fault.value for fault, _, _ in CREATES])
 def test_a_create_under_a_fault_claims_no_more_than_is_known(
-    behind_proxy: Callable[[Story], None], fault: Fault, answers: type[CreateAnswer], lands: bool
+    behind_proxy: Told, fault: Fault, answers: type[CreateAnswer], lands: bool
 ) -> None:
     async def story(store: ObjectStore, direct: ObjectStore, proxy: FaultProxy) -> None:
         proxy.set_rules([Rule(fault=fault, method="PUT", times=1)])
@@ -93,7 +95,7 @@ def test_a_create_under_a_fault_claims_no_more_than_is_known(
     behind_proxy(story)
 
 
-def test_a_late_landing_takes_a_free_name_and_never_one_that_is_taken(behind_proxy: Callable[[Story], None]) -> None:
+def test_a_late_landing_takes_a_free_name_and_never_one_that_is_taken(behind_proxy: Told) -> None:
     async def story(store: ObjectStore, direct: ObjectStore, proxy: FaultProxy) -> None:
         other = KEY.replace("615", "614")
         proxy.set_rules([Rule(fault=Fault.HOLD, method="PUT", times=2)])
@@ -112,9 +114,7 @@ def test_a_late_landing_takes_a_free_name_and_never_one_that_is_taken(behind_pro
     [Fault.SLOWDOWN, Fault.ERROR_BEFORE, Fault.RESET_BEFORE, Fault.BLACKHOLE_BEFORE, Fault.TRUNCATE],
     ids=lambda fault: fault.value,
 )
-def test_a_read_or_a_listing_under_a_fault_is_unavailable_and_never_short(
-    behind_proxy: Callable[[Story], None], fault: Fault
-) -> None:
+def test_a_read_or_a_listing_under_a_fault_is_unavailable_and_never_short(behind_proxy: Told, fault: Fault) -> None:
     async def story(store: ObjectStore, direct: ObjectStore, proxy: FaultProxy) -> None:
         await direct.create(KEY, OURS)
         proxy.set_rules([Rule(fault=fault, method="GET", times=2)])
@@ -128,7 +128,7 @@ def test_a_read_or_a_listing_under_a_fault_is_unavailable_and_never_short(
     behind_proxy(story)
 
 
-def test_a_listing_that_breaks_off_between_its_pages_is_unavailable(behind_proxy: Callable[[Story], None]) -> None:
+def test_a_listing_that_breaks_off_between_its_pages_is_unavailable(behind_proxy: Told) -> None:
     async def story(store: ObjectStore, direct: ObjectStore, proxy: FaultProxy) -> None:
         names = [f"batches/{number:020d}" for number in range(1100)]
         for start in range(0, len(names), 50):
@@ -143,7 +143,7 @@ def test_a_listing_that_breaks_off_between_its_pages_is_unavailable(behind_proxy
     behind_proxy(story)
 
 
-def test_a_partition_answers_unknown_in_bounded_time_and_heals(behind_proxy: Callable[[Story], None]) -> None:
+def test_a_partition_answers_unknown_in_bounded_time_and_heals(behind_proxy: Told) -> None:
     async def story(store: ObjectStore, direct: ObjectStore, proxy: FaultProxy) -> None:
         proxy.partition()
         loop = asyncio.get_running_loop()
@@ -157,13 +157,13 @@ def test_a_partition_answers_unknown_in_bounded_time_and_heals(behind_proxy: Cal
     behind_proxy(story)
 
 
-def test_latency_is_carried_by_many_requests_at_once(behind_proxy: Callable[[Story], None]) -> None:
+def test_latency_is_carried_by_many_requests_at_once(behind_proxy: Told) -> None:
     async def story(store: ObjectStore, _direct: ObjectStore, proxy: FaultProxy) -> None:
-        proxy.latency = Latency(median_ms=40, p99_ms=126)
+        proxy.latency = Latency(median_ms=250, p99_ms=250)
         loop = asyncio.get_running_loop()
         began = loop.time()
         answers = await asyncio.gather(*(store.create(f"batches/{number:020d}", OURS) for number in range(32)))
         assert set(answers) == {Created()}
-        assert 0.02 < loop.time() - began < 32 * 0.04
+        assert 0.25 <= loop.time() - began < 32 * 0.25 / 2
 
-    behind_proxy(story)
+    behind_proxy(story, timeout_ms=PATIENT_MS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from holdfast.errors import HoldfastError
 from holdfast.stores import commands
 from holdfast.stores.commands import Command, Record
 from holdfast.stores.durables import backlog, residue
+from holdfast.stores.durables.look_ahead import LookAhead
 from holdfast.stores.effects import Dying
 from holdfast.stores.messages import Message
 from holdfast.stores.state import State
@@ -85,14 +87,18 @@ class World:
         self.next_number = 1
         self.dying: list[Dying] = []
         self.log: list[Record] = []
+        self.ahead: LookAhead | None = None
 
     def apply(self, command: Command) -> None:
         before = self.state.snapshot()
+        self.state.look_ahead = self.ahead
         try:
             applied = self.state.apply(command)
         except HoldfastError:
             assert self.state.snapshot() == before, f"a refusal changes nothing: {command}"
             return
+        finally:
+            self.state.look_ahead = None
         if not applied.changed:
             assert self.state.snapshot() == before, f"unchanged is unchanged: {command}"
         else:
@@ -124,6 +130,7 @@ class World:
             self.restart()
         if rng.random() < 0.02:
             self.apply(self.redefine())
+        self.look_ahead()
         self.apply(rng.choice(self.choices())())
         due_ms = self.state.next_deadline_ms()
         if due_ms is not None and due_ms <= self.now_ms and rng.random() < 0.7:
@@ -223,7 +230,15 @@ class World:
         seq = self.rng.randrange(1, self.state.stores["main"].counts.next_seq + 1)
         return commands.Drop(self.now_ms, "main", self.place()[0], seq)
 
-    def rewind(self) -> Command:
+    def look_ahead(self) -> None:
+        """Begin to look ahead of some rewind, or go on; the log is played again without."""
+        if self.ahead is None or self.rng.random() < 0.1:
+            with suppress(HoldfastError):
+                self.ahead = self.state.looking_ahead(self.rewind())
+        elif self.rng.random() < 0.3:
+            self.ahead.read_on()
+
+    def rewind(self) -> commands.Rewind:
         seq = self.rng.randrange(0, self.state.stores["main"].counts.next_seq + 1)
         time_ms = self.now_ms - 500 if self.rng.random() < 0.3 else 0
         return commands.Rewind(self.now_ms, "main", self.place()[0], seq, time_ms)

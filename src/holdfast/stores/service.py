@@ -25,15 +25,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from typing import Final
 
 from msgspec.structs import force_setattr
 
-from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InternalError
+from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InternalError, InvalidRequest, NotFound
 from holdfast.stores.alarm import Alarm
 from holdfast.stores.backup import Manifest, copy_stores
 from holdfast.stores.checkpoints import Checkpoints
-from holdfast.stores.commands import Command, DeadLetter, Define, Expire, MapChange, Publish, Published, Record, Result
+from holdfast.stores.commands import (
+    Command,
+    DeadLetter,
+    Define,
+    Expire,
+    MapChange,
+    Publish,
+    Published,
+    Record,
+    Result,
+    Rewind,
+)
 from holdfast.stores.compaction import Compaction, SpaceUse
 from holdfast.stores.dead_letters import dead_letter_of
 from holdfast.stores.definitions import Persistence
@@ -48,6 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from collections.abc import Set as AbstractSet
 
+    from holdfast.stores.commands import Rewind
     from holdfast.stores.state import State
     from holdfast.stores.storage import Storage
 
@@ -176,6 +189,20 @@ class StoreService:
         if type(command) is Define:
             self._configure()
         self._answer(frame, _Answer(done, applied.result, effects, self), volatile=volatile)
+
+    async def rewind(self, command: Rewind) -> Result:
+        """``submit`` of a rewind for which nobody waits long: what it reads is read before it, a block at a time.
+
+        *Raises*: what ``submit`` answers with; CorruptData where what is retained cannot be read: nothing has changed.
+        """
+        with suppress(InvalidRequest, NotFound):  # as the command will be refused
+            ahead = self.state.looking_ahead(command)
+            while not self._closed and ahead.read_on():  # noqa: ASYNC110  # waits for nothing
+                await asyncio.sleep(0)
+            self.state.look_ahead = ahead
+        answer = self.submit(command)
+        self.state.look_ahead = None
+        return await answer
 
     def _give_up(self, error: BaseException, done: Callable[[Result | HoldfastError], None]) -> None:
         """The machine may be half changed: nothing that it says from here on may reach the log or a client."""

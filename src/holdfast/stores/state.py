@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from holdfast.stores.commands import Result
+    from holdfast.stores.durables.look_ahead import LookAhead
     from holdfast.stores.ports import Blocks, Entries, Kept, Messages
     from holdfast.stores.store import Durable
 
@@ -71,6 +72,7 @@ class State:
         """When each durable has something to do next, by store and durable."""
         self.volatile_deadlines: Deadlines[tuple[str, str]] = Deadlines()
         """The same of the stores that live in memory only: what the log does not tell must not move what it does."""
+        self.look_ahead: LookAhead | None = None  # for the rewind that comes now: a hint, and no part of the state
         self._handlers = self._table()
 
     def _table(self) -> dict[type, Callable[[Command, list[Effect]], _Outcome]]:
@@ -276,17 +278,17 @@ class State:
         return Done(), True
 
     def _rewind(self, command: commands.Rewind, effects: list[Effect]) -> _Outcome:
-        store, durable = self._found(command.store, command.durable)
-        if not isinstance(durable, Consumption) or durable.backlog.floor is None:
-            raise _not_for(durable, "only a durable with a retention_time can be rewound")
-        seq = command.seq
-        if command.time_ms:
-            seq = store.counts.first_since(command.time_ms, durable.backlog.floor, durable.backlog.cursor)
-        changed = retention.rewind(durable, seq, command.at_ms)
+        store, found = self._found(command.store, command.durable)
+        durable = _retaining(found)
+        changed = retention.rewind(durable, command, self.look_ahead)
         if changed and durable.ready():
             effects.append(durable.ready_effect)
         self.arm(store, command.durable)
         return Done(), changed
+
+    def looking_ahead(self, command: commands.Rewind) -> LookAhead:
+        """What reads what this rewind would read. Raises: what the rewind is refused with."""
+        return retention.looking_ahead(_retaining(self._found(command.store, command.durable)[1]), command)
 
     # ---- deadlines --------------------------------------------------------------------------------------------------
 
@@ -477,15 +479,19 @@ class State:
 
 
 def _earlier(one_ms: int | None, other_ms: int | None) -> int | None:
-    if one_ms is None or other_ms is None:
-        return other_ms if one_ms is None else one_ms
-    return min(one_ms, other_ms)
+    return min((at_ms for at_ms in (one_ms, other_ms) if at_ms is not None), default=None)
 
 
 def _attached(durable: Durable) -> list[str]:
     if isinstance(durable, Consumption):
         return list(durable.holdings.of)
     return [name for name, _ in durable.subscribers()] if isinstance(durable, LastValue) else list(durable.sessions)
+
+
+def _retaining(durable: Durable) -> Consumption:
+    if isinstance(durable, Consumption) and durable.backlog.floor is not None:
+        return durable
+    raise _not_for(durable, "only a durable with a retention_time can be rewound")
 
 
 def _not_for(durable: Durable, rule: str) -> InvalidRequest:

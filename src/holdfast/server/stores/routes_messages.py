@@ -135,7 +135,7 @@ async def rewind(call: StoreCall) -> Answer:
     if sum(one is not None for one in (asked.to, asked.seq, asked.time_ms)) != 1:
         raise InvalidRequest('a rewind names one of {"to": "start"}, {"seq": n} and {"time_ms": t}')
     command = Rewind(0, call.store, call.durable, asked.seq or 0, asked.time_ms or 0)
-    await call.submit(call.opened.service.submit(command), Done)
+    await call.submit(call.opened.service.rewind(command), Done)
     return call.answer(NothingMore())
 
 

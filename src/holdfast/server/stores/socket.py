@@ -383,15 +383,26 @@ class SubscribeSocket(asyncio.Protocol):
         loop = self._front.loop
         if self._transport is None or not self._talks():
             return
-        if loop.time() - self._heard_seconds > self._timeout_seconds:
-            self._leave("timeout")
-            self._transport.abort()
+        if self._is_silent():
+            # After a pause of this process what the peer said lies unread, and timers come first: read, then judge.
+            self._timer = loop.call_later(0, self._let_go)
             return
         if not self._may_go_on():
             return
         self._protocol.send_ping(b"")
         self._flush()
         self._timer = loop.call_later(self._timeout_seconds / PINGS_PER_TIMEOUT, self._watch)
+
+    def _let_go(self) -> None:
+        """End a peer that was silent for its time-out, unless it spoke while this process did not listen."""
+        if not self._is_silent():
+            self._watch()
+        elif self._transport is not None:
+            self._leave("timeout")
+            self._transport.abort()
+
+    def _is_silent(self) -> bool:
+        return self._front.loop.time() - self._heard_seconds > self._timeout_seconds
 
     def fail(self, error: HoldfastError) -> None:
         """End the connection: close code 4000 and the status, the code as the reason."""

@@ -94,7 +94,7 @@ def drop(durable: Consumption, kept: Kept) -> bool:
             return False
         if seq >= durable.backlog.cursor:
             durable.backlog.exclude(seq, seq)
-        elif durable.backlog.is_passed_delayed(kept):
+        elif durable.backlog.is_passed_delayed(kept.seq, kept.deliver_at_ms):
             durable.backlog.delayed_total -= 1
             durable.backlog.exclude(seq, seq)
         else:

@@ -141,7 +141,7 @@ def expire_own(durable: Consumption, kept: Kept) -> bool:
     if not wants(durable, kept) or seq in durable.dying or durable.holdings.holder(seq) is not None:
         return False
     if durable.returned.remove(seq) is None and seq < durable.backlog.cursor:
-        if not durable.backlog.is_passed_delayed(kept):
+        if not durable.backlog.is_passed_delayed(kept.seq, kept.deliver_at_ms):
             return release_one_retained(durable, seq)
         durable.backlog.delayed_total -= 1
     durable.gone(seq, seq, "own_ttl")

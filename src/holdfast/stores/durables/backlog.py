@@ -112,14 +112,16 @@ class Backlog:
 
     def wants(self, kept: Kept, block: Block | None) -> bool:
         """Whether a message that somebody keeps was given to this durable, but for its own times."""
-        if block is None or not 0 < block.references[kept.seq % BLOCK_MESSAGES] < MAP_VALUE:
-            return False
-        return kept.seq >= self.start and self.matcher.matches(kept.fields) and kept.seq not in self.excluded
+        return block is not None and self.wants_matching(kept.seq, block) and self.matcher.matches(kept.fields)
 
-    def is_passed_delayed(self, kept: Kept) -> bool:
+    def wants_matching(self, seq: int, block: Block) -> bool:
+        """As ``wants``, of a message that the matcher takes."""
+        return 0 < block.references[seq % BLOCK_MESSAGES] < MAP_VALUE and seq >= self.start and seq not in self.excluded
+
+    def is_passed_delayed(self, seq: int, deliver_at_ms: int) -> bool:
         """Whether the cursor passed this message, which the durable wants, because it was not due."""
-        scanned_ms = self.scanned_ms.get(kept.seq // BLOCK_MESSAGES)
-        return kept.seq < self.cursor and scanned_ms is not None and kept.deliver_at_ms > scanned_ms
+        scanned_ms = self.scanned_ms.get(seq // BLOCK_MESSAGES)
+        return seq < self.cursor and scanned_ms is not None and deliver_at_ms > scanned_ms
 
     @property
     def arithmetic(self) -> bool:

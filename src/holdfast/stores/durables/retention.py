@@ -11,17 +11,23 @@ from __future__ import annotations
 
 from holdfast.stores.durables.aging import without_expired
 from holdfast.stores.durables.backlog import Found, expires_ms
+from holdfast.stores.durables.look_ahead import LookAhead, Looked
 from holdfast.stores.ports import BLOCK_MESSAGES
 from holdfast.stores.sequence_set import SequenceSet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from holdfast.stores.commands import Rewind
+    from holdfast.stores.durables.backlog import Backlog
     from holdfast.stores.durables.consumption import Consumption
     from holdfast.stores.ports import Block
 
 __all__ = [
     "RETENTION_STEP_MS",
     "expire_retained",
+    "looking_ahead",
     "release_retained",
     "retained",
     "retention_next_ms",
@@ -34,8 +40,11 @@ RETENTION_STEP_MS = 1_000
 _HIGH = 1 << 62
 
 
-def retained(durable: Consumption, first: int, end: int) -> list[tuple[int, int]]:
-    """The retained messages of ``first..end - 1``, which is below the cursor. Cost: O(blocks), or reads them."""
+def retained(durable: Consumption, first: int, end: int, ahead: LookAhead | None = None) -> list[tuple[int, int]]:
+    """The retained messages of ``first..end - 1``, which is below the cursor.
+
+    Cost: O(blocks); where there is a matcher or the block is timed, reads those that ``ahead`` has not.
+    """
     backlog = durable.backlog
     unsettled = SequenceSet(
         sorted(
@@ -52,12 +61,23 @@ def retained(durable: Consumption, first: int, end: int) -> list[tuple[int, int]
         stop = min(end, (number + 1) * BLOCK_MESSAGES)
         block = durable.shelf.counts.block(number)
         if block is not None and block.live:
+            runs = ahead.runs(first, stop) if ahead is not None else None
             if backlog.arithmetic and not block.timed:
-                _without(unsettled, backlog.excluded, first, stop, found)
+                runs = [(first, stop - 1)]
+            if runs is None:
+                _read(durable, block, unsettled, first, stop, found, ahead)
+            elif _has_none(unsettled, first, stop) and _has_none(backlog.excluded, first, stop):
+                for run in runs:
+                    found.add(*run)
             else:
-                _read(durable, block, unsettled, first, stop, found)
+                for run in runs:
+                    _without(unsettled, backlog.excluded, run[0], run[1] + 1, found)
         first = stop
     return found.runs
+
+
+def _has_none(numbers: SequenceSet, first: int, end: int) -> bool:
+    return numbers.next_member(first, end) == end
 
 
 def _without(unsettled: SequenceSet, excluded: SequenceSet, first: int, end: int, found: Found) -> None:
@@ -71,15 +91,28 @@ def _without(unsettled: SequenceSet, excluded: SequenceSet, first: int, end: int
         first = max(stop, first)
 
 
-def _read(durable: Consumption, block: Block, unsettled: SequenceSet, first: int, end: int, found: Found) -> None:
+def _read(
+    durable: Consumption,
+    block: Block,
+    unsettled: SequenceSet,
+    first: int,
+    end: int,
+    found: Found,
+    ahead: LookAhead | None,
+) -> None:
     backlog = durable.backlog
-    for kept in durable.shelf.messages.read(durable.shelf.store, first, end - 1):
-        seq = kept.seq
-        if seq in unsettled or not backlog.wants(kept, block):
+    looked = ahead.messages(first, end) if ahead is not None else None
+    for seq, end_ms, deliver_at_ms in _look(backlog, first, end) if looked is None else looked:
+        if seq in unsettled or not backlog.wants_matching(seq, block):
             continue
-        end_ms = expires_ms(kept)
-        if not (end_ms and end_ms <= block.swept_ms) and not backlog.is_passed_delayed(kept):
+        if not (end_ms and end_ms <= block.swept_ms) and not backlog.is_passed_delayed(seq, deliver_at_ms):
             found.add(seq, seq)
+
+
+def _look(backlog: Backlog, first: int, end: int) -> Iterator[Looked]:
+    for kept in backlog.shelf.messages.read(backlog.shelf.store, first, end - 1):
+        if backlog.matcher.matches(kept.fields):
+            yield Looked(kept.seq, expires_ms(kept), kept.deliver_at_ms)
 
 
 def retention_next_ms(durable: Consumption) -> int | None:
@@ -121,24 +154,39 @@ def release_retained(durable: Consumption, end: int) -> int:
     return total
 
 
-def rewind(durable: Consumption, seq: int, now_ms: int) -> bool:
-    """Deliver again from ``seq`` on, as far back as is retained; counts of delivery begin anew.
+def looking_ahead(durable: Consumption, command: Rewind) -> LookAhead:
+    """What reads what this rewind would read, as things are."""
+    return LookAhead(durable.backlog, _target(durable.backlog, command))
 
-    What subscribers hold from there on is theirs no more. Returns whether anything changed.
-    *Cost*: one step, and everybody waits for it: about 0.1 microseconds for each number that is passed, and 10 where
-    there is a matcher or the block is timed, because it is read. So 100,000 numbers take 10 milliseconds, or a second.
+
+def _target(backlog: Backlog, command: Rewind) -> int:
+    assert backlog.floor is not None, "only a durable that retains is rewound"
+    if command.time_ms:
+        return backlog.shelf.counts.first_since(command.time_ms, backlog.floor, backlog.cursor)
+    return max(command.seq, backlog.floor)
+
+
+def rewind(durable: Consumption, command: Rewind, ahead: LookAhead | None = None) -> bool:
+    """Deliver again from a number or a time on, as far back as is retained; counts of delivery begin anew.
+
+    What subscribers hold from there on is theirs no more. Returns whether anything changed. ``ahead`` spares it reading
+    and changes nothing else.
+    *Cost*: one step, and everybody waits for it: some 10 microseconds for each block that is passed; without ``ahead``
+    also up to 10 for each message of a block that is timed, or of any where there is a matcher, because it is read.
     """
     backlog = durable.backlog
-    if backlog.floor is None or max(seq, backlog.floor) >= backlog.cursor:
+    target = _target(backlog, command)
+    if target >= backlog.cursor:
         return False
-    target = max(seq, backlog.floor)
-    for first, last in retained(durable, target, backlog.cursor):
+    if ahead is not None and not ahead.is_of(backlog):
+        ahead = None
+    for first, last in retained(durable, target, backlog.cursor, ahead):
         durable.pending += last - first + 1
         durable.pending_bytes += durable.shelf.counts.size(first, last)
     for holding in durable.holdings.of.values():
         for run in durable.holdings.take(holding, target, _HIGH):
             # Their own time may have ended while they were held; the cursor would take that for carried out.
-            without_expired(durable, run[0], run[1], now_ms)
+            without_expired(durable, run[0], run[1], command.at_ms)
     durable.returned.clear_from(target)
     for dying in durable.dying:
         if dying >= target:
