@@ -31,7 +31,7 @@ from holdfast.stores.durables import administration, aging, consumption_state
 from holdfast.stores.durables.backlog import Backlog, Found, Shelf
 from holdfast.stores.durables.consumption_state import ConsumptionState, Tally
 from holdfast.stores.durables.discarding import admits, discard_old
-from holdfast.stores.durables.holdings import Held, Holding, Holdings
+from holdfast.stores.durables.holdings import Held, Holding, Holdings, joined
 from holdfast.stores.durables.retention import expire_retained, retention_next_ms
 from holdfast.stores.durables.returned import Returned
 from holdfast.stores.effects import Displaced, Dying, Effect, Ready
@@ -327,10 +327,10 @@ class Consumption:
         settled = 0
         stale: list[tuple[int, int]] = []
         for first, last in command.ack:
-            taken = self._take(holding, first, last, stale)
-            for run in taken:
-                self._acknowledged(run[0], run[1], now_ms)
-                settled += run[1] - run[0] + 1
+            # What was handed out one by one is given back together: most of the cost is for each run.
+            for low, high in joined(self._take(holding, first, last, stale)):
+                self._acknowledged(low, high, now_ms)
+                settled += high - low + 1
         self.tally.acknowledged += settled
         for seq, delay_ms in command.nack:
             for run in self._take(holding, seq, seq, stale):
@@ -493,6 +493,4 @@ class Consumption:
 
 
 def _earlier(one_ms: int | None, other_ms: int | None) -> int | None:
-    if one_ms is None or other_ms is None:
-        return other_ms if one_ms is None else one_ms
-    return min(one_ms, other_ms)
+    return min((at_ms for at_ms in (one_ms, other_ms) if at_ms is not None), default=None)

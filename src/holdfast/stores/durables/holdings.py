@@ -15,9 +15,9 @@ from itertools import pairwise
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-__all__ = ["Held", "Holding", "Holdings"]
+__all__ = ["Held", "Holding", "Holdings", "joined"]
 
 Held = tuple[int, int, int, int]
 """First, last, delivery count, deadline in milliseconds (0 for none)."""
@@ -136,6 +136,21 @@ class Holdings:
         assert set(due) <= set(self._deadlines), "every deadline wakes somebody"
         runs = sorted(self.runs())
         assert all(low[1] < high[0] for low, high in pairwise(runs)), "nothing is held twice"
+
+
+def joined(runs: Iterable[Held]) -> list[tuple[int, int]]:
+    """First and last of ascending runs; those that touch are one.
+
+    >>> joined([(1, 2, 1, 0), (3, 3, 2, 500), (5, 6, 1, 0)])
+    [(1, 3), (5, 6)]
+    """
+    found: list[tuple[int, int]] = []
+    for run in runs:
+        if found and found[-1][1] == run[0] - 1:
+            found[-1] = found[-1][0], run[1]
+        else:
+            found.append((run[0], run[1]))
+    return found
 
 
 def _cut(runs: list[Held], first: int, last: int) -> list[Held]:
