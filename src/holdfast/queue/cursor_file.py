@@ -6,8 +6,9 @@ the value (``cursor``), its slots (``slots``), which names are allowed (``neighb
 
 Failure model: ``OSError`` from the port; a crash at any moment leaves the old value or the new one. The file is made
 whole, durable and under its name before a consumer gets its first message, also where an earlier start was killed on
-the way or met a failed sync; a crash before that leaves no cursor, which is how it was. A file that is deleted loses
-its position and nothing else.
+the way or met a failed sync; a crash before that leaves no cursor, which is how it was. A file that cannot be read
+stays as it is, and the error is the caller's. One that is deleted, or of which no slot verifies, loses its position and
+nothing else: the consumer begins where a new one would.
 """
 
 from __future__ import annotations
@@ -61,18 +62,21 @@ class CursorFile:
             self._file = port.open(directory, file_name, write=True)
         except FileNotFoundError:
             self._file = port.create(directory, file_name)
-        slot: tuple[int, bytes] | None = None
+        making = False
         try:
-            slot = newest_slot(port.read(self._file, 0, SLOTS_BYTES))
+            data = port.read(self._file, 0, SLOTS_BYTES)
+            slot = newest_slot(data)
             if slot is None:
                 # Also where the file is there: whoever made it may have been stopped before its name was durable.
+                making = not any(data)
                 port.allocate(self._file, SLOTS_BYTES)
                 port.sync_data(self._file)
                 port.sync_directory(directory)
         except BaseException:
             port.close(self._file)
-            if slot is None:
-                # A sync that failed is not tried again: the next start makes another file.
+            if making:
+                # A sync that failed is not tried again: the next start makes another file. One that could not be read,
+                # or that holds anything, stays: it may be a good cursor, and it was under its name before.
                 with suppress(OSError):
                     pages.remove(file_name)
             raise

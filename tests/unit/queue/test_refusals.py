@@ -19,6 +19,7 @@ from holdfast import aio
 from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, Unavailable
 from holdfast.queue import Queue
 from holdfast.queue.consumer import Consumer
+from holdfast.queue.cursor_file import committed_seqs, first_held_seq
 from holdfast.queue.work_job import Job
 from holdfast.queue.work_queue import WorkQueue
 from holdfast.testing.queue_world.files import CrashFiles
@@ -283,6 +284,39 @@ def test_a_cursor_is_durable_before_the_first_message_wherever_an_earlier_start_
         for seed in range(12):
             with queue_on(image.after_power_loss(Random(seed))) as after, getattr(after, call)("c") as found:
                 assert found.lag() == 0, "where it begins is kept"
+
+
+@pytest.mark.parametrize("call", ["consumer", "work_queue"])
+def test_whatever_fails_while_a_cursor_is_opened_it_keeps_its_place_and_its_hold(call: str) -> None:
+    files = FailsOnce()
+    with queue_on(files) as queue:
+        queue.append_many([b"1", b"2", b"3"])
+        with getattr(queue, call)("c", hold=True) as found:
+            if isinstance(found, Consumer):
+                found.poll()
+                found.commit(2)
+            else:
+                found.ack_many(found.get_many(2))
+        for _ in failures(files, lambda: getattr(queue, call)("c", since="latest", hold=True).close()):
+            assert committed_seqs(queue.pages, queue.last_seq) == {"c": 2}, f"after {files.failed}"
+            assert first_held_seq(queue.pages, lambda: queue.last_seq) == 3, f"after {files.failed}"
+
+
+def test_a_damaged_cursor_begins_anew_and_is_never_removed_with_what_it_holds() -> None:
+    files = FailsOnce()
+    with queue_on(files) as queue:
+        queue.append_many([b"1", b"2"])
+        damaged = b"what is left of it"
+        opened: list[int] = []
+
+        def begin() -> None:
+            files.set_content("/d", "q-c.cursor", damaged)
+            with queue.consumer("c") as consumer:
+                opened.append(consumer.next_seq)
+
+        for _ in failures(files, begin):
+            assert files.contents("/d")["q-c.cursor"].startswith(damaged), f"after {files.failed}"
+        assert set(opened) == {1}
 
 
 def test_what_cannot_be_written_at_closing_holds_no_file() -> None:
