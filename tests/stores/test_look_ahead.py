@@ -11,7 +11,8 @@ from tests.integration.http_harness import run, until
 from tests.stores.state_harness import Machine
 
 from holdfast.errors import Closed, CorruptData, InvalidRequest, NotFound
-from holdfast.stores.commands import Acknowledge, Attach, Define, Deliver, Delivered, Drop, Publish, Rewind
+from holdfast.stores.commands import Acknowledge, Attach, Define, Deliver, Delivered, Drop, MapChange, Publish, Rewind
+from holdfast.stores.durables import look_ahead
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.look_ahead import LookAhead
 from holdfast.stores.messages import Message
@@ -95,6 +96,30 @@ def test_a_rewind_that_was_looked_ahead_of_reads_nothing_and_does_the_same(seq: 
     assert with_ahead.state.snapshot() == without.state.snapshot()
     with_ahead.state.look_ahead = None
     assert take_all(with_ahead) == take_all(without) == matching(seq)
+
+
+def test_a_maps_values_are_not_taken_for_messages() -> None:
+    machine = Machine(a={"type": "shared", "retention_time": 36_000, "matcher": {"kind": True}}, m={"type": "map"})
+    plain = Machine(a={"type": "shared", "retention_time": 36_000}, m={"type": "map"})
+    for each in (machine, plain):
+        each.attach("a", "one")
+        for number in range(3):
+            each.publish(Message(fields={"kind": "a"}))
+            each.do(MapChange(each.now_ms, "s", "m", [(f"k{number}", b"value", None)]))
+        numbers = take_all(each)
+        assert len(numbers) == 3
+        command = Rewind(each.now_ms, "s", "a", 0)
+        assert rewind(each, command, look(each, command)) == numbers
+
+
+def test_what_was_looked_at_takes_no_more_memory_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look_ahead, "BYTES_MAX", 1_000)
+    machine = retaining()
+    command = Rewind(machine.now_ms, "s", "a", 0)
+    reads = Reads(machine.messages)
+    ahead = look(machine, command)
+    assert reads.count == BLOCK_MESSAGES - 1  # the first block is above it
+    assert rewind(machine, command, ahead) == matching(0)
 
 
 def test_what_happened_since_it_was_looked_at_counts() -> None:

@@ -24,7 +24,7 @@ from holdfast.stores.messages import Message
 from holdfast.stores.state import State
 from holdfast.testing.stores_world.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
 
-SEEDS = range(2_000 if os.environ.get("HOLDFAST_PROVE") else 16)
+SEEDS = range(2_000 if os.environ.get("HOLDFAST_PROVE") else 32)
 STEPS = 120
 
 
@@ -87,11 +87,12 @@ class World:
         self.next_number = 1
         self.dying: list[Dying] = []
         self.log: list[Record] = []
-        self.ahead: LookAhead | None = None
+        self.ahead: dict[str, LookAhead] = {}
+        self.has_times = self.rng.random() < 0.5
 
     def apply(self, command: Command) -> None:
         before = self.state.snapshot()
-        self.state.look_ahead = self.ahead
+        self.state.look_ahead = self.ahead.get(command.durable) if isinstance(command, commands.Rewind) else None
         try:
             applied = self.state.apply(command)
         except HoldfastError:
@@ -140,7 +141,8 @@ class World:
         return [
             self.publish, self.publish, self.publish, self.publish, self.deliver, self.deliver, self.deliver,
             self.acknowledge, self.acknowledge, self.acknowledge, self.attach, self.detach, self.expire, self.bury,
-            self.purge, self.drop, self.rewind, self.change_map, self.lock, self.temporary, self.numbered,
+            self.purge, self.drop, self.rewind, self.rewind, self.change_map, self.change_map, self.lock,
+            self.temporary, self.numbered,
         ]  # fmt: skip
 
     def message(self, number: int = 0) -> Message:
@@ -150,8 +152,8 @@ class World:
             fields={} if rng.random() < 0.2 else {"kind": rng.choice(["a", "b", "c"])},
             key=rng.choice([None, "k1", "k2", "k3"]),
             publisher_seq=number,
-            ttl_ms=rng.choice([0, 0, 0, 50, 2_000]),
-            deliver_at_ms=self.now_ms + rng.choice([10, 500, 4_000]) if rng.random() < 0.2 else 0,
+            ttl_ms=rng.choice([0, 0, 0, 50, 2_000]) if self.has_times else 0,
+            deliver_at_ms=self.now_ms + rng.choice([10, 500, 4_000]) if self.has_times and rng.random() < 0.2 else 0,
         )
 
     def publish(self) -> Command:
@@ -231,12 +233,13 @@ class World:
         return commands.Drop(self.now_ms, "main", self.place()[0], seq)
 
     def look_ahead(self) -> None:
-        """Begin to look ahead of some rewind, or go on; the log is played again without."""
-        if self.ahead is None or self.rng.random() < 0.1:
+        """Look ahead of some rewind, or go on; the log is played again without."""
+        command = self.rewind()
+        if self.rng.random() < 0.2:
             with suppress(HoldfastError):
-                self.ahead = self.state.looking_ahead(self.rewind())
-        elif self.rng.random() < 0.3:
-            self.ahead.read_on()
+                self.ahead[command.durable] = self.state.looking_ahead(command)
+        if command.durable in self.ahead and self.rng.random() < 0.7:
+            self.ahead[command.durable].read_on()
 
     def rewind(self) -> commands.Rewind:
         seq = self.rng.randrange(0, self.state.stores["main"].counts.next_seq + 1)

@@ -198,7 +198,7 @@ def test_a_block_that_the_disk_has_no_room_for_stays_in_memory(tmp_path: Path) -
 
 def test_an_index_that_only_cannot_be_opened_is_not_called_damaged(tmp_path: Path) -> None:
     (tmp_path / "index.sqlite").mkdir()
-    with pytest.raises(Unavailable, match="cannot be opened") as error:
+    with pytest.raises(Unavailable, match="cannot be read") as error:
         Index(str(tmp_path))
     assert error.value.hint.startswith("nothing is known to be damaged")
 

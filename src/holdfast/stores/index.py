@@ -61,7 +61,7 @@ from holdfast.stores.index_rows import (
     unreadable,
 )
 from holdfast.stores.locations import Extent, LocationChanges
-from holdfast.stores.ports import Entry
+from holdfast.stores.ports import Entry, Unread
 from holdfast.stores.row_checksum import row_crc
 
 TYPE_CHECKING = False
@@ -247,13 +247,13 @@ class Index:
     # ---- what the caches read ---------------------------------------------------------------------------------------
 
     def _select(self, query: str, values: tuple[str | int, ...]) -> list[Row]:
-        """Rows, not checked. *Raises*: ``CorruptData``; ``Unavailable`` where they cannot be read now."""
+        """Rows, not checked. *Raises*: ``CorruptData``; ``Unread`` where they cannot be read now."""
         if self._format != FORMAT:
             query = query.replace(", crc FROM", ", NULL FROM")
         try:
             return self._reader.execute(query, values).fetchall()
         except UNREADABLE as error:
-            raise unreadable(self._path, error) from error
+            raise unreadable(self._path, error, Unread) from error
 
     def _read(self, table: str, rest: str, values: tuple[str | int, ...]) -> list[Row]:
         """Rows without ``crc``, which held for them. *Raises*: as ``_select``."""

@@ -101,14 +101,14 @@ def runs_of(database: sqlite3.Connection) -> dict[str, list[tuple[int, int]]]:
     return {store: numbers.runs() for store, numbers in found.items()}
 
 
-def unreadable(path: str, error: Exception) -> HoldfastError:
-    """Damage where SQLite says so; anything else is the disk's or somebody else's, and the file is as it was."""
+def unreadable(path: str, error: Exception, otherwise: type[Unavailable] = Unavailable) -> HoldfastError:
+    """Damage where SQLite says so; else ``otherwise``: it is the disk's or somebody else's."""
     # What Python's module refuses by itself has no code of SQLite's; a table that is missing is SQLite's plain error.
     code = int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & _PRIMARY
     if code not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
         full = code == sqlite3.SQLITE_FULL
-        return Unavailable(
-            f"the index of the stores cannot be opened: {error}",
+        return otherwise(
+            f"the index of the stores cannot be read: {error}",
             code=Code.DISK_FULL if full else Code.STORE_UNAVAILABLE,
             hint="nothing is known to be damaged: see to the disk, or to who else has the file open, and start again",
             path=path,

@@ -18,9 +18,10 @@ import zlib
 from bisect import bisect_left
 from contextlib import contextmanager
 
-from holdfast.errors import Code, CorruptData, HoldfastError, NotFound
+from holdfast.errors import Code, CorruptData, HoldfastError, NotFound, Unavailable
 from holdfast.queue import Queue
 from holdfast.stores.log_errors import of_the_stores
+from holdfast.stores.ports import Unread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,10 +93,10 @@ class MessageLog:
     def frames(self, first: int) -> Iterator[tuple[int, bytes]]:
         """All frames from ``first`` on, in order, up to the last one that was appended before.
 
-        *Raises*: ``CorruptData`` where frames are damaged; ``NotFound`` where ``first`` is no longer there.
+        *Raises*: ``CorruptData`` where frames are damaged; ``NotFound`` where ``first`` is no longer there; ``Unread``.
         """
         number, last = max(first, self.first) - 1, self.last
-        with self._named():
+        with self._reading():
             for message in self._queue.read(seq=number + 1):
                 yield message.seq, message.payload
                 number = message.seq
@@ -107,10 +108,10 @@ class MessageLog:
     def read(self, first: int, last: int) -> list[tuple[int, bytes]]:
         """The frames ``first`` to ``last``, all of them.
 
-        *Raises*: ``CorruptData`` where one is damaged or missing. *Cost*: for the next frames after an earlier read,
-        their bytes; else a seek: the headers of some pages and some frames of one.
+        *Raises*: ``CorruptData`` where one is damaged or missing; ``Unread``. *Cost*: for the next frames after an
+        earlier read, their bytes; else a seek: the headers of some pages and some frames of one.
         """
-        with self._named():
+        with self._reading():
             return self._read(first, last)
 
     def _read(self, first: int, last: int) -> list[tuple[int, bytes]]:
@@ -159,7 +160,7 @@ class MessageLog:
         first, last = max(first, self.first), min(last, self.last)
         if first > last:
             return
-        with self._named():
+        with self._reading():
             for message in self._queue.read(seq=first, damage="skip"):
                 if message.seq > last:
                     return
@@ -195,6 +196,17 @@ class MessageLog:
             yield
         except HoldfastError as error:
             raise of_the_stores(error, self.directory) from error
+
+    @contextmanager
+    def _reading(self) -> Generator[None]:
+        """As ``_named``; what cannot be read now is told apart from a refusal."""
+        try:
+            with self._named():
+                yield
+        except Unavailable as error:
+            raise Unread(
+                error.message, code=error.code, hint=error.hint, retry_after_ms=error.retry_after_ms, facts=error.fields
+            ) from error
 
     def close(self) -> None:
         """Make everything durable and close the files. *Raises*: ``Closed`` when it could not be made durable."""

@@ -2,6 +2,8 @@
 
 Owns: the shapes. Does not own: the disk (``index``, ``message_log``) nor the memory implementation of tests.
 
+A port raises ``CorruptData`` where what it reads is damaged, and ``Unread`` where it cannot be read now.
+
 What is read through a port follows from the commands alone, so the machine stays deterministic. It holds in memory: its
 definitions, per durable a cursor and what is delivered or set aside, per publisher a short history. It does not hold:
 messages, reference counts of older messages, entries of maps and last values.
@@ -14,12 +16,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from holdfast.errors import Unavailable
 from holdfast.stores.messages import FieldValue, Message
 
-__all__ = ["BLOCK_MESSAGES", "Block", "Blocks", "Entries", "Entry", "Kept", "Messages"]
+__all__ = ["BLOCK_MESSAGES", "Block", "Blocks", "Entries", "Entry", "Kept", "Messages", "Unread"]
 
 BLOCK_MESSAGES: Final = 1_024
 """Messages of one block: those with ``seq // BLOCK_MESSAGES`` alike."""
+
+
+class Unread(Unavailable):
+    """The disk does not give what is there. No refusal of a command: it may be half carried out."""
 
 
 @dataclass(frozen=True, slots=True)

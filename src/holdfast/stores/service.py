@@ -53,7 +53,8 @@ from holdfast.stores.disk_limit import DiskLimit
 from holdfast.stores.effects import Dying, Effect, Ready
 from holdfast.stores.frames import encode_record
 from holdfast.stores.group_commit import GroupCommit
-from holdfast.stores.messages import Delivery, Message
+from holdfast.stores.messages import Delivery
+from holdfast.stores.ports import Unread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -168,14 +169,11 @@ class StoreService:
             if not volatile and isinstance(command, _GROWING):
                 self._check_disk(command, now_ms)
             applied = self._storage.apply(command)
-        except CorruptData as error:
-            self._give_up(error, done)
-            return
-        except HoldfastError as error:
-            self._answer(None, _Answer(done, error, (), self), volatile=volatile)
-            return
         except BaseException as error:  # noqa: BLE001 - told to everyone who waits
-            self._give_up(error, done)
+            if not isinstance(error, HoldfastError) or isinstance(error, CorruptData | Unread):
+                self._give_up(error, done)
+            else:
+                self._answer(None, _Answer(done, error, (), self), volatile=volatile)
             return
         frame = None
         if applied.changed and not volatile:
@@ -378,8 +376,9 @@ class StoreService:
             # It stays with the dying, who are told again: everybody else goes on, and an operator decides.
             self._tell_unreadable(dying, error)
             return
-        message = Message() if found is None else found[0]
-        letter = dead_letter_of(message, dying)
+        if found is None:
+            return  # it was let go meanwhile
+        letter = dead_letter_of(found[0], dying)
         to_store = dying.dead_letter_store
         if to_store in self.state.stores and (to_store in self._volatile) is not (dying.store in self._volatile):
             # One is in the log and the other is not, so it takes two commands: kept there first, then let go here.

@@ -33,6 +33,7 @@ from holdfast.stores.index import Checkpoint, Index
 from holdfast.stores.index_rows import UNREADABLE, Loaded
 from holdfast.stores.locations import Extent, Locations
 from holdfast.stores.message_log import MessageLog
+from holdfast.stores.ports import Unread
 from holdfast.stores.routed import RoutedBlocks, RoutedEntries, RoutedMessages
 from holdfast.stores.state import State
 from holdfast.stores.stored_messages import StoredMessages
@@ -187,6 +188,8 @@ class Storage:
         self.last_ms = max(self.last_ms, record.command.at_ms)
         try:
             applied = self.apply(record.command)
+        except Unread:
+            raise
         except HoldfastError as error:
             raise _differs(record, number, str(error)) from error
         if applied.result != record.result:

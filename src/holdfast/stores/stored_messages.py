@@ -292,10 +292,15 @@ class StoredMessages:
         return found
 
     def message(self, store: str, seq: int) -> tuple[Message, int] | None:
-        """One message and when it was published, or None where it is not there any more."""
+        """One message and when it was published, or None where nobody keeps it any more.
+
+        *Raises*: ``CorruptData`` where one that is kept is not there.
+        """
         for run in self.runs(store, seq, seq):
             if run.first_seq <= seq <= run.last_seq:
                 return run.messages[seq - run.first_seq], run.published_ms
+        if self._kept_between(store, seq, seq):
+            raise self._missing(store, seq, seq)
         return None
 
 

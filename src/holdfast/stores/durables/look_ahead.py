@@ -6,13 +6,13 @@ Owns: which messages of a range a matcher takes, with their own times. Does not 
 Failure model: pure, and a hint only. What it holds follows from messages that are kept and from the durable's matcher,
 neither of which ever changes; so it does not get old, and a rewind that finds a block missing here reads that block. It
 is not part of the state: a replay does without. Memory: 4 bytes for each run of messages that the matcher takes, some
-200 for each message with times of its own.
+200 for each message with times of its own, ``BYTES_MAX`` together: the rewind itself reads what is behind that.
 """
 
 from __future__ import annotations
 
 from array import array
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from holdfast.stores.durables.backlog import expires_ms
 from holdfast.stores.ports import BLOCK_MESSAGES
@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
     from holdfast.stores.durables.backlog import Backlog
 
-__all__ = ["LookAhead", "Looked"]
+__all__ = ["BYTES_MAX", "LookAhead", "Looked"]
+
+BYTES_MAX: Final = 64 << 20
+"""What is found of a hundred million messages that all match, and of twenty-five million of which each second one does."""
+_BLOCK_BYTES: Final = 600
+_TIMES_BYTES: Final = 200
 
 
 class Looked(NamedTuple):
@@ -57,18 +62,19 @@ class _Block:
 class LookAhead:
     """The messages of a backlog from ``seq`` up to its cursor."""
 
-    __slots__ = ("_backlog", "_blocks", "_matcher", "_next")
+    __slots__ = ("_backlog", "_blocks", "_bytes", "_matcher", "_next")
 
     def __init__(self, backlog: Backlog, seq: int) -> None:
         self._backlog = backlog
         self._matcher = backlog.matcher
         self._next = seq
         self._blocks: dict[int, _Block] = {}
+        self._bytes = 0
 
     def read_on(self) -> bool:
         """Read the next block that has to be read; whether there may be more. Cost: up to 1,024 messages are read."""
         backlog = self._backlog
-        while self._next < backlog.cursor:
+        while self._next < backlog.cursor and self._bytes < BYTES_MAX:
             first, number = self._next, self._next // BLOCK_MESSAGES
             end = self._next = min(backlog.cursor, (number + 1) * BLOCK_MESSAGES)
             block = backlog.shelf.counts.block(number)
@@ -83,6 +89,7 @@ class LookAhead:
                     if kept.ttl_ms or kept.deliver_at_ms:
                         looked.times[kept.seq] = expires_ms(kept), kept.deliver_at_ms
             looked.end = end
+            self._bytes += _BLOCK_BYTES + 4 * len(looked.firsts) + _TIMES_BYTES * len(looked.times)
             return True
         return False
 
