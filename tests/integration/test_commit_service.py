@@ -479,7 +479,7 @@ async def test_a_resolved_stream_misses_nothing_when_it_resumes_inside_a_batch_b
     stream = subscribe(service, after=base + 2, durable=False)
     events: list[Any] = []
     while not transactions(events):
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             events += (await anext(stream)).events
     assert [event.version for event in transactions(events)] == [base + 3, base + 4]
     # The first writer comes back, as expected of it, and the batch closes.

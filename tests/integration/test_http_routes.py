@@ -556,7 +556,7 @@ def test_a_status_has_one_bound_however_many_requests_to_a_store_that_hangs_it_t
             assert store.reads == before + 1  # what was begun goes on, and is shared
             store.answers.set()
             await until(lambda: store.reads > before + 1)
-            here.front.limits = FrontLimits(status_seconds_max=10)
+            here.front.limits = FrontLimits(status_seconds_max=60)
             final = await client.ask("GET", target)
             assert final.json == {"status": "committed", "version": committed.json["version"]}
 
