@@ -15,7 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 from tests.spark.bulk_requests import BASE, SCHEMA, Verdict, draw_requests, judge_plainly
 
 from holdfast.commit.attempts import Attempts
@@ -109,6 +110,57 @@ def test_requests_come_as_rows_text_and_json_and_the_input_has_one_digest(spark:
     unread = stage(flat.drop("read_version"), RequestFormat("n"), partitions=2)
     assert unread.plain and not one.plain
     assert verdicts(resolve_requests(unread, 7)) == [Verdict("committed", 8), Verdict("committed", 9)]
+
+
+LISTED = """[{"order": 1, "operations": [{"key": "a", "value": "1"}, {"type": "range_delete", "begin": "b", "end": "c"},
+  {"kind": "delete", "type": "write", "key": "d", "value": "gone"}, {"begin": "e", "key": "f"}],
+  "preconditions": [{"key": "a", "version": "4"}, {"begin": "b", "end": "c", "version": "#0"}]},
+  {"order": 2, "read_version": "4", "operations": [{"type": "write", "begin": "g", "value": ""}]},
+  {"order": 3, "operations": [], "preconditions": [{"type": "range_read", "key": "a", "end": null}]}]"""
+OPERATION, READ = "kind, type, key, begin, end, value", "kind, type, key, begin, end, version"
+
+
+def test_names_and_types_of_fields_make_no_difference(spark: SparkSession) -> None:
+    def struct(names: str) -> str:
+        return f"array<struct<{', '.join(f'{name} string' for name in names.split(', '))}>>"
+
+    listed = f"order int, operations {struct(OPERATION)}, preconditions {struct(READ)}, read_version string"
+    texts = spark.createDataFrame([(LISTED,)], "text string").selectExpr(
+        f"inline(from_json(text, 'array<struct<{listed}>>'))"
+    )
+    data = ("key", "begin", "end", "value")
+
+    def each(column: str, names: str, how: str) -> str:
+        made = ", ".join(
+            f"'{name}', {how.format(f'x.{name}') if name in data else f'x.{name}'}" for name in names.split(", ")
+        )
+        return f"transform({column}, x -> named_struct({made})) AS {column}"
+
+    def formed(how: str) -> DataFrame:
+        return texts.selectExpr(
+            "order", each("operations", OPERATION, how), each("preconditions", READ, how), "read_version"
+        )
+
+    json = texts.selectExpr(
+        "order", "to_json(operations) AS operations", "to_json(preconditions) AS preconditions", "read_version"
+    )
+
+    def numbered(version: str) -> DataFrame:
+        read = f"named_struct('begin', coalesce(x.key, x.begin), 'end', x.end, 'version', {version})"
+        return texts.withColumn("preconditions", F.expr(f"transform(preconditions, x -> {read})"))
+
+    plainly = stage(texts, RequestFormat(), partitions=1)
+    assert (plainly.requests, plainly.items) == (3, 8)
+    others = [
+        (formed("cast({} AS binary)"), RequestFormat()),
+        (formed("base64(cast({} AS binary))"), RequestFormat(text="base64")),
+        (json, RequestFormat()),
+    ]
+    assert [stage(frame, form, partitions=2).digest for frame, form in others] == [plainly.digest] * 3
+    found = [verdict.outcome for verdict in verdicts(resolve_requests(plainly, 4))]
+    assert found == ["committed", "committed", "no_operations"]
+    digests = {stage(numbered(version), RequestFormat(), partitions=1).digest for version in ("4", "4L", "'4'")}
+    assert len(digests) == 1 and plainly.digest not in digests
 
 
 def test_the_digest_of_an_input_does_not_depend_on_which_requests_share_a_chunk() -> None:

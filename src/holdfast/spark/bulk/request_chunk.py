@@ -153,16 +153,20 @@ def _items(batch: pa.RecordBatch) -> _Items:
         counts, flat = _flat(batch.column("operations"))
     else:
         counts, flat = np.ones(batch.num_rows, np.int64), batch.select(["kind", "key", "end", "value"])
-    rows = flat.num_rows
-    none = pa.nulls(rows, pa.int64())
-    columns = [_kinds(flat["kind"]), flat["key"], flat["end"], flat["value"].cast(pa.large_binary()), none, none]
+    value = _data(flat, "value")
+    kind = _kinds(flat, pc.if_else(pc.is_null(value), _number(ItemKind.DELETE), _number(ItemKind.WRITE)))
+    none = pa.nulls(flat.num_rows, pa.int64())
+    columns = [kind, _data(flat, "key", "begin"), _data(flat, "end"), value.cast(pa.large_binary()), none, none]
     read_counts: Numbers = np.zeros(batch.num_rows, np.int64)
     if "reads" in batch.schema.names:
         read_counts, reads = _flat(batch.column("reads"))
         if reads.num_rows:
-            at_index, at_version = _versions(reads["version"])
+            end = _data(reads, "end")
+            kind = _kinds(
+                reads, pc.if_else(pc.is_null(end), _number(ItemKind.POINT_READ), _number(ItemKind.RANGE_READ))
+            )
             no_values = pa.nulls(reads.num_rows, pa.large_binary())
-            of_reads = [_kinds(reads["kind"]), reads["key"], reads["end"], no_values, at_index, at_version]
+            of_reads = [kind, _data(reads, "key", "begin"), end, no_values, *_versions(_text(reads, "version"))]
             take = pa.array(_interleaved(read_counts, counts))
             pairs = zip(of_reads, columns, strict=True)
             columns = [pa.concat_arrays([read, operation]).take(take) for read, operation in pairs]
@@ -174,6 +178,26 @@ def _items(batch: pa.RecordBatch) -> _Items:
     if pc.any(without).as_py():
         raise InvalidRequest("a write has no value", key=table["key"][pc.index(without, True).as_py()].as_py())
     return _Items(counts + read_counts, read_counts, table)
+
+
+def _number(kind: ItemKind) -> pa.Scalar:
+    return pa.scalar(int(kind), pa.uint8())
+
+
+def _field(flat: pa.RecordBatch, kind: pa.DataType, names: tuple[str, ...]) -> pa.Array:
+    """The first of these fields that has a value, in each row."""
+    found = [flat[name].cast(kind) for name in names if name in flat.schema.names]
+    if not found:
+        return pa.nulls(flat.num_rows, kind)
+    return found[0] if len(found) == 1 else pc.coalesce(*found)
+
+
+def _data(flat: pa.RecordBatch, *names: str) -> pa.Array:
+    return _field(flat, pa.binary(), names)
+
+
+def _text(flat: pa.RecordBatch, *names: str) -> pa.Array:
+    return _field(flat, pa.string(), names)
 
 
 def _flat(lists: pa.ListArray) -> tuple[Numbers, pa.RecordBatch]:
@@ -196,16 +220,18 @@ def _interleaved(reads: Numbers, operations: Numbers) -> Numbers:
     return result
 
 
-def _kinds(names: pa.Array) -> pa.Array:
+def _kinds(flat: pa.RecordBatch, default: pa.Array) -> pa.Array:
+    """The kind of each; ``default`` where none is named."""
+    names = _text(flat, "kind", "type")
+    if names.null_count == len(names):
+        return default
     encoded = names.dictionary_encode()
     numbers = []
     for name in encoded.dictionary.to_pylist():
         if name not in _KINDS:
             raise InvalidRequest("not a kind of operation or precondition", kind=name, valid=", ".join(_KINDS))
         numbers.append(_KINDS[name])
-    if encoded.null_count:
-        raise InvalidRequest("an operation or a precondition has no kind")
-    return pa.array(numbers, pa.uint8()).take(encoded.indices)
+    return pc.coalesce(pa.array(numbers, pa.uint8()).take(encoded.indices), default)
 
 
 def _versions(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
