@@ -27,6 +27,7 @@ from holdfast.stores.commands import (
     Rewind,
 )
 from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.locations import Locations
 from holdfast.stores.messages import Message
 from holdfast.stores.ports import Unread
 from holdfast.stores.service import StoreService
@@ -196,3 +197,38 @@ def test_a_dying_message_that_is_not_found_is_kept_and_no_empty_letter_is_made_o
         assert database.execute("DELETE FROM extents").rowcount == 1
     database.close()
     run(look)
+
+
+def test_messages_that_are_half_moved_end_the_service(
+    filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "stores"
+    shutil.copytree(filled, directory)
+
+    async def compact(*, fails: bool) -> None:
+        service = await StoreService.open(str(directory), memory_bytes=MEMORY_BYTES)
+        with monkeypatch.context() as patched:
+            if fails:
+
+                def change(*_: object) -> None:
+                    raise Unread("the disk does not give it")
+
+                patched.setattr(Locations, "_change", change)
+                with pytest.raises(HoldfastError):
+                    await service.compact()
+                assert isinstance(service.failure, Unread)
+            else:
+                await service.compact()
+            await service.close()
+        if not fails:
+            assert service.failure is None
+
+    run(lambda: compact(fails=True))
+    run(lambda: compact(fails=False))
+
+    async def read() -> None:
+        service = await StoreService.open(str(directory), memory_bytes=MEMORY_BYTES)
+        assert len(service.messages("s", [(1, MESSAGES, 1)])) == MESSAGES
+        await service.close()
+
+    run(read)

@@ -151,7 +151,11 @@ class Compaction:
             return 0  # the next checkpoint finds that nothing is kept
         relocated = Relocated(extent.store, extent.first_seq, extent.last_seq, runs)
         frame = encode_relocated(relocated)
-        storage.messages.relocate(relocated, storage.messages.next_frame)
+        try:
+            storage.messages.relocate(relocated, storage.messages.next_frame)
+        except BaseException as error:
+            self._groups.poison(error)  # where messages lie may be half changed, and the log does not tell of it
+            raise
         storage.note_frame(len(frame))
         storage.messages.next_frame += 1
         self._groups.add(frame, _told_elsewhere)

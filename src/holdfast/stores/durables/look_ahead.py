@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["BYTES_MAX", "LookAhead", "Looked"]
 
 BYTES_MAX: Final = 64 << 20
-"""What is found of a hundred million messages that all match, and of twenty-five million of which each second one does."""
+"""Enough for a hundred million messages that all match, or twenty-five million of which each second one does."""
 _BLOCK_BYTES: Final = 600
 _TIMES_BYTES: Final = 200
 
