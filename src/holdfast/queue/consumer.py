@@ -114,8 +114,8 @@ class Consumer:
             raise InvalidRequest("this name is a work queue's", name=self.name)
         else:
             self._stand(kept_in(self._pages, found, self._queue.last_seq))
-        if self._cursor.young:
-            self._cursor.sync()
+        # Before the first message: lost power would take the hold, and retention what was not handed out yet.
+        self._cursor.sync()
 
     def _stand(self, committed_seq: int) -> None:
         """Be at a place, and say so in the cursor."""

@@ -49,11 +49,11 @@ SUFFIX = ".cursor"
 class CursorFile:
     """One open cursor. One thread at a time. ``found`` is what it said when it was opened.
 
-    ``young`` tells that its first value may not be durable yet: whoever writes the next one syncs it, before anything
-    rests on the cursor being there.
+    What it said may never have been durable, however many starts have written it: each was killed before its sync, or
+    met a failed one. So who opens it writes a value and syncs that, before anything rests on the cursor being there.
     """
 
-    __slots__ = ("_file", "_generation", "_pages", "found", "young")
+    __slots__ = ("_file", "_generation", "_pages", "found")
 
     def __init__(self, pages: PageDirectory, name: str) -> None:
         port, directory, file_name = pages.port, pages.directory, pages.names.cursor(name)
@@ -81,7 +81,6 @@ class CursorFile:
                     pages.remove(file_name)
             raise
         self._generation = slot[0] if slot is not None else 0
-        self.young = self._generation <= 1
         self.found: Cursor | None = decode_cursor(slot[1]) if slot is not None else None
 
     def write(self, value: bytes) -> None:

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from itertools import chain
 
 from holdfast.errors import Closed, Code, Fenced, HoldfastError, InvalidRequest, NotFound
@@ -146,10 +146,8 @@ class WorkQueue:
                 self._machine = find_state(
                     queue, self.name, self._log, self._clock, found, since=since, damage=self._damage, hold=self._hold
                 )
-                self._note_cursor()
-                if self._cursor.young:
-                    # Before the first job: lost power would take the hold, and retention what nobody has done yet.
-                    self._cursor.sync()
+                # Before the first job: lost power would take the hold, and retention what nobody has done yet.
+                self._note_cursor(durable=True)
             except BaseException:
                 with suppress(HoldfastError):
                     self._log.close()  # the error that led here is the one to tell
@@ -439,13 +437,15 @@ class WorkQueue:
             first = max(self._machine.next_seq, self._queue.first_seq)
             return max(0, self._queue.last_seq - first + 1) + len(self._machine.started)
 
-    def _note_cursor(self) -> None:
+    def _note_cursor(self, *, durable: bool = False) -> None:
         """Tell retention how far this is. Call with the lock held."""
         machine = self._machine
         packed = cursor_pages(machine.pages)
         # The step that led here counts, whether this can be written or not: what is finished only stays longer.
-        with suppress(OSError):
+        with nullcontext() if durable else suppress(OSError):
             self._cursor.write(encode_cursor(machine.committed_seq(), packed, of_work_queue=True, holds=self._hold))
+        if durable:
+            self._cursor.sync()
         self._until_cursor = CURSOR_EVERY
         if self._hold and self._queue.writable:
             self._queue.space.confirmed()

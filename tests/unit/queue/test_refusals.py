@@ -319,6 +319,42 @@ def test_a_damaged_cursor_begins_anew_and_is_never_removed_with_what_it_holds() 
         assert set(opened) == {1}
 
 
+@pytest.mark.parametrize("call", ["consumer", "work_queue"])
+@pytest.mark.parametrize("how", ["killed", "failed", "not written"])
+@pytest.mark.parametrize("starts", [1, 2, 3])
+def test_a_cursor_is_durable_before_the_first_message_however_many_starts_did_not_sync_it(
+    call: str, how: str, starts: int
+) -> None:
+    files = CrashFiles(Random(0))
+    queue = queue_on(files)
+    queue.append_many([b"1", b"2"])
+    queue.flush()
+    for _ in range(starts):
+        images: list[CrashFiles] = []
+
+        def before_the_sync(
+            operation: str, name: str, files: CrashFiles = files, images: list[CrashFiles] = images
+        ) -> OSError | None:
+            if operation != ("write" if how == "not written" else "sync") or name != "q-c.cursor":
+                return None
+            if operation == "sync" and not any(files.contents("/d")[name]):
+                return None
+            images.append(files.after_kill(Random(0)))
+            return OSError(errno.EIO, "injected")
+
+        files.refuse = before_the_sync
+        with pytest.raises(Unavailable):
+            getattr(queue, call)("c", since="latest")
+        files.refuse = None
+        if how == "killed":
+            files = images[0]
+            queue = queue_on(files)
+    getattr(queue, call)("c", since="latest")
+    for seed in range(12):
+        with queue_on(files.after_power_loss(Random(seed))) as after, getattr(after, call)("c") as found:
+            assert found.lag() == 0, "where it begins is kept"
+
+
 def test_what_cannot_be_written_at_closing_holds_no_file() -> None:
     files = FailsOnce()
     queue = Queue(PATH, sync="buffered", files=files, background=False)
