@@ -9,14 +9,19 @@ import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from tests.integration.http_harness import Serving, run, serving, until
+from tests.unit.client.conftest import AsyncFace, BlockingFace
+from tests.unit.client.scripted_server import Answer, Drop, ScriptedServer, Step, Stream, Unsealed
 
 from holdfast import StoreClient, aio
 from holdfast.client import Client, ClientOptions
-from holdfast.commit.transaction import Write
-from holdfast.errors import Code, HoldfastError, InvalidRequest
+from holdfast.client.stores import PublisherOptions
+from holdfast.commit.transaction import Transaction, Write
+from holdfast.errors import Code, HoldfastError, InvalidRequest, OutcomeUnknown
 from holdfast.server import listener
 
 WRITE = [Write(b"k", b"v")]
@@ -47,6 +52,24 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "expired": self_signed(folder, "localhost", expired=True),
         "other": self_signed(folder, "elsewhere.example"),
     }
+
+
+@pytest.fixture(params=[BlockingFace, AsyncFace], ids=["blocking", "asyncio"])
+def face(request: pytest.FixtureRequest) -> Any:
+    """One kind of client."""
+    return request.param
+
+
+def scripted(certificate: Path, *steps: Step) -> ScriptedServer:
+    """A server of TLS that reads each request whole before it does anything."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, certificate.with_suffix(".key"))
+    return ScriptedServer(*steps, tls=tls)
+
+
+def url_of(server: ScriptedServer) -> str:
+    """By the name that the certificate has."""
+    return f"https://localhost:{server.address.rpartition(':')[2]}"
 
 
 def trusting(certificate: Path) -> ssl.SSLContext:
@@ -215,3 +238,119 @@ def test_what_a_plain_peer_of_a_tls_port_goes_on_sending_is_read_away_within_bou
             writer.close()
 
     run(scenario)
+
+
+ALERT = b"\x15\x03\x03\x00\x02\x02\x0a"
+COMMITTED = Answer(200, {"status": "committed", "version": 7})
+VERSION = Answer(200, {"version": 7, "leader_id": "ab" * 16})
+ONCE = PublisherOptions(retry_duration=0)
+LOST = pytest.mark.parametrize(
+    "lost", [Unsealed(), Unsealed(ALERT), Drop(ALERT)], ids=["plain", "alert", "sealed alert"]
+)
+"""What comes in place of an answer when something between the two has lost its TLS."""
+
+
+def targets_of(server: ScriptedServer) -> list[str]:
+    return [asked.target.rpartition("?")[0] or asked.target for asked in server.asked]
+
+
+@LOST
+def test_a_commit_that_was_read_whole_before_tls_broke_is_asked_for(
+    certificates: dict[str, Path], face: Any, lost: Step
+) -> None:
+    with scripted(certificates["good"], lost, COMMITTED, VERSION, lost, COMMITTED) as server:
+        client = face(url_of(server), tls=trusting(certificates["good"]), options=PATIENT)
+        try:
+            assert client.call("commit", WRITE, read_version=0, request_id="r" * 24).version == 7
+            (one,) = client.results([Transaction(operations=WRITE, request_id="s" * 24, read_version=0)])
+            assert one.version == 7
+        finally:
+            client.close()
+        first, second = ["/v1/commit", f"/v1/status/{'r' * 24}"], ["/v1/commits", f"/v1/status/{'s' * 24}"]
+        assert targets_of(server) == [*first, "/v1/version", *second]
+
+
+@LOST
+def test_a_subscription_whose_tls_breaks_comes_back(certificates: dict[str, Path], face: Any, lost: Step) -> None:
+    data = {"version": 5, "prev_version": 0, "request_id": None, "leader_id": "ab" * 16, "operations": []}
+    data["timestamp"] = "2024-02-03T04:05:06.789Z"
+    event = b"id: 5\nevent: transaction\ndata: %b\n\n" % msgspec.json.encode(data)
+    with scripted(certificates["good"], lost, Stream((event,), hold=True)) as server:
+        client = face(url_of(server), tls=trusting(certificates["good"]), options=PATIENT)
+        try:
+            assert [got.version for got in client.take(1)] == [5]
+        finally:
+            client.close()
+
+
+def published(url: str, tls: ssl.SSLContext, options: PublisherOptions, *bodies: bytes) -> list[object]:
+    """What the blocking publisher says of each."""
+    said: list[object] = []
+    with StoreClient(url, tls=tls, options=PATIENT) as stores, stores.publisher("orders", options=options) as publisher:
+        for body in bodies:
+            try:
+                said.append(publisher.publish(body).first_seq)
+            except HoldfastError as error:
+                said.append(type(error))
+    return said
+
+
+async def published_on_asyncio(
+    url: str, tls: ssl.SSLContext, options: PublisherOptions, *bodies: bytes
+) -> list[object]:
+    said: list[object] = []
+    async with (
+        aio.StoreClient(url, tls=tls, options=PATIENT) as stores,
+        stores.publisher("orders", options=options) as publisher,
+    ):
+        for body in bodies:
+            try:
+                said.append((await publisher.publish(body)).first_seq)
+            except HoldfastError as error:
+                said.append(type(error))
+    return said
+
+
+def publish(kind: str, url: str, tls: ssl.SSLContext, options: PublisherOptions, *bodies: bytes) -> list[object]:
+    if kind == "blocking":
+        return published(url, tls, options, *bodies)
+    return asyncio.run(published_on_asyncio(url, tls, options, *bodies))
+
+
+def numbered(server: ScriptedServer) -> list[tuple[bytes, int]]:
+    """The message of each request and its number; they are of the same publisher as long as the number is not 1."""
+    requests = [msgspec.msgpack.decode(asked.body) for asked in server.asked]
+    return [(message["body"], message["publisher_seq"]) for request in requests for message in request["messages"]]
+
+
+def publishers(server: ScriptedServer) -> list[str]:
+    return [msgspec.msgpack.decode(asked.body)["publisher_id"] for asked in server.asked]
+
+
+def kept_as(seq: int, *, duplicates: int = 0) -> Answer:
+    return Answer(200, {"first_seq": seq, "last_seq": seq, "duplicates": duplicates, "unmatched": 0})
+
+
+@LOST
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+def test_no_other_message_gets_the_number_of_one_that_was_read_whole_before_tls_broke(
+    certificates: dict[str, Path], kind: str, lost: Step
+) -> None:
+    with scripted(certificates["good"], lost, kept_as(1, duplicates=1), kept_as(2)) as server:
+        assert publish(
+            kind, url_of(server), trusting(certificates["good"]), PublisherOptions(), b"first", b"second"
+        ) == [1, 2]
+        assert numbered(server) == [(b"first", 1), (b"first", 1), (b"second", 2)]
+        assert len(set(publishers(server))) == 1
+
+
+@LOST
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+def test_a_publisher_that_does_not_repeat_goes_on_under_another_id_when_tls_broke(
+    certificates: dict[str, Path], kind: str, lost: Step
+) -> None:
+    with scripted(certificates["good"], lost, kept_as(2)) as server:
+        tls = trusting(certificates["good"])
+        assert publish(kind, url_of(server), tls, ONCE, b"first", b"second") == [OutcomeUnknown, 2]
+        assert numbered(server) == [(b"first", 1), (b"second", 1)]
+        assert len(set(publishers(server))) == 2

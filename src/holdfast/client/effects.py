@@ -132,9 +132,10 @@ class Reply:
 class Failed:
     """No whole answer. ``partial`` is what arrived of its body.
 
-    ``problem``: why that place cannot be talked to before somebody mends a configuration; it implies that nothing was
-    accepted. ``too_large``: the answer exceeds what this client takes, so asking the same again is of no use.
-    ``asked``: False where this client had no connection free, which tells nothing of the place.
+    ``problem``: why that place cannot be talked to before somebody mends a configuration. It ends an operation and says
+    that nothing was accepted, so what was perhaps accepted has none. ``too_large``: the answer exceeds what this client
+    takes, so asking the same again is of no use. ``asked``: False where this client had no connection free, which tells
+    nothing of the place.
     """
 
     now_ms: float
@@ -145,6 +146,10 @@ class Failed:
     problem: HoldfastError | None = None
     too_large: bool = False
     asked: bool = True
+
+    def __post_init__(self) -> None:
+        if self.perhaps_accepted and self.problem is not None:  # no assert: an optimised run must not lose a commit
+            raise AssertionError("what was perhaps accepted has no problem that ends an operation")
 
 
 @dataclass(frozen=True, slots=True)

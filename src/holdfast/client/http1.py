@@ -39,7 +39,7 @@ class AnswerTooLarge(BadAnswer):
 
 
 class SpeaksTls(BadAnswer):
-    """An alert of TLS arrived: to the other side the request was no handshake, so it was not read."""
+    """An alert of TLS is all that came: to the other side the first request was no handshake, so it was not read."""
 
 
 class RequestEncoder:
@@ -91,7 +91,8 @@ class KnownHead:
 class AnswerReader:
     """One answer. ``complete`` once its last byte is in; the body is taken with ``take``.
 
-    ``known`` belongs to the connection: a head that is known is not parsed again. It is given before the first byte.
+    ``known`` belongs to the connection: a head that is known is not parsed again. ``perhaps_tls``: the connection is
+    plain and nothing was answered on it before, so whoever took it may speak TLS. Both are given before the first byte.
     """
 
     __slots__ = (
@@ -104,11 +105,13 @@ class AnswerReader:
         "headers",
         "heard",
         "known",
+        "perhaps_tls",
         "status",
     )
 
-    def __init__(self, body_bytes_max: int, known: KnownHead | None = None) -> None:
+    def __init__(self, body_bytes_max: int, known: KnownHead | None = None, *, perhaps_tls: bool = False) -> None:
         self.known = known
+        self.perhaps_tls = perhaps_tls
         self._parser: httptools.HttpResponseParser | None = None
         self._body: list[bytes] = []
         self._buffered = 0
@@ -141,7 +144,7 @@ class AnswerReader:
             raise AnswerTooLarge(f"the answer exceeds {self._body_bytes_max} bytes")
 
     def _parse(self, data: bytes) -> None:
-        if not self.heard and data.startswith(_TLS_ALERT):
+        if self.perhaps_tls and not self.heard and data.startswith(_TLS_ALERT):
             raise SpeaksTls("an alert of TLS came in place of an answer")
         self.heard = True
         parser = self._parser

@@ -3,7 +3,8 @@
 Owns: sockets and their bounds. Does not own: what is sent or what a failure means (``core``).
 
 Failure model: a request whose last byte was not handed to the kernel was not accepted, unless the service accepts it in
-parts; any later failure is unknown.
+parts; any later failure is unknown. An error of ``ssl`` is of the handshake: TLS that breaks later is a broken
+connection.
 """
 
 from __future__ import annotations
@@ -44,12 +45,17 @@ class Connection:
                 raise
         self.socket = plain
         self.known_head = KnownHead()
+        self.perhaps_tls = not endpoint.secure
+        """See ``AnswerReader``."""
         self.idle_since_ms = 0.0
 
     def send(self, data: bytes, timeout_s: float) -> None:
         """Hand over all of it. Raises: OSError."""
         self.socket.settimeout(timeout_s)
-        self.socket.sendall(data)
+        try:
+            self.socket.sendall(data)
+        except ssl.SSLError as error:
+            raise _broken(error) from error
 
     def send_unless_answered(self, data: bytes, timeout_s: float, reader: AnswerReader) -> bool:
         """Hand over all of it (then True) or stop where the other side does, if it has answered. Raises: OSError,
@@ -72,7 +78,10 @@ class Connection:
     def receive(self, reader: AnswerReader, timeout_s: float) -> None:
         """Wait for some bytes. Raises: OSError, BadAnswer."""
         self.socket.settimeout(max(timeout_s, 0.001))
-        data = self.socket.recv(RECEIVE_BYTES)
+        try:
+            data = self.socket.recv(RECEIVE_BYTES)
+        except ssl.SSLError as error:
+            raise _broken(error) from error
         if data:
             reader.feed(data)
         else:
@@ -94,6 +103,11 @@ class Connection:
         """Close the socket."""
         with contextlib.suppress(OSError):
             self.socket.close()
+
+
+def _broken(error: ssl.SSLError) -> ConnectionError:
+    """What is told of TLS that breaks behind its handshake: ``unusable`` takes an error of ``ssl`` for one of that."""
+    return ConnectionError(f"the connection broke: {error}")
 
 
 def _connected(endpoint: Endpoint, end_ms: float) -> socket.socket:
@@ -152,7 +166,7 @@ class Pool:
         try:
             connection = self._take(effect.endpoint) or self._connect(effect.endpoint, end_ms)
             data, time_left_s = self._requests.encode(effect.request, effect.endpoint.authority), left_s(end_ms)
-            reader.known = connection.known_head
+            reader.known, reader.perhaps_tls = connection.known_head, connection.perhaps_tls
             sent = effect.request.accepted_in_parts
             whole = connection.send_unless_answered(data, time_left_s, reader)
             sent = True
@@ -180,7 +194,7 @@ class Pool:
         connection = self._connect(endpoint, end_ms)
         try:
             connection.send(self._requests.encode(request, endpoint.authority), left_s(end_ms))
-            reader = AnswerReader(self._options.event_bytes_max)
+            reader = AnswerReader(self._options.event_bytes_max, perhaps_tls=connection.perhaps_tls)
             while not reader.status or (reader.status != 200 and not reader.complete):
                 connection.receive(reader, left_s(end_ms))
             with self._lock:
@@ -225,6 +239,7 @@ class Pool:
     def give_back(self, endpoint: Endpoint, connection: Connection) -> None:
         """The answer was taken: the connection may carry another request. Those idle for too long are closed."""
         connection.idle_since_ms = now_ms()
+        connection.perhaps_tls = False
         unwanted: list[Connection] = []
         with self._lock:
             if self.closed:

@@ -95,6 +95,8 @@ class Connection(asyncio.Protocol):
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.known_head = KnownHead()
+        self.perhaps_tls = False
+        """See ``AnswerReader``."""
         self.lost = False
         self.idle_since_ms = 0.0
 
@@ -186,6 +188,7 @@ class Connection(asyncio.Protocol):
         self._reader = None
         self._deadline = None
         self.idle_since_ms = now_ms()
+        self.perhaps_tls = False
         if self._paused and self.transport is not None:
             self._paused = False
             self.transport.resume_reading()
@@ -236,7 +239,8 @@ class Pool:
                 if connection is None:
                     connection = await self.connect(effect.endpoint, deadline)
                 data = self._requests.encode(effect.request, effect.endpoint.authority)
-                reader = AnswerReader(self._options.response_bytes_max, connection.known_head)
+                known, perhaps_tls = connection.known_head, connection.perhaps_tls
+                reader = AnswerReader(self._options.response_bytes_max, known, perhaps_tls=perhaps_tls)
                 connection.start(data, reader, deadline)
                 while not reader.complete:
                     await connection.changed()
@@ -263,7 +267,7 @@ class Pool:
         async with asyncio.timeout_at(deadline):
             connection = await self.connect(effect.endpoint, deadline)
             try:
-                reader = AnswerReader(self._options.event_bytes_max)
+                reader = AnswerReader(self._options.event_bytes_max, perhaps_tls=connection.perhaps_tls)
                 connection.start(self._requests.encode(effect.request, effect.endpoint.authority), reader)
                 while not reader.status or (reader.status != 200 and not reader.complete):
                     await connection.changed()
@@ -287,6 +291,7 @@ class Pool:
             self._making.pop(bound, None)
             self._departures.remove(bound)
         self._everything.add(connection)
+        connection.perhaps_tls = not endpoint.secure
         try:
             self._require_open()  # ``close`` may have come since the last step of the connect: nothing is sent any more
         except Closed:

@@ -6,6 +6,10 @@ Two kinds are certain. The certificate of the other side does not verify. Or its
 something that is not TLS answers TLS, or an alert of TLS answers HTTP. A peer that only closes is none of them, because
 a service that starts or stops does so too.
 
+Both come before anything was read: of the handshake, or in place of the first answer of a plain connection. OpenSSL has
+the same words for a connection whose TLS breaks later, when a request may have been accepted; then they say nothing of
+the configuration. So a shell lets no error of ``ssl`` out of a connection that was made.
+
 Failure model: whatever is not certain passes.
 """
 
@@ -25,7 +29,10 @@ _NOT_TLS: Final = "WRONG_VERSION_NUMBER"
 
 
 def problem_with(endpoint: Endpoint, error: BaseException) -> InvalidRequest | None:
-    """Why ``endpoint`` cannot be talked to however often it is tried; None when trying again may help."""
+    """Why ``endpoint`` cannot be talked to however often it is tried; None when trying again may help.
+
+    An answer other than None says that nothing was accepted. ``error`` of ``ssl`` is of making the connection.
+    """
     match error:
         case ssl.SSLCertVerificationError():
             return InvalidRequest(

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
-__all__ = ["Answer", "Asked", "CutInside", "Drop", "ScriptedServer", "Silence", "Stream", "coded"]
+__all__ = ["Answer", "Asked", "CutInside", "Drop", "ScriptedServer", "Silence", "Step", "Stream", "Unsealed", "coded"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,13 @@ class CutInside:
 
 
 @dataclass(frozen=True)
+class Unsealed:
+    """Read the whole request, send these bytes outside of the connection's TLS, cut the connection."""
+
+    after: bytes = b"HTTP/1.1 502 Bad Gateway\r\n\r\n"
+
+
+@dataclass(frozen=True)
 class Silence:
     """Read the whole request and never answer."""
 
@@ -78,7 +86,7 @@ class Stream:
     hold: bool = False
 
 
-Step = Answer | CutInside | Drop | Silence | Stream
+Step = Answer | CutInside | Drop | Silence | Stream | Unsealed
 
 
 def coded(status: int, code: str, **fields: object) -> Answer:
@@ -87,8 +95,9 @@ def coded(status: int, code: str, **fields: object) -> Answer:
 
 
 class ScriptedServer:
-    def __init__(self, *steps: Step, unix_path: str | None = None) -> None:
+    def __init__(self, *steps: Step, unix_path: str | None = None, tls: ssl.SSLContext | None = None) -> None:
         self._steps: deque[Step] = deque(steps)
+        self._tls = tls
         self.asked: list[Asked] = []
         self.connections = 0
         self._lock = threading.Lock()
@@ -97,7 +106,7 @@ class ScriptedServer:
         if unix_path is None:
             self._listener = socket.create_server(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-            self.url = f"http://{self.address}"
+            self.url = f"http{'' if tls is None else 's'}://{self.address}"
         else:
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._listener.bind(unix_path)
@@ -149,6 +158,9 @@ class ScriptedServer:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
+            if self._tls is not None:
+                connection = self._tls.wrap_socket(connection, server_side=True)
+                self._open.append(connection)
             while (asked := _read_request(connection, self._is_cut)) is not None:
                 with self._lock:
                     self.asked.append(asked)
@@ -188,6 +200,10 @@ def _carry_out(connection: socket.socket, step: Step) -> bool:
             return False
         case CutInside(after=after):
             connection.sendall(after)
+            return False
+        case Unsealed(after=after):
+            assert isinstance(connection, ssl.SSLSocket), "there is TLS to break"
+            socket.socket.send(connection, after)
             return False
         case Silence():
             connection.recv(1)

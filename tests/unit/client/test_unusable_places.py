@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import socket
+import ssl
 import threading
 from collections.abc import Generator, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.client.conftest import QUICK
-from tests.unit.client.scripted_server import ScriptedServer, Silence
+from tests.unit.client.scripted_server import Answer as Said
+from tests.unit.client.scripted_server import Drop, ScriptedServer, Silence
 
+from holdfast import StoreClient, aio
 from holdfast.client import core, sockets, stream, transports
 from holdfast.client.effects import (
     Answer,
@@ -30,10 +35,12 @@ from holdfast.client.effects import (
     Woken,
 )
 from holdfast.client.endpoint import Route, parse_endpoint
+from holdfast.client.http1 import AnswerReader
 from holdfast.client.stores.consuming import Consuming
 from holdfast.client.stores.options import PublisherOptions, SubscriberOptions
 from holdfast.client.stores.publishing import Publishing
 from holdfast.client.stores.steps import Connect
+from holdfast.client.unusable import problem_with
 from holdfast.commit.transaction import Transaction, Write
 from holdfast.errors import Code, HoldfastError, InvalidRequest, OutcomeUnknown, Unavailable
 from holdfast.stores.messages import Message
@@ -256,3 +263,71 @@ def test_an_alert_of_tls_is_no_lost_answer(connect: Any, alerting: str) -> None:
         with pytest.raises(InvalidRequest, match="speaks TLS") as raised:
             call()
         assert raised.value.code is Code.BAD_CONFIGURATION
+
+
+class Broken:
+    """A socket whose TLS is broken. OpenSSL says the same of a first record that is none of TLS."""
+
+    def __init__(self) -> None:
+        self.error = ssl.SSLError(1, "wrong version number")
+        self.error.reason = "WRONG_VERSION_NUMBER"
+
+    def settimeout(self, _: float) -> None:
+        pass
+
+    def sendall(self, _: bytes) -> None:
+        raise self.error
+
+    def recv(self, _: int) -> bytes:
+        raise self.error
+
+
+def test_tls_that_breaks_on_a_connection_that_was_made_is_no_problem_of_the_place() -> None:
+    connection: Any = object.__new__(sockets.Connection)
+    connection.socket = Broken()
+    assert problem_with(A, connection.socket.error) is not None
+    for use in (lambda: connection.send(b"1", 1.0), lambda: connection.receive(AnswerReader(1), 1.0)):
+        with pytest.raises(OSError, match="wrong version number") as raised:
+            use()
+        assert problem_with(A, raised.value) is None
+
+
+SAID = {"version": 50, "leader_id": "ab" * 16}
+
+
+def test_an_alert_of_tls_where_something_was_answered_before_is_a_lost_answer(connect: Any) -> None:
+    found = Said(200, {"status": "committed", "version": 7})
+    for before in (Said(200, SAID), Said(404, b"no")):  # a head that is kept, and one that is not
+        with ScriptedServer(before, Drop(ALERT), found) as server:
+            client = connect(server.url)
+            with contextlib.suppress(HoldfastError):
+                client.call("version")
+            assert client.call("commit", [Write(b"k", b"v")], read_version=0).version == 7
+            assert [asked.target for asked in server.asked][1] == "/v1/commit"
+            assert server.connections == 2
+
+
+def test_a_number_is_nobody_elses_after_an_alert_of_tls_where_something_was_answered_before() -> None:
+    kept = [Said(200, {"first_seq": seq, "last_seq": seq, "duplicates": 0, "unmatched": 0}) for seq in (1, 2, 3)]
+    sent = [b"first", b"second", b"third"]
+
+    async def asynchronous(url: str) -> list[int]:
+        async with aio.StoreClient(url, options=QUICK) as stores, stores.publisher("orders") as publisher:
+            return [(await publisher.publish(body)).first_seq for body in sent]
+
+    def blocking(url: str) -> list[int]:
+        with StoreClient(url, options=QUICK) as stores, stores.publisher("orders") as publisher:
+            return [publisher.publish(body).first_seq for body in sent]
+
+    for publish in (blocking, lambda url: asyncio.run(asynchronous(url))):
+        with ScriptedServer(kept[0], Drop(ALERT), kept[1], kept[2]) as server:
+            assert publish(server.url) == [1, 2, 3]
+            requests = [msgspec.msgpack.decode(asked.body)["messages"] for asked in server.asked]
+            assert [one["publisher_seq"] for (one,) in requests] == [1, 2, 2, 3]
+
+
+def test_what_was_perhaps_accepted_has_no_problem_that_ends_an_operation() -> None:
+    with pytest.raises(AssertionError):
+        Failed(0, True, "cut", problem=BAD)
+    with pytest.raises(AssertionError):
+        dataclasses.replace(unusable(), perhaps_accepted=True)
