@@ -3,11 +3,11 @@
 Owns: who syncs (the first who needs it leads, the others follow), ``durable_seq``, the poison after a failure. Does not
 own: what is synced (``SyncTarget``, told by the writer), the writing.
 
-Failure model: a sync that fails is never repeated. Linux may have dropped the dirty pages and would answer the second
-call with success. From then on nothing above ``durable_seq`` is ever acknowledged: every waiter and every later call
-gets ``Closed`` with the code ``sync_failed``; opening the queue anew finds what is really there. It learns of the
-failure from the mark. Where a disk refuses that one, too, what is opened before a restart of the machine may call
-durable what only the cache has.
+Failure model: a sync that fails, of a file or of the directory, is never repeated. Linux may have dropped the dirty
+pages and would answer the second call with success. From then on nothing above ``durable_seq`` is ever acknowledged:
+every waiter and every later call gets ``Closed`` with the code ``sync_failed``; opening the queue anew finds what is
+really there. It learns of the failure from the mark. Where a disk refuses that one, too, what is opened before a
+restart of the machine may call durable what only the cache has.
 """
 
 from __future__ import annotations
@@ -85,6 +85,12 @@ class Durability:
             self._syncing = True
         self._sync(sealed_only=True)
 
+    def fail(self, error: OSError) -> None:
+        """A sync has failed, of files or of their names. Raises: ``Closed`` (sync_failed), always."""
+        self.failure = error
+        self._failed()
+        self.raise_if_failed()
+
     def raise_if_failed(self) -> None:
         """The error of a log that can no longer promise anything."""
         if self.failure is not None:
@@ -116,9 +122,7 @@ class Durability:
                 for file in target.files:
                     self._port.sync_data(file)
             except OSError as error:
-                self.failure = error
-                self._failed()
-                self.raise_if_failed()
+                self.fail(error)
             self.syncs += 1
             self._reached(target)
             self.next_seq = max(self.next_seq, target.next_seq)

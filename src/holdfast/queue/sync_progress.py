@@ -4,7 +4,8 @@ Owns: the closed pages that wait for their sync, the durable place, the marks an
 own: who syncs and when (``durability``), the end of the log (``log_tail``), the file of the marks (``mark_file``).
 
 Failure model: ``OSError`` from the port. A mark is a hint: where one cannot be written, the messages are in the log all
-the same, and no error may say that they are not. Only ``announce`` and ``close_cleanly`` need theirs, and raise.
+the same, and no error may say that they are not. Only ``announce`` and ``close_cleanly`` need theirs, and raise. A sync
+of the directory that fails is as any that fails (``durability``): ``Closed``, and no clean mark any more.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ __all__ = ["SyncProgress"]
 class SyncProgress:
     """``durable`` is the place before which everything is on disk. ``closing`` are the files of pages that are closed
     by a SEAL and not synced yet, oldest first; ``synced_bytes`` counts as the tail's ``written_bytes`` does. While it
-    is ``silent``, the marks do not say yet, durably, that the queue is open. ``sync_names`` syncs the directory."""
+    is ``silent``, the marks do not say yet, durably, that the queue is open. ``sync_names`` syncs the directory, and
+    raises ``Closed`` where that fails."""
 
     __slots__ = (
         "_end_place",

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from functools import partial
 
 from holdfast.errors import Closed, InvalidRequest, LimitExceeded
 from holdfast.queue.disk_errors import refusal
@@ -139,9 +138,7 @@ class Writer:
         elif writes:
             self.append = self._append_durably
         self.append_at_once = tail.append_at_once
-        progress = self._progress = SyncProgress(
-            port, tail, end, mark, marks, partial(port.sync_directory, pages.directory)
-        )
+        progress = self._progress = SyncProgress(port, tail, end, mark, marks, self._sync_names)
         self.durability = Durability(port, progress.durable.next_seq, progress.take, progress.reached, progress.poison)
         try:
             self._begin(end, clean=mark is not None and mark.clean)
@@ -245,6 +242,13 @@ class Writer:
         largest = max(map(len, payloads))
         if largest > self.message_bytes_max:
             raise LimitExceeded("message is too large", bytes=largest, max=self.message_bytes_max)
+
+    def _sync_names(self) -> None:
+        """The names of the pages are durable on return. Raises: ``Closed`` (sync_failed), here and from then on."""
+        try:
+            self._port.sync_directory(self._pages.directory)
+        except OSError as error:
+            self.durability.fail(error)
 
     def _after_append(self, last: int) -> None:
         """Sync as the level demands."""

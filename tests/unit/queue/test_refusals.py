@@ -20,6 +20,9 @@ from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, Unavail
 from holdfast.queue import Queue
 from holdfast.queue.consumer import Consumer
 from holdfast.queue.cursor_file import committed_seqs, first_held_seq
+from holdfast.queue.file_names import FileNames
+from holdfast.queue.page_files import PageDirectory
+from holdfast.queue.reader import read_mark
 from holdfast.queue.work_job import Job
 from holdfast.queue.work_queue import WorkQueue
 from holdfast.testing.queue_world.files import CrashFiles
@@ -353,6 +356,52 @@ def test_a_cursor_is_durable_before_the_first_message_however_many_starts_did_no
     for seed in range(12):
         with queue_on(files.after_power_loss(Random(seed))) as after, getattr(after, call)("c") as found:
             assert found.lag() == 0, "where it begins is kept"
+
+
+def killed_before_the_name_of_a_page_was_durable(seed: int) -> LostSyncs:
+    """The files of a process that was killed when it made a page ahead, which has its name and no more."""
+    whole, killed = CrashFiles(Random(seed)), LostSyncs(Random(seed))
+
+    def before(operation: str) -> None:
+        if operation == "sync directory" and "q-2.page" in whole.contents("/d"):
+            killed.directories = whole.after_kill(Random(seed)).directories
+
+    whole.before = before
+    queue = queue_on(whole)
+    while not killed.directories:
+        queue.append(bytes(200))
+        queue.run_background_work()
+    return killed
+
+
+@pytest.mark.parametrize("call", ["append", "close"])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_sync_of_the_names_that_failed_is_not_tried_again(seed: int, call: str) -> None:
+    files = killed_before_the_name_of_a_page_was_durable(seed)
+    queue = queue_on(files)
+    last_seq = queue.last_seq
+    files.failing = "sync_directory"
+    calls: dict[str, Callable[[], object]] = {"append": lambda: queue.append(b"m"), "close": queue.close}
+    for _ in range(2 if call == "append" else 1):
+        with pytest.raises(Closed) as refused:
+            calls[call]()
+        assert refused.value.code is Code.SYNC_FAILED
+    assert not files.failing
+    with suppress(Closed):
+        queue.close()
+    assert not files.open_handles
+    mark = read_mark(PageDirectory(files, files.open_directory("/d"), FileNames("q")))
+    assert mark is not None
+    assert not mark.clean, "nothing says that the names are durable"
+    # Opened again it begins another page, of which it knows.
+    again = queue_on(files)
+    assert again.last_seq == last_seq
+    for _ in range(40):
+        again.append(bytes(200))
+    again.flush()
+    with queue_on(files.after_power_loss(Random(seed))) as after:
+        assert after.last_seq == last_seq + 40
+        assert len(list(after.read())) == last_seq + 40
 
 
 def test_what_cannot_be_written_at_closing_holds_no_file() -> None:

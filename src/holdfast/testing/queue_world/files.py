@@ -6,7 +6,8 @@ crash leaves of one file (``page_cache``), when one happens (``world``).
 Failure model: harsher than a file system. Each name in a directory is, after a crash, what it was at any time since the
 last sync of the directory, whatever became of the others. ``before`` is called before each operation that changes
 something, and once in the middle of a write; it may take images of what a crash at that moment leaves. ``refuse`` may
-answer an operation with an error; a refused write has written some of its bytes, a refused sync has dropped some.
+answer an operation with an error; a refused write has written some of its bytes, a refused sync has dropped some, and a
+refused sync of a directory some of its names.
 """
 
 from __future__ import annotations
@@ -51,8 +52,20 @@ class CachedDirectory:
             self.entries[name] = file
 
     def sync(self) -> None:
-        """The names are on disk."""
-        self.durable = dict(self.entries)
+        """The names that were changed are on disk."""
+        self._reach(lambda _: -1)
+
+    def fail_sync(self, style: CrashStyle) -> None:
+        """Some of them are, and none is to be written any more: the next sync has nothing to do and succeeds."""
+        self._reach(lambda versions: style.pick(len(versions)))
+
+    def _reach(self, choose: Callable[[list[CachedFile | None]], int]) -> None:
+        for name, versions in self.versions.items():
+            file = versions[choose(versions)]
+            if file is None:
+                self.durable.pop(name, None)
+            else:
+                self.durable[name] = file
         self.versions.clear()
 
     def after_power_loss(self, style: CrashStyle) -> CachedDirectory:
@@ -210,7 +223,11 @@ class CrashFiles:
 
     def sync_directory(self, directory: int) -> None:
         """See ``FilePort``."""
-        self._step_or_raise("sync directory")
+        error = self._step("sync directory")
+        if error is not None:
+            self.seen["sync of names failed"] += 1
+            self._directory(directory).fail_sync(CrashStyle(self.random, self.seen, self._stale))
+            raise error
         self._directory(directory).sync()
 
     def unlock(self, file: int) -> None:
@@ -307,11 +324,7 @@ class CrashFiles:
 
     def set_content(self, path: str, name: str, data: bytes | None) -> None:
         """Damage or remove a file on disk, behind everybody's back."""
-        entries = self.directories[path].entries
-        if data is None:
-            del entries[name]
-        else:
-            entries[name] = CachedFile(name, data)
+        self.directories[path].put(name, None if data is None else CachedFile(name, data))
         self.directories[path].sync()
 
     @property
