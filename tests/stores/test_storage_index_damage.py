@@ -234,6 +234,34 @@ def test_an_index_without_checksums_is_read_and_gets_them_when_it_is_opened_to_w
     assert seen(broken) == found
 
 
+@pytest.mark.parametrize("number", ["6", "1", "0", "'2'", "x'02'", "'a later one'"])
+def test_a_format_that_changed_alone_is_damage_and_can_be_put_back(broken: Path, number: str) -> None:
+    whole = verify(str(broken))
+    changed(broken, f"UPDATE meta SET value = {number} WHERE name = 'format'")
+    for look in (verify, Storage.open):
+        with pytest.raises(CorruptData, match="format") as raised:
+            look(str(broken))
+        assert "later version" not in raised.value.message
+    statement = raised.value.hint.partition(":")[2].partition(";")[0].strip()
+    changed(broken, statement)
+    assert verify(str(broken)) == whole
+
+
+@pytest.mark.parametrize(
+    "another",
+    [
+        "UPDATE meta SET value = value + 1 WHERE name = 'crc'",
+        "DELETE FROM meta WHERE name != 'format'",
+        "ALTER TABLE extents DROP COLUMN crc",
+    ],
+)
+def test_an_index_of_a_later_version_is_told_so(broken: Path, another: str) -> None:
+    changed(broken, another, "UPDATE meta SET value = 3 WHERE name = 'format'")
+    with pytest.raises(CorruptData, match="later version") as raised:
+        verify(str(broken))
+    assert raised.value.hint == "nothing is damaged: use that version"
+
+
 def test_another_process_is_told_of_an_extent_that_changed(broken: Path) -> None:
     changed(broken, "UPDATE extents SET first_frame = first_frame + 1 WHERE first_seq > 1000")
     with StoreReader(str(broken), "s") as reader, pytest.raises(CorruptData, match="index of the stores is damaged"):

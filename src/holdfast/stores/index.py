@@ -173,6 +173,14 @@ class Index:
             if read_only:
                 return WITHOUT_CHECKSUMS
             self._add_checksums()
+        elif row[0] != FORMAT and self._has_checksums():
+            raise CorruptData(
+                "the number of the format in the stores' index is damaged, and the values beside it are whole",
+                code=Code.CORRUPT_LOG,
+                path=self._path,
+                format=row[0],
+                hint=f"in SQLite: UPDATE meta SET value = {FORMAT} WHERE name = 'format'; then holdfast stores verify",
+            )
         elif row[0] != FORMAT:
             raise CorruptData(
                 "the index of the stores was written by a later version of holdfast",
@@ -187,6 +195,13 @@ class Index:
         """Whether this is format 1 indeed: the number alone might be damaged."""
         columns = self._writer.execute("SELECT count(*) FROM pragma_table_info('extents') WHERE name = 'crc'")
         return not columns.fetchone()[0]
+
+    def _has_checksums(self) -> bool:
+        """Whether this is format 2 whatever its number says: a later one has another checksum, as this rests on it."""
+        try:
+            return not self._is_without_checksums() and read_checkpoint(self._writer, self._path) is not None
+        except CorruptData:
+            return False
 
     def _add_checksums(self) -> None:
         """Format 1 becomes format 2. *Cost*: the whole index, read and written once.
