@@ -7,10 +7,8 @@ Each row has a store of its own, with the durables ``work`` (shared, retained fo
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import json
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,11 +17,11 @@ from typing import Any
 
 import pytest
 from tests.crash.server_process import ServerProcess
+from tests.integration.curl import CURL, curl
 
 from holdfast.client.stores import StoreClient, SubscriberOptions
 from holdfast.testing.rgw import free_port
 
-CURL = shutil.which("curl")
 NUMBERS = itertools.count(1)
 STORE = {
     "durables": {
@@ -239,33 +237,17 @@ def started(folder: Path) -> ServerProcess:
     flags = ("--init",)
     process = ServerProcess(folder, (folder / "log").as_uri(), free_port(), flags=flags, environment=environment)
     process.wait_until_leading()
-    while curl(process, "GET", "/v1/stores")[0] == 503:
+    while ask(process, "GET", "/v1/stores")[0] == 503:
         assert process.running, process.tail()
     return process
 
 
-def curl(
+def ask(
     service: ServerProcess, method: str, path: str, body: object = None, headers: tuple[str, ...] = ()
 ) -> tuple[int, Any]:
-    """The status and the decoded answer, by curl where there is one, else as curl would ask."""
-    data = None if body is None else json.dumps(body)
-    if CURL is None:
-        given = dict(header.split(": ", 1) for header in headers)
-        connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
-        try:
-            connection.request(method, path, data, given)
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
-        finally:
-            connection.close()
-    command = [CURL, "-s", "-m", "60", "-X", method, "-w", "\n%{http_code}", f"http://127.0.0.1:{service.port}{path}"]
-    for header in headers:
-        command += ["-H", header]
-    if data is not None:
-        command += ["-d", data]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
-    text, _, status = done.stdout.rpartition("\n")
-    return int(status), json.loads(text)
+    """The status and the decoded answer."""
+    answer = curl(service.port, method, path, None if body is None else json.dumps(body).encode(), headers)
+    return answer.status, answer.json
 
 
 def filled(value: Any, names: dict[str, Any]) -> Any:
@@ -304,9 +286,9 @@ def test_what_curl_sends_is_answered_and_the_client_gives_the_same(service: Serv
             *row.given,
         )
         for method, path, body in given:
-            status, answer = curl(service, method, filled(path, names), filled(body, names))
+            status, answer = ask(service, method, filled(path, names), filled(body, names))
             assert status == 200, answer
-        status, answer = curl(service, row.method, filled(row.path, names), filled(row.body, names), row.headers)
+        status, answer = ask(service, row.method, filled(row.path, names), filled(row.body, names), row.headers)
         assert (status, contains(answer, filled(row.seen, names))) == (row.status, True), answer
         if row.client is not None:
             if row.method == "DELETE" and row.route.count("{") == 1:
@@ -315,7 +297,7 @@ def test_what_curl_sends_is_answered_and_the_client_gives_the_same(service: Serv
 
 
 def test_no_route_that_is_described_is_without_a_row(service: ServerProcess) -> None:
-    _, description = curl(service, "GET", "/openapi.json")
+    _, description = ask(service, "GET", "/openapi.json")
     described = {
         f"{method.upper()} {path}"
         for path, methods in description["paths"].items()
@@ -327,7 +309,7 @@ def test_no_route_that_is_described_is_without_a_row(service: ServerProcess) -> 
 
 @pytest.mark.skipif(CURL is None, reason="no curl; test_stores_socket has the frames")
 def test_curl_shakes_hands_and_is_sent_the_first_frame(service: ServerProcess) -> None:
-    curl(service, "PUT", "/v1/stores/handshake", STORE)
+    ask(service, "PUT", "/v1/stores/handshake", STORE)
     headers = (
         "Upgrade: websocket",
         "Connection: Upgrade",
@@ -354,12 +336,12 @@ def test_a_suspended_cluster_refuses_until_it_is_started_again(tmp_path: Path) -
     try:
         with StoreClient(f"http://127.0.0.1:{process.port}") as client:
             client.define_store("orders", STORE)
-        assert curl(process, "POST", "/v1/cluster/suspend")[1]["have_quorum"] is False
-        status, answer = curl(process, "POST", "/v1/stores/orders/messages", {"messages": THREE})
+        assert ask(process, "POST", "/v1/cluster/suspend")[1]["have_quorum"] is False
+        status, answer = ask(process, "POST", "/v1/stores/orders/messages", {"messages": THREE})
         assert (status, answer["error"]["code"]) == (412, "no_quorum")
         assert process.stop() == 0
         process = started(tmp_path)
-        assert curl(process, "POST", "/v1/stores/orders/messages", {"messages": THREE})[0] == 200
+        assert ask(process, "POST", "/v1/stores/orders/messages", {"messages": THREE})[0] == 200
         assert process.stop() == 0
     finally:
         if process.running:
