@@ -44,7 +44,8 @@ WINDOW_BYTES = 2 * (BATCH_BYTES_MAX + HEAD_BYTES)
 gone from the processor's cache again."""
 FIRST_WINDOW_BYTES = 16 << 10
 """Of the first read after a seek, and after each that found nothing: who wants a hundred messages, or waits for the
-next one, does not pay for a whole window. Each read that finds something makes the next four times as large."""
+next one, does not pay for a whole window. Each read that finds something makes the next four times as large, unless it
+saw the end of the log."""
 RECORDS_AT_ONCE = 1 << 12
 ANCHORS_MAX = 1 << 14
 
@@ -116,7 +117,15 @@ class PageScan:
         ``window_bytes`` bounds what is read at once, unless one frame alone is larger.
         """
         limit = self.header.page_bytes - self.position
-        data = self._port.read(self._file, self.position, min(window_bytes, self._window_bytes, limit))
+        window_bytes = min(window_bytes, self._window_bytes, limit)
+        if HEAD_BYTES < window_bytes <= FIRST_WINDOW_BYTES and not any(
+            self._port.read(self._file, self.position, HEAD_BYTES)
+        ):
+            # The end of a log. To read on into what was allocated and never written has the system fill its cache with
+            # zeros, as many as it reads ahead: 3.4 ms at 8 MiB, where this was 40 microseconds.
+            self._window_bytes = FIRST_WINDOW_BYTES
+            return None
+        data = self._port.read(self._file, self.position, window_bytes)
         frames = self._verify(data)
         if not frames and self.seal is None and len(data) >= HEAD_BYTES:
             length, _, _, tail = HEAD.unpack_from(data)
@@ -127,9 +136,11 @@ class PageScan:
         if not frames:
             self._window_bytes = FIRST_WINDOW_BYTES
             return None
-        self._window_bytes = min(4 * self._window_bytes, WINDOW_BYTES)
+        end = frames[-1][5]
+        at_the_end = len(data) - end >= HEAD_BYTES and not any(data[end : end + HEAD_BYTES])
+        self._window_bytes = FIRST_WINDOW_BYTES if at_the_end else min(4 * self._window_bytes, WINDOW_BYTES)
         window = Window(data, self.position, frames)
-        self.position += frames[-1][5]
+        self.position += end
         self.next_seq = frames[-1][0] + frames[-1][2]
         self.last_time_ns = frames[-1][1]
         self.frames += len(frames)

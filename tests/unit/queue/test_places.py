@@ -13,6 +13,7 @@ import pytest
 
 from holdfast.errors import AlreadyOpen, InvalidRequest
 from holdfast.queue import Gap, Queue, Trimmed
+from holdfast.queue.frame import HEAD_BYTES
 from holdfast.queue.local_files import LocalFiles
 
 
@@ -141,3 +142,25 @@ def test_a_page_that_was_removed_by_hand_under_a_writer_is_not_told_to_be_damage
         left = [message.seq for message in queue.read()]
         assert left[0] > 1
         assert left == list(range(left[0], 21))
+
+
+def test_behind_the_last_message_nothing_is_read_but_one_head(tmp_path: Path) -> None:
+    # What was allocated and never written is in no cache: a read of it has the system fill megabytes with zeros.
+    class Recorded(LocalFiles):
+        def read(self, file: int, offset: int, length: int) -> bytes:
+            data = super().read(file, offset, length)
+            if length > HEAD_BYTES and not any(data[-HEAD_BYTES:]):
+                empty.append((offset, length))
+            return data
+
+    empty: list[tuple[int, int]] = []
+    with Queue(tmp_path / "q", page_size=1 << 20) as queue:
+        queue.append_many([b"x" * 100] * 1000)
+    with Queue(tmp_path / "q", files=Recorded()) as queue:
+        reader = queue.reader(since="latest")
+        assert reader.read_messages() is None
+        queue.append(b"next")
+        assert [message.payload for message in reader.read_messages() or ()] == [b"next"]
+        assert len(empty) == 1, "the window that holds the last message, and no other"
+        assert reader.read_messages() is None
+    assert len(empty) == 1
