@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from holdfast.commit.batch import object_name
+from holdfast.commit import takeover
+from holdfast.commit.batch import FIRST_SLOT, object_name
 from holdfast.commit.chain import ChainWalker
 from holdfast.commit.feed import Channel, Checkpoint, LeaderChange, TransactionEvent
 from holdfast.commit.leadership import Identity
@@ -23,7 +25,7 @@ from holdfast.commit.transaction import Committed, PointRead, Rejected, Reused, 
 from holdfast.errors import Backpressure, Closed, Code, CorruptData, Fenced, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CreateAnswer, Listed
-from holdfast.values import LeaderId, LogId
+from holdfast.values import LeaderId, LogId, Slot, slot_text
 
 ID = "request-id-of-twenty-plus"
 
@@ -352,6 +354,18 @@ async def test_an_empty_log_is_created_only_on_request(store: Gate) -> None:
     service = await CommitService.lead(store, ServiceOptions())
     assert service.log_id == (b"g" * 16).hex()
     assert service.claim.epoch == 2
+
+
+@law
+async def test_a_claim_that_was_lost_is_told_as_damage_and_not_as_a_silent_store(store: Gate) -> None:
+    service = await lead(store)
+    await commit(service, Transaction([Write(b"a", b"1")]))
+    await service.step_down()
+    for slot in (FIRST_SLOT, FIRST_SLOT - 1):
+        await store.delete(object_name(Slot(slot)))
+    with mock.patch.object(takeover, "MISSING_S_MAX", 0.2), pytest.raises(CorruptData, match="has gone") as caught:
+        await CommitService.lead(store, ServiceOptions())
+    assert slot_text(FIRST_SLOT) in str(caught.value)
 
 
 @law

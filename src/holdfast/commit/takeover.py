@@ -45,7 +45,7 @@ from holdfast.commit.leadership import (
     walk_on,
 )
 from holdfast.commit.reader import read_frontier
-from holdfast.errors import Closed, Code, HoldfastError, NotFound, Unavailable
+from holdfast.errors import Closed, Code, CorruptData, HoldfastError, NotFound, Unavailable
 from holdfast.objects.port import CreateAnswer, Created, ObjectStore, Unknown
 from holdfast.objects.probe import clean_up, probe
 from holdfast.values import Instant, LogId, Slot, slot_text
@@ -63,6 +63,8 @@ REQUEST_S_MAX: Final = 10.0
 """How long one round of requests may hang before it counts as failed."""
 STALE_MS: Final = 50.0
 """A frontier older than this is found anew before it is claimed."""
+MISSING_S_MAX: Final = 5.0
+"""How long an object that is needed may be missing: retention, which removes the oldest, is met once or twice."""
 RETRY_BASE_S: Final = 0.05
 RETRY_MAX_S: Final = 2.0
 DOUBLINGS_MAX: Final = 30
@@ -198,22 +200,29 @@ async def _chase(store: ObjectStore, frontier: Frontier) -> Frontier | None:
 
 
 async def _patiently(attempt: Callable[[], Awaitable[T]], patience_s: float) -> T:
-    """Repeat a read while the store is unavailable, with capped exponential backoff and full jitter."""
-    give_up_at = now().boot_ms + patience_s * 1000.0
+    """Repeat a read while the store is unavailable, with capped exponential backoff and full jitter.
+
+    Raises: Unavailable after ``patience_s``, CorruptData for an object that goes on missing, NotFound ``log_empty``.
+    """
+    began = now().boot_ms
     tries = 0
     while True:
         try:
             async with asyncio.timeout(REQUEST_S_MAX):
                 return await attempt()
-        except (Unavailable, NotFound, TimeoutError) as error:
-            # A listed object that is not found was removed by retention meanwhile: list again.
-            gone = isinstance(error, NotFound) and error.code is not Code.NOT_FOUND
-            if gone:
+        except NotFound as error:
+            if error.code is not Code.NOT_FOUND:
                 raise
-            if now().boot_ms >= give_up_at:
+            # Removed by retention since it was listed: list again. What is still needed then was lost.
+            if now().boot_ms >= began + min(patience_s, MISSING_S_MAX) * 1000.0:
+                raise CorruptData("an object that the log needs has gone", facts=error.fields) from error
+            failed: Exception = error
+        except (Unavailable, TimeoutError) as error:
+            if now().boot_ms >= began + patience_s * 1000.0:
                 raise Unavailable("the store does not answer", patience_s=patience_s, last=str(error)) from error
-            tries += 1
-            log.warning("store_unavailable", error=str(error), tries=tries)
+            failed = error
+        tries += 1
+        log.warning("store_unavailable", error=str(failed), tries=tries)
         await asyncio.sleep(random.uniform(0, min(RETRY_MAX_S, RETRY_BASE_S * 2 ** min(tries, DOUBLINGS_MAX))))
 
 
