@@ -40,6 +40,7 @@ __all__ = [
     "damage_unless_truncated",
     "find_frontier",
     "follow",
+    "has_gone",
     "read_frontier",
     "read_header",
     "reigns_back",
@@ -47,6 +48,8 @@ __all__ = [
 ]
 
 PREFETCH: Final = 16
+LISTINGS: Final = 3
+"""How often the end is looked for while what was listed, or what that leads to, is not there any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,11 @@ def damage_unless_truncated(error: NotFound, newest: Header) -> HoldfastError:
     """What a missing object means: ``error`` where the log says that it was truncated, damage where it does not."""
     if newest.truncated_through:
         return error
+    return has_gone(error)
+
+
+def has_gone(error: NotFound) -> CorruptData:
+    """A missing object that the log needs is damage."""
     return CorruptData("log is damaged: an object has gone", code=Code.CORRUPT_LOG, facts=error.fields)
 
 
@@ -170,9 +178,10 @@ async def read_frontier(store: ObjectStore, *, allow_new: bool) -> tuple[Frontie
 async def find_frontier(store: ObjectStore) -> tuple[Header, Header] | None:
     """The newest live object and its claim; None for an empty log.
 
-    Cost: ``read_frontier``, and one more header read. Raises: NotFound, Unavailable, CorruptData.
+    Cost: ``read_frontier``, and one more header read. Raises: Unavailable, CorruptData, also for an object that each of
+    ``LISTINGS`` listings needs and that is not there: what retention removed since a listing, the next does not need.
     """
-    frontier, _ = await read_frontier(store, allow_new=True)
+    frontier = await _settled_frontier(store)
     head = frontier.predecessor
     if head is None:
         return None
@@ -180,6 +189,18 @@ async def find_frontier(store: ObjectStore) -> tuple[Header, Header] | None:
     if claim is None:
         raise broken("claim has gone", head.claim)
     return head, claim
+
+
+async def _settled_frontier(store: ObjectStore) -> Frontier:
+    listings = LISTINGS
+    while True:
+        listings -= 1
+        try:
+            frontier, _ = await read_frontier(store, allow_new=True)
+            return frontier
+        except NotFound as error:
+            if listings == 0:
+                raise has_gone(error) from error
 
 
 async def reigns_back(store: ObjectReader, claim: Header) -> AsyncGenerator[Reign, None]:

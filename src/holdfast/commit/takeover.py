@@ -44,8 +44,8 @@ from holdfast.commit.leadership import (
     somebody_is_past,
     walk_on,
 )
-from holdfast.commit.reader import read_frontier
-from holdfast.errors import Closed, Code, CorruptData, HoldfastError, NotFound, Unavailable
+from holdfast.commit.reader import has_gone, read_frontier
+from holdfast.errors import Closed, Code, HoldfastError, NotFound, Unavailable
 from holdfast.objects.port import CreateAnswer, Created, ObjectStore, Unknown
 from holdfast.objects.probe import clean_up, probe
 from holdfast.values import Instant, LogId, Slot, slot_text
@@ -215,7 +215,7 @@ async def _patiently(attempt: Callable[[], Awaitable[T]], patience_s: float) -> 
                 raise
             # Removed by retention since it was listed: list again. What is still needed then was lost.
             if now().boot_ms >= began + min(patience_s, MISSING_S_MAX) * 1000.0:
-                raise CorruptData("an object that the log needs has gone", facts=error.fields) from error
+                raise has_gone(error) from error
             failed: Exception = error
         except (Unavailable, TimeoutError) as error:
             if now().boot_ms >= began + patience_s * 1000.0:

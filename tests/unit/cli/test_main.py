@@ -16,7 +16,8 @@ from holdfast.cli.main import main
 from holdfast.commit.batch import object_name
 from holdfast.commit.persist import PersistRules
 from holdfast.commit.pipeline import PipelineRules
-from holdfast.commit.service import CommitService, ServiceOptions
+from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
+from holdfast.commit.transaction import Transaction, Write
 from holdfast.errors import (
     Backpressure,
     Closed,
@@ -133,25 +134,45 @@ def test_a_hole_in_the_log_is_never_taken_for_its_end(
     url = (tmp_path / "log").as_uri()
     main(["log", "init", url])
     batches = tmp_path / "log" / "batches"
-
-    async def a_reign_without_commits() -> None:
-        store = open_store(url)
-        try:
-            options = ServiceOptions(address="", rules=PipelineRules(persist=PersistRules(batch_timeout_ms=1)))
-            service = await CommitService.lead(store, options)
-            await service.step_down()
-            await service.close()
-        finally:
-            await store.close()
-
     for _ in range(2):
-        asyncio.run(a_reign_without_commits())
+        asyncio.run(a_reign(url))
     assert main(["log", command, url]) == Exit.DONE
     second_claim = sorted(batches.iterdir(), reverse=True)[1]
     second_claim.unlink()
     capsys.readouterr()
     assert main(["log", command, url]) == Exit.DAMAGED
     assert second_claim.name in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["cat", "ls", "stat", "verify"])
+def test_a_log_that_lost_its_beginning_is_damaged(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    url = (tmp_path / "log").as_uri()
+    main(["log", "init", url])
+    batches = tmp_path / "log" / "batches"
+    asyncio.run(a_reign(url, commits=1))
+    lost = sorted(batches.iterdir(), reverse=True)[1:3]  # the leader's claim and its commit; what resigned is left
+    for each in lost:
+        each.unlink()
+    capsys.readouterr()
+    assert main(["log", command, url]) == Exit.DAMAGED
+    assert any(each.name in message for message in [capsys.readouterr().err] for each in lost)
+
+
+async def a_reign(url: str, *, commits: int = 0) -> None:
+    store = open_store(url)
+    try:
+        options = ServiceOptions(address="", rules=PipelineRules(persist=PersistRules(batch_timeout_ms=1)))
+        service = await CommitService.lead(store, options)
+        for _ in range(commits):
+            committed: asyncio.Future[CommitEntry] = asyncio.get_running_loop().create_future()
+            service.submit([CommitEntry(Transaction([Write(b"key", b"value")]), committed.set_result)])
+            await committed
+        await service.step_down()
+        await service.close()
+    finally:
+        await store.close()
 
 
 def test_a_reader_that_leaves_early_is_no_failure(tmp_path: Path) -> None:
