@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from holdfast.queue.messages import Block, Message
     from holdfast.queue.page_files import PageDirectory
     from holdfast.queue.page_header import PageHeader
+    from holdfast.queue.page_scan import Anchors
     from holdfast.queue.reader import DamagePolicy
     from holdfast.queue.serializers import Serializer
     from holdfast.queue.writer import Writer
@@ -44,7 +45,7 @@ SEQ_MAX = (1 << 64) - 1
 class LogReading:
     """What ``Queue`` inherits. Its fields are set by ``Queue``; ``_writer`` and ``_linger`` are None for a reader."""
 
-    _anchors: dict[tuple[int, int], int]
+    _anchors: Anchors
     _closed: bool
     _damage: DamagePolicy
     _headers: dict[int, PageHeader]

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from holdfast.queue.file_port import FilePort
 
     FrameView: TypeAlias = tuple[int, int, int, int, int, int]
+    FrameAt: TypeAlias = tuple[int, int, int, int]
+    """What a place in a page says of its frame: number, arrival, tail of the head, and the place behind it."""
+    Anchors: TypeAlias = dict[tuple[int, int], FrameAt]
 
 __all__ = ["WINDOW_BYTES", "PageScan", "Window"]
 
@@ -66,7 +69,7 @@ class PageScan:
     """A place in a page that moves over verified frames only.
 
     ``position`` and ``next_seq`` are where the next frame is expected, ``last_time_ns`` the arrival of the last one.
-    ``anchors`` remembers which sequence number was confirmed at which (salt, position); scans may share it.
+    ``anchors`` remembers which frame was confirmed at which (salt, position); scans may share it.
     """
 
     __slots__ = (
@@ -95,12 +98,12 @@ class PageScan:
         position: int = HEADER_BYTES,
         last_time_ns: int = 0,
         index: int | None = None,
-        anchors: dict[tuple[int, int], int] | None = None,
+        anchors: Anchors | None = None,
     ) -> None:
         self._port = port
         self._file = file
         self._index = index
-        self._anchors = {} if anchors is None else anchors
+        self._anchors: Anchors = {} if anchors is None else anchors
         self._checksum = checksum_for_reading(header.checksum_id)
         self._seed = page_seed(self._checksum, header.salt, header.number)
         self._window_bytes = FIRST_WINDOW_BYTES
@@ -211,17 +214,15 @@ class PageScan:
         """
         if self._seek(lambda indexed, _: indexed < time_ns):
             # That frame is before ``time_ns``, whole, and what follows it has confirmed it: a batch need not be read.
-            length, _, found_ns, tail = HEAD.unpack(self._port.read(self._file, self.position, HEAD_BYTES))
-            self.position += HEAD_BYTES + length
-            self.next_seq += tail & SEQ_MASK
-            self.last_time_ns = found_ns
+            seq, self.last_time_ns, tail, self.position = self._anchors[self.header.salt, self.position]
+            self.next_seq = seq + (tail & SEQ_MASK)
 
     def seek_seq(self, seq: int) -> None:
         """Move to an indexed frame at or before the one that holds ``seq``."""
 
         def at_or_before(time_ns: int, position: int) -> bool:
-            found = self._anchors.get((self.header.salt, position)) or self._seq_at(time_ns, position)
-            return found is not None and found <= seq
+            found = self._anchors.get((self.header.salt, position)) or self._frame_at(time_ns, position)
+            return found is not None and found[0] <= seq
 
         self._seek(at_or_before)
 
@@ -256,40 +257,39 @@ class PageScan:
         """
         key = self.header.salt, position
         found = self._anchors.get(key)
-        if found is not None:
-            if time_ns is not None and HEAD.unpack(self._port.read(self._file, position, HEAD_BYTES))[2] != time_ns:
-                return False
-        else:
-            found = self._seq_at(time_ns, position)
-            if found is None or not (self._is_possible(position, found) and self._confirmed(position, found, ends)):
+        if found is None:
+            found = self._frame_at(time_ns, position)
+            if found is None or not (self._is_possible(position, found) and self._confirmed(found, ends)):
                 return False
             if len(self._anchors) >= ANCHORS_MAX:
                 self._anchors.clear()
             self._anchors[key] = found
-        self.position, self.next_seq = position, found
+        elif time_ns is not None and found[1] != time_ns:
+            return False
+        self.position, self.next_seq = position, found[0]
         return True
 
-    def _is_possible(self, position: int, seq: int) -> bool:
+    def _is_possible(self, position: int, frame: FrameAt) -> bool:
         """Whether so many messages have room between here and there, and time does not fall.
 
         What follows proves nothing about stale frames of one size: checksums are linear, and under another salt all
         their numbers are wrong by the same bits. But then they are wrong by far.
         """
-        _, _, time_ns, tail = HEAD.unpack(self._port.read(self._file, position, HEAD_BYTES))
+        seq, time_ns, tail, _ = frame
         room = position - self.position
         # A message takes four bytes in a batch at least. Compression takes fewer; one such frame is always possible.
         frames = room // HEAD_BYTES + 1 if tail >> 32 & COMPRESSED else 1
         return time_ns >= self.last_time_ns and seq - self.next_seq <= room // 4 + frames * BATCH_MESSAGES_MAX
 
-    def _confirmed(self, position: int, seq: int, ends: Container[int | None] | None) -> bool:
+    def _confirmed(self, frame: FrameAt, ends: Container[int | None] | None) -> bool:
         """Whether what follows this frame is the frame or SEAL with the next number, or nothing yet."""
-        length, _, time_ns, tail = HEAD.unpack(self._port.read(self._file, position, HEAD_BYTES))
+        seq, time_ns, tail, behind = frame
         after = PageScan(
             self._port,
             self._file,
             self.header,
             next_seq=seq + (tail & SEQ_MASK),
-            position=position + HEAD_BYTES + length,
+            position=behind,
             last_time_ns=time_ns,
         )
         if after.read(HEAD_BYTES) is not None:
@@ -297,8 +297,9 @@ class PageScan:
         here = after.here()
         return here is Here.SEAL or (here is Here.NOTHING and (ends is None or after.next_seq in ends))
 
-    def _seq_at(self, time_ns: int | None, position: int) -> int | None:
-        """The sequence number for which the frame at ``position`` would verify, where that is possible in this page."""
+    def _frame_at(self, time_ns: int | None, position: int) -> FrameAt | None:
+        """The frame that would verify here under some number, where that is possible in this page; of the arrival
+        ``time_ns`` where it is told."""
         page_bytes = self.header.page_bytes
         if not HEADER_BYTES <= position <= page_bytes - HEAD_BYTES:
             return None
@@ -306,13 +307,13 @@ class PageScan:
         if len(head) < HEAD_BYTES:
             return None
         length, check, found_ns, tail = HEAD.unpack(head)
-        if tail == 0 or position + HEAD_BYTES + length > page_bytes or (time_ns is not None and found_ns != time_ns):
+        behind = position + HEAD_BYTES + length
+        if tail == 0 or behind > page_bytes or (time_ns is not None and found_ns != time_ns):
             return None
         body = self._port.read(self._file, position + HEAD_BYTES, length)
         base = self.header.base_seq
-        return base + (
-            (implied_seq(self._checksum, self._seed, (length, check, found_ns, tail), body) - base) & SEQ_MASK
-        )
+        implied = implied_seq(self._checksum, self._seed, (length, check, found_ns, tail), body)
+        return base + ((implied - base) & SEQ_MASK), found_ns, tail, behind
 
     def resync(self, ends: Container[int | None]) -> bool:
         """Behind damage, move to the next frame that is known to be one. False when there is none; then nothing moved.
@@ -326,15 +327,16 @@ class PageScan:
         if len(head) == HEAD_BYTES:
             length, check, time_ns, tail = HEAD.unpack(head)
             position = damaged + HEAD_BYTES + length
-            found = self._seq_at(None, position)
-            # A bridge that a repair has laid, a length and zeros, leads to a frame. Else the number is told twice, by
-            # the damaged head and by the frame.
-            known = (length > 0 and not (check or time_ns or tail)) or found == floor + (tail & SEQ_MASK)
-            if found is not None and found > floor and self._land(position, None, None if known else ends):
-                return True
+            found = self._frame_at(None, position)
+            if found is not None and found[0] > floor:
+                # A bridge that a repair has laid, a length and zeros, leads to a frame. Else the number is told twice,
+                # by the damaged head and by the frame.
+                known = (length > 0 and not (check or time_ns or tail)) or found[0] == floor + (tail & SEQ_MASK)
+                if self._land(position, None, None if known else ends):
+                    return True
         for position, indexed_ns in self._records_behind(damaged):
-            found = self._seq_at(indexed_ns, position)
-            if found is not None and found > floor and self._land(position, indexed_ns, ends):
+            found = self._frame_at(indexed_ns, position)
+            if found is not None and found[0] > floor and self._land(position, indexed_ns, ends):
                 return True
         return False
 

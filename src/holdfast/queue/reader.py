@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from holdfast.queue.page_files import PageDirectory
     from holdfast.queue.page_header import PageHeader
-    from holdfast.queue.page_scan import FrameView, Window
+    from holdfast.queue.page_scan import Anchors, FrameView, Window
     from holdfast.queue.write_mark import WriteMark
 
     DamagePolicy: TypeAlias = str | Callable[["Gap | Trimmed"], None]
@@ -81,14 +81,14 @@ class LogReader:
         damage: DamagePolicy = "raise",
         live_next_seq: Callable[[], int] | None = None,
         headers: dict[int, PageHeader] | None = None,
-        anchors: dict[tuple[int, int], int] | None = None,
+        anchors: Anchors | None = None,
     ) -> None:
         check_damage_policy(damage)
         self._pages = pages
         self._damage = damage
         self._live_next_seq = live_next_seq
         self._headers = {} if headers is None else headers
-        self._anchors = {} if anchors is None else anchors
+        self._anchors: Anchors = {} if anchors is None else anchors
         self._window_bytes = WINDOW_BYTES
         self._scan: PageScan | None = None
         self._file = -1
@@ -321,9 +321,10 @@ class LogReader:
         file = self._pages.open(number)
         if file is None:
             return False
-        header: PageHeader | None = None
+        # Beside the writer of these files nobody else changes them, and what is kept needs no reading.
+        header = self._headers.get(number) if self._live_next_seq is not None else None
         try:
-            header = self._pages.header(file, number)
+            header = header or self._pages.header(file, number)
             if header is not None and header.prepared:
                 header = header.started(expected, 0) if expected is not None else None
             index = self._pages.open_index(number, write=False) if header is not None else None
