@@ -273,6 +273,14 @@ class Pipeline:
 
     # -- proof of ownership -------------------------------------------------------------------------------------------
 
+    def withdraw(self, ticket: object) -> None:
+        """Whoever asked for a version with this ticket waits no more: forget it, wherever it stands by now."""
+        # The oldest lists first: who gives up has mostly waited longest, and stands at the beginning of the first one.
+        for tickets in (*(riding for _, riding in self._riding), self._checking or [], self._asked):
+            if ticket in tickets:
+                tickets.remove(ticket)
+                return
+
     def _ride(self) -> None:
         """Questions asked before a PUT began are answered when it is acknowledged."""
         if self._asked:

@@ -54,6 +54,7 @@ __all__ = ["CommitEntry", "CommitService", "ServiceEnd", "ServiceOptions", "Stat
 log = structlog.get_logger("holdfast.commit.service")
 
 STANDBY_SEEN_MS: Final = 10_000.0
+UNPROVED_RETRY_AFTER_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,11 +196,26 @@ class CommitService:
     async def version(self) -> int:
         """A version at least as new as everything committed when this was called, whoever leads.
 
-        Raises: Fenced when another leader exists. Cost: rides on the next PUT, or one LIST shared by all who wait.
+        Raises: Fenced when another leader exists, Unavailable when the store proved nothing in ``request_timeout_ms``.
+        Cost: rides on the next PUT, or one LIST shared by all who wait.
         """
+        try:
+            async with asyncio.timeout(self.options.request_timeout_ms / 1000.0):
+                return await self._proof()
+        except TimeoutError as error:
+            raise Unavailable(
+                "the store did not tell in time who owns the log", retry_after_ms=UNPROVED_RETRY_AFTER_MS
+            ) from error
+
+    async def _proof(self) -> int:
+        """As ``version``, however long it takes. Whoever stops waiting leaves nothing behind."""
         waiter: asyncio.Future[int] = self._loop.create_future()
         self._step(events.VersionAsked(now(), waiter))
-        return await waiter
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            self.pipeline.withdraw(waiter)
+            raise
 
     async def noop(self) -> None:
         """Return when a no-op went through all four stages. Raises: Fenced."""
@@ -294,7 +310,8 @@ class CommitService:
             await asyncio.sleep(self.options.idle_check_ms / 1000.0)
             if self.pipeline.persist.counters.batches == batches:
                 with contextlib.suppress(Fenced):
-                    await self.version()
+                    # Without a bound: while this question stands it is known for how long the store has been silent.
+                    await self._proof()
             batches = self.pipeline.persist.counters.batches
 
     def _end(self, effect: events.Ended) -> None:
@@ -395,27 +412,37 @@ class CommitService:
         self._queued -= len(entries)
         self.metrics.note_answers(entries, now().boot_ms)
         broken: Exception | None = None
+        ahead: list[CommitEntry] = []
         for entry in entries:
             if type(entry.outcome) is InvalidRequest:
                 self._queued += 1
                 self._owed[entry] = None
-                self._spawn(self._answer_future_version(entry))
+                ahead.append(entry)
                 continue
             try:
                 entry.reply(entry)
             except Exception as error:  # noqa: BLE001 - raised again below
                 # One caller's fault must not cost the others their answers.
                 broken = error
+        if ahead:
+            self._spawn(self._answer_future_versions(ahead))
         if broken is not None:
             raise broken
 
-    async def _answer_future_version(self, entry: CommitEntry) -> None:
+    async def _answer_future_versions(self, entries: list[CommitEntry]) -> None:
         """A version never handed out here may be a later leader's: only a proof makes it the client's fault."""
+        instead: HoldfastError | None = None
         try:
             await self.version()
         except Fenced as error:
-            entry.outcome = error
-        self._reply_late(entry)
+            instead = error
+        except Unavailable as error:
+            # Nothing was assigned to these commits, so whoever sends one again cannot make it happen twice. Of the
+            # codes for a silent store only this one says so.
+            instead = Unavailable(str(error), code=Code.OVERLOADED, retry_after_ms=error.retry_after_ms)
+        for entry in entries:
+            entry.outcome = instead or entry.outcome
+            self._reply_late(entry)
 
     def _resolved(self, entries: list[CommitEntry]) -> None:
         """Show accepted transactions to those who do not wait for durability."""

@@ -17,7 +17,8 @@ Failure model: a peer may send any bytes in any pieces, stop in the middle, clos
 Nothing of that raises out of a reply: an answer to a connection that is gone is dropped, and the commit it is about
 stands. Bounds: a head of ``HEAD_BYTES_MAX``, a body of ``request_bytes_max``, ``UNANSWERED_MAX`` unanswered requests
 (then reading stops), the transport's high-water mark for unsent answers (then reading stops too), and
-``DISCARD_BYTES_MAX`` of an oversized request read away so that its sender sees the answer before the close.
+``DISCARD_BYTES_MAX`` of an oversized request read away so that its sender sees the answer before the close. A peer that
+has ended its direction gets the answers still due, but waits no longer than ``HALF_CLOSED_SECONDS_MAX`` for versions.
 
 Long, because the framing of requests, their bounds and the order of answers share the state of one connection.
 """
@@ -52,6 +53,8 @@ KNOWN_HEAD_BYTES_MAX: Final = 4_096
 UNANSWERED_MAX: Final = 256
 DISCARD_BYTES_MAX: Final = 16 * 1_048_576
 DISCARD_SECONDS_MAX: Final = 2.0
+HALF_CLOSED_SECONDS_MAX: Final = 1.0
+"""How long nothing but versions may be due to a peer that sends no more: most of these peers have gone."""
 BYTES_PER_SECOND_MIN: Final = 500
 
 _COMMIT: Final = b"POST /v1/commit HTTP/1.1\r\n"
@@ -67,6 +70,7 @@ class FastLane(asyncio.Protocol):
 
     __slots__ = (
         "_accept",
+        "_asking",
         "_authorization",
         "_closes",
         "_complete",
@@ -101,6 +105,8 @@ class FastLane(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
         self._queue: deque[Unanswered] = deque()
+        self._asking = 0
+        """How many of these are versions, which have to wait for a proof."""
         self._unread = bytearray()
         self._needed = 0
         """How many unread bytes it takes before looking at them again makes sense."""
@@ -162,7 +168,14 @@ class FastLane(asyncio.Protocol):
         # A peer that has sent its last request may still be waiting for answers.
         self._eof = True
         transport = self._transport
+        if self._asking:
+            self._front.loop.call_later(HALF_CLOSED_SECONDS_MAX, self._close_if_only_asking)
         return bool(self._queue) and transport is not None and transport.get_extra_info("sslcontext") is None
+
+    def _close_if_only_asking(self) -> None:
+        # While the store is silent these would be waited for long, and each would take a connection from the living.
+        if self._queue and len(self._queue) == self._asking and not self._unread:
+            self._close()
 
     def pause_writing(self) -> None:
         """Too much is unsent: take no more requests."""
@@ -409,8 +422,10 @@ class FastLane(asyncio.Protocol):
             return
         due = Unanswered(self, 0, self._closes)
         self._queue.append(due)
+        self._asking += 1
 
         def told(version: int | HoldfastError) -> None:
+            self._asking -= 1
             if isinstance(version, HoldfastError):
                 status, headers, body = error_answer(version, front.leader)
             else:

@@ -76,7 +76,7 @@ class LeadingService(Protocol):
         ...
 
     async def version(self) -> int:
-        """A linearizable version. Raises: Fenced."""
+        """A linearizable version, or in bounded time the error why there is none. Raises: Fenced, Unavailable."""
         ...
 
     def local_version(self) -> int:

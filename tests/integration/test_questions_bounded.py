@@ -1,0 +1,203 @@
+"""Laws of what waits for a store that is silent: it ends in time, tells the truth, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+from builtins import list as builtin_list
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from unittest import mock
+
+import pytest
+from tests.integration.http_harness import GatedStore, Serving, commit, request, run, serving, until, write
+
+from holdfast.commit.service import ServiceOptions
+from holdfast.errors import Unavailable
+from holdfast.objects.port import Listed
+from holdfast.server import fast_lane
+from holdfast.server.front import FrontLimits
+
+VERSION = request("GET", "/v1/version")
+ATTEMPT = {"request_id": "request-id-of-twenty-plus", "read_version": 900_000_000}
+AGES_MS = 3_600_000.0
+
+
+class SilentStore(GatedStore):
+    """A store that answers no listing while it is silent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.silent = False
+
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtin_list[Listed]:
+        if self.silent:
+            raise Unavailable("no route to the store")
+        return await super().list(prefix, after=after, limit=limit)
+
+
+@asynccontextmanager
+async def silent(store: SilentStore, answered_within_ms: float, **more: object) -> AsyncGenerator[Serving]:
+    """A server whose store falls silent once it leads."""
+    options = ServiceOptions(
+        address="test", allow_new=True, probe=False, request_timeout_ms=answered_within_ms, idle_check_ms=AGES_MS
+    )
+    async with serving(store=store, options=options, view=False, **more) as here:  # type: ignore[arg-type]
+        store.silent = True
+        yield here
+
+
+def questions(here: Serving) -> int:
+    """How many questions for a proof anybody still keeps."""
+    pipeline = here.service.pipeline
+    riding = sum(len(tickets) for _, tickets in pipeline._riding)
+    return riding + len(pipeline._checking or []) + len(pipeline._asked) + len(here.front._tasks)
+
+
+@pytest.mark.parametrize("target", ["/v1/version", "/v1/version?consistency=linearizable"])
+def test_a_version_that_nobody_can_prove_is_refused_in_time_and_leaves_nothing_behind(target: str) -> None:
+    store = SilentStore()
+
+    async def scenario() -> None:
+        async with silent(store, 50.0) as here:
+            client = await here.connect()
+            for _ in range(3):
+                answer = await client.ask("GET", target)
+                assert (answer.status, answer.code) == (503, "store_unavailable")
+                assert answer.json["error"]["retry_after_ms"] > 0
+            await until(lambda: not questions(here))
+            store.silent = False
+            while (answer := await client.ask("GET", target)).status == 503:
+                pass  # a slow machine may need longer than the bound
+            assert answer.json["version"] == here.service.local_version()
+
+    run(scenario)
+
+
+def test_a_status_that_nobody_can_prove_leaves_nothing_behind() -> None:
+    store = SilentStore()
+
+    async def scenario() -> None:
+        async with silent(store, 50.0) as here:
+            client = await here.connect()
+            target = f"/v1/status/{ATTEMPT['request_id']}?min_version={here.service.local_version()}"
+            answer = await client.ask("GET", target)
+            assert (answer.status, answer.code) == (503, "store_unavailable")
+            await until(lambda: not questions(here))
+
+    run(scenario)
+
+
+def test_who_stops_waiting_for_a_version_is_forgotten_wherever_the_question_stands() -> None:
+    store = SilentStore()
+
+    async def scenario() -> None:
+        async with silent(store, AGES_MS) as here:
+            service, pipeline = here.service, here.service.pipeline
+            asked = asyncio.ensure_future(service.version())
+            await until(lambda: pipeline._check_again_ms is not None)
+            assert len(pipeline._asked) == 1, "it waits for the next check"
+            asked.cancel()
+            await until(asked.done)
+            assert not questions(here)
+
+            store.gate.clear()
+            client = await here.connect()
+            client.send(commit())
+            await until(lambda: pipeline.persist.in_flight)
+            client.send(commit())
+            other = await here.connect()
+            other.send(commit())
+            await until(lambda: here.front.in_flight_commits == 3)
+            riding = asyncio.ensure_future(service.version())
+            await until(lambda: pipeline._riding)
+            riding.cancel()
+            await until(riding.done)
+            assert not questions(here)
+            store.gate.set()
+            assert [(await one.answer()).status for one in (client, client, other)] == [200] * 3
+
+    run(scenario)
+
+
+def test_the_service_is_unready_for_as_long_as_the_store_is_silent_whoever_gives_up_asking() -> None:
+    store = SilentStore()
+    options = ServiceOptions(
+        address="test", allow_new=True, probe=False, request_timeout_ms=5.0, idle_check_ms=1.0, heartbeat_ms=AGES_MS
+    )
+
+    async def scenario() -> None:
+        async with serving(store=store, options=options, view=False, stalled_ms_max=0.0) as here:
+            store.silent = True
+            pipeline = here.service.pipeline
+            await until(lambda: pipeline.unproved_since_ms is not None)
+            since_ms = pipeline.unproved_since_ms
+            client = await here.connect()
+            for _ in range(3):
+                assert (await client.ask("GET", "/v1/version")).status == 503
+                assert pipeline.unproved_since_ms == since_ms
+            store.silent = False
+            await until(lambda: pipeline.unproved_since_ms is None)
+
+    run(scenario)
+
+
+def test_a_commit_whose_future_nobody_can_prove_is_told_that_it_was_not_accepted() -> None:
+    store = SilentStore()
+
+    async def scenario() -> None:
+        async with silent(store, 50.0) as here:
+            client = await here.connect()
+            client.send(commit(**ATTEMPT))
+            answer = await client.answer()
+            assert (answer.status, answer.code, answer.headers["retry-after"]) == (503, "overloaded", "1")
+            stream = await client.ask("POST", "/v1/commits", write(**ATTEMPT))
+            assert b'"overloaded"' in stream.body
+            assert here.front.in_flight_commits == 0
+            assert not here.service._owed
+            assert here.service.pipeline.persist.counters.transactions == 0
+            store.silent = False
+            while (again := await client.ask("POST", "/v1/commit", write(**ATTEMPT))).status == 503:
+                pass  # a slow machine may need longer than the bound
+            assert (again.status, again.code) == (400, "future_version")
+
+    run(scenario)
+
+
+def test_askers_that_went_away_do_not_keep_their_connections_while_the_store_is_silent() -> None:
+    store = SilentStore()
+
+    async def scenario() -> None:
+        async with silent(store, AGES_MS, limits=FrontLimits(connections_max=3)) as here:
+            for _ in range(3):
+                client = await here.connect()
+                client.send(VERSION * 2)
+                await until(lambda: any(lane._asking == 2 and not lane._eof for lane in here.server.lanes.open))
+                client.close()
+                await until(lambda: all(lane._eof for lane in here.server.lanes.open))
+            await until(lambda: not here.server.lanes.connections)
+            assert (await (await here.connect()).ask("GET", "/livez")).status == 200
+
+    with mock.patch.object(fast_lane, "HALF_CLOSED_SECONDS_MAX", 0.05):
+        run(scenario)
+
+
+def test_a_peer_that_sends_no_more_gets_the_answer_of_its_commit_and_the_version_before_it() -> None:
+    store = SilentStore()
+
+    async def scenario() -> None:
+        async with silent(store, AGES_MS) as here:
+            store.gate.clear()
+            client = await here.connect()
+            client.send(VERSION + commit())
+            await until(lambda: here.front.in_flight_commits)
+            client.writer.write_eof()
+            await until(lambda: all(lane._eof for lane in here.server.lanes.open))
+            await asyncio.sleep(0.05)  # far beyond the patience with those who only ask
+            store.silent = False
+            store.gate.set()
+            assert (await client.answer()).json["version"] > 0
+            assert (await client.answer()).json["status"] == "committed"
+            assert await client.is_closed_by_peer()
+
+    with mock.patch.object(fast_lane, "HALF_CLOSED_SECONDS_MAX", 0.001):
+        run(scenario)
