@@ -105,6 +105,7 @@ def _exchange(
     asked = session.route.current
     answer = yield Send(asked, request, timeout_ms)
     assert isinstance(answer, Reply | Failed), "a Send is answered by Reply or Failed"
+    patience.now_ms = answer.now_ms
     if isinstance(answer, Failed):
         patience.missed(asked, answer)
     return asked, answer
@@ -112,7 +113,12 @@ def _exchange(
 
 def _harmless(session: Session, request: Request, now_ms: float, within_ms: float) -> Procedure[Reply]:
     """A request that may be repeated: until it succeeds, is refused for good, or time is up."""
-    patience = Patience(session, now_ms, within_ms)
+    return (yield from _patiently(session, request, Patience(session, now_ms, within_ms)))
+
+
+def _patiently(session: Session, request: Request, patience: Patience) -> Procedure[Reply]:
+    """The same with a patience of the caller's, which knows afterwards what time it is."""
+    now_ms = patience.now_ms
     while True:
         timeout_ms = min(session.options.request_timeout_ms, patience.left_ms(now_ms))
         asked, answer = yield from _exchange(session, patience, request, timeout_ms)
@@ -177,9 +183,14 @@ def ask_status(session: Session, request_id: str, min_version: int, now_ms: floa
 
     Raises: OutcomeUnknown when nobody could say within ``resolve_within_ms``; InvalidRequest; PermissionDenied.
     """
+    patience = Patience(session, now_ms, session.options.resolve_within_ms)
+    return (yield from _ask_status(session, request_id, min_version, patience))
+
+
+def _ask_status(session: Session, request_id: str, min_version: int, patience: Patience) -> Procedure[StatusAnswer]:
     request = status_request(request_id, min_version)
     try:
-        reply = yield from _harmless(session, request, now_ms, session.options.resolve_within_ms)
+        reply = yield from _patiently(session, request, patience)
     except (InvalidRequest, PermissionDenied):
         raise
     except HoldfastError as error:
@@ -204,10 +215,14 @@ def _unknown(request_id: str | None, min_version: int | None, code: Code) -> Out
 
 def _settle(session: Session, txn: Transaction, now_ms: float) -> Procedure[CommitReceipt | NotCommitted]:
     """After an unknown outcome: ask until it is final."""
+    return (yield from _settle_with(session, txn, Patience(session, now_ms, session.options.resolve_within_ms)))
+
+
+def _settle_with(session: Session, txn: Transaction, patience: Patience) -> Procedure[CommitReceipt | NotCommitted]:
     assert txn.request_id is not None, "an attempt has an id"
     assert txn.read_version is not None, "an attempt has a read version"
     try:
-        answer = yield from ask_status(session, txn.request_id, txn.read_version, now_ms)
+        answer = yield from _ask_status(session, txn.request_id, txn.read_version, patience)
     except OutcomeUnknown:
         raise
     except HoldfastError as error:
@@ -339,7 +354,8 @@ def commit_group(session: Session, txns: list[Transaction], now_ms: float) -> Pr
     """One request of a stream of commits; one result per item, in order.
 
     Every item has a request id and a read version. Items whose line never came are settled by asking, one by one:
-    each is then committed, or closed as ``NotCommitted("banned")`` and safe to submit anew.
+    each is then committed, or closed as ``NotCommitted("banned")`` and safe to submit anew. ``resolve_within_ms``
+    bounds the asking about all of them: an item that it does not reach is ``OutcomeUnknown``, and not asked about.
     """
     patience = Patience(session, now_ms, session.options.give_up_after_ms)
     request = commits_request(txns)
@@ -369,6 +385,7 @@ def _settle_items(
 ) -> Procedure[list[ItemResult]]:
     if len(lines) > len(txns):
         raise CorruptData("more results than items", items=len(txns), results=len(lines))
+    end_ms = now_ms + session.options.resolve_within_ms
     results: list[ItemResult] = []
     for index, txn in enumerate(txns):
         line = lines[index] if index < len(lines) else None
@@ -377,11 +394,16 @@ def _settle_items(
             results.append(line)
         elif line is not None and not _is_unknown(line, _item_status(line)):
             results.append(error_of(line, _item_status(line)))
+        elif now_ms >= end_ms:
+            results.append(_unknown(txn.request_id, txn.read_version, Code.OUTCOME_UNKNOWN))
         else:
+            # One bound for all, but waits of its own for each: an answer about one item tells of the service again.
+            patience = Patience(session, now_ms, end_ms - now_ms)
             try:
-                results.append((yield from _settle(session, txn, now_ms)))
+                results.append((yield from _settle_with(session, txn, patience)))
             except OutcomeUnknown as error:
                 results.append(error)
+            now_ms = patience.now_ms
     return results
 
 

@@ -48,6 +48,8 @@ class Patience:
         self._route = session.route
         self._ceiling_ms = self._options.retry_base_ms
         self._end_ms = now_ms + within_ms
+        self.now_ms = now_ms
+        """When it was last answered: what comes after it begins then, whatever it ended with."""
         self.sent_by: Endpoint | None = None
         """Who named the leader that is asked now."""
         self._unusable: Unusable | None = None
@@ -108,5 +110,6 @@ def pause(session: Session, patience: Patience, asked: Endpoint, answer: Reply |
         at_least = float(retry_after_ms(error, answer.headers) or 0)
     woken = yield patience.next_wait(answer.now_ms, at_least, reason)
     assert isinstance(woken, Woken), "a Wait is answered by Woken"
+    patience.now_ms = woken.now_ms
     patience.sent_by = None
     return woken.now_ms

@@ -1,0 +1,83 @@
+"""The asking about a group of commits has one bound, however many of its items nobody tells of."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+from tests.unit.client.conftest import QUICK
+
+from holdfast.client import core
+from holdfast.client.effects import Answer, Failed, Reply, Send, Wait, Woken
+from holdfast.client.endpoint import Route, parse_endpoint
+from holdfast.client.messages import NotCommitted
+from holdfast.commit.transaction import Transaction, Write
+from holdfast.errors import Code, OutcomeUnknown
+
+WITHIN_MS = 60_000.0
+OPTIONS = dataclasses.replace(
+    QUICK, request_timeout_ms=15_000, give_up_after_ms=WITHIN_MS, resolve_within_ms=WITHIN_MS, retry_max_ms=2_000
+)
+GROUP = [Transaction([Write(b"k", b"v")], [], f"id-{number:020d}", None, 1) for number in range(1_000)]
+CLOSED = b'{"status": "not_committed"}'
+
+
+def driven(answer: Callable[[Send, float], Answer]) -> tuple[list[core.ItemResult], list[float]]:
+    """The results of a group whose own answer was lost, and when each question ended. Waits take what they may."""
+    session = core.Session(Route((parse_endpoint("http://a.example:1"),)), OPTIONS)
+    now_ms = 0.0
+    asked: list[float] = []
+    procedure = core.commit_group(session, GROUP, now_ms)
+    assert isinstance(next(procedure), Send)
+    effect = procedure.send(Failed(now_ms, True, "the answer was lost"))
+    while True:
+        reply: Answer
+        if isinstance(effect, Send):
+            reply = answer(effect, now_ms)
+            asked.append(reply.now_ms)
+        else:
+            assert isinstance(effect, Wait)
+            reply = Woken(now_ms + effect.at_most_ms)
+        now_ms = reply.now_ms
+        try:
+            effect = procedure.send(reply)
+        except StopIteration as stop:
+            results: list[core.ItemResult] = stop.value
+            return results, asked
+
+
+def silence(send: Send, now_ms: float) -> Answer:
+    return Failed(now_ms + send.timeout_ms, False, "no answer in time")
+
+
+def test_a_vanished_service_is_asked_about_all_items_for_one_bound() -> None:
+    results, asked = driven(silence)
+    assert asked[-1] <= WITHIN_MS + 1
+    assert len(results) == len(GROUP)
+
+
+def test_what_the_bound_does_not_reach_is_unknown_under_its_own_name() -> None:
+    results, asked = driven(silence)
+    assert len(asked) < 10
+    for txn, result in zip(GROUP, results, strict=True):
+        assert isinstance(result, OutcomeUnknown)
+        assert result.code is Code.OUTCOME_UNKNOWN
+        assert (result.fields["request_id"], result.fields["min_version"]) == (txn.request_id, txn.read_version)
+
+
+@pytest.mark.parametrize("each_ms", [10.0, 100.0])
+def test_slow_answers_use_up_the_same_bound(each_ms: float) -> None:
+    results, asked = driven(lambda _, now_ms: Reply(now_ms + each_ms, 200, {}, CLOSED))
+    told = [isinstance(result, NotCommitted) for result in results]
+    reached = min(len(GROUP), int(WITHIN_MS / each_ms))
+    assert told == [True] * reached + [False] * (len(GROUP) - reached)
+    assert asked[-1] <= WITHIN_MS
+
+
+def test_a_service_that_comes_back_settles_the_items_that_are_left() -> None:
+    def answer(send: Send, now_ms: float) -> Answer:
+        return silence(send, now_ms) if now_ms < 20_000 else Reply(now_ms + 1, 200, {}, CLOSED)
+
+    results, _ = driven(answer)
+    assert all(isinstance(result, NotCommitted) for result in results)
