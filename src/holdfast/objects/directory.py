@@ -11,7 +11,8 @@ Failure model: a writer that reports a failed sync, or dies with a create in han
 poisons the store: every later create is ``Unknown`` with that reason and nothing is sent, because what is durable is no
 longer known. A restart mends it: names that are there are synced again before anybody is told of them. A reader that
 dies fails its request as ``Unavailable``. Workers that die idle have answered all they were asked and are replaced.
-Cancelling a request abandons its answer only; a create under way still lands.
+Cancelling a request abandons its answer only; a create under way still lands, its worker carries nothing else before it
+has answered, and a sync that fails or a death in that time poisons the store all the same.
 
 Why processes: a thread takes the leader's interpreter back after each of its system calls. Under a busy loop, threads
 gave 22,000-27,000 commits/s where processes gave 35,000-38,000, and cost the leader 3 to 4 times the CPU a PUT
@@ -28,9 +29,10 @@ import secrets
 import socket
 import subprocess
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.objects import directory_worker as worker
@@ -49,6 +51,13 @@ class _Died(Exception):
     """The worker went away before it answered."""
 
 
+class _Request(NamedTuple):
+    operation: int
+    parts: builtins.list[bytes]
+    answer: asyncio.Future[Answer]
+    """Done before its time when the caller was cancelled; the request goes on."""
+
+
 class _Worker(asyncio.Protocol):
     """One worker process and the one request it is carrying out."""
 
@@ -57,17 +66,17 @@ class _Worker(asyncio.Protocol):
         self._lane = lane
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
-        self._asked: asyncio.Future[Answer] | None = None
+        self._asked: _Request | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not asserted: uvloop's transports do not derive from asyncio's.
         self._transport = cast(asyncio.Transport, transport)
 
-    def ask(self, parts: builtins.list[bytes], answer: asyncio.Future[Answer]) -> None:
+    def ask(self, request: _Request) -> None:
         assert self._asked is None, "a worker carries one request at a time"
         assert self._transport is not None, "only a connected worker is asked"
-        self._asked = answer
-        self._transport.writelines(parts)
+        self._asked = request
+        self._transport.writelines(request.parts)
 
     def data_received(self, data: bytes) -> None:
         self._received += data
@@ -80,15 +89,20 @@ class _Worker(asyncio.Protocol):
         self._received = bytearray()
         asked, self._asked = self._asked, None
         assert asked is not None, "a worker speaks only when it is asked"
+        # The store hears of it here and not from its caller, who may have given up.
+        if asked.operation == worker.CREATE and status == worker.POISONED:
+            self._lane.poison(payload.decode())
         self._lane.became_idle(self)
-        if not asked.done():  # else its caller was cancelled
-            asked.set_result((status, payload))
+        if not asked.answer.done():
+            asked.answer.set_result((status, payload))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
+        asked, self._asked = self._asked, None
+        if asked is not None and asked.operation == worker.CREATE:
+            self._lane.poison("a writer process died with a create in hand, so what is durable is unknown")
         self._lane.lost(self)
-        if self._asked is not None and not self._asked.done():
-            self._asked.set_exception(_Died("the worker process ended"))
-        self._asked = None
+        if asked is not None and not asked.answer.done():
+            asked.answer.set_exception(_Died("the worker process ended"))
 
     def stop(self) -> None:
         if self._transport is not None:
@@ -96,15 +110,19 @@ class _Worker(asyncio.Protocol):
 
 
 class _Lane:
-    """A few workers of one kind, and the requests that wait for one."""
+    """A few workers of one kind, and the requests that wait for one.
 
-    def __init__(self, root: str, size: int) -> None:
+    ``poison`` is told why nothing may be created any more.
+    """
+
+    def __init__(self, root: str, size: int, poison: Callable[[str], object]) -> None:
         self._root = root
         self._size = size
+        self.poison = poison
         self._workers: builtins.list[_Worker] = []
         self._idle: builtins.list[_Worker] = []
         self._unreaped: builtins.list[subprocess.Popen[bytes]] = []
-        self._waiting: deque[tuple[builtins.list[bytes], asyncio.Future[Answer]]] = deque()
+        self._waiting: deque[_Request] = deque()
         self._starting = asyncio.Lock()
         self._closed = False
 
@@ -113,11 +131,11 @@ class _Lane:
         if len(self._workers) < self._size:
             await self._start()
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        parts = [worker.encode_request_head(operation, key, len(argument)), argument]
+        request = _Request(operation, [worker.encode_request_head(operation, key, len(argument)), argument], answer)
         if self._idle:
-            self._idle.pop().ask(parts, answer)
+            self._idle.pop().ask(request)
         else:
-            self._waiting.append((parts, answer))
+            self._waiting.append(request)
         return await answer
 
     async def _start(self) -> None:
@@ -153,9 +171,9 @@ class _Lane:
 
     def became_idle(self, one: _Worker) -> None:
         while self._waiting:
-            parts, answer = self._waiting.popleft()
-            if not answer.done():
-                one.ask(parts, answer)
+            request = self._waiting.popleft()
+            if not request.answer.done():
+                one.ask(request)
                 return
         self._idle.append(one)
 
@@ -166,9 +184,9 @@ class _Lane:
             self._idle.remove(one)
         if not self._workers:
             while self._waiting:
-                _, answer = self._waiting.popleft()
-                if not answer.done():
-                    answer.set_exception(_Died("the worker process ended"))
+                request = self._waiting.popleft()
+                if not request.answer.done():
+                    request.answer.set_exception(_Died("the worker process ended"))
 
     async def close(self) -> None:
         """As the port says, once the requests in hand are done and the workers have ended."""
@@ -197,8 +215,8 @@ class DirectoryStore:
 
     def __init__(self, root: Path, *, writers: int = WRITERS, readers: int = READERS) -> None:
         self._root = root
-        self._writers = _Lane(str(root), writers)
-        self._readers = _Lane(str(root), readers)
+        self._writers = _Lane(str(root), writers, self._poisoned)
+        self._readers = _Lane(str(root), readers, self._poisoned)
         self._poison: str | None = None
 
     @classmethod
@@ -234,8 +252,8 @@ class DirectoryStore:
             return Unknown(reason)
         try:
             status, payload = await self._writers.ask(worker.CREATE, key, data)
-        except _Died:
-            return Unknown(self._poisoned("a writer process died with a create in hand, so what is durable is unknown"))
+        except _Died as error:
+            return Unknown(self._reason_to_refuse() or str(error))
         except OSError as error:
             return Unknown(f"no process could be started to write to the directory: {error}")
         if (reason := self._reason_to_refuse()) is not None:
