@@ -6,7 +6,7 @@ depends on it). Does not own: any decision about slots (``leadership``).
 At most four sequential waits until ready: LIST, headers in parallel, claim, ownership LIST. The store is probed beside
 the first two, and the probe has passed before the claim is sent. Where the last leader neither resigned nor can be
 asked, the log has to be silent for a while before the claim; only on a directory, which is one machine's, is an address
-that somebody else has by now proof enough that it is gone.
+that somebody else has by now proof enough that it is gone. Who has just claimed and does not lead yet is asked again.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ log = structlog.get_logger("holdfast.commit.takeover")
 T = TypeVar("T")
 
 AskLeader = Callable[[str], Awaitable[str | None]]
-"""Ask the process at an advertised address who it is: its leader id in hexadecimal, or None when nobody answers."""
+"""Ask the process at an advertised address who it is: its leader id in hexadecimal, empty when it does not lead or does
+not lead yet, or None when nobody answers."""
 
 REQUEST_S_MAX: Final = 10.0
 """How long one round of requests may hang before it counts as failed."""
@@ -234,21 +235,47 @@ async def _be_polite(store: ObjectStore, frontier: Frontier, own_address: str, o
     if newest.epoch == 1 and newest.kind is Kind.CLAIM and not newest.address:
         # A log that was only initialised: nobody ever led it.
         return
-    if options.ask_leader is not None and newest.address:
-        alive = await options.ask_leader(newest.address)
-        if alive == newest.leader_id.hex():
-            raise Closed(
-                "another leader is alive",
-                code=Code.LEADER_ALIVE,
-                leader_id=alive,
-                leader_address=newest.address,
-                hint="stop it, or start with --take-over, or wait for it with --standby",
-            )
-        if _is_of_this_machine(store) and (alive is not None or newest.address == own_address):
-            # An address of this machine, and somebody else lives there, perhaps this very process: the old leader is
-            # gone from it. On a store that machines share the same text (127.0.0.1:8080) is another place on each.
-            return
-    await _wait_for_silence(store, newest, options)
+    answer = await _ask(newest, options)
+    if _is_of_this_machine(store) and _has_left(newest, answer, own_address):
+        return
+    if answer == "" and await _patiently(partial(_has_resigned, store, frontier), options.patience_s):
+        # It may have been told to step down by the very question.
+        return
+    await _wait_for_silence(store, newest, options, ask_again=answer == "")
+
+
+async def _ask(newest: Header, options: TakeoverOptions) -> str | None:
+    """What the process at the leader's address answers, None without one. Raises: Closed when it is that leader."""
+    if options.ask_leader is None or not newest.address:
+        return None
+    answer = await options.ask_leader(newest.address)
+    if answer == newest.leader_id.hex():
+        raise Closed(
+            "another leader is alive",
+            code=Code.LEADER_ALIVE,
+            leader_id=answer,
+            leader_address=newest.address,
+            hint="stop it, or start with --take-over, or wait for it with --standby",
+        )
+    return answer
+
+
+def _has_left(newest: Header, answer: str | None, own_address: str) -> bool:
+    """Whether the old leader is gone from an address of this machine, because somebody else lives there.
+
+    Perhaps this very process. On a store that machines share the same text (127.0.0.1:8080) is another place on each.
+    """
+    if newest.address == own_address:
+        return True
+    if newest.kind is Kind.CLAIM:
+        # Who answers that it does not lead may have sent this claim, and lead in a moment. Who wrote more has led.
+        return bool(answer)
+    return answer is not None
+
+
+async def _has_resigned(store: ObjectStore, frontier: Frontier) -> bool:
+    end = await _chase(store, frontier)
+    return end is not None and end.predecessor is not None and end.predecessor.kind is Kind.RESIGN
 
 
 def _is_of_this_machine(store: ObjectStore) -> bool:
@@ -256,10 +283,13 @@ def _is_of_this_machine(store: ObjectStore) -> bool:
     return urlsplit(store.url).scheme == "file"
 
 
-async def _wait_for_silence(store: ObjectStore, before: Header, options: TakeoverOptions) -> None:
+async def _wait_for_silence(
+    store: ObjectStore, before: Header, options: TakeoverOptions, *, ask_again: bool = False
+) -> None:
     """Return when no new key appeared for ``silence_ms``; raise when the log is being written.
 
-    Only new keys count, never how old the newest object says it is: that is the other machine's clock.
+    Only new keys count, never how old the newest object says it is: that is the other machine's clock. With
+    ``ask_again`` the leader is asked meanwhile, too: one that has only just come to lead has nothing to write.
     """
     silence_ms = options.silence_ms
     log.info(
@@ -281,6 +311,8 @@ async def _wait_for_silence(store: ObjectStore, before: Header, options: Takeove
                 leader_address=before.address,
                 hint="stop it, or start with --take-over, or wait for it with --standby",
             )
+        if ask_again:
+            await _ask(before, options)
 
 
 async def _put_claim(store: ObjectStore, claim: Header, patience_s: float) -> bool:

@@ -26,6 +26,7 @@ _LIVENESS: Final = msgspec.json.Decoder(Liveness)
 async def ask_leader(address: str, *, tls: bool, standby: bool) -> str | None:
     """The leader id of the process at ``address`` while it leads, empty when it does not lead, None without an answer.
 
+    Empty does not mean that it never will: a process answers before it leads, also while its claim stands already.
     ``standby`` asks it to show signs of life in the log, because somebody waits to take over.
     """
     try:
