@@ -1,0 +1,118 @@
+"""When several start at once, and the log changes hands while one of them asks. Liveness only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import pytest
+from tests.integration.test_commit_service import Gate, law, lead, put
+
+from holdfast.commit.service import CommitService, ServiceOptions
+from holdfast.errors import Closed, Code
+from holdfast.objects.port import Listed
+
+DIRECTORY = "file:///log"
+SHARED = "s3://bucket/log"
+ONE = "127.0.0.1:8081"
+OTHER = "127.0.0.1:8082"
+FOR_EVER_MS = 3_600_000.0
+
+
+def answering(answers: Iterable[str | None]) -> Callable[[str], Awaitable[str | None]]:
+    rest = iter(answers)
+
+    async def ask(_: str) -> str | None:
+        return next(rest)
+
+    return ask
+
+
+async def start(store: Gate, ask: Callable[[str], Awaitable[str | None]], **options: Any) -> CommitService:
+    how = ServiceOptions(address=OTHER, ask_leader=ask, probe=False, **options)
+    return await CommitService.lead(store, how)
+
+
+@pytest.mark.parametrize("url", [DIRECTORY, SHARED])
+def test_who_has_claimed_and_does_not_lead_yet_is_left_to_lead(url: str) -> None:
+    @law
+    async def scenario(store: Gate) -> None:
+        store.url = url
+        before = await lead(store, address=ONE)
+        await before.step_down()
+        listing, claimed, told = store.list, asyncio.Event(), asyncio.Event()
+
+        async def of_the_first(prefix: str, *, after: str = "", limit: int = 1000) -> list[Listed]:
+            if limit == 1:  # its claim stands, and it looks whether anybody is past it
+                claimed.set()
+                await told.wait()
+            return await listing(prefix, after=after, limit=limit)
+
+        store.list = of_the_first  # type: ignore[method-assign]
+        first = asyncio.ensure_future(CommitService.lead(store, ServiceOptions(address=ONE, probe=False)))
+        await claimed.wait()
+        store.list = listing  # type: ignore[method-assign]
+
+        async def ask(_: str) -> str:
+            if not told.is_set():
+                told.set()
+                return ""
+            return (await first).leader_id
+
+        with pytest.raises(Closed) as caught:
+            await start(store, ask, silence_ms=200.0)
+        leader = await first
+        assert caught.value.code is Code.LEADER_ALIVE
+        assert caught.value.fields["leader_id"] == leader.leader_id
+        await leader.version()
+        assert not leader.ended.done()
+        await leader.close()
+
+    scenario()
+
+
+@law
+async def test_who_claimed_and_never_comes_to_lead_is_followed_once_the_log_was_silent(store: Gate) -> None:
+    store.url = DIRECTORY
+    died = await lead(store, address=ONE)
+    await died.close()
+    # A standby of the same address, say: it answers, and waits as long as everybody else.
+    again = await start(store, answering([""] * 100), silence_ms=1.0)
+    assert again.takeover.deposed_leader_id == died.leader_id
+
+
+@law
+async def test_on_a_directory_who_led_and_answers_that_it_does_not_is_gone(store: Gate) -> None:
+    store.url = DIRECTORY
+    deposed = await lead(store, address=ONE)
+    await put(deposed, b"k")
+    await deposed.close()
+    again = await start(store, answering([""]), silence_ms=FOR_EVER_MS)
+    assert again.takeover.deposed_leader_id == deposed.leader_id
+
+
+@law
+async def test_on_a_directory_another_leader_at_the_address_is_proof_that_the_claimant_is_gone(store: Gate) -> None:
+    store.url = DIRECTORY
+    died = await lead(store, address=ONE)
+    await died.close()
+    again = await start(store, answering(["ab" * 16]), silence_ms=FOR_EVER_MS)
+    assert again.takeover.deposed_leader_id == died.leader_id
+
+
+@pytest.mark.parametrize("url", [DIRECTORY, SHARED])
+def test_who_resigns_when_it_is_asked_is_followed_at_once(url: str) -> None:
+    @law
+    async def scenario(store: Gate) -> None:
+        store.url = url
+        old = await lead(store, address=ONE)
+
+        async def ask(_: str) -> str:
+            await old.step_down()
+            return ""
+
+        again = await start(store, ask, silence_ms=FOR_EVER_MS)
+        assert again.takeover.deposed_leader_id is None
+
+    scenario()
