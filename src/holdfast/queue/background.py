@@ -4,12 +4,15 @@ Owns: the thread, when it wakes. Does not own: the work (``queue``).
 
 Failure model: work handles its own errors, and is tried again at the next wake; nothing is lost by one, because whoever
 needs the result does the work itself and gets the error. What it raises all the same ends the thread. It is a daemon:
-an interpreter that exits does not wait for it, and a queue that is not closed is found as after a kill.
+an interpreter that exits does not wait for it, and a queue that is not closed is found as after a kill. Waking it takes
+no lock of Python's, in which an interrupt (Ctrl-C) could leave the caller's next wake waiting for ever.
 """
 
 from __future__ import annotations
 
 import threading
+from queue import Empty, SimpleQueue
+from time import sleep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,36 +29,50 @@ class Background:
     The thread starts at the first need of it.
     """
 
-    __slots__ = ("_interval_s", "_linger_s", "_stopped", "_thread", "_wake", "_work")
+    __slots__ = ("_interval_s", "_linger_s", "_starting", "_stopped", "_thread", "_wakes", "_work")
 
     def __init__(self, work: Callable[[], None], interval_s: float | None, linger_s: float = 0) -> None:
         self._work = work
         self._interval_s = interval_s
-        self._wake = threading.Event()
         self._linger_s = linger_s
-        self._stopped = threading.Event()
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        self._starting = threading.RLock()
+        self._stopped = False
         self._thread: threading.Thread | None = None
         if interval_s is not None:
             self.wake()
 
     def wake(self) -> None:
         """Soon. Never blocks."""
-        if self._thread is None and not self._stopped.is_set():
-            self._thread = threading.Thread(target=self._run, name="holdfast-queue", daemon=True)
-            self._thread.start()
-        self._wake.set()
+        if self._thread is None:
+            self._start()
+        if self._wakes.empty():  # one is enough for all that come before the thread has looked
+            self._wakes.put(None)
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None and not self._stopped:
+                thread = threading.Thread(target=self._run, name="holdfast-queue", daemon=True)
+                thread.start()
+                self._thread = thread  # one that is known has been started, so it can be waited for
 
     def _run(self) -> None:
         while True:
-            self._wake.wait(self._interval_s)
-            self._wake.clear()
-            if self._stopped.wait(self._linger_s):
+            try:
+                self._wakes.get(timeout=self._interval_s)
+            except Empty:
+                pass  # the interval has passed
+            if self._linger_s and not self._stopped:
+                sleep(self._linger_s)
+            if self._stopped:
+                self._wakes.put(None)  # for another that an interrupt of its start has left unknown
                 return
             self._work()
 
     def stop(self) -> None:
         """End the thread and wait for the work that it is at."""
-        self._stopped.set()
-        self._wake.set()
+        with self._starting:
+            self._stopped = True
+        self._wakes.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()

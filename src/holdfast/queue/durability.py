@@ -44,7 +44,18 @@ class Durability:
     it has not. None of the three is called with this object's lock held.
     """
 
-    __slots__ = ("_condition", "_failed", "_port", "_reached", "_syncing", "_take", "failure", "next_seq", "syncs")
+    __slots__ = (
+        "_condition",
+        "_failed",
+        "_lock",
+        "_port",
+        "_reached",
+        "_syncing",
+        "_take",
+        "failure",
+        "next_seq",
+        "syncs",
+    )
 
     def __init__(
         self,
@@ -58,7 +69,9 @@ class Durability:
         self._take = take
         self._reached = reached
         self._failed = failed
-        self._condition = threading.Condition(threading.Lock())
+        # Taken by itself: an interrupt inside the condition's own ``with`` would leave it locked for ever.
+        self._lock = threading.Lock()
+        self._condition = threading.Condition(self._lock)
         self._syncing = False
         self.failure: OSError | None = None
         self.next_seq = next_seq
@@ -71,19 +84,11 @@ class Durability:
         Cost: one data sync for all threads that wait at the same time; a follower may need the one after the next.
         """
         while self.next_seq < next_seq:
-            if self._lead_or_follow(next_seq):
-                self._sync(sealed_only=False)
+            self._lead_or_follow(next_seq)
 
     def sync_sealed(self) -> None:
         """Sync the closed pages that wait for it. Returns when they are, or at once when another syncs already."""
-        with self._condition:
-            self.raise_if_failed()
-            if self._syncing:
-                self._condition.wait()
-                self.raise_if_failed()
-                return
-            self._syncing = True
-        self._sync(sealed_only=True)
+        self._lead_or_follow(None)
 
     def fail(self, error: OSError) -> None:
         """A sync has failed, of files or of their names. Raises: ``Closed`` (sync_failed), always."""
@@ -102,31 +107,36 @@ class Durability:
                 cause=self.failure,
             ) from self.failure
 
-    def _lead_or_follow(self, next_seq: int) -> bool:
-        with self._condition:
-            self.raise_if_failed()
-            if self.next_seq >= next_seq:
-                return False
-            if self._syncing:
-                self._condition.wait()
+    def _lead_or_follow(self, next_seq: int | None) -> None:
+        """Sync what there is now and wake the followers whatever comes of it; or wait until another has.
+
+        ``next_seq`` is what is to be durable; None is for the closed pages alone.
+        """
+        leads = False
+        try:
+            with self._lock:
                 self.raise_if_failed()
-                return False
-            self._syncing = True
-            return True
+                if next_seq is not None and self.next_seq >= next_seq:
+                    return
+                if self._syncing:
+                    self._condition.wait()
+                    self.raise_if_failed()
+                    return
+                leads = self._syncing = True  # together: an interrupt leaves no sync that nobody leads
+            self._sync(sealed_only=next_seq is None)
+        finally:
+            if leads:
+                with self._lock:
+                    self._syncing = False
+                    self._condition.notify_all()
 
     def _sync(self, *, sealed_only: bool) -> None:
-        """Lead: sync what there is now, and wake the followers whatever comes of it."""
+        target = self._take(sealed_only)
         try:
-            target = self._take(sealed_only)
-            try:
-                for file in target.files:
-                    self._port.sync_data(file)
-            except OSError as error:
-                self.fail(error)
-            self.syncs += 1
-            self._reached(target)
-            self.next_seq = max(self.next_seq, target.next_seq)
-        finally:
-            with self._condition:
-                self._syncing = False
-                self._condition.notify_all()
+            for file in target.files:
+                self._port.sync_data(file)
+        except OSError as error:
+            self.fail(error)
+        self.syncs += 1
+        self._reached(target)
+        self.next_seq = max(self.next_seq, target.next_seq)

@@ -3,16 +3,16 @@
 Owns: the messages that are not written yet, and their sequence numbers. Does not own: writing (``writer``), the timer
 (``background``).
 
-Failure model: what waits here is lost with the process. A write that fails leaves what was not written waiting, refuses
-the message that caused it if one did, and is tried again soon after the next one, so that the memory stays bounded: 256
-KiB or 4,096 messages and the batch that goes above it.
+Failure model: what waits here is lost with the process. A write that fails, or is interrupted, leaves what was not
+written waiting under the numbers that it was told, refuses the message that caused it if one did, and is tried again
+soon after the next one, so that the memory stays bounded: 256 KiB or 4,096 messages and the batch that goes above it.
 """
 
 from __future__ import annotations
 
 import threading
 
-from holdfast.errors import Unavailable
+from holdfast.errors import Closed
 from holdfast.queue.frame import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, octets
 
 TYPE_CHECKING = False
@@ -27,17 +27,20 @@ LINGER_S = 0.005
 
 
 class Linger:
-    """A buffer before a writer. Thread-safe. ``wake`` is called when the first message begins to wait."""
+    """A buffer before a writer, which nobody else writes to. Thread-safe. ``wake`` is called when the first message
+    begins to wait."""
 
-    __slots__ = ("_bytes", "_late", "_lock", "_waiting", "_wake", "_writer")
+    __slots__ = ("_bytes", "_closed", "_first_seq", "_late", "_lock", "_waiting", "_wake", "_writer")
 
     def __init__(self, writer: Writer, wake: Callable[[], None]) -> None:
         self._writer = writer
         self._wake = wake
         self._lock = threading.Lock()
         self._waiting: list[bytes] = []
+        self._first_seq = writer.next_seq  # of the first that waits, or of the next that comes
         self._bytes = 0
         self._late = False
+        self._closed = False
 
     def append(self, payload: bytes) -> int:
         """Take one message. Returns the sequence number that it will have."""
@@ -50,6 +53,7 @@ class Linger:
             payloads = [*map(octets, payloads)]
         size = sum(map(len, payloads))
         with self._lock:
+            self._raise_if_closed()
             if self._bytes + size > BATCH_BYTES_MAX or len(self._waiting) + len(payloads) > BATCH_MESSAGES_MAX:
                 self._write()
             self._writer.raise_if_closed()
@@ -59,30 +63,53 @@ class Linger:
             first = self.next_seq
             self._waiting += payloads
             self._bytes += size
-            return first, self.next_seq - 1
+            return first, first + len(payloads) - 1
+
+    def append_atomic(self, payloads: Sequence[bytes]) -> tuple[int, int]:
+        """Append messages as one frame, behind what waits and before whatever comes. Raises what writing raises."""
+        with self._lock:
+            self._raise_if_closed()
+            self._write()
+            try:
+                return self._writer.append_many(payloads, atomic=True)
+            finally:
+                self._first_seq = self._writer.settled_next_seq()
 
     @property
     def next_seq(self) -> int:
         """The sequence number of the next message to be taken."""
-        return self._writer.next_seq + len(self._waiting)
+        return self._first_seq + len(self._waiting)
 
     def write(self) -> None:
         """Hand everything to the writer."""
         with self._lock:
             self._write()
 
+    def close(self) -> None:
+        """Hand everything to the writer; what comes later is refused, whatever became of that."""
+        with self._lock:
+            self._closed = True
+            self._write()
+
+    def _raise_if_closed(self) -> None:
+        if self._closed:
+            raise Closed("the queue is closed")
+
     def _write(self) -> None:
         if not self._waiting:
             return
         self._late = True  # until it is written
+        self._forget_written()  # what an interrupt left unsaid
         try:
-            self._writer.append_many(self._waiting, atomic=False)
-        except Unavailable as error:
-            appended = error.fields.get("appended", 0)
-            if isinstance(appended, int):
-                del self._waiting[:appended]
-                self._bytes = sum(map(len, self._waiting))
-            raise
-        self._waiting = []
-        self._bytes = 0
+            if self._waiting:
+                self._writer.append_many(self._waiting, atomic=False)
+        finally:
+            self._forget_written()
         self._late = False
+
+    def _forget_written(self) -> None:
+        """What is in the log does not wait any more. Its numbers tell, whatever was raised."""
+        written = self._writer.settled_next_seq() - self._first_seq
+        if written > 0:
+            self._first_seq, self._waiting = self._first_seq + written, self._waiting[written:]
+            self._bytes = sum(map(len, self._waiting))

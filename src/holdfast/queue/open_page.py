@@ -50,8 +50,7 @@ class OpenPage:
             port.close(self.file)
             self.file = -1
 
-    def release(self, port: FilePort) -> int:
-        """Close all but the file, for the sync that is still to come. Returns the file."""
-        file, self.file = self.file, -1
+    def release(self, port: FilePort) -> None:
+        """Close all but the file, which by now is of those who sync it."""
+        self.file = -1
         self.close(port)
-        return file

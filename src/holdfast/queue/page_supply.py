@@ -4,7 +4,8 @@ Owns: the number of the next page, the page made ahead, that a number is never l
 comes to be (``page_files``), what is written into it (``writer``).
 
 Failure model: ``OSError`` from the port; then the page does not exist, and the next call tries again. A page that was
-taken and could not be begun is given back and stays the next one: a number left out would end the log there.
+taken and could not be begun, or whose taker was interrupted, stays the next one: a number left out would end the log
+there.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["PageSupply"]
 class PageSupply:
     """Pages of ``page_bytes``, or larger for a frame that needs it. Thread-safe. ``number`` is the last page taken."""
 
-    __slots__ = ("_ahead", "_checksum_id", "_entropy", "_lock", "_page_bytes", "_pages", "number")
+    __slots__ = ("_ahead", "_checksum_id", "_entropy", "_lock", "_page_bytes", "_pages", "_taken", "number")
 
     def __init__(
         self, pages: PageDirectory, number: int, *, page_bytes: int, checksum_id: int, entropy: Callable[[int], bytes]
@@ -37,6 +38,7 @@ class PageSupply:
         self._entropy = entropy
         self._lock = threading.Lock()
         self._ahead: OpenPage | None = None
+        self._taken: OpenPage | None = None  # the last that was handed out
         self.number = number
 
     @property
@@ -54,12 +56,16 @@ class PageSupply:
             if wanted():
                 self._ahead = self._create(self._page_bytes)
 
-    def take(self, needed_bytes: int) -> OpenPage:
-        """The next page, of at least so many bytes. Raises: ``OSError``."""
+    def take(self, needed_bytes: int, current: OpenPage | None) -> OpenPage:
+        """The next page, of at least so many bytes, behind the ``current`` one. Raises: ``OSError``."""
         with self._lock:
+            if self._taken is not None and self._taken is not current:
+                # Its taker was interrupted before it could begin it, or give it back.
+                self._ahead, self.number = self._taken, self._taken.header.number - 1
+            self._taken = None
             ahead, self._ahead = self._ahead, None
             if ahead is not None and ahead.header.page_bytes >= needed_bytes:
-                self.number = ahead.header.number
+                self.number, self._taken = ahead.header.number, ahead
                 return ahead
             # One of its own for a message that does not fit: its name replaces that of the page made ahead, which is
             # let go of first. Should this fail half way, that page may have no name any more, and nothing may go into
@@ -68,13 +74,13 @@ class PageSupply:
             if ahead is not None:
                 ahead.close(self._pages.port)
             page = self._create(size)
-            self.number = page.header.number
+            self.number, self._taken = page.header.number, page
             return page
 
     def give_back(self, page: OpenPage) -> None:
         """A page that was taken and not begun, whatever its header says by now: it is the next one again."""
         with self._lock:
-            self._ahead, self.number = page, page.header.number - 1
+            self._ahead, self._taken, self.number = page, None, page.header.number - 1
 
     def _create(self, page_bytes: int) -> OpenPage:
         header = PageHeader(

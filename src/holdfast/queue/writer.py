@@ -21,7 +21,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 
-from holdfast.errors import Closed, InvalidRequest, LimitExceeded
+from holdfast.errors import Closed, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.queue.disk_errors import refusal
 from holdfast.queue.durability import Durability
 from holdfast.queue.frame import (
@@ -162,8 +162,8 @@ class Writer:
         """Append messages in order, none between them. Returns the first and the last sequence number.
 
         Frames hold at most 256 KiB or 4,096 messages, or with ``atomic`` all of them: after a crash a frame is there or
-        not. Where a disk fills up between two frames, those before are in the log and the error's ``appended`` counts
-        them.
+        not. Where a disk or the queue is full between two frames, those before are in the log and the error's
+        ``appended`` counts their messages.
         """
         if not payloads:
             raise InvalidRequest("append_many needs a message")
@@ -195,6 +195,10 @@ class Writer:
                 self._write_bodies(bodies)
             except OSError as error:
                 raise refusal(error, tail.next_seq - first) from error
+            except HoldfastError as error:
+                if tail.next_seq > first:
+                    error.fields = {**error.fields, "appended": tail.next_seq - first}
+                raise
             except (KeyboardInterrupt, SystemExit):
                 tail.interrupted = True
                 raise
@@ -331,7 +335,7 @@ class Writer:
             self.durability.sync_sealed()
         needed = HEADER_BYTES + size + SEAL_BYTES
         self.before_roll(max(needed, self.page_bytes))
-        page = self._supply.take(needed)
+        page = self._supply.take(needed, tail.page)
         try:
             if page.index_file is None:
                 page.index_file = self._pages.open_index(page.header.number, write=True)
@@ -344,10 +348,22 @@ class Writer:
         except BaseException:
             self._supply.give_back(page)
             raise
+        former = tail.page
         with tail.lock:
-            if tail.page is not None:
-                closing.append(tail.page.release(self._port))
-            tail.begin(page)
+            try:
+                if former is not None:
+                    closing.append(former.file)
+                tail.begin(page)
+            except BaseException:  # an interrupt: what was begun is ended, what was not is taken back
+                if tail.page is not former:
+                    tail.begin(page)
+                else:
+                    self._supply.give_back(page)
+                    if former is not None and former.file in closing:
+                        closing.remove(former.file)
+                raise
+        if former is not None:
+            former.release(self._port)
         self.on_work()
 
     def _seal(self, page: OpenPage) -> None:
@@ -391,6 +407,13 @@ class Writer:
     @property
     def next_seq(self) -> int:
         """The number of the next message."""
+        return self._tail.next_seq
+
+    def settled_next_seq(self) -> int:
+        """As ``next_seq``, after a look whether an interrupted append has left a whole frame."""
+        if self._tail.interrupted:
+            with self._turn:
+                self._tail.settle()
         return self._tail.next_seq
 
     @property

@@ -14,6 +14,11 @@ import pytest
 from holdfast.queue import Queue
 from holdfast.queue.frame import single_packers
 from holdfast.queue.local_files import LocalFiles
+from holdfast.queue.log_tail import LogTail
+from holdfast.queue.open_page import OpenPage
+from holdfast.queue.page_supply import PageSupply
+from holdfast.queue.sync_progress import SyncProgress
+from holdfast.queue.writer import Writer
 
 
 class Interrupting(LocalFiles):
@@ -168,6 +173,62 @@ def test_whatever_an_interrupt_meets_the_next_append_works_and_nothing_told_is_l
     assert list(found) == list(range(1, last + 1))
     assert {seq: found[seq] for seq in told} == told
     assert read_elsewhere(tmp_path / "q") == list(found.values())
+
+
+def once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[None]:
+    """An interrupt behind the next call of that method, after which what is returned is empty."""
+    real = getattr(owner, name)
+    armed: list[None] = [None]
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        found = real(*arguments, **named)
+        if armed:
+            armed.clear()
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(owner, name, interrupted)
+    return armed
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(PageSupply, "take"), (LocalFiles, "unmap"), (LogTail, "begin"), (OpenPage, "release"), (Writer, "_seal")],
+)
+def test_an_interrupt_between_two_pages_leaves_out_no_page_and_no_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    sent: list[bytes] = []
+    armed: list[None] = []
+    with Queue(tmp_path / "q", page_size=4096, background=False) as queue:
+        for number in range(30):
+            if number == 10:
+                armed = once(monkeypatch, owner, name)
+            payload = b"%d" % number * 400
+            try:
+                assert queue.append(payload) == len(sent) + 1
+            except KeyboardInterrupt:
+                if queue.last_seq == len(sent):
+                    continue
+            sent.append(payload)
+        assert not armed, "it was interrupted"
+        queue.flush()
+        assert queue.durable_seq == queue.last_seq == len(sent)
+    pages = sorted(int(page.stem.removeprefix("q-")) for page in tmp_path.glob("q-*.page"))
+    assert pages == list(range(1, pages[-1] + 1))
+    assert read_elsewhere(tmp_path / "q") == sent
+
+
+def test_an_interrupt_of_who_leads_a_sync_leaves_it_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once(monkeypatch, SyncProgress, "take")
+    with Queue(tmp_path / "q", background=False) as queue:
+        queue.append(b"one")
+        with pytest.raises(KeyboardInterrupt):
+            queue.flush()
+        queue.flush()
+        assert queue.durable_seq == 1
 
 
 def test_who_finds_an_append_under_way_comes_after_it(tmp_path: Path) -> None:
