@@ -5,7 +5,9 @@ files (``directory_objects``), the frames (``directory_worker``).
 
 Writers take creates, readers take everything else, so that a long listing never holds up the log. A worker carries one
 request at a time; what finds none idle waits in order. Workers start at the first request that needs them: one that
-only reads never starts a writer and writes nothing.
+only reads never starts a writer and writes nothing. A request waits for a start only where no worker is left; otherwise
+what is missing is started behind it, and a start that fails there is logged and tried again no sooner than
+``START_AGAIN_SECONDS`` later.
 
 Failure model: a writer that reports a failed sync, or dies with a create in hand and so with the result of its sync,
 poisons the store: every later create is ``Unknown`` with that reason and nothing is sent, because what is durable is no
@@ -24,6 +26,8 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
+import errno
+import logging
 import os
 import secrets
 import socket
@@ -43,6 +47,10 @@ __all__ = ["DirectoryStore"]
 WRITERS: Final = 4
 READERS: Final = 2
 STOP_SECONDS: Final = 10.0
+START_AGAIN_SECONDS: Final = 5.0
+"""A machine without memory or numbers for a process is not asked for one at every commit."""
+
+_logger = logging.getLogger(__name__)
 
 Answer = tuple[int, bytes]
 
@@ -124,12 +132,16 @@ class _Lane:
         self._unreaped: builtins.list[subprocess.Popen[bytes]] = []
         self._waiting: deque[_Request] = deque()
         self._starting = asyncio.Lock()
+        self._start_behind: asyncio.Task[None] | None = None
+        self._start_again_at = 0.0
         self._closed = False
 
     async def ask(self, operation: int, key: str, argument: bytes) -> Answer:
-        """Raises: _Died, OSError when no worker can be started."""
-        if len(self._workers) < self._size:
+        """Raises: _Died, OSError when there is no worker and none can be started."""
+        if not self._workers:
             await self._start()
+        elif len(self._workers) < self._size and self._may_start_behind():
+            self._start_behind = asyncio.create_task(self._start_those_missing())
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         request = _Request(operation, [worker.encode_request_head(operation, key, len(argument)), argument], answer)
         if self._idle:
@@ -138,24 +150,57 @@ class _Lane:
             self._waiting.append(request)
         return await answer
 
+    def _may_start_behind(self) -> bool:
+        """One start at a time, and a pause after one that failed."""
+        return (
+            not self._closed
+            and not self._starting.locked()
+            and (self._start_behind is None or self._start_behind.done())
+            and asyncio.get_running_loop().time() >= self._start_again_at
+        )
+
+    async def _start_those_missing(self) -> None:
+        with contextlib.suppress(_Died, OSError):  # the last worker left as well: the next request tells why
+            await self._start()
+
     async def _start(self) -> None:
+        """Start what is missing; at least one worker is there on return. Raises: OSError, _Died when closed."""
         async with self._starting:
             self._unreaped = [process for process in self._unreaped if process.poll() is None]
             while len(self._workers) < self._size:
                 if self._closed:
                     raise _Died("the store is closed")
-                ours, theirs = socket.socketpair()
                 try:
-                    process = await asyncio.to_thread(self._spawn, theirs)
-                except BaseException:
-                    ours.close()
-                    raise
-                self._unreaped.append(process)
-                ours.setblocking(False)
-                started = _Worker(process, self)
-                await asyncio.get_running_loop().create_connection(partial(_itself, started), sock=ours)
-                self._workers.append(started)
-                self.became_idle(started)
+                    await self._start_one()
+                except OSError as error:
+                    if not self._workers:
+                        raise
+                    self._start_again_at = asyncio.get_running_loop().time() + START_AGAIN_SECONDS
+                    _logger.warning(
+                        "a worker of the directory could not be started left=%d of=%d error=%s",
+                        len(self._workers),
+                        self._size,
+                        error,
+                    )
+                    return
+
+    async def _start_one(self) -> None:
+        """Raises: OSError."""
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.to_thread(self._spawn, theirs)
+        except RuntimeError as error:  # no thread could be started: what refuses processes refuses threads
+            ours.close()
+            raise OSError(errno.EAGAIN, str(error)) from error
+        except BaseException:
+            ours.close()
+            raise
+        self._unreaped.append(process)
+        ours.setblocking(False)
+        started = _Worker(process, self)
+        await asyncio.get_running_loop().create_connection(partial(_itself, started), sock=ours)
+        self._workers.append(started)
+        self.became_idle(started)
 
     def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
         # Closed here and not by who waits: that one may be cancelled, and a number that is free again while the process
@@ -194,6 +239,8 @@ class _Lane:
         async with self._starting:
             for one in list(self._workers):
                 one.stop()
+        if self._start_behind is not None:
+            await asyncio.wait({self._start_behind})
         await asyncio.gather(*(asyncio.to_thread(_reap, process) for process in self._unreaped))
 
 

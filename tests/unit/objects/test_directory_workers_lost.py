@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
+import os
 import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,18 +23,35 @@ from holdfast.objects.directory import DirectoryStore
 from holdfast.objects.port import Created, Unknown
 from holdfast.objects.time_limit import TimeLimited
 
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 20
 DIED = Unknown("a writer process died with a create in hand, so what is durable is unknown")
 
 
+def no_room() -> OSError:
+    return OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
 class Played:
-    """Workers that the test itself plays: it holds their ends of the sockets."""
+    """Workers that the test itself plays: it holds their ends of the sockets.
+
+    ``starts_left`` is how many more of them the machine has room for.
+    """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.sockets: list[socket.socket] = []
+        self.starts_left = 100
+        self.starts_refused = 0
+        self.starts_go_on = threading.Event()
+        self.starts_go_on.set()
         patch.setattr(directory._Lane, "_spawn", self._spawn)
 
     def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+        if self.starts_left == 0:
+            self.starts_refused += 1
+            theirs.close()
+            raise no_room()
+        self.starts_go_on.wait(PATIENCE_SECONDS)
+        self.starts_left -= 1
         self.sockets.append(theirs)
         return subprocess.Popen([sys.executable, "-S", "-c", ""])
 
@@ -166,5 +187,130 @@ def test_a_create_given_up_before_a_worker_had_it_poisons_nothing(tmp_path: Path
             played.sockets[0].close()
             await until(lambda: not store._writers._workers)
             await a_create_is_answered(store, played, 1)
+
+    asyncio.run(scenario())
+
+
+async def no_start_is_under_way(store: DirectoryStore) -> None:
+    behind = store._writers._start_behind
+    if behind is not None:
+        await asyncio.wait({behind})
+
+
+async def an_idle_writer_dies(store: DirectoryStore, played: Played, number: int) -> None:
+    left = len(store._writers._workers)
+    played.sockets[number].close()
+    await until(lambda: len(store._writers._workers) < left)
+
+
+def test_writers_that_are_left_go_on_where_no_process_can_be_started(
+    tmp_path: Path, played: Played, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(directory, "START_AGAIN_SECONDS", 3600.0)
+
+    async def scenario() -> None:
+        async with opened(tmp_path, writers=2) as store:
+            await a_create_is_answered(store, played, 1)
+            played.starts_left = 0
+            await an_idle_writer_dies(store, played, 0)
+            for _ in range(3):
+                await a_create_is_answered(store, played, 1)
+                await no_start_is_under_way(store)
+            assert played.starts_refused == 1, "a pause after a start that failed"
+
+    with caplog.at_level(logging.WARNING, "holdfast.objects.directory"):
+        asyncio.run(scenario())
+    (record,) = caplog.records
+    assert record.getMessage() == (f"a worker of the directory could not be started left=1 of=2 error={no_room()}")
+
+
+def test_what_is_missing_is_started_again_after_the_pause(
+    tmp_path: Path, played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "START_AGAIN_SECONDS", 0.0)
+
+    async def scenario() -> None:
+        async with opened(tmp_path, writers=2) as store:
+            await a_create_is_answered(store, played, 1)
+            played.starts_left = 0
+            await an_idle_writer_dies(store, played, 0)
+            for turn in (1, 2):
+                await a_create_is_answered(store, played, 1)
+                await no_start_is_under_way(store)
+                assert played.starts_refused == turn
+            played.starts_left = 1
+            await a_create_is_answered(store, played, 1)
+            await no_start_is_under_way(store)
+            assert len(store._writers._workers) == len(store._writers._idle) == 2
+
+    asyncio.run(scenario())
+
+
+def test_one_writer_is_enough_to_begin_with(tmp_path: Path, played: Played) -> None:
+    played.starts_left = 1
+
+    async def scenario() -> None:
+        async with opened(tmp_path, writers=4) as store:
+            await a_create_is_answered(store, played)
+            assert played.starts_refused == 1
+
+    asyncio.run(scenario())
+
+
+def test_no_writer_left_and_none_to_be_started_is_unknown_and_tried_at_the_next_create(
+    tmp_path: Path, played: Played
+) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path, writers=2) as store:
+            played.starts_left = 0
+            for _ in range(2):
+                answer = await store.create("batches/1", b"a")
+                assert isinstance(answer, Unknown)
+                assert os.strerror(errno.EAGAIN) in answer.detail
+            played.starts_left = 2
+            await a_create_is_answered(store, played, 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_thread_that_cannot_be_started_is_a_process_that_cannot(
+    tmp_path: Path, played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(lane: object, theirs: socket.socket) -> None:
+        theirs.close()
+        raise RuntimeError("can't start new thread")
+
+    async def scenario() -> None:
+        async with opened(tmp_path, writers=2) as store:
+            await a_create_is_answered(store, played, 1)
+            monkeypatch.setattr(directory._Lane, "_spawn", refused)
+            await an_idle_writer_dies(store, played, 0)
+            await a_create_is_answered(store, played, 1)
+            await no_start_is_under_way(store)
+            await an_idle_writer_dies(store, played, 1)
+            answer = await store.create("batches/1", b"a")
+            assert isinstance(answer, Unknown)
+            assert "thread" in answer.detail
+
+    asyncio.run(scenario())
+
+
+def test_a_start_under_way_is_waited_for_by_a_close(tmp_path: Path, played: Played) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path, writers=2) as store:
+            await a_create_is_answered(store, played, 1)
+            await an_idle_writer_dies(store, played, 0)
+            played.starts_go_on.clear()
+            await a_create_is_answered(store, played, 1)
+            behind = store._writers._start_behind
+            assert behind is not None
+            await until(store._writers._starting.locked)
+            closing = asyncio.ensure_future(store.close())
+            await asyncio.sleep(0)
+            assert not behind.done()
+            played.starts_go_on.set()
+            await closing
+            assert behind.done()
+            assert store._writers._workers == []
 
     asyncio.run(scenario())
