@@ -73,7 +73,11 @@ class DirectoryObjects:
         self._root = root
         self._token = token
         self._root_handle = files.open_directory(root)
-        self._read_only = files.is_read_only(self._root_handle)
+        try:
+            self._read_only = files.is_read_only(self._root_handle)
+        except OSError:
+            files.close(self._root_handle)  # the caller may try again, as often as it is asked
+            raise
         self._directories: dict[str, int] = {"": self._root_handle}
         self._durable_directories = {""}
         self._synced: dict[str, None] = {}

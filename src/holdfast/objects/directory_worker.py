@@ -6,7 +6,8 @@ what the requests do (``directory_objects``), how many workers there are (``dire
 A worker is this module run by ``python -S`` with four modules of the package and none of its dependencies: 40 ms and
 11 MB. It serves one stream socket. The end of that stream is its only reason to stop, so a killed leader takes its
 workers along; a create that was under way may still land, which the log's protocol allows. Terminal and service-manager
-signals are ignored: the leader drains through its workers.
+signals are ignored: the leader drains through its workers. Where the directory cannot be opened, each request is
+``FAILED`` with that reason and the next one opens it again: a mount may be back by then.
 
 Frames, little-endian. Request: uint32 bytes that follow, uint8 operation, uint16 bytes of the key, the key, the
 argument: the object's bytes (create); uint64 start, uint64 length or 2^64-1 (read); uint32 limit and the key after
@@ -141,27 +142,29 @@ def main(descriptor: int, root: str, token: str) -> None:
 def serve(stream: socket.socket, root: str, token: str) -> None:
     """Serve one socket until it ends, and close it."""
     with stream:
-        try:
-            objects = DirectoryObjects(PosixFiles(), root, token)
-        except OSError as error:
-            _refuse_all(stream, _reason(error))
-            return
+        objects, reason = _opened(root, token)
         try:
             while (request := _receive(stream)) is not None:
                 operation, key, argument = request
-                status, data = answer(objects, operation, key, argument)
+                if objects is None:
+                    objects, reason = _opened(root, token)
+                status, data = (FAILED, reason) if objects is None else answer(objects, operation, key, argument)
                 stream.sendall(_ANSWER.pack(_ANSWER.size - _LENGTH_BYTES + len(data), status) + data)
-                if operation == CREATE:
+                if operation == CREATE and objects is not None:
                     objects.tidy()
         except ConnectionError:
             pass  # the leader is gone, like the end of the stream
         finally:
-            objects.close()
+            if objects is not None:
+                objects.close()
 
 
-def _refuse_all(stream: socket.socket, reason: bytes) -> None:
-    while _receive(stream) is not None:
-        stream.sendall(_ANSWER.pack(_ANSWER.size - _LENGTH_BYTES + len(reason), FAILED) + reason)
+def _opened(root: str, token: str) -> tuple[DirectoryObjects | None, bytes]:
+    """The objects, or None and the reason why not."""
+    try:
+        return DirectoryObjects(PosixFiles(), root, token), b""
+    except OSError as error:
+        return None, _reason(error)
 
 
 def _receive(stream: socket.socket) -> tuple[int, str, memoryview] | None:

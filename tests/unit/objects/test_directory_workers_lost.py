@@ -17,9 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.errors import Unavailable
 from holdfast.objects import directory
 from holdfast.objects import directory_worker as worker
 from holdfast.objects.directory import DirectoryStore
+from holdfast.objects.directory_files import PosixFiles
+from holdfast.objects.directory_objects import DirectoryObjects
 from holdfast.objects.port import Created, Unknown
 from holdfast.objects.time_limit import TimeLimited
 
@@ -314,3 +317,57 @@ def test_a_start_under_way_is_waited_for_by_a_close(tmp_path: Path, played: Play
             assert store._writers._workers == []
 
     asyncio.run(scenario())
+
+
+def test_a_directory_that_is_back_is_read_and_written_by_workers_that_could_not_open_it(tmp_path: Path) -> None:
+    """The same workers: a directory that is away makes no processes come and go."""
+    root = tmp_path / "log"
+
+    async def scenario() -> None:
+        async with opened(root) as store:
+            for _ in range(2):
+                with pytest.raises(Unavailable):
+                    await store.list("batches/")
+                answer = await store.create("batches/1", b"a")
+                assert answer == Unknown(os.strerror(errno.ENOENT))
+            before = store._writers._workers + store._readers._workers
+            root.mkdir()
+            assert await store.list("batches/") == []
+            assert await store.create("batches/1", b"a") == Created()
+            assert await store.read("batches/1") == b"a"
+            assert store._writers._workers + store._readers._workers == before
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_could_not_open_its_directory_ends_with_its_stream(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    ours.sendall(worker.encode_request_head(worker.DELETE, "batches/1", 0))
+    ours.shutdown(socket.SHUT_WR)
+    worker.serve(theirs, str(tmp_path / "absent"), "one")
+    with ours:
+        reason = os.strerror(errno.ENOENT).encode()
+        assert ours.recv(100) == struct.pack("<IB", 1 + len(reason), worker.FAILED) + reason
+
+
+def test_an_open_that_fails_halfway_keeps_no_directory_open(tmp_path: Path) -> None:
+    class Stale(PosixFiles):
+        def __init__(self) -> None:
+            self.opened: list[int] = []
+            self.closed: list[int] = []
+
+        def open_directory(self, path: str) -> int:
+            self.opened.append(super().open_directory(path))
+            return self.opened[-1]
+
+        def is_read_only(self, directory: int) -> bool:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+        def close(self, handle: int) -> None:
+            self.closed.append(handle)
+            super().close(handle)
+
+    files = Stale()
+    with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+        DirectoryObjects(files, str(tmp_path), "one")
+    assert files.closed == files.opened != []
