@@ -11,7 +11,10 @@ from unittest import mock
 import pytest
 from tests.integration.http_harness import GatedStore, Serving, commit, request, run, serving, until, write
 
+from holdfast.commit import release
+from holdfast.commit.feed import Checkpoint, Event, LeaderChange, TransactionEvent
 from holdfast.commit.service import ServiceOptions
+from holdfast.commit.subscription import subscribe
 from holdfast.errors import Unavailable
 from holdfast.objects.port import Listed
 from holdfast.server import fast_lane
@@ -134,6 +137,7 @@ def test_the_service_is_unready_for_as_long_as_the_store_is_silent_whoever_gives
             client = await here.connect()
             for _ in range(3):
                 assert (await client.ask("GET", "/v1/version")).status == 503
+                here.service._tick()
                 assert pipeline.unproved_since_ms == since_ms
             store.silent = False
             await until(lambda: pipeline.unproved_since_ms is None)
@@ -201,3 +205,35 @@ def test_a_peer_that_sends_no_more_gets_the_answer_of_its_commit_and_the_version
 
     with mock.patch.object(fast_lane, "HALF_CLOSED_SECONDS_MAX", 0.001):
         run(scenario)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_what_is_held_for_a_proof_is_not_shown_as_durable_to_who_reads_history(durable: bool) -> None:
+    store = SilentStore()
+    told: list[Event] = []
+
+    async def scenario() -> None:
+        async with silent(store, AGES_MS) as here:
+            service = here.service
+            client = await here.connect()
+            client.send(commit())
+            first = (await client.answer()).json["version"]
+            with mock.patch.object(release, "PROOF_MS_MAX", -1.0):  # every proof is too old
+                client.send(commit())
+                await until(lambda: service.pipeline.release.holding)
+            assert service.local_version() == first == service.durable_header().last_version
+
+            async def read() -> None:
+                async for batch in subscribe(service, after=0, durable=durable):
+                    told.extend(batch.events)
+
+            reading = asyncio.ensure_future(read())
+            await until(lambda: service.feed.durable._waiters)
+            assert [event.version for event in told if isinstance(event, TransactionEvent)] == [first]
+            assert all(event.committed_version <= first for event in told if isinstance(event, Checkpoint))
+            await service.close()
+            await reading
+            changes = [event.roll_back_to for event in told if isinstance(event, LeaderChange)]
+            assert changes == ([] if durable else [first])
+
+    run(scenario)

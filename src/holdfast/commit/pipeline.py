@@ -96,6 +96,8 @@ class Pipeline:
         self.resolve = Resolve(claim.last_version, attempts, window_ms=rules.window_ms, bytes_max=window_bytes)
         self.persist = Persist(claim, nonce_seed, rules.persist)
         self.release = Release(claim.last_version, now.boot_ms)
+        self.released_header: Header = claim
+        """Of the newest batch that was let go. What stage 3 calls durable may still be held, and be rolled back."""
         self._give_up_after_ms = rules.persist.give_up_after_ms
         self.ended: Ended | None = None
         self.draining = False
@@ -239,6 +241,7 @@ class Pipeline:
             return
         self._in_hand = batches
         last = batches[-1].header
+        self.released_header = last
         self.release.durable_version = last.last_version
         effects.append(Durable(batches))
         for batch in batches:
@@ -448,4 +451,5 @@ class Pipeline:
         self.persist.check()
         self.release.check()
         assert self.release.durable_version <= self.persist.durable_version, "nothing is released before it is durable"
+        assert self.released_header.last_version == self.release.durable_version, "both tell of the newest batch let go"
         assert self.persist.durable_version <= self.sequence.assigned, "nothing is durable before it is ordered"

@@ -184,8 +184,11 @@ class CommitService:
         self._step(events.Arrived(now(), entries))
 
     def durable_header(self) -> Header:
-        """The header of the newest durable object of this reign, the claim when there is none yet."""
-        return self.pipeline.persist.durable_header
+        """The header of the newest durable object that may be shown, the claim when there is none yet.
+
+        A batch that is held until ownership is proved does not count: this reign may end, and roll it back.
+        """
+        return self.pipeline.released_header
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
