@@ -53,7 +53,7 @@ class CursorFile:
     met a failed one. So who opens it writes a value and syncs that, before anything rests on the cursor being there.
     """
 
-    __slots__ = ("_file", "_generation", "_pages", "found")
+    __slots__ = ("_file", "_generation", "_pages", "_slot", "found")
 
     def __init__(self, pages: PageDirectory, name: str) -> None:
         port, directory, file_name = pages.port, pages.directory, pages.names.cursor(name)
@@ -81,18 +81,27 @@ class CursorFile:
                     pages.remove(file_name)
             raise
         self._generation = slot[0] if slot is not None else 0
+        self._slot = b""
         self.found: Cursor | None = decode_cursor(slot[1]) if slot is not None else None
 
     def write(self, value: bytes) -> None:
         """Replace the value, in the slot that does not hold the present one. Cost: one small write."""
         generation = self._generation + 1
-        self._pages.port.write(self._file, slot_offset(generation), (encode_slot(generation, value),))
+        slot = encode_slot(generation, value)
+        self._pages.port.write(self._file, slot_offset(generation), (slot,))
         # Only now: after an error the same slot is written again, and the other one stays whole.
         self._generation = generation
+        self._slot = slot
 
     def sync(self) -> None:
-        """The value is durable on return."""
-        self._pages.port.sync_data(self._file)
+        """The value is durable on return. Raises: ``OSError``; who called this may not sync again."""
+        try:
+            self._pages.port.sync_data(self._file)
+        except OSError:
+            # Retention may: it syncs what it reads here before it removes a page. Only what is written anew is synced.
+            with suppress(OSError):
+                self._pages.port.write(self._file, slot_offset(self._generation), (self._slot,))
+            raise
 
     def close(self) -> None:
         """Close the file. Syncs nothing."""
@@ -146,13 +155,18 @@ def first_held_seq(pages: PageDirectory, last_seq: Callable[[], int]) -> int | N
     return min(held, default=None)
 
 
-def sync_holds(pages: PageDirectory) -> None:
-    """The cursors that retention waits for are durable on return, whoever writes them. Cost: a data sync for each."""
+def sync_holds(pages: PageDirectory, failed: Callable[[OSError], None]) -> None:
+    """The cursors that retention waits for are durable on return, whoever writes them. Cost: a data sync for each.
+
+    ``failed`` is told of one that failed, which nobody may repeat, and raises.
+    """
     for name, found in _cursors(pages):
         if found.holds:
             file = pages.port.open(pages.directory, pages.names.cursor(name), write=True)
             try:
                 pages.port.sync_data(file)
+            except OSError as error:
+                failed(error)
             finally:
                 pages.port.close(file)
 

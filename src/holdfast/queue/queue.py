@@ -168,6 +168,7 @@ class Queue(LogReading):
             make_durable=lambda: writer.durability.wait_for(writer.next_seq),
             first_held=self._first_held,
             sync_holds=self._sync_holds,
+            sync_failed=writer.durability.fail,
         )
         writer.before_roll = space.before_roll
         if background:
@@ -425,10 +426,10 @@ class Queue(LogReading):
 
         return first_held_seq(self._pages, lambda: self.last_seq)
 
-    def _sync_holds(self) -> None:
+    def _sync_holds(self, failed: Callable[[OSError], None]) -> None:
         from holdfast.queue.cursor_file import sync_holds
 
-        sync_holds(self._pages)
+        sync_holds(self._pages, failed)
 
     @property
     def writable(self) -> bool:

@@ -6,6 +6,8 @@ go (``retention``).
 Failure model: pages are removed oldest first, the name of a page before that of its index, and the directory is synced
 before the next one goes. A crash in between leaves an index without a page, which the next start removes, or the page,
 which is removed again. A reader that has the page open reads it to its end; one that comes later gets ``Trimmed``.
+A sync that fails on the way, of the names or of a cursor, ends the queue as any does (``durability``): the second would
+be believed without reason, and lost power bring back a page without its successors.
 
 What happens when another page would go above ``max_bytes``:
 
@@ -26,6 +28,7 @@ import threading
 from itertools import pairwise
 
 from holdfast.errors import Backpressure, Closed, Code, InvalidRequest
+from holdfast.queue.moves import Moves
 from holdfast.queue.retention import ClosedPage, pages_that_may_go
 
 TYPE_CHECKING = False
@@ -59,7 +62,8 @@ class Space:
 
     ``current`` tells the number of the page being written; pages below ``safe_below()`` may be removed;
     ``make_durable`` moves that as far as it goes. ``first_held`` tells the next message that a consumer needs, None
-    where none holds; ``sync_holds`` makes what it has told durable.
+    where none holds; ``sync_holds`` makes what it has told durable. ``sync_failed`` is told of a sync that failed, by
+    that one too, and raises ``Closed``.
     """
 
     __slots__ = (
@@ -76,6 +80,7 @@ class Space:
         "_make_durable",
         "_pages",
         "_safe_below",
+        "_sync_failed",
         "_sync_holds",
     )
 
@@ -91,7 +96,8 @@ class Space:
         safe_below: Callable[[], int],
         make_durable: Callable[[], None],
         first_held: Callable[[], int | None],
-        sync_holds: Callable[[], None],
+        sync_holds: Callable[[Callable[[OSError], None]], None],
+        sync_failed: Callable[[OSError], None],
     ) -> None:
         self._pages = pages
         self._lifetime_ns = lifetime_ns
@@ -103,6 +109,7 @@ class Space:
         self._make_durable = make_durable
         self._first_held = first_held
         self._sync_holds = sync_holds
+        self._sync_failed = sync_failed
         self._headers: dict[int, PageHeader] = {}
         self._lock = threading.Lock()
         self._freed = threading.Condition(threading.Lock())
@@ -116,7 +123,7 @@ class Space:
     def before_roll(self, page_bytes: int) -> None:
         """Make room for one more page, or do what the policy says.
 
-        Raises: ``Backpressure`` (queue_full); ``Closed`` when the queue is closed while this waits.
+        Raises: ``Backpressure`` (queue_full); ``Closed`` when the queue is closed while this waits, or a sync failed.
         """
         if self._max_bytes is None:
             return
@@ -141,7 +148,7 @@ class Space:
         """Remove what may go; ``page_bytes`` are about to be added. Returns the bytes still above the limit, or less
         than 1.
 
-        Cost: one listing, and the size and time of each page.
+        Raises: ``Closed`` (sync_failed). Cost: one listing, and the size and time of each page.
         """
         if self._lifetime_ns is None and self._max_bytes is None:
             return 0
@@ -156,12 +163,13 @@ class Space:
             )
             if going and held is not None:
                 # A page goes durably. If lost power took back what let it go, its consumer would be told of a loss.
-                self._sync_holds()
+                self._sync_holds(self._sync_failed)
             self.remove(going)
             return over - sum(page.bytes for page in closed[: len(going)])
 
     def trim_before(self, seq: int) -> int:
-        """Remove the closed pages whose messages are all below ``seq``. Returns how many."""
+        """Remove the closed pages whose messages are all below ``seq``. Returns how many. Raises: ``Closed``
+        (sync_failed)."""
         with self._lock:
             going = [page.number for page in self._survey()[0] if page.last_seq < seq]
             self.remove(going)
@@ -205,12 +213,20 @@ class Space:
 
     def remove(self, numbers: list[int]) -> None:
         """Remove pages and their indexes, oldest first, with a sync of the directory after each: of two names removed
-        at once, a crash may bring back the older alone, and what is left has a hole."""
+        at once, a crash may bring back the older alone, and what is left has a hole.
+
+        Raises: ``Closed`` (sync_failed); the page whose name was to go is there again then."""
+        pages = self._pages
         for number in numbers:
-            self._pages.remove(self._pages.names.page(number))
-            self._pages.remove(self._pages.names.index(number))
+            going = Moves(pages)
+            name = pages.names.page(number)
+            going.move(name, pages.names.temporary(name))
+            pages.remove(pages.names.index(number))
             self._headers.pop(number, None)
-            self._pages.port.sync_directory(self._pages.directory)
+            try:
+                going.sync()
+            except OSError as error:
+                self._sync_failed(error)
 
     def poison_after_fork(self) -> None:
         """In a forked child, where another thread of the parent may have held a lock: new ones."""
