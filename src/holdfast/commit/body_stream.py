@@ -20,6 +20,10 @@ message is 0xFFFFFFFF, int32 metadata bytes (536), the metadata, the buffers. It
     212     324    buffers: how many (20), then int64 offset and int64 bytes of each buffer, without its padding
 
 Every buffer starts at a multiple of 8 from the first. A column without nulls has an empty validity buffer.
+
+A transaction's request id is written with each of its rows. The offsets of the texts are int32, but for ``value``: a
+column of 2 GiB cannot be written. Nothing is checked here; what keeps each column below it is the bound on the ids of
+one transaction (``server.requests``), that on a request, and the size at which a batch is closed.
 """
 
 from __future__ import annotations
@@ -31,12 +35,12 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Final
 
-from holdfast.commit.transaction import Delete, PointRead, RangeDelete, RangeRead, Write
+from holdfast.commit.transaction import Delete, PointRead, RangeDelete, RangeRead, Transaction, Write
 
 if TYPE_CHECKING:
     from holdfast.commit.batch import LoggedTransaction
 
-__all__ = ["END_OF_STREAM", "encode_record_batch"]
+__all__ = ["END_OF_STREAM", "encode_record_batch", "repeated_bytes"]
 
 assert sys.byteorder == "little", "columns are written as this processor keeps them, and the format is little-endian"
 
@@ -178,6 +182,13 @@ def encode_record_batch(transactions: Iterable[LoggedTransaction]) -> bytes:
     buffers.optional_texts(value, "q")
     buffers.optional_numbers(at)
     return b"".join((_metadata(rows, buffers), *buffers.parts))
+
+
+def repeated_bytes(txn: Transaction) -> int:
+    """The bytes of the request id in all rows of a transaction: a request says it once, a batch with every row."""
+    if txn.request_id is None:
+        return 0
+    return len(txn.request_id.encode()) * (len(txn.operations) + len(txn.preconditions))
 
 
 def _metadata(rows: int, buffers: _Buffers) -> bytes:

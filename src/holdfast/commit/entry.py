@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.commit.batch import Header, LoggedTransaction
+from holdfast.commit.body_stream import repeated_bytes
 from holdfast.commit.transaction import Outcome, Transaction, Write
 from holdfast.errors import HoldfastError
 
 __all__ = ["Batch", "CommitEntry", "Position", "request_bytes"]
 
 ITEM_BYTES = 32
-"""What an item costs besides its value, for the size bound of a batch."""
+"""What an item costs besides its value and the request id, for the size bound of a batch."""
 
 
 class CommitEntry:
@@ -84,4 +85,5 @@ class Batch:
 def request_bytes(txn: Transaction) -> int:
     """Roughly the bytes a transaction takes in a batch; at least 1."""
     items = len(txn.operations) + len(txn.preconditions)
-    return items * ITEM_BYTES + sum([len(op.value) for op in txn.operations if type(op) is Write])
+    values = sum([len(op.value) for op in txn.operations if type(op) is Write])
+    return items * ITEM_BYTES + values + repeated_bytes(txn)

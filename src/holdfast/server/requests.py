@@ -3,8 +3,9 @@
 Owns: which bytes are a commit request, and the code that each way of being wrong gets. Does not own: whether the
 transaction may commit (``commit``), how big a body may be (the lanes bound it before it comes here).
 
-Failure model: pure. Any bytes whatever end in a ``Transaction`` or in one ``InvalidRequest``/``Fenced`` with a code;
-nothing else can escape, whatever the nesting, the encoding or the size. A refused request changed nothing.
+Failure model: pure. Any bytes whatever end in a ``Transaction`` or in one ``InvalidRequest``, ``LimitExceeded`` or
+``Fenced`` with a code; nothing else can escape, whatever the nesting, the encoding or the size. A refused request
+changed nothing.
 
 Rules, in the order they are checked:
 
@@ -12,6 +13,7 @@ Rules, in the order they are checked:
     bad_base64             a key, value or bound that is not standard base64 with padding
     no_operations          an empty list of operations
     bad_request_id         not between the configured minimum and 255 printable characters
+    too_large              a request id whose bytes, times the operations and preconditions, exceed 16 MiB
     read_version_required  a request id without a read version, or a precondition with neither version
     bad_range              ``begin >= end``
     leader_changed         the request names another leader than this one
@@ -27,10 +29,12 @@ from typing import Final, Literal
 
 import msgspec
 
+from holdfast.commit.body_stream import repeated_bytes
 from holdfast.commit.transaction import RangeDelete, RangeRead, Transaction
-from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest
+from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, LimitExceeded
 
 __all__ = [
+    "REPEATED_BYTES_MAX",
     "REQUEST_ID_LENGTH_MAX",
     "WireFormat",
     "decode_json",
@@ -44,6 +48,12 @@ __all__ = [
 WireFormat = Literal["json", "msgpack"]
 
 REQUEST_ID_LENGTH_MAX: Final = 255
+REPEATED_BYTES_MAX: Final = 16 << 20
+"""What a transaction's request id may take in the log, where it stands with every operation and precondition.
+
+Without a bound a request of 1 MB made an object of 55 MB, and one of 41 MB a column that cannot be written, which ended
+the leader. No id in ASCII reaches it in a request of the default size.
+"""
 
 _JSON: Final = msgspec.json.Decoder(Transaction)
 _MSGPACK: Final = msgspec.msgpack.Decoder(Transaction)
@@ -102,8 +112,9 @@ def decode_msgpack_items(count: int, block: bytes) -> list[Transaction]:
 def problem_with(txn: Transaction, *, leader_id: str, request_id_length_min: int) -> HoldfastError | None:
     """What is wrong with a decoded transaction, or None.
 
-    Shape: an ``InvalidRequest`` with the code of the first broken rule, or ``Fenced`` (leader_changed). It is returned
-    and not raised because one block of a stream holds many transactions and each is answered alone.
+    Shape: an ``InvalidRequest`` or ``LimitExceeded`` (too_large) with the code of the first broken rule, or ``Fenced``
+    (leader_changed). It is returned and not raised because one block of a stream holds many transactions and each is
+    answered alone.
     """
     if not txn.operations:
         return InvalidRequest("a commit needs at least one operation", code=Code.NO_OPERATIONS)
@@ -111,6 +122,14 @@ def problem_with(txn: Transaction, *, leader_id: str, request_id_length_min: int
         wrong = problem_with_request_id(txn.request_id, length_min=request_id_length_min)
         if wrong is not None:
             return wrong
+        repeated = repeated_bytes(txn)
+        if repeated > REPEATED_BYTES_MAX:
+            return LimitExceeded(
+                "the request id is written with every operation and precondition, and is too long for so many",
+                hint="commit in parts, or under a shorter request id",
+                bytes=repeated,
+                bytes_max=REPEATED_BYTES_MAX,
+            )
         if txn.read_version is None:
             return InvalidRequest(
                 "a request id names an attempt only together with its read version", code=Code.READ_VERSION_REQUIRED

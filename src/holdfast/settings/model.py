@@ -189,7 +189,9 @@ ADVERTISED: Final = Key(
     "where other processes ask whether this leader is alive; at most 256 bytes",
     default_rule="the first of server.listen",
 )
-REQUEST_SIZE: Final = Key("server.max_request_size_bytes", parse.size(1), MEBI, "> 0; answered 413 above")
+REQUEST_SIZE: Final = Key(
+    "server.max_request_size_bytes", parse.size(1, 256 * MEBI), MEBI, "> 0, at most 256 MiB; answered 413 above"
+)
 CONNECTIONS: Final = Key("server.max_connections", parse.whole(0), 50_000, ">= 0; 0 is unlimited")
 CLIENT_RATE: Final = Key(
     "server.client_commits_per_second_max",
@@ -222,7 +224,9 @@ SEGMENTS: Final = Key(
 )
 BATCH_TIMEOUT: Final = Key("persist.batch_timeout_ms", POSITIVE, None, "> 0", default_rule="1 on file:, 5 elsewhere")
 BATCH_TIMEOUT_MAX: Final = Key("persist.batch_timeout_max_ms", POSITIVE, 50.0, ">= persist.batch_timeout_ms")
-BATCH_SIZE: Final = Key("persist.batch_size_threshold", parse.size(1), MEBI, "> 0 bytes; the last commit may exceed it")
+BATCH_SIZE: Final = Key(
+    "persist.batch_size_threshold", parse.size(1, 1 << 30), MEBI, "> 0, at most 1 GiB; the last commit may exceed it"
+)
 PUTS_PER_SECOND: Final = Key(
     "persist.put_requests_per_second_max", parse.unlimited_or_whole(1), None, ">= 1 or unlimited"
 )
@@ -328,8 +332,7 @@ class _Chosen:
 def depends_on_log_url(url: str) -> tuple[float, float | None, bool]:
     """The defaults of batch_timeout_ms, hedge_after_percentile and view.enabled for a kind of store.
 
-    A directory answers in about a millisecond and does not lose requests on the way, so waiting
-    and hedging buy nothing.
+    A directory answers in about a millisecond and loses no request on the way, so waiting and hedging buy nothing.
     """
     scheme = urlsplit(url).scheme
     return (1.0, None, True) if scheme == "file" else (5.0, 95.0, scheme == "memory")
@@ -492,9 +495,6 @@ def _warnings(settings: Settings) -> tuple[str, ...]:
             bool(server.tokens) and not loopback and server.tls_certificate is None,
             "server.tokens are sent in clear: set server.tls_certificate and server.tls_key, or end TLS in front",
         ),
-        (
-            settings.log.scheme == "memory",
-            "log.url is memory: and everything is gone when the process ends",
-        ),
+        (settings.log.scheme == "memory", "log.url is memory: and everything is gone when the process ends"),
     )
     return tuple(text for applies, text in cautions if applies)

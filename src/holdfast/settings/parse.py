@@ -125,13 +125,14 @@ def off_or_number(low: float, high: float) -> Callable[[object], float | None]:
     return parse
 
 
-def size(low: int) -> Callable[[object], int]:
-    """A number of bytes: a whole number, or text with B, KiB, MiB or GiB.
+def size(low: int, high: int | None = None) -> Callable[[object], int]:
+    """A number of bytes in the given bounds, both included: a whole number, or text with B, KiB, MiB or GiB.
 
     >>> size(1)("256 MiB"), size(1)(1024)
     (268435456, 1024)
     """
-    rule = f'a number of bytes >= {low}, or text such as "256 MiB"'
+    bounds = f">= {low}" if high is None else f"{low}..{high}"
+    rule = f'a number of bytes {bounds}, or text such as "256 MiB"'
 
     def parse(value: object) -> int:
         if isinstance(value, str):
@@ -139,7 +140,9 @@ def size(low: int) -> Callable[[object], int]:
             if match is None:
                 raise ValueError(rule)
             value = int(match[1]) * _UNITS[match[2] or ""]
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(rule)
+        if value < low or (high is not None and value > high):
             raise ValueError(rule)
         return value
 

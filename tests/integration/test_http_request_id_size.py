@@ -1,0 +1,52 @@
+"""A commit whose request id would take too much in the log is refused at the door, and the leader leads on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from tests.integration.http_harness import run, serving
+
+LONGEST = "\U0001f600" * 255
+
+BODIES: dict[str, Callable[[int], bytes]] = {
+    "application/x-ndjson": lambda rows: json.dumps(wire(rows), ensure_ascii=False).encode(),
+    "application/x-msgpack": lambda rows: msgspec.msgpack.encode({**wire(rows), "operations": packed(rows)}),
+}
+
+
+def wire(rows: int) -> dict[str, object]:
+    return {"operations": [{"type": "delete", "key": ""}] * rows, "request_id": LONGEST, "read_version": 100_000_000}
+
+
+def packed(rows: int) -> list[dict[str, object]]:
+    return [{"type": "delete", "key": b""}] * rows
+
+
+def test_a_commit_whose_id_is_too_long_for_its_rows_is_answered_413_and_the_leader_leads_on() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            body = BODIES["application/x-ndjson"](30_000)
+            refused = await (await here.connect()).ask("POST", "/v1/commit", body)
+            assert (refused.status, refused.code) == (413, "too_large")
+            taken = await (await here.connect()).ask("POST", "/v1/commit", BODIES["application/x-ndjson"](10))
+            assert taken.status == 200
+            assert here.front.in_flight_bytes == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("media_type", BODIES)
+def test_an_item_of_a_stream_whose_id_is_too_long_for_its_rows_is_refused_alone(media_type: str) -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            parts = [BODIES[media_type](rows) for rows in (30_000, 10)]
+            body = (b"\n" if media_type == "application/x-ndjson" else b"").join(parts)
+            answer = await (await here.connect()).ask("POST", "/v1/commits", body, Content_Type=media_type)
+            assert answer.status == 200
+            assert (answer.body.count(b"too_large"), answer.body.count(b"committed")) == (1, 1)
+            assert here.front.in_flight_bytes == 0
+
+    run(scenario)
