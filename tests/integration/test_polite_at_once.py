@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from tests.integration.test_commit_service import Gate, law, lead, put
 
+from holdfast.commit import takeover
 from holdfast.commit.service import CommitService, ServiceOptions
-from holdfast.errors import Closed, Code
+from holdfast.errors import Closed, Code, Unavailable
 from holdfast.objects.port import Listed
 
 DIRECTORY = "file:///log"
@@ -116,3 +117,67 @@ def test_who_resigns_when_it_is_asked_is_followed_at_once(url: str) -> None:
         assert again.takeover.deposed_leader_id is None
 
     scenario()
+
+
+@pytest.mark.parametrize("resigned", [False, True], ids=["died", "resigned"])
+def test_a_leader_that_came_while_another_was_waited_for_is_asked_too(
+    resigned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(takeover, "STALE_MS", -1.0)  # every frontier is found anew
+
+    @law
+    async def scenario(store: Gate) -> None:
+        store.url = DIRECTORY
+        before = await lead(store, address=ONE)
+        await put(before, b"k")
+        living = before
+        reading = takeover.read_frontier
+        founds = 0
+
+        async def find(*found: Any, **how: Any) -> Any:
+            nonlocal living, founds
+            founds += 1
+            if founds == 2:
+                living = await lead(store, address=ONE)
+            return await reading(*found, **how)
+
+        if resigned:
+            await before.step_down()
+        else:
+            await before.close()
+
+        async def ask(_: str) -> str:
+            return "" if living is before else living.leader_id
+
+        monkeypatch.setattr(takeover, "read_frontier", find)
+        with pytest.raises(Closed) as caught:
+            await start(store, ask, silence_ms=FOR_EVER_MS)
+        assert caught.value.code is Code.LEADER_ALIVE
+        assert caught.value.fields["leader_id"] == living.leader_id
+        await living.version()
+        assert not living.ended.done()
+        await living.close()
+
+    scenario()
+
+
+@law
+async def test_a_log_that_changes_hands_whenever_somebody_asks_is_given_up_in_bounded_time(store: Gate) -> None:
+    store.url = DIRECTORY
+    leaders = [await lead(store, address=ONE)]
+
+    async def ask(_: str) -> str:
+        leaders.append(await lead(store, address=ONE))
+        await put(leaders[-1], b"k")
+        return "ab" * 16
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(takeover, "STALE_MS", -1.0)
+        patch.setattr(takeover, "RESTARTS_MAX", 3)
+        with pytest.raises(Unavailable) as caught:
+            await start(store, ask, silence_ms=FOR_EVER_MS)
+    assert caught.value.code is Code.LEADER_CHANGED
+    assert len(leaders) == 4
+    await leaders[-1].version()
+    for leader in leaders:
+        await leader.close()

@@ -63,7 +63,7 @@ not lead yet, or None when nobody answers."""
 REQUEST_S_MAX: Final = 10.0
 """How long one round of requests may hang before it counts as failed."""
 STALE_MS: Final = 50.0
-"""A frontier older than this is found anew before it is claimed."""
+"""A frontier older than this is found anew before it is claimed, and its leader asked when that is another one."""
 MISSING_S_MAX: Final = 5.0
 """How long an object that is needed may be missing: retention, which removes the oldest, is met once or twice."""
 RETRY_BASE_S: Final = 0.05
@@ -131,11 +131,8 @@ async def take_the_lead(store: ObjectStore, identity: Identity, log_id: LogId, o
                 if probing is not None and not restarts:
                     probed = await probing
                 found_ms = now().boot_ms
-                await _be_polite(store, frontier, identity.address, options)
+                frontier, waits = await _left_in_peace(store, (frontier, waits), find, identity.address, options)
                 waited_ms = now().boot_ms - found_ms
-                if waited_ms > STALE_MS:
-                    # What was found before the wait may be older than the last that the silent leader wrote.
-                    frontier, waits = await _patiently(find, options.patience_s)
             nonce = blake2b(restarts.to_bytes(4, "little") + b"claim", key=identity.nonce_seed, digest_size=16).digest()
             claim = claim_header(frontier, identity, nonce=nonce, log_id=log_id, wall_ms=now().wall_ms)
             if await _put_claim(store, claim, options.patience_s):
@@ -147,7 +144,7 @@ async def take_the_lead(store: ObjectStore, identity: Identity, log_id: LogId, o
                     break
             restarts += 1
             if restarts >= RESTARTS_MAX:
-                raise Unavailable("other leaders claimed the log again and again", code=Code.LEADER_CHANGED)
+                raise _changing_hands()
             log.info("claim_lost", slot=slot_text(claim.slot), restarts=restarts)
             if options.take_over:
                 chased = await _patiently(partial(_chase, store, frontier), options.patience_s)
@@ -225,6 +222,36 @@ async def _patiently(attempt: Callable[[], Awaitable[T]], patience_s: float) -> 
         tries += 1
         log.warning("store_unavailable", error=str(failed), tries=tries)
         await asyncio.sleep(random.uniform(0, min(RETRY_MAX_S, RETRY_BASE_S * 2 ** min(tries, DOUBLINGS_MAX))))
+
+
+async def _left_in_peace(
+    store: ObjectStore,
+    found: tuple[Frontier, int],
+    find: Callable[[], Awaitable[tuple[Frontier, int]]],
+    own_address: str,
+    options: TakeoverOptions,
+) -> tuple[Frontier, int]:
+    """The frontier to claim, and the waits of finding it, once politeness allows it.
+
+    Raises: what ``_be_polite`` and ``find`` raise, and Unavailable ``leader_changed``.
+    """
+    for _ in range(RESTARTS_MAX):
+        asked_ms = now().boot_ms
+        before = found[0].predecessor
+        await _be_polite(store, found[0], own_address, options)
+        if now().boot_ms - asked_ms <= STALE_MS:
+            return found
+        # What was found before the wait may be older than the last that the silent leader wrote.
+        found = await _patiently(find, options.patience_s)
+        newest = found[0].predecessor
+        if newest is None or (before is not None and newest.leader_id == before.leader_id):
+            return found
+        # Another has come to lead meanwhile, whom nobody has asked.
+    raise _changing_hands()
+
+
+def _changing_hands() -> Unavailable:
+    return Unavailable("other leaders claimed the log again and again", code=Code.LEADER_CHANGED)
 
 
 async def _be_polite(store: ObjectStore, frontier: Frontier, own_address: str, options: TakeoverOptions) -> None:
