@@ -12,6 +12,7 @@ writing in batches (``append_lane``).
 
 Failure model: that of the queue. Nothing that may wait for the disk runs on the event loop: opening, closing, reading,
 and every append that has to wait for a sync or a new page. A task that is cancelled while it appends may have appended.
+A cancelled ``open`` leaves nothing open, and a cancelled ``close`` has closed when the cancellation is reported.
 A queue belongs to the event loop on which it was opened; any number of its tasks may share it.
 """
 
@@ -26,7 +27,7 @@ from itertools import chain
 from holdfast.errors import Closed, InvalidRequest, LimitExceeded
 from holdfast.queue.append_lane import AppendLane
 from holdfast.queue.arguments import each_of
-from holdfast.queue.asynchronous_work import Consumer, WorkQueue, on_helper
+from holdfast.queue.asynchronous_work import Consumer, WorkQueue, on_helper, open_by, to_its_end
 from holdfast.queue.checksum import CRC32
 from holdfast.queue.disk_errors import refusals
 from holdfast.queue.following import PAUSE_MAX_S, PAUSE_MIN_S
@@ -115,7 +116,7 @@ class Queue:
             raise Closed("a queue is opened once", hint="make another Queue")
         lane = self._lane = AppendLane(self._wake)
         try:
-            self._queue = await lane.run(self._open)
+            self._queue = await open_by(lambda work: to_its_end(lane.run(work)), self._open)
         except BaseException:
             lane.close()
             raise
@@ -123,17 +124,31 @@ class Queue:
         return self
 
     async def close(self) -> None:
-        """Finish what was appended, make everything durable, let go of the files. Doing it twice is harmless."""
+        """Finish what was appended, make everything durable, let go of the files. Doing it twice is harmless.
+
+        An append that waits for space (``full="block"``) gets ``Closed``. *Raises*: as ``holdfast.Queue.close``.
+        """
         queue, lane = self._queue, self._lane
         self._queue = None
         if queue is None or lane is None:
             return
-        await lane.drain()
+        if queue.writable:
+            # Before the appends are waited for: one that waits for space may do so for ever.
+            queue.space.close()
+        cancelled: asyncio.CancelledError | None = None
+        while not lane.idle:
+            try:
+                await lane.drain()
+            except asyncio.CancelledError as error:
+                # Not yet: nobody else can close it, and its lock would stay.
+                cancelled = error
         try:
-            await lane.run(queue.close)
+            await to_its_end(lane.run(queue.close))
         finally:
             lane.close()
             self._wake()
+            if cancelled is not None:
+                raise cancelled
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -314,7 +329,7 @@ class Queue:
         if callable(damage):
             damage = _on_loop(damage)
         with refusals:
-            reader = await on_helper(partial(queue.reader, since=since, seq=seq, damage=damage))
+            reader = await open_by(on_helper, partial(queue.reader, since=since, seq=seq, damage=damage))
         wait = _Wait(self._followers, polls=self._read_only)
         try:
             while True:

@@ -4,25 +4,26 @@ Owns: waiting for a message or a job without a thread. Does not own: consumers a
 ``work_queue``), which do all the rest, on a helper thread.
 
 Failure model: that of the blocking classes. A task that is cancelled while it waits has lost nothing: what it was not
-given is given to the next. A call that is cancelled has ended when the cancellation is reported, and may have been
-done.
+given is given to the next, a job as the same delivery. A call that is cancelled has ended when the cancellation is
+reported, and may have been done; but what a cancelled ``open`` has opened is closed again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from functools import partial
 
-from holdfast.errors import Closed, InvalidRequest
+from holdfast.errors import Closed, Fenced, HoldfastError, InvalidRequest
 from holdfast.queue.arguments import whole_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from datetime import datetime
     from types import TracebackType
-    from typing import Self, TypeVar
+    from typing import Protocol, Self, TypeVar
 
     from holdfast.queue import consumer as blocking_consumer
     from holdfast.queue import work_queue as blocking_work_queue
@@ -31,9 +32,16 @@ if TYPE_CHECKING:
     from holdfast.queue.work_dead_letter import DeadLetter
     from holdfast.queue.work_job import Job
 
-    Result = TypeVar("Result")
+    class Closable(Protocol):
+        """Holds files or a name until it is closed."""
 
-__all__ = ["Consumer", "WorkQueue", "on_helper"]
+        def close(self) -> None:
+            """Let go of them."""
+
+    Result = TypeVar("Result")
+    Opened = TypeVar("Opened", bound=Closable)
+
+__all__ = ["Consumer", "WorkQueue", "on_helper", "open_by", "to_its_end"]
 
 POLL_MESSAGES = 1000
 COUNT_MAX = 1 << 60
@@ -41,14 +49,42 @@ DUE_LOOK_S = 0.05
 """How often a task that waits for a job looks for one whose delay or lease has ended."""
 
 
-async def on_helper(work: Callable[[], Result]) -> Result:
-    """Run on a helper thread; it has ended when this returns, because the next step may close the files under it."""
-    future = asyncio.get_running_loop().run_in_executor(None, work)
+async def to_its_end(work: Awaitable[Result]) -> Result:
+    """Wait for ``work``. However often the caller is cancelled, it has ended when this returns."""
+    future = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        await asyncio.wait([future])
+        while not future.done():
+            # Cancelled once more: this one ends with the cancellation anyhow.
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([future])
         raise
+
+
+async def on_helper(work: Callable[[], Result]) -> Result:
+    """Run on a helper thread; it has ended when this returns, because the next step may close the files under it.
+
+    What it returns is lost where the caller is cancelled: what must not be lost, ``work`` puts away itself.
+    """
+    return await to_its_end(asyncio.get_running_loop().run_in_executor(None, work))
+
+
+async def open_by(run: Callable[[Callable[[], None]], Awaitable[None]], open_blocking: Callable[[], Opened]) -> Opened:
+    """Open something by ``run``, on another thread; a caller that is cancelled leaves nothing open behind it.
+
+    *Raises*: as ``open_blocking``.
+    """
+    found: list[Opened] = []
+    try:
+        await run(lambda: found.append(open_blocking()))
+    except asyncio.CancelledError:
+        for opened in found:
+            # It is nobody's, and would keep its lock as long as the process lives.
+            with suppress(HoldfastError, OSError):
+                await run(opened.close)
+        raise
+    return found[0]
 
 
 class Consumer:
@@ -70,7 +106,7 @@ class Consumer:
         """Take the name. *Raises*: as ``holdfast.Queue.consumer``."""
         if self._inner is not None:
             raise Closed("a consumer is opened once", hint="make another")
-        self._inner = await on_helper(self._open)
+        self._inner = await open_by(on_helper, self._open)
         self._handed_seq = self._inner.next_seq - 1
         return self
 
@@ -92,8 +128,13 @@ class Consumer:
     async def _refill(self) -> bool:
         """Fetch what is there now. False where there is nothing more."""
         if not self._ready:
-            self._ready.extend(await on_helper(partial(self._opened().poll, 0.0, POLL_MESSAGES)))
+            await on_helper(partial(self._fetch, self._opened()))
         return bool(self._ready)
+
+    def _fetch(self, inner: blocking_consumer.Consumer) -> None:
+        """On the helper thread, where the inner consumer moves on: a task that is cancelled meanwhile takes nothing,
+        and the next one must find here what stands before that place."""
+        self._ready.extend(inner.poll(0.0, POLL_MESSAGES))
 
     def _hand_out(self) -> Message:
         message = self._ready.popleft()
@@ -132,16 +173,16 @@ class Consumer:
     async def rewind(self) -> None:
         """Hand out again what was handed out and not committed."""
         inner = self._opened()
-        await on_helper(inner.rewind)
-        self._start_over(inner)
+        await on_helper(partial(self._start_over, inner, inner.rewind))
 
     async def reset(self, *, since: datetime | str | None = None, seq: int | None = None) -> None:
         """Go on from elsewhere; committed at once, durably. See ``queue.consumer``."""
         inner = self._opened()
-        await on_helper(partial(inner.reset, since=since, seq=seq))
-        self._start_over(inner)
+        await on_helper(partial(self._start_over, inner, partial(inner.reset, since=since, seq=seq)))
 
-    def _start_over(self, inner: blocking_consumer.Consumer) -> None:
+    def _start_over(self, inner: blocking_consumer.Consumer, move: Callable[[], None]) -> None:
+        """On the helper thread, as ``_fetch``: what is ready here belongs to the place that ``move`` leaves."""
+        move()
         self._ready.clear()
         self._handed_seq = inner.next_seq - 1
 
@@ -174,12 +215,14 @@ class WorkQueue:
         self._queue = queue
         self._open = open_blocking
         self._inner: blocking_work_queue.WorkQueue | None = None
+        # Taken for a task that was cancelled before it got them.
+        self._kept: deque[Job] = deque()
 
     async def open(self) -> Self:
         """Take the name. *Raises*: as ``holdfast.Queue.work_queue``."""
         if self._inner is not None:
             raise Closed("a work queue is opened once", hint="make another")
-        self._inner = await on_helper(self._open)
+        self._inner = await open_by(on_helper, self._open)
         return self
 
     def _opened(self) -> blocking_work_queue.WorkQueue:
@@ -196,16 +239,40 @@ class WorkQueue:
         return found[0] if found else None
 
     async def get_many(self, max_jobs: int, timeout: float | None = 0.0) -> list[Job]:
-        """As ``get``, as many as are there now, at most ``max_jobs``; waits only for the first."""
+        """As ``get``, as many as are there now, at most ``max_jobs``; waits only for the first.
+
+        Jobs that a cancelled call had taken come first, and by themselves.
+        """
+        whole_number("max_jobs", max_jobs, 1, COUNT_MAX)
         inner = self._opened()
         found: list[Job] = []
 
         async def look() -> bool:
-            found.extend(await on_helper(partial(inner.get_many, max_jobs, 0.0)))
+            await on_helper(partial(self._take, inner, max_jobs, found))
             return bool(found)
 
-        await self._queue.wait_until(look, timeout, look_again_s=DUE_LOOK_S)
+        try:
+            await self._queue.wait_until(look, timeout, look_again_s=DUE_LOOK_S)
+        except BaseException:
+            # Their deliveries are counted: they are for whoever asks next.
+            self._kept.extend(found)
+            raise
         return found
+
+    def _take(self, inner: blocking_work_queue.WorkQueue, max_jobs: int, found: list[Job]) -> None:
+        """On a helper thread: put into ``found`` what was kept, or, where that is nothing, what is there now."""
+        while len(found) < max_jobs:
+            try:
+                found.append(self._kept.popleft())
+            except IndexError:  # not asked before: another task's thread may take the last one
+                break
+            try:
+                # A worker has it for ``visibility`` seconds, and these begin now.
+                inner.extend(found[-1])
+            except Fenced:
+                found.pop()  # its lease ended, and the message was given to somebody else
+        if not found:
+            found.extend(inner.get_many(max_jobs, 0.0))
 
     async def ack(self, job: Job) -> None:
         """This job is done and never comes back. *Raises*: ``Fenced`` (lease_lost)."""
