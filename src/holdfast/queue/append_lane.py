@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from holdfast.errors import Closed
+from holdfast.errors import Closed, PermissionDenied
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -157,8 +157,9 @@ def _write(queue: Queue, batch: list[_Request]) -> None:
         queue.append_many(payloads, atomic=batch[0].atomic)
     except BaseException as error:  # noqa: BLE001 - told to those who wait
         failure = error
-    # Nobody else appends while this runs, so the numbers tell what is in the log even after an error.
-    written = queue.last_seq - before if failure is None or not isinstance(failure, Closed) else 0
+    # Nobody else appends while this runs, so the numbers tell what is in the log even after an error. Where nothing may
+    # be written they are another process's.
+    written = 0 if isinstance(failure, Closed | PermissionDenied) else queue.last_seq - before
     for request in batch:
         request.first = before + 1
         before += len(request.payloads)

@@ -12,7 +12,7 @@ callable that is told. ``OSError`` from the port passes.
 from __future__ import annotations
 
 from holdfast.errors import InvalidRequest
-from holdfast.queue.frame import COMPRESSED, payloads, raw_body
+from holdfast.queue.frame import COMPRESSED, HEAD_BYTES, payloads, raw_body
 from holdfast.queue.messages import Block, Gap, Message, Trimmed, block_of_singles, messages_of
 from holdfast.queue.opening import find_end
 from holdfast.queue.page_header import HEADER_BYTES
@@ -218,6 +218,8 @@ class LogReader:
         step = decide(here, following, owed)
         if step is Step.END:
             return False
+        if step is Step.NEXT_PAGE and following is Following.PREPARED and found is not None:
+            return self._enter(found, self.next_seq)
         # The writer is past this place, so a second look tells damage from a frame that was just being written.
         if owed is not Owed.NO and self._verifies_now(scan, *scan.place, here):
             return True
@@ -317,7 +319,8 @@ class LogReader:
         return header
 
     def _enter(self, number: int, expected: int | None) -> bool:
-        """Stand at the start of a page. ``expected`` is its base where its header may not say so yet."""
+        """Stand at the start of a page that was begun; False where it was not, or cannot be read. ``expected`` is its
+        base where its header may not say so yet."""
         file = self._pages.open(number)
         if file is None:
             return False
@@ -326,7 +329,7 @@ class LogReader:
         try:
             header = header or self._pages.header(file, number)
             if header is not None and header.prepared:
-                header = header.started(expected, 0) if expected is not None else None
+                header = self._begun(file, header, expected) if expected is not None else None
             index = self._pages.open_index(number, write=False) if header is not None else None
         except BaseException:
             self._pages.port.close(file)
@@ -348,6 +351,13 @@ class LogReader:
             anchors=self._anchors,
         )
         return True
+
+    def _begun(self, file: int, prepared: PageHeader, expected: int) -> PageHeader | None:
+        """The header of a prepared page as it is begun with this message, if the message is there: until then a larger
+        page may take its name, and whoever stands in this one would wait for ever, or miss what the other holds."""
+        header = prepared.started(expected, 0)
+        first = PageScan(self._pages.port, file, header, next_seq=expected)
+        return header if first.read(HEAD_BYTES) is not None else None
 
     def _report(self, report: Gap | Trimmed) -> None:
         if isinstance(report, Gap) and report.last < self._from_seq:

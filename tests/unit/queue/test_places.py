@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import AlreadyOpen, InvalidRequest
+from holdfast.aio import Queue as AsyncQueue
+from holdfast.errors import AlreadyOpen, InvalidRequest, PermissionDenied
 from holdfast.queue import Gap, Queue, Trimmed
 from holdfast.queue.frame import HEAD_BYTES
 from holdfast.queue.local_files import LocalFiles
@@ -164,3 +166,52 @@ def test_behind_the_last_message_nothing_is_read_but_one_head(tmp_path: Path) ->
         assert len(empty) == 1, "the window that holds the last message, and no other"
         assert reader.read_messages() is None
     assert len(empty) == 1
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["the first page", "a later page"])
+def test_a_reader_does_not_wait_in_a_page_whose_name_a_larger_one_may_take(tmp_path: Path, first: bool) -> None:
+    # A page made ahead is replaced where a message needs a larger one.
+    path = tmp_path / "q"
+    sent = [] if first else [b"one"]
+    with Queue(path, page_size=4096, background=False) as queue:
+        for payload in sent:
+            queue.append(payload)
+        writer: Any = queue._writer
+        if first:
+            writer._supply.prepare(lambda: True)
+        else:
+            tail = writer._tail
+            writer._supply.prepare(lambda: True)
+            tail.page.limit, tail.limit = 0, -1
+            writer._seal(tail.page)  # as a roll leaves it that met a full disk behind it
+        with Queue(path, read_only=True) as elsewhere:
+            readers = [queue.reader(), elsewhere.reader()]
+            for reader in readers:
+                assert [message.payload for message in reader.read_messages() or ()] == sent
+                assert reader.read_messages() is None
+            sent.append(b"x" * 9000)
+            assert queue.append(sent[-1]) == len(sent)
+            for reader in readers:
+                assert [message.payload for message in reader.read_messages() or ()] == sent[-1:]
+                reader.close()
+
+
+def test_who_may_not_write_is_refused_although_another_process_writes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        with Queue(tmp_path / "q") as writer:
+            real = Queue.append_many
+
+            def append_many(self: Queue, *arguments: Any, **named: Any) -> tuple[int, int]:
+                monkeypatch.undo()
+                writer.append(b"another's")
+                return real(self, *arguments, **named)
+
+            async with AsyncQueue(tmp_path / "q", read_only=True) as reading:
+                monkeypatch.setattr(Queue, "append_many", append_many)
+                with pytest.raises(PermissionDenied):
+                    await reading.append(b"refused")
+            assert [message.payload for message in writer.read()] == [b"another's"]
+
+    asyncio.run(main())
