@@ -4,9 +4,11 @@ Owns: replay, the state that is written now and then, which old pages of the log
 (``work_command``), what they do (``work_machine``), the log itself: a queue in the same directory, with the same pages,
 frames and recovery.
 
-Failure model: a command that could not be written was not done. A log that was lost begins anew behind the cursor of
-the work queue (``work_queue``). Damage in front of the last state costs nothing; behind it commands are missing, and
-the policy for damage says whether that is an error or doubt (``work_machine``).
+Failure model: a command that could not be written was not done. One that an interrupt left between its writing and its
+application stays ``in_step``: nothing more is written behind it, and the next start replays what is there. A log that
+was lost begins anew behind the cursor of the work queue (``work_queue``). Damage in front of the last state costs
+nothing; behind it commands are missing, and the policy for damage says whether that is an error or doubt
+(``work_machine``).
 
 How the log is kept short, and what a crash leaves:
 
@@ -17,7 +19,7 @@ How the log is kept short, and what a crash leaves:
 
 from __future__ import annotations
 
-from holdfast.errors import Code, CorruptData
+from holdfast.errors import Closed, Code, CorruptData, HoldfastError
 from holdfast.queue.messages import Gap
 from holdfast.queue.work_command import decode_command, decode_state, encode_state, is_state
 from holdfast.queue.work_machine import WorkMachine
@@ -41,13 +43,16 @@ STATES = 4
 class WorkLog:
     """Commands in order. Not thread-safe, but for ``wait``."""
 
-    __slots__ = ("_append", "_log", "_state_seq", "left", "mark", "synced")
+    __slots__ = ("_append", "_log", "_state_seq", "in_step", "left", "mark", "synced")
 
     def __init__(self, log: Queue, *, synced: bool) -> None:
         self._log = log
         self._append = log.append
         self._state_seq = 0
         self.synced = synced
+        # From before a command is written until it is applied. Where an interrupt left it so, memory and the log may
+        # differ, and only a replay tells what was done.
+        self.in_step = False
         self.mark = 0  # the last command, for ``wait``
         self.left = COMMAND_BYTES_MAX  # bytes until the next state is due
 
@@ -108,8 +113,16 @@ class WorkLog:
         return machine
 
     def record(self, command: bytes) -> None:
-        """Append a command. Raises what appending raises; then nothing was done."""
-        self.mark = self._append(command)
+        """Append a command. Raises what appending raises; then nothing was done.
+
+        Begins a step, which whoever applies the command ends. An interrupt (Ctrl-C) leaves the step begun.
+        """
+        self.in_step = True
+        try:
+            self.mark = self._append(command)
+        except HoldfastError:
+            self.in_step = False
+            raise
         self.left -= FRAME_BYTES + len(command)
 
     def wait(self, mark: int) -> None:
@@ -132,9 +145,14 @@ class WorkLog:
         if before and self._log.durable_seq >= before:
             self._log.trim(before_seq=before)
 
-    def put_off(self) -> None:
-        """A state could not be written: the next try is as far away as if it had been."""
-        self.left = COMMAND_BYTES_MAX
+    def keep_short(self, machine: WorkMachine) -> None:
+        """``compact``. Where that fails the commands stand, and it is tried again after as many more."""
+        try:
+            self.compact(machine)
+        except (OSError, HoldfastError) as error:
+            if isinstance(error, Closed):
+                raise
+            self.left = COMMAND_BYTES_MAX
 
     @property
     def is_compact(self) -> bool:

@@ -18,8 +18,12 @@ the end of its lease, or of its delay.
 | TAKE | new, exactly ``next_seq``; or started | started, leased, one delivery more, due at the lease's end |
 | DONE, BURY | started | finished |
 | RETURN | started | started, not leased, due as told |
+| RETURN | finished | nothing |
 | EXTEND | started and leased | due at the new end |
 | SKIP | started, or new from ``next_seq`` on | finished |
+
+Older logs have a RETURN of what is finished: Ctrl-C cut off an acknowledgement that was written, and the end gave the
+message back. The acknowledgement counts. Missing commands are still found, by their numbers in the log.
 
 Anything else breaks a law and raises ``CorruptData``, except after damage to the log of commands (``doubt``). Then some
 are missing, and what they did is assumed to be what loses nothing: a message below one that was taken was taken once
@@ -204,10 +208,10 @@ class WorkMachine:
     def _set_due(self, seq: int, due_ns: int, *, leased: bool) -> None:
         found = self.started.get(seq)
         if found is None:
+            if seq < self.next_seq and (self.doubtful or not leased):
+                return
             if not self.doubtful:
                 raise _illegal(Kind.RETURN, seq)
-            if seq < self.next_seq:
-                return
             found = (0, self._take_in_doubt(seq), False)
         self.started[seq] = (due_ns, found[1], leased)
         self._push(due_ns, seq)

@@ -23,6 +23,9 @@ the queue; "buffered" counts as "os" here. After a crash:
 | any of them had not returned | it was done or not |
 | a dead letter was being written | it is among the dead letters, once, or comes back |
 
+The same where Ctrl-C cuts a step off: from then on everything is refused, and nothing more is written, not even by
+``close``. Opened again the work queue has what its log says; what workers had comes back when its lease ends.
+
 A lease that ends gives the message to the next worker, and a late ``ack`` of the first one is refused (``Fenced``,
 lease_lost): somebody else is at work on it. Deadlines are times of day while the process is down and do not follow the
 clock's jumps while it runs. Where a crash of the machine has taken messages, the work queue goes back with the log
@@ -41,7 +44,7 @@ import time
 from contextlib import ExitStack, nullcontext, suppress
 from itertools import chain
 
-from holdfast.errors import Closed, Code, Fenced, HoldfastError, InvalidRequest, NotFound
+from holdfast.errors import Closed, Code, Fenced, HoldfastError, InvalidRequest
 from holdfast.queue.arguments import NS, seconds_ns, whole_number
 from holdfast.queue.cursor import cursor_pages, encode_cursor
 from holdfast.queue.cursor_file import CursorFile, lock_name, log_history
@@ -50,7 +53,7 @@ from holdfast.queue.forks import poison_in_children
 from holdfast.queue.reader import check_damage_policy
 from holdfast.queue.work_clock import WorkClock
 from holdfast.queue.work_command import COMMAND_NUMBERS_MAX, Kind, encode_command, encode_one
-from holdfast.queue.work_dead_letter import DeadLetter, check_reason
+from holdfast.queue.work_dead_letter import DeadLetter, check_reason, read_letters
 from holdfast.queue.work_job import Job
 from holdfast.queue.work_log import LOG_PAGE_BYTES, WorkLog
 from holdfast.queue.work_opening import DEAD_PAGE_BYTES, find_state
@@ -81,8 +84,8 @@ DELIVERIES_MAX = 1 << 31
 class WorkQueue:
     """Jobs for any number of threads. Made by ``Queue.work_queue``, which tells the arguments. Thread-safe.
 
-    Every method raises ``Closed`` once this is closed, or a sync has failed, or in a forked child; ``Unavailable``
-    where the file system refuses: then the step was not done.
+    Every method raises ``Closed`` once this is closed, or a sync has failed, or an interrupt (Ctrl-C) has cut a step
+    off, or in a forked child; ``Unavailable`` where the file system refuses: then the step was not done.
     """
 
     def __init__(
@@ -229,8 +232,7 @@ class WorkQueue:
 
     def _take(self) -> Job | None:
         """The next job that is there now, written down as taken. Call with the lock held."""
-        if self._closed is not None:
-            raise self._closed
+        self._raise_if_closed()
         machine, log = self._machine, self._log
         now_ns = self._clock()
         with refusals:
@@ -247,21 +249,22 @@ class WorkQueue:
         # Written, and only now forgotten there: what could not be written is not skipped.
         self._source.taken(message)
         job = Job((seq, time_ns, payload, machine.take(seq, ends_ns)))
+        log.in_step = False
         if log.left < 0:
-            self._compact()
+            log.keep_short(machine)
         return job
 
     def _take_read_ahead(self, count: int) -> list[Job]:
         """New jobs that are in memory, at most ``count``, by one command: all or none. Call with the lock held."""
         machine = self._machine
         count = min(count, COMMAND_NUMBERS_MAX, self._max_started - len(machine.started))
-        messages = self._source.read_ahead(machine.next_seq, max(0, count))
-        if messages:
-            try:
+        try:
+            messages = self._source.read_ahead(machine.next_seq, max(0, count))
+            if messages:
                 self._do(Kind.TAKE, self._clock() + self._visibility_ns, *[message[0] for message in messages])
-            except BaseException:
-                self._source.close()  # it reads on from the first one that was not taken
-                raise
+        except BaseException:
+            self._source.close()  # it reads on from the first one that was not taken
+            raise
         return [Job((seq, time_ns, payload, 1)) for seq, time_ns, payload in messages]
 
     def _next_new(self) -> Message | None:
@@ -302,10 +305,11 @@ class WorkQueue:
         """
         with self._lock:
             seq = job[0]
-            if self._closed is not None or not self._machine.is_leased(seq, job.deliveries):
+            if self._closed is not None or self._log.in_step or not self._machine.is_leased(seq, job.deliveries):
                 self._owned((job,))
             self._log.record(encode_one(DONE, 0, seq))
             self._machine.finish(seq)
+            self._log.in_step = False
             mark, waiters = self._log.mark, self._finished(1)
         if self._synced:
             self._log.wait(mark)
@@ -328,7 +332,7 @@ class WorkQueue:
         if self._until_cursor <= 0:
             self._note_cursor()
         if self._log.left < 0:
-            self._compact()
+            self._log.keep_short(self._machine)
         return self._waiters.copy() if len(self._machine.started) + count >= self._max_started else ()
 
     def nack(self, job: Job, *, delay: float = 0.0, reason: str = "") -> None:
@@ -374,18 +378,11 @@ class WorkQueue:
 
     def dead_letters(self) -> Iterator[DeadLetter]:
         """What was given up, oldest first: the messages of the queue ``<prefix>-<name>-dead``."""
-        try:
-            dead = self._queue.beside(f"{self.name}-dead", read_only=True)
-        except NotFound:
-            return
-        with dead:
-            for message in dead.read():
-                yield DeadLetter.decode(message.payload)
+        return read_letters(self._queue, self.name)
 
     def _owned(self, jobs: Sequence[Job]) -> list[int]:
         """The messages of jobs that their workers still have. Call with the lock held."""
-        if self._closed is not None:
-            raise self._closed
+        self._raise_if_closed()
         if not jobs:
             raise InvalidRequest("no jobs")
         is_leased = self._machine.is_leased
@@ -408,18 +405,10 @@ class WorkQueue:
         self._log.record(encode_command(kind, time_ns, *numbers))
         mark = self._log.mark
         self._machine.apply(kind, time_ns, numbers)
+        self._log.in_step = False
         if self._log.left < 0:
-            self._compact()
+            self._log.keep_short(self._machine)
         return mark
-
-    def _compact(self) -> None:
-        """Write the state down. Where that fails the commands stand, and it is tried again after as many more."""
-        try:
-            self._log.compact(self._machine)
-        except (OSError, HoldfastError) as error:
-            if isinstance(error, Closed):
-                raise
-            self._log.put_off()
 
     # ---- where it stands --------------------------------------------------------------------------------------------
 
@@ -432,8 +421,7 @@ class WorkQueue:
     def lag(self) -> int:
         """Messages that are not finished. *Cost*: as ``Consumer.lag``."""
         with self._lock:
-            if self._closed is not None:
-                raise self._closed
+            self._raise_if_closed()
             first = max(self._machine.next_seq, self._queue.first_seq)
             return max(0, self._queue.last_seq - first + 1) + len(self._machine.started)
 
@@ -452,9 +440,17 @@ class WorkQueue:
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
+    def _raise_if_closed(self) -> None:
+        """Call with the lock held."""
+        if self._closed is not None:
+            raise self._closed
+        if self._log.in_step:
+            raise Closed("a step was interrupted", name=self.name, hint="close the work queue and open it anew")
+
     def close(self) -> None:
         """Give back what workers still have, make everything durable, let go of the name. Twice is harmless.
 
+        After an interrupted step nothing is given back.
         What is given back may be got at once when the work queue is opened again; its deliveries count. *Raises*:
         ``Closed`` when a sync has failed; ``Unavailable`` as ``Queue.close``; the files are let go of all the same."""
         with self._lock:
@@ -463,10 +459,11 @@ class WorkQueue:
             self._closed = Closed("the work queue is closed", name=self.name)
             waiters = list(self._waiters)
             try:
-                leased = self._machine.leased()
-                for first in range(0, len(leased), COMMAND_NUMBERS_MAX):
-                    self._do(Kind.RETURN, self._clock(), *leased[first : first + COMMAND_NUMBERS_MAX])
-                self._note_cursor()
+                if not self._log.in_step:  # an interrupted step is for the next opening to find out
+                    leased = self._machine.leased()
+                    for first in range(0, len(leased), COMMAND_NUMBERS_MAX):
+                        self._do(Kind.RETURN, self._clock(), *leased[first : first + COMMAND_NUMBERS_MAX])
+                    self._note_cursor()
             finally:
                 self._let_go()
         for waiter in waiters:

@@ -43,7 +43,11 @@ class WorkSource:
         """The message ``next_seq``, or the first after it that can be read; the same one until it is ``taken``."""
         message = self._peeked
         if message is None:
-            message = self._peeked = next(self._ready, None) or self._refill(next_seq)
+            try:
+                message = self._peeked = next(self._ready, None) or self._refill(next_seq)
+            except BaseException:  # an interrupt behind ``next``: that message would be passed over
+                self.close()
+                raise
         return message
 
     def taken(self, message: Message) -> None:
