@@ -1,9 +1,13 @@
-"""When several start at once, and the log changes hands while one of them asks. Liveness only."""
+"""When several start at once, and the log changes hands while one of them asks; and the exit code that tells a bug."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +15,9 @@ from tests.integration.test_commit_service import Gate, law, lead, put
 
 from holdfast.commit import takeover
 from holdfast.commit.service import CommitService, ServiceOptions
-from holdfast.errors import Closed, Code, Unavailable
+from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InternalError, Unavailable
 from holdfast.objects.port import Listed
+from holdfast.server.run import exit_code_of
 
 DIRECTORY = "file:///log"
 SHARED = "s3://bucket/log"
@@ -181,3 +186,56 @@ async def test_a_log_that_changes_hands_whenever_somebody_asks_is_given_up_in_bo
     await leaders[-1].version()
     for leader in leaders:
         await leader.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Unavailable("the store does not answer"), 6),
+        (Unavailable("the store failed its probe", code=Code.STORE_UNFIT), 6),
+        (CorruptData("the log is damaged"), 6),
+        (InternalError("a bug"), 70),
+    ],
+)
+def test_a_start_tells_a_store_that_fails_from_a_bug_of_ours(error: HoldfastError, code: int) -> None:
+    assert exit_code_of(error) == code
+
+
+BROKEN = """
+import sys
+from holdfast.cli.main import main
+from {module} import {owner}
+
+def broken(*_, **__):
+    raise AssertionError("planted")
+
+{owner}.{law} = broken
+sys.exit(main(["serve", "--init", "--log", sys.argv[1], "--listen", "127.0.0.1:0"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "owner", "law_of", "leads"),
+    [("holdfast.commit", "takeover", "claim_header", False), ("holdfast.commit.pipeline", "Pipeline", "step", True)],
+    ids=["at the start", "while it leads"],
+)
+def test_a_service_that_broke_a_law_of_its_own_exits_70(
+    module: str, owner: str, law_of: str, leads: bool, tmp_path: Path
+) -> None:
+    planted = BROKEN.format(module=module, owner=owner, law=law_of)
+    with subprocess.Popen(
+        [sys.executable, "-c", planted, (tmp_path / "log").as_uri()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": "src"},
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("ready") is leads
+            if leads:
+                process.terminate()  # to drain is the first step that the law is asked for
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 70 and "law_broken" in errors and "planted" in errors

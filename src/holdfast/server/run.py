@@ -10,7 +10,8 @@ Owns: the order of starting and stopping, signals, leading or standing by, and e
     again    a second signal exits at once; nothing that was answered is lost, the next leader recovers
 
 Exit codes: 0 drained or stepped down; 2 bad configuration; 3 another leader is alive (named); 4 deposed; 5 nothing to
-open (says how to initialise); 6 the store or the log is damaged or unfit, or the store stopped taking batches (named).
+open (says how to initialise); 6 the store or the log is damaged or unfit, or the store does not answer or takes no more
+batches (named); 70 a bug of ours, such as a broken law of our own.
 
 Failure model: whatever ends the reign ends the process with a code that says why, unless it stands by: then it waits
 its turn again. Connections are answered before the process goes, within ``GRACE_SECONDS``.
@@ -75,6 +76,8 @@ READER_CONNECTIONS: Final = 8
 """For everybody who reads history: subscribers, questions about old attempts."""
 UNANSWERED_MAX: Final = 2
 """How often a read may run out of time: one request may be lost, and a store that hangs is told of soon."""
+BUG: Final = 70
+"""The exit code of a bug of ours, as every command has it."""
 
 log = structlog.get_logger("holdfast.server")
 
@@ -95,6 +98,9 @@ def main(settings: Settings, *, init: bool, take_over: bool, standby: bool) -> i
     except HoldfastError as error:
         log.error("cannot_serve", code=str(error.code), error=str(error), hint=error.hint or None)
         return exit_code_of(error)
+    except AssertionError as error:
+        log.error("law_broken", exc_info=error)
+        return BUG
 
 
 def exit_code_of(error: HoldfastError) -> int:
@@ -108,6 +114,8 @@ def exit_code_of(error: HoldfastError) -> int:
             return 5
         case Code.STORE_UNFIT | Code.STORE_UNAVAILABLE:
             return 6
+        case Code.INTERNAL:
+            return BUG
         case _:
             if isinstance(error, CorruptData):
                 return 6
@@ -221,7 +229,8 @@ class _Process:
                     await service.close()
                 log.info("reign_over", kind=end.kind, detail=end.detail, leader_id=service.leader_id)
                 if not self._standby or self._stop.done():
-                    return {"resigned": 0, "deposed": 4}.get(end.kind, 6)
+                    # A reign that ended as damaged broke a law of its own: what it had stored is as good as ever.
+                    return {"resigned": 0, "deposed": 4, "damaged": BUG}.get(end.kind, 6)
                 if await self._stopped_within(random.uniform(*AFTER_REIGN_SECONDS)):
                     return 0
         finally:
