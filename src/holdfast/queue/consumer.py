@@ -10,10 +10,11 @@ own: the cursor's bytes (``cursor``) and file (``cursor_file``), reading (``read
 
 Failure model: at least once, in order. After a crash the consumer goes on behind the last commit that survived: a
 commit survives a killed process, a durable one survives lost power. Messages that were handed out and not committed are
-handed out again. Where a crash has taken messages that were committed already, the cursor goes back with the log
-(``cursor``), so that what is appended in their place is not skipped. A report (``Gap``, ``Trimmed``) that is raised
-moves nothing: reading again raises it again, until ``reset`` or another policy for damage. What the file system refuses
-is ``Unavailable`` and has moved nothing, but for a failed sync: it is never tried again, and the consumer is finished.
+handed out again; where the cursor is damaged (``cursor_file``), all that there are. Where a crash has taken messages
+that were committed already, the cursor goes back with the log (``cursor``), so that what is appended in their place is
+not skipped. A report (``Gap``, ``Trimmed``) that is raised moves nothing: reading again raises it again, until
+``reset`` or another policy for damage. What the file system refuses is ``Unavailable`` and has moved nothing, but for a
+failed sync: it is never tried again, and the consumer is finished.
 
 Order of a durable commit, and what a crash leaves:
 
@@ -109,7 +110,8 @@ class Consumer:
         """Where the cursor says, or where a new consumer begins."""
         found = self._cursor.found
         if found is None:
-            self._stand(seq_since(self._queue, since) - 1)
+            # What was handed out before a damage is not known: from "latest" on, messages would be skipped unseen.
+            self._stand(seq_since(self._queue, "earliest" if self._cursor.damaged else since) - 1)
         elif found.of_work_queue:
             raise InvalidRequest("this name is a work queue's", name=self.name)
         else:

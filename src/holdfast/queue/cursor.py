@@ -3,8 +3,8 @@
 Owns: the value in ``<prefix>-<name>.cursor``, and the decision where to go on after a crash. Does not own: the slots
 that the value lies in (``slots``), the file (``cursor_file``), reading (``consumer``), the jobs (``work_queue``).
 
-Failure model: pure. A cursor that is lost, or of an unknown version, is no cursor: its consumer begins where a new one
-would, and no message is lost by it.
+Failure model: pure. A value of an unknown version is no cursor; ``cursor_file`` says where its consumer begins, and no
+message is lost by it.
 
 | offset | bytes | field |
 |---|---|---|

@@ -7,8 +7,9 @@ the value (``cursor``), its slots (``slots``), which names are allowed (``neighb
 Failure model: ``OSError`` from the port; a crash at any moment leaves the old value or the new one. The file is made
 whole, durable and under its name before a consumer gets its first message, also where an earlier start was killed on
 the way or met a failed sync; a crash before that leaves no cursor, which is how it was. A file that cannot be read
-stays as it is, and the error is the caller's. One that is deleted, or of which no slot verifies, loses its position and
-nothing else: the consumer begins where a new one would.
+stays as it is, and the error is the caller's. One that is deleted, or empty, is no cursor: the consumer begins where a
+new one would. One that holds bytes and no value that is understood is *damaged*: its consumer has read something, and
+nobody knows how much. So it begins at the first message there is, and until it is opened retention keeps them all.
 """
 
 from __future__ import annotations
@@ -47,13 +48,14 @@ SUFFIX = ".cursor"
 
 
 class CursorFile:
-    """One open cursor. One thread at a time. ``found`` is what it said when it was opened.
+    """One open cursor. One thread at a time. ``found`` is what it said when it was opened; None where it was new, or
+    ``damaged``.
 
     What it said may never have been durable, however many starts have written it: each was killed before its sync, or
     met a failed one. So who opens it writes a value and syncs that, before anything rests on the cursor being there.
     """
 
-    __slots__ = ("_file", "_generation", "_pages", "_slot", "found")
+    __slots__ = ("_file", "_generation", "_pages", "_slot", "damaged", "found")
 
     def __init__(self, pages: PageDirectory, name: str) -> None:
         port, directory, file_name = pages.port, pages.directory, pages.names.cursor(name)
@@ -83,6 +85,7 @@ class CursorFile:
         self._generation = slot[0] if slot is not None else 0
         self._slot = b""
         self.found: Cursor | None = decode_cursor(slot[1]) if slot is not None else None
+        self.damaged = self.found is None and any(data)
 
     def write(self, value: bytes) -> None:
         """Replace the value, in the slot that does not hold the present one. Cost: one small write."""
@@ -109,16 +112,21 @@ class CursorFile:
 
 
 def read_cursor(pages: PageDirectory, name: str) -> Cursor | None:
-    """The cursor of a name as it is on disk, or None. Reads only; its owner may be another process."""
+    """The cursor of a name as it is on disk, or None. Reads only; its owner may be another process.
+
+    A damaged one has committed nothing and holds: who can tell what it said before would be guessing.
+    """
     try:
         file = pages.port.open(pages.directory, pages.names.cursor(name), write=False)
     except FileNotFoundError:
         return None
     try:
-        slot = newest_slot(pages.port.read(file, 0, SLOTS_BYTES))
+        data = pages.port.read(file, 0, SLOTS_BYTES)
     finally:
         pages.port.close(file)
-    return decode_cursor(slot[1]) if slot is not None else None
+    slot = newest_slot(data)
+    found = decode_cursor(slot[1]) if slot is not None else None
+    return Cursor(0, [], of_work_queue=False, holds=True) if found is None and any(data) else found
 
 
 def kept_in(pages: PageDirectory, cursor: Cursor, last_seq: int) -> int:
