@@ -16,16 +16,16 @@ __all__ = ["ClosedPage", "pages_that_may_go"]
 
 
 class ClosedPage:
-    """A page that is full: its number, bytes on disk, first and last sequence number, and the two ages' beginnings."""
+    """A page that is full: its number, bytes on disk, last sequence number, and the two ages' beginnings.
 
-    __slots__ = ("bytes", "first_seq", "last_seq", "last_time_ns", "modified_ns", "number")
+    The sequence number may be above the page's last, and the ages too young: the page only stays longer then.
+    """
 
-    def __init__(
-        self, number: int, size: int, first_seq: int, last_seq: int, last_time_ns: int, modified_ns: int
-    ) -> None:
+    __slots__ = ("bytes", "last_seq", "last_time_ns", "modified_ns", "number")
+
+    def __init__(self, number: int, size: int, last_seq: int, last_time_ns: int, modified_ns: int) -> None:
         self.number = number
         self.bytes = size
-        self.first_seq = first_seq
         self.last_seq = last_seq
         self.last_time_ns = last_time_ns
         self.modified_ns = modified_ns
@@ -39,7 +39,7 @@ def pages_that_may_go(
     ``bytes_over`` is by how much the queue is above its limit. Nothing at or above ``held_seq`` goes: it is the lowest
     message that a consumer has yet to confirm.
 
-    >>> pages = [ClosedPage(n, 100, 10 * n, 10 * n + 9, n, n) for n in (1, 2, 3)]
+    >>> pages = [ClosedPage(n, 100, 10 * n + 9, n, n) for n in (1, 2, 3)]
     >>> pages_that_may_go(pages, now_ns=10, lifetime_ns=None, bytes_over=150, held_seq=None)
     [1, 2]
     >>> pages_that_may_go(pages, now_ns=10, lifetime_ns=8, bytes_over=0, held_seq=15)

@@ -25,7 +25,6 @@ stand above the limit, so a queue takes at most ``max_bytes`` and one page, and 
 from __future__ import annotations
 
 import threading
-from itertools import pairwise
 
 from holdfast.errors import Backpressure, Closed, Code, InvalidRequest
 from holdfast.queue.moves import Moves
@@ -176,32 +175,26 @@ class Space:
             return len(going)
 
     def _survey(self) -> tuple[list[ClosedPage], int]:
-        """The closed pages, oldest first, and the bytes of these and of the page being written."""
+        """The closed pages, oldest first, and the bytes of these and of the page being written.
+
+        Also those whose header is damaged: were they left out, later pages would go before them, and they never.
+        """
         pages, current, safe_below = self._pages, self._current(), self._safe_below()
         numbers = [number for number in pages.numbers() if number <= current]
         closed: list[ClosedPage] = []
         total = 0
-        for number, following in pairwise(numbers):
-            header, after = self._header(number), self._header(following)
+        after: PageHeader | None = None  # of the next page that can be read
+        for number in reversed(numbers):
             name = pages.names.page(number)
             size = pages.port.size_of(pages.directory, name)
             total += size
-            if header is None or after is None or number >= safe_below:
-                continue
-            # The first arrival in the next page is no earlier than the last in this one: at worst a page stays longer.
-            closed.append(
-                ClosedPage(
-                    number,
-                    size,
-                    header.base_seq,
-                    after.base_seq - 1,
-                    after.base_time_ns,
-                    pages.port.modified_ns(pages.directory, name),
-                )
-            )
-        if numbers:
-            total += pages.port.size_of(pages.directory, pages.names.page(numbers[-1]))
-        return closed, total
+            if after is not None and number < safe_below:
+                # The first arrival in a later page is no earlier than the last in this one, nor is its first number
+                # less: at worst a page stays longer.
+                modified_ns = pages.port.modified_ns(pages.directory, name)
+                closed.append(ClosedPage(number, size, after.base_seq - 1, after.base_time_ns, modified_ns))
+            after = self._header(number) or after
+        return closed[::-1], total
 
     def _header(self, number: int) -> PageHeader | None:
         header = self._headers.get(number)
