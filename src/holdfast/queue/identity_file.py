@@ -3,10 +3,13 @@
 Owns: reading it, and writing it whole or not at all. Does not own: its bytes (``identity``).
 
 Failure model: a file that is absent or does not verify is made anew: nothing in the pages depends on it. ``OSError``
-from the port passes.
+from the port passes. One whose name could not be synced is removed again, as far as the disk lets it: the next start
+would take it for durable, and after lost power the queue be another one.
 """
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 from holdfast.queue.identity import IDENTITY_BYTES, Identity, decode_identity, encode_identity
 
@@ -48,5 +51,10 @@ def open_identity(pages: PageDirectory, entropy: Callable[[int], bytes], page_by
     finally:
         port.close(file)
     port.rename(pages.directory, temporary, name)
-    port.sync_directory(pages.directory)
+    try:
+        port.sync_directory(pages.directory)
+    except BaseException:
+        with suppress(OSError):
+            pages.remove(name)
+        raise
     return identity

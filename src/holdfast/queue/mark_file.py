@@ -4,9 +4,13 @@ Owns: which slot comes next, what a poisoned writer says. Does not own: the fiel
 (``write_mark``), slots (``slots``), when one is written (``writer``).
 
 Failure model: ``OSError`` from the port. A mark is a hint: one that could not be written costs time at the next start.
+A file that is made and whose name could not be synced is removed again, as far as the disk lets it: the next start
+makes another and syncs that. Were it found instead, it would be taken for durable, and lost power take both marks.
 """
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 from holdfast.queue.slots import SLOTS_BYTES, encode_slot, newest_slot, slot_offset
 from holdfast.queue.write_mark import encode_mark
@@ -39,6 +43,8 @@ class MarkFile:
                 port.sync_directory(pages.directory)
             except BaseException:
                 port.close(self._file)
+                with suppress(OSError):
+                    pages.remove(name)
                 raise
         try:
             slot = newest_slot(port.read(self._file, 0, SLOTS_BYTES))

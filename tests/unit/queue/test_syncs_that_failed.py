@@ -17,6 +17,7 @@ import pytest
 
 from holdfast.errors import Closed, Code, HoldfastError
 from holdfast.queue import Gap, Message, Queue, Trimmed
+from holdfast.queue.slots import newest_slot
 from holdfast.testing.queue_world import CrashFiles
 
 SEEDS = range(40)
@@ -161,3 +162,30 @@ def test_what_a_consumer_committed_is_not_told_as_trimmed(seed: int) -> None:
     with opened(files, seed + 2, damage=told.append) as queue, queue.consumer("c") as consumer:
         consumer.poll()
     assert not told
+
+
+# ---- the first opening ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_queue_whose_first_opening_met_a_failed_sync_keeps_its_identity_and_marks(seed: int, after: int) -> None:
+    """The name of the identity, then that of the marks. Without marks, what was torn is told as a gap."""
+    files = CrashFiles(Random(seed))
+    failed = fail_once(files, "sync directory", after=after)
+    with pytest.raises(HoldfastError):
+        opened(files, seed)
+    assert failed()
+    assert files.open_handles == 0
+    queue = opened(files, seed + 1)
+    for number in range(12):
+        queue.append(b"%04d" % number * 150)
+    queue.flush()
+    for number in range(1 + seed % 30):
+        queue.append(b"%04d" % number * 150)
+    files = files.after_power_loss(Random(seed + 2))
+    assert newest_slot(files.contents("d")["q-writeMeta"]) is not None
+    with opened(files, seed + 3) as again:
+        assert again.identity.queue_id == queue.identity.queue_id
+        assert again.recovered_gaps == []
+        assert len(list(again.read())) >= 12
