@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from builtins import list as builtin_list
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from unittest import mock
 
 import pytest
-from tests.integration.http_harness import GatedStore, Serving, commit, request, run, serving, until, write
+from tests.integration.http_harness import Client, GatedStore, Serving, commit, request, run, serving, until, write
 
 from holdfast.commit import release
 from holdfast.commit.feed import Checkpoint, Event, LeaderChange, TransactionEvent
@@ -235,5 +236,75 @@ def test_what_is_held_for_a_proof_is_not_shown_as_durable_to_who_reads_history(d
             await reading
             changes = [event.roll_back_to for event in told if isinstance(event, LeaderChange)]
             assert changes == ([] if durable else [first])
+
+    run(scenario)
+
+
+COMMITS = b"POST /v1/commits HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+async def never_read_results(here: Serving) -> Client:
+    """A client whose results are written until the writer has to wait for it."""
+    client = await here.connect()
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    items = (write() + b"\n") * 500
+    client.send(COMMITS)
+
+    def paused() -> bool:
+        lanes = here.server.framework.open
+        if not any(lane.flow.write_paused for lane in lanes) and not client.writer.transport.get_write_buffer_size():
+            client.send(b"%x\r\n%b\r\n" % (len(items), items))
+        return any(lane.flow.write_paused for lane in lanes)
+
+    await until(paused)
+    return client
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_who_never_reads_is_cut_off_in_the_framework_too_even_if_it_was_closed(closing: bool) -> None:
+    async def scenario() -> None:
+        async with serving(view=False) as here:
+            await never_read_results(here)
+            framework = here.server.framework
+            if closing:
+                for lane in framework.open:
+                    lane.transport.close()
+                    lane.flow.write_paused = False  # as where less is left than makes a writer wait
+            for _ in range(2):
+                framework.close_stalled(partial_seconds_max=30, idle_seconds_max=600)  # looks how much is unsent
+                framework.seconds += 590
+            framework.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
+            await until(lambda: not framework.open)
+            assert here.server.lanes.connections == 0
+
+    run(scenario)
+
+
+def test_who_reads_history_slowly_is_not_cut_off() -> None:
+    async def scenario() -> None:
+        async with serving(view=False) as here:
+            writing, client = await here.connect(), await here.connect()
+            large = {"operations": [{"type": "write", "key": "a2V5", "value": "dmFs" * 250_000}]}
+            for _ in range(16):  # more than both kernels keep for a connection
+                assert (await writing.ask("POST", "/v1/commit", json.dumps(large).encode())).status == 200
+            writing.close()
+            transport = client.writer.transport
+            transport.pause_reading()  # type: ignore[attr-defined]
+            client.send(request("GET", "/v1/subscribe?after=0"))
+            framework = here.server.framework
+            await until(lambda: any(lane.flow.write_paused for lane in framework.open))
+            (lane,) = framework.open
+            for _ in range(3):
+                await until(lambda: lane.flow.write_paused)
+                framework.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
+                framework.seconds += 590
+                before = lane.transport.get_write_buffer_size()
+                transport.resume_reading()  # type: ignore[attr-defined]
+                while lane.flow.write_paused and lane.transport.get_write_buffer_size() == before:
+                    await client.reader.read(1)
+                transport.pause_reading()  # type: ignore[attr-defined]
+            await until(lambda: lane.flow.write_paused)
+            framework.close_stalled(partial_seconds_max=30, idle_seconds_max=600)
+            assert framework.open == {lane} and not lane.transport.is_closing()
 
     run(scenario)

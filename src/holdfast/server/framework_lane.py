@@ -9,8 +9,9 @@ callbacks ``on_message_begin``, ``on_url``, ``on_header``, ``on_headers_complete
 ``send_400_response``, that ``app_state`` is copied into every scope as ``state``, and that a request to upgrade to
 WebSocket is handed to ``handle_websocket_upgrade`` where ``ws_protocol_class`` is set, with ``scope`` and ``url`` read.
 
-Failure model: as the fast lane's: a peer may send anything. A head above its bound or in pieces for too long ends the
-connection; an exception inside the application ends its request (``app`` turns it into a coded answer).
+Failure model: as the fast lane's: a peer may send anything, or never read. A head above its bound or in pieces for too
+long ends the connection, as does a peer that takes nothing for as long as one may be idle; an exception inside the
+application ends its request (``app`` turns it into a coded answer).
 """
 
 from __future__ import annotations
@@ -132,8 +133,14 @@ class Framework:
         self.state.default_headers = [(b"date", date)]
 
     def close_stalled(self, *, partial_seconds_max: int, idle_seconds_max: int) -> None:
-        """Close connections whose request's head has been arriving for too long, or of whose body nothing came."""
+        """Close connections whose request's head has been arriving for too long, or of whose body nothing came.
+
+        Those whose peer takes nothing of what was written for it are cut: a close waits until all of it is sent.
+        """
         for lane in list(self.open):
+            if lane.seconds_without_taking() > idle_seconds_max:
+                lane.transport.abort()
+                continue
             since = lane.head_since
             if (since is not None and self.seconds - since > partial_seconds_max) or (
                 lane.body_open and self.seconds - lane.heard_at > idle_seconds_max
@@ -193,6 +200,8 @@ class FrameworkLane(HttpToolsProtocol):
         self._hosts: list[bytes] = []
         self._problem: InvalidRequest | None = None
         self.parser = _RequestParser(self)  # type: ignore[assignment]  # all of it that uvicorn uses
+        self._unsent = 0
+        self._taken_at = framework.seconds
         self.head_since: int | None = None
         self.heard_at = framework.seconds
 
@@ -220,6 +229,22 @@ class FrameworkLane(HttpToolsProtocol):
             return  # the rest of what a refused peer sent
         self.heard_at = self._framework.seconds
         super().data_received(data)
+
+    def resume_writing(self) -> None:
+        """The peer has read enough: go on."""
+        super().resume_writing()
+        self._taken_at = self._framework.seconds
+
+    def seconds_without_taking(self) -> int:
+        """How long the peer has taken nothing, while somebody waits to write more or the connection waits to end.
+
+        Ask now and then: the bytes left are compared with those of the last time. Who reads slowly takes nothing for a
+        while at a time, for its kernel makes room in large pieces.
+        """
+        now, unsent = self._framework.seconds, self.transport.get_write_buffer_size()
+        if unsent != self._unsent or not (self.flow.write_paused or self.transport.is_closing()):
+            self._unsent, self._taken_at = unsent, now
+        return now - self._taken_at
 
     # The parser's callbacks
 
