@@ -3,8 +3,9 @@
 Owns: when that is, at the cost of what has changed. Does not own: the deadlines (``state``), what is done then
 (``service``).
 
-Failure model: it may wake too early, because the deadline has moved on since, and never too late. The law: while a
-timer is set no store has an earlier deadline, and while none is set no store has any; but for those touched since.
+Failure model: it may wake too early, because the deadline has moved on since, and never too late, but by at most
+``WAIT_MS_MAX`` after the machine was suspended. The law: while a timer is set no store has an earlier deadline, and
+while none is set no store has any; but for those touched since.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Alarm"]
 
-WAIT_MS_MAX: Final = 3_600_000
-"""The clock is looked at again at least this often, because it may have been set."""
+WAIT_MS_MAX: Final = 60_000
+"""The clock is looked at again at least this often: in a suspended machine it goes on, and the timer does not."""
 
 
 class Alarm:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from contextlib import suppress
 from typing import Final
 
@@ -34,6 +33,7 @@ from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InternalEr
 from holdfast.stores.alarm import Alarm
 from holdfast.stores.backup import Manifest, copy_stores
 from holdfast.stores.checkpoints import Checkpoints
+from holdfast.stores.clock import StoreClock
 from holdfast.stores.commands import (
     Command,
     DeadLetter,
@@ -71,10 +71,6 @@ _logger = logging.getLogger(__name__)
 _GROWING: Final = (Publish, MapChange)
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class StoreService:
     """All stores of one service. Make it with ``open``; every method belongs on the event loop that did.
 
@@ -90,6 +86,8 @@ class StoreService:
         self._messages = storage.all_messages
         self._volatile = storage.volatile_names
         self._last_ms = storage.last_ms
+        if isinstance(clock, StoreClock):
+            clock.not_before(storage.last_ms)
         self._groups = GroupCommit(storage.log, closing=self._before_group, settled=self._arm, failed=self._fail)
         self._checkpoints = Checkpoints(storage, self._groups)
         self.compaction = Compaction(storage, self._groups, self._checkpoints)
@@ -112,18 +110,20 @@ class StoreService:
         *,
         page_bytes: int = 64 << 20,
         memory_bytes: int = 128 << 20,
-        clock: Callable[[], int] = _now_ms,
+        clock: Callable[[], int] | None = None,
     ) -> StoreService:
         """Open the stores in ``directory``, which is made where it is missing.
 
         ``memory_bytes`` bounds what is held of messages and counts, whatever the backlog; what the state itself needs
-        (durables, what is delivered and not acknowledged, publishers) comes on top.
+        (durables, what is delivered and not acknowledged, publishers) comes on top. A ``clock`` other than a
+        ``StoreClock`` is taken as it is, but stands still where it falls.
 
         *Raises*: ``AlreadyOpen``; ``CorruptData``; ``OSError``. *Cost*: applies what the log holds behind the last
         checkpoint, whatever the backlog.
         """
         from holdfast.stores.storage import Storage
 
+        clock = clock if clock is not None else StoreClock()
         storage = await asyncio.to_thread(Storage.open, directory, page_bytes=page_bytes, memory_bytes=memory_bytes)
         service = cls(storage, clock=clock)
         for effect in storage.effects:
