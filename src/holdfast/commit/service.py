@@ -7,7 +7,10 @@ Runtime: everything runs on one event loop; the pipeline is stepped with whateve
 batch is formed by load and not by a timer. Store requests run beside it. See ``docs/decisions/0004-one-event-loop.md``.
 
 Failure model: a store that stalls fills the span, then the queue, then ``admission`` refuses with Retry-After; metrics
-and streams go on. When the reign ends, every waiting commit is answered ``Unanswered`` and ``ended`` is set.
+and streams go on. When the reign ends, every waiting commit is answered ``Unanswered`` and ``ended`` is set. What needs
+a proof of ownership is refused when there is none in ``request_timeout_ms``.
+
+Long, because commits, questions, effects and the end share the state of one reign.
 """
 
 from __future__ import annotations
