@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 
 import msgspec
 import pytest
-from tests.integration.http_harness import run, serving
+from tests.integration.http_harness import run, serving, until
 
 LONGEST = "\U0001f600" * 255
 
@@ -34,6 +35,29 @@ def test_a_commit_whose_id_is_too_long_for_its_rows_is_answered_413_and_the_lead
             taken = await (await here.connect()).ask("POST", "/v1/commit", BODIES["application/x-ndjson"](10))
             assert taken.status == 200
             assert here.front.in_flight_bytes == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("path", ["/v1/commit", "/v1/commits"])
+def test_what_an_id_takes_in_the_log_counts_among_the_bytes_in_flight_and_closes_batches(path: str) -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            ids = [f"{number}".rjust(255, "\U0001f600") for number in range(9)]
+            lines = [json.dumps({**wire(600), "request_id": name}, ensure_ascii=False).encode() for name in ids]
+            here.store.gate.clear()
+            bodies = [b"\n".join(lines)] if path == "/v1/commits" else lines
+            asked = [
+                asyncio.create_task((await here.connect()).ask("POST", path, body, Content_Type="application/x-ndjson"))
+                for body in bodies
+            ]
+            await until(lambda: here.front.in_flight_commits == len(lines))
+            assert here.front.in_flight_bytes > 600 * sum(len(name.encode()) for name in ids)
+            here.store.gate.set()
+            answers = await asyncio.gather(*asked)
+            assert sum(answer.body.count(b'"committed"') for answer in answers) == len(lines)
+            assert here.front.in_flight_bytes == 0
+            assert max(listed.size for listed in await here.store.list("batches/")) < 2 << 20
 
     run(scenario)
 

@@ -23,7 +23,8 @@ class CommitEntry:
     """One commit request on its way.
 
     ``reply`` is called exactly once, with this entry, when ``outcome`` is final; ``durable_version`` is then a durable
-    version at least as new as every version the outcome names. ``ticket`` is the caller's own.
+    version at least as new as every version the outcome names. ``ticket`` is the caller's own. ``size``: the bytes of
+    the request, and with them what its id takes in a batch, where it stands in every row; 0 leaves it to the pipeline.
     """
 
     __slots__ = (
@@ -45,7 +46,7 @@ class CommitEntry:
         self.txn = txn
         self.reply = reply
         self.ticket = ticket
-        self.size = size
+        self.size = size + repeated_bytes(txn) if size and txn.request_id is not None else size
         self.arrived_ms = 0.0
         self.version = 0
         self.accepted = False

@@ -283,18 +283,20 @@ class _CommitStream:
         settle = self._settle
         accepted: list[CommitEntry] = []
         due = self._due
+        accepted_bytes = 0
         for txn in txns:
             entry = CommitEntry(txn, settle, None, weight)
             problem = problem_with(txn, leader_id=leader_id, request_id_length_min=length_min)
             if problem is None:
                 accepted.append(entry)
+                accepted_bytes += entry.size
             else:
                 entry.ticket = problem
+            self._due_bytes += entry.size
             due.append(entry)
         front.counters.stream_items += len(txns)
-        self._due_bytes += weight * len(txns)
         if accepted:
-            front.submit_many(accepted, weight * len(accepted))
+            front.submit_many(accepted, accepted_bytes)
         if len(accepted) < len(txns):
             self._wake_writer()
 

@@ -383,7 +383,9 @@ class FastLane(asyncio.Protocol):
                 if problem is None:
                     due = Unanswered(self, size, self._closes)
                     self._queue.append(due)
-                    front.submit(CommitEntry(txn, self._lanes.reply, due, size), size)
+                    entry = CommitEntry(txn, self._lanes.reply, due, size)
+                    due.size = entry.size
+                    front.submit(entry, entry.size)
                     return
         status, headers, answer = error_answer(problem, front.leader)
         front.counters.answers["/v1/commit", status] += 1

@@ -102,7 +102,8 @@ class LeadingService(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FrontLimits:
-    """The bounds in front of the service. Bytes are those of request bodies as they came."""
+    """The bounds in front of the service. Bytes are those of request bodies as they came; in flight, with
+    what their request ids take in the log."""
 
     request_bytes_max: int = 1_048_576
     request_id_length_min: int = 20
@@ -238,7 +239,7 @@ class Front:
         batch += entries
 
     def settled(self, commits: int, size: int) -> None:
-        """``commits`` with ``size`` bytes of requests have their outcome."""
+        """``commits`` with ``size`` bytes have their outcome."""
         self.in_flight_commits -= commits
         self.in_flight_bytes -= size
         assert self.in_flight_commits >= 0, "a commit is settled once"
@@ -259,11 +260,12 @@ class Front:
         outcome: asyncio.Future[CommitEntry] = self.loop.create_future()
 
         def reply(entry: CommitEntry) -> None:
-            self.settled(1, size)
+            self.settled(1, entry.size)
             if not outcome.done():
                 outcome.set_result(entry)
 
-        self.submit(CommitEntry(txn, reply, None, size), size)
+        entry = CommitEntry(txn, reply, None, size)
+        self.submit(entry, entry.size)
         return await outcome
 
     async def status(self, request_id: str, min_version: int) -> StatusVerdict:
