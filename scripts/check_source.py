@@ -19,6 +19,7 @@ FORBIDDEN_WORDS = ("TODO", "FIXME", "XXX")
 ARGUED: dict[str, str] = {
     "holdfast/commit/batch.py:decode_header": "one call, one line for each field of the format",
     "holdfast/commit/batch.py:encode_body": "one pass over the rows, column by column: the hottest loop of the writer",
+    "holdfast/commit/service.py": "the shell of one reign: commits, questions, effects and its end share its state",
     "holdfast/queue/queue.py": "the public class: half of it is what its methods promise",
     "holdfast/queue/writer.py": "the one place that moves the end of the log: its parts share state under two locks",
     "holdfast/server/fast_lane.py": "one connection: reading, answering and closing share its state, byte by byte",
