@@ -30,7 +30,7 @@ def serve(
     """Lead a log and serve it over HTTP until SIGTERM or SIGINT.
 
     Exit codes: 0 drained; 2 bad configuration; 3 another leader is alive; 4 deposed; 5 nothing to open; 6 the store or
-    the log is damaged or unfit.
+    the log is damaged or unfit, or the store does not answer; 70 a bug of ours.
     """
     if take_over and standby:
         raise InvalidRequest("--take-over claims at once and --standby waits: give one of them")
