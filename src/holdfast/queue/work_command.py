@@ -20,7 +20,7 @@ Little-endian. A command:
 | 2 DONE | 0 | messages | acknowledged |
 | 3 RETURN | they are due | messages | given back |
 | 4 EXTEND | the lease ends | messages | the worker needs longer |
-| 5 BURY | 0 | a message, its number in the dead letters | it is there, durably |
+| 5 BURY | 0 | a message, a number in the dead letters | it is there, durably; all up to the number have a BURY |
 | 6 SKIP | 0 | first and last message | removed or damaged: they will never be handed out |
 | 7 PAGES | 0 | number and salt of pages of the queue, oldest first | messages are taken from the last of them |
 

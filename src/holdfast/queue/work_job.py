@@ -1,6 +1,6 @@
 """A job: a message and which delivery of it this is.
 
-Owns: the value. Does not own: anything that happens to it (``work_queue``).
+Owns: the value, and what a worker is told who has lost it. Does not own: what happens to it (``work_queue``).
 
 Failure model: a pure value.
 """
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from operator import itemgetter
 
+from holdfast.errors import Code, Fenced
 from holdfast.queue.messages import Message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["Job"]
+__all__ = ["Job", "lease_lost"]
 
 
 class Job(Message):
@@ -45,3 +46,10 @@ class Job(Message):
 
     def __repr__(self) -> str:
         return f"Job(seq={self.seq}, deliveries={self.deliveries}, payload={self.payload!r})"
+
+
+def lease_lost(job: Job) -> Fenced:
+    """The error for whoever finishes a job that is not theirs any more."""
+    facts = {"seq": job.seq, "deliveries": job.deliveries}
+    hint = "its lease ended or it was finished: a longer visibility, or extend()"
+    return Fenced("this job is not yours any more", code=Code.LEASE_LOST, hint=hint, facts=facts)

@@ -19,6 +19,8 @@ How the log is kept short, and what a crash leaves:
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError
 from holdfast.queue.messages import Gap
 from holdfast.queue.work_command import decode_command, decode_state, encode_state, is_state
@@ -26,6 +28,8 @@ from holdfast.queue.work_machine import WorkMachine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from holdfast.queue.messages import Message, Trimmed
     from holdfast.queue.queue import Queue
     from holdfast.queue.reader import DamagePolicy
@@ -124,6 +128,16 @@ class WorkLog:
             self.in_step = False
             raise
         self.left -= FRAME_BYTES + len(command)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A block that belongs to the step whose command comes next. What refuses ends it; an interrupt does not."""
+        self.in_step = True
+        try:
+            yield
+        except HoldfastError:
+            self.in_step = False
+            raise
 
     def wait(self, mark: int) -> None:
         """Return when this command is as safe as the sync level promises. Thread-safe; one sync for all who wait."""

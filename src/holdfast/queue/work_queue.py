@@ -23,8 +23,8 @@ the queue; "buffered" counts as "os" here. After a crash:
 | any of them had not returned | it was done or not |
 | a dead letter was being written | it is among the dead letters, once, or comes back |
 
-The same where Ctrl-C cuts a step off: from then on everything is refused, and nothing more is written, not even by
-``close``. Opened again the work queue has what its log says; what workers had comes back when its lease ends.
+The same where Ctrl-C cuts a step off: then all is refused, ``close`` writes nothing more, and the next opening goes by
+the log; what workers had comes back when its lease ends.
 
 A lease that ends gives the message to the next worker, and a late ``ack`` of the first one is refused (``Fenced``,
 lease_lost): somebody else is at work on it. Deadlines are times of day while the process is down and do not follow the
@@ -44,7 +44,7 @@ import time
 from contextlib import ExitStack, nullcontext, suppress
 from itertools import chain
 
-from holdfast.errors import Closed, Code, Fenced, HoldfastError, InvalidRequest
+from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest
 from holdfast.queue.arguments import NS, seconds_ns, whole_number
 from holdfast.queue.cursor import cursor_pages, encode_cursor
 from holdfast.queue.cursor_file import CursorFile, lock_name, log_history
@@ -54,7 +54,7 @@ from holdfast.queue.reader import check_damage_policy
 from holdfast.queue.work_clock import WorkClock
 from holdfast.queue.work_command import COMMAND_NUMBERS_MAX, Kind, encode_command, encode_one
 from holdfast.queue.work_dead_letter import DeadLetter, check_reason, read_letters
-from holdfast.queue.work_job import Job
+from holdfast.queue.work_job import Job, lease_lost
 from holdfast.queue.work_log import LOG_PAGE_BYTES, WorkLog
 from holdfast.queue.work_opening import DEAD_PAGE_BYTES, find_state
 from holdfast.queue.work_source import WorkSource
@@ -123,6 +123,7 @@ class WorkQueue:
         self._source = WorkSource(queue, damage)
         self._place = (0, 0)  # the page that the last PAGES named, in this process
         self._dead: Queue | None = None
+        self._letters: dict[int, int] = {}  # messages that have a letter, and its number: BURY is written or owed
         self._until_cursor = CURSOR_EVERY
         self._lock_file = lock_name(pages, name, of_work_queue=True)
         try:
@@ -342,8 +343,7 @@ class WorkQueue:
         self._give_back(job, seconds_ns("delay", delay), reason)
 
     def retry(self, job: Job, *, reason: str = "") -> None:
-        """As ``nack`` with a delay that doubles: ``retry_delay`` after the first delivery, at most
-        ``max_retry_delay``."""
+        """As ``nack`` with a delay that doubles, from ``retry_delay`` on and to ``max_retry_delay`` at most."""
         doubled = self._retry_delay_ns << min(job.deliveries - 1, 62)
         self._give_back(job, min(doubled, self._max_retry_delay_ns), reason)
 
@@ -388,27 +388,31 @@ class WorkQueue:
         is_leased = self._machine.is_leased
         for job in jobs:
             if not is_leased(job[0], job.deliveries):
-                facts = {"seq": job.seq, "deliveries": job.deliveries}
-                hint = "its lease ended or it was finished: a longer visibility, or extend()"
-                raise Fenced("this job is not yours any more", code=Code.LEASE_LOST, hint=hint, facts=facts)
+                raise lease_lost(job)
         return list(dict.fromkeys(job[0] for job in jobs))
 
     def _bury(self, message: Message, deliveries: int, reason: str) -> int:
+        """Write the letter, unless an earlier try did and only its BURY was refused; then BURY."""
+        seq, started = message[0], self._machine.started
+        letters = self._letters = {other: place for other, place in self._letters.items() if other in started}
         if self._dead is None:
             self._dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
-        letter = DeadLetter(message[0], message[1], message[2], deliveries=deliveries, reason=reason)
-        dead_seq = self._dead.append(letter.encode())
-        return self._do(Kind.BURY, 0, message[0], dead_seq)
+        with self._log.step():
+            if seq not in letters:
+                letter = DeadLetter(seq, message[1], message[2], deliveries=deliveries, reason=reason)
+                letters[seq] = self._dead.append(letter.encode())
+            # A start looks behind the number that is told here: no letter whose BURY is owed may be before it.
+            owed = [place - 1 for other, place in letters.items() if other != seq]
+            return self._do(Kind.BURY, 0, seq, min([self._dead.last_seq, *owed]))
 
     def _do(self, kind: Kind, time_ns: int, *numbers: int) -> int:
         """Write a command, then apply it. Call with the lock held."""
         self._log.record(encode_command(kind, time_ns, *numbers))
-        mark = self._log.mark
         self._machine.apply(kind, time_ns, numbers)
         self._log.in_step = False
         if self._log.left < 0:
             self._log.keep_short(self._machine)
-        return mark
+        return self._log.mark
 
     # ---- where it stands --------------------------------------------------------------------------------------------
 
@@ -450,7 +454,6 @@ class WorkQueue:
     def close(self) -> None:
         """Give back what workers still have, make everything durable, let go of the name. Twice is harmless.
 
-        After an interrupted step nothing is given back.
         What is given back may be got at once when the work queue is opened again; its deliveries count. *Raises*:
         ``Closed`` when a sync has failed; ``Unavailable`` as ``Queue.close``; the files are let go of all the same."""
         with self._lock:

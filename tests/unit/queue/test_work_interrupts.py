@@ -1,4 +1,4 @@
-"""Ctrl-C inside a step of a work queue: the step was done or not, and the work queue can be opened again."""
+"""A step of a work queue that is cut off, by Ctrl-C or a full disk: it was done or not, and once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import Closed, CorruptData
+from holdfast.errors import Closed, Code, CorruptData, Unavailable
 from holdfast.queue import Queue
 from holdfast.queue.messages import Message
 from holdfast.queue.work_command import Kind, WorkState
@@ -211,3 +211,46 @@ def test_a_return_of_what_nobody_had_breaks_the_law_still() -> None:
     for kind, seq in ((Kind.RETURN, 5), (Kind.EXTEND, 4), (Kind.DONE, 4), (Kind.BURY, 4), (Kind.TAKE, 4)):
         with pytest.raises(CorruptData):
             machine.apply(kind, 0, [seq, 1] if kind is Kind.BURY else [seq])
+
+
+def refuse_once(monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
+    """The next command of this kind meets a full disk."""
+    record = WorkLog.record
+
+    def refused(log: WorkLog, command: bytes) -> None:
+        if command[0] == kind:
+            monkeypatch.setattr(WorkLog, "record", record)
+            raise Unavailable("the disk is full", code=Code.DISK_FULL)
+        record(log, command)
+
+    monkeypatch.setattr(WorkLog, "record", refused)
+
+
+@pytest.mark.parametrize("again", ["nack", "lease", "opening"])
+@pytest.mark.parametrize("between", [False, True])
+def test_a_dead_letter_whose_end_was_refused_is_there_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: str, between: bool
+) -> None:
+    clock, path = Clock(), tmp_path / "q"
+    with Queue(path, clock=clock, background=False) as queue:
+        queue.append_many([b"one", b"two"])
+        with queue.work_queue("w", max_deliveries=1) as work:
+            first, second = work.get(timeout=0), work.get(timeout=0)
+            assert first is not None
+            assert second is not None
+            refuse_once(monkeypatch, Kind.BURY)
+            with pytest.raises(Unavailable):
+                work.nack(first)
+            if between:
+                work.nack(second)
+            if again == "nack":
+                work.nack(first)
+            elif again == "lease":
+                clock.now += 31 * NS
+                assert work.get(timeout=0) is None
+        with queue.work_queue("w", max_deliveries=1) as work:
+            clock.now += 31 * NS
+            assert work.get(timeout=0) is None
+            letters = [letter.payload for letter in work.dead_letters()]
+            assert sorted(letters) == [b"one", b"two"]
+            assert work.lag() == 0
