@@ -28,7 +28,7 @@ from holdfast.queue.work_machine import WorkMachine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from holdfast.queue.messages import Message, Trimmed
     from holdfast.queue.queue import Queue
@@ -130,7 +130,7 @@ class WorkLog:
         self.left -= FRAME_BYTES + len(command)
 
     @contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self) -> Generator[None]:
         """A block that belongs to the step whose command comes next. What refuses ends it; an interrupt does not."""
         self.in_step = True
         try:
