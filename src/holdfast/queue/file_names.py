@@ -71,7 +71,7 @@ class FileNames:
         return f"{self.prefix}-{name}.cursor.lock"
 
     def temporary(self, name: str) -> str:
-        """What a file is called until it is whole; left by a crash only, removed at the next start."""
+        """What a file is called until it is whole, or while it goes; left by a crash, removed at the next start."""
         return f"{name}.tmp"
 
     def set_aside(self, name: str, taken: Container[str]) -> str:
@@ -111,10 +111,12 @@ class FileNames:
         return self._number(name, ".idx")
 
     def is_temporary(self, name: str) -> bool:
-        """Whether this is an unfinished file of this queue."""
+        """Whether this is an unfinished file of this queue, or one that was going."""
         stem = name.removesuffix(".tmp")
         return stem != name and (
-            stem == self.identity or self.page_number(stem) is not None or stem in (self.write_meta, self.read_meta)
+            stem in (self.identity, self.write_meta, self.read_meta)
+            or self.page_number(stem) is not None
+            or self.index_number(stem) is not None
         )
 
     def _number(self, name: str, suffix: str) -> int | None:

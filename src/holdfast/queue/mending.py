@@ -4,13 +4,16 @@ Owns: closing a torn page, syncing what was not, setting pages aside, removing w
 the end is (``opening``).
 
 Failure model: safe to be stopped anywhere and run again. A page that was never durable and whose predecessors are lost
-is renamed, not removed; of such pages the newest ``SET_ASIDE_PAGES_MAX`` stay.
+is renamed, not removed; of such pages the newest ``SET_ASIDE_PAGES_MAX`` stay. Where a sync of the directory fails, the
+names that were to go are there again (``moves``), so that the next start takes them away anew and syncs that. Were they
+gone from the cache alone, it would find nothing to do, and lost power bring back a history that was cut.
 """
 
 from __future__ import annotations
 
 from holdfast.queue.checksum import checksum_for_reading
 from holdfast.queue.frame import SEAL_BYTES, encode_seal, page_seed
+from holdfast.queue.moves import Moves
 from holdfast.queue.opening import UNSYNCED_PAGES_MAX
 from holdfast.queue.page_header import encode_header
 from holdfast.queue.page_scan import WINDOW_BYTES
@@ -40,9 +43,11 @@ def mend(pages: PageDirectory, end: LogEnd) -> None:
         for number in end.unsynced:
             _sync_page(pages, number, rewrite=end.rewrite)
         # Before its SEAL: the index may name frames behind it, which the cut took from the log and the disk still has.
-        if pages.remove(pages.names.index(end.page)):
-            port.sync_directory(pages.directory)
+        going = Moves(pages)
+        if going.remove(pages.names.index(end.page)):
+            going.sync()
         _close_page(pages, end)
+    going = Moves(pages)
     changed = False if end.resume else _forget_set_aside(pages, len(end.doubtful))
     files = pages.files()
     living = {*map(pages.names.page_number, files)}
@@ -50,19 +55,20 @@ def mend(pages: PageDirectory, end: LogEnd) -> None:
         if pages.names.is_temporary(name):
             pages.remove(name)  # one that lost power brings back goes at the next start
         elif (index := pages.names.index_number(name)) is not None and index not in living:
-            changed |= pages.remove(name)
+            changed |= going.remove(name)
     for number in [] if end.resume else end.doubtful:
         name = pages.names.page(number)
         header = pages.header_of(number)
         if header is not None and header.prepared:
-            pages.remove(name)
+            going.remove(name)
         else:
             # Also one whose header is damaged: under its name a page was whole once, and repair may read it.
-            port.rename(pages.directory, name, pages.names.set_aside(name, port.names(pages.directory)))
-        pages.remove(pages.names.index(number))
+            going.move(name, pages.names.set_aside(name, port.names(pages.directory)))
+        going.remove(pages.names.index(number))
         changed = True
-    if changed:
-        port.sync_directory(pages.directory)
+    # Also what a start that was killed has changed: a sync that fails later would be another's, and drop that.
+    if changed or (end.page and not end.resume):
+        going.sync()
 
 
 def _forget_set_aside(pages: PageDirectory, coming: int) -> bool:

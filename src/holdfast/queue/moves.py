@@ -34,12 +34,14 @@ class Moves:
     def move(self, old: str, new: str) -> bool:
         """Call a file otherwise; False when there was none. A temporary name goes, with the file, once that is
         durable."""
-        try:
-            self._pages.port.rename(self._pages.directory, old, new)
-        except FileNotFoundError:
-            return False
-        self._moved.append((old, new))
-        return True
+        moved = self._pages.rename(old, new)
+        if moved:
+            self._moved.append((old, new))
+        return moved
+
+    def remove(self, name: str) -> bool:
+        """Let a page or an index go; False when there was none."""
+        return self.move(name, self._pages.names.temporary(name))
 
     def sync(self) -> None:
         """The names are gone durably on return. Raises: ``OSError``, and then they are back."""
@@ -49,7 +51,7 @@ class Moves:
         except BaseException:
             for old, new in reversed(self._moved):
                 with suppress(OSError):
-                    pages.port.rename(pages.directory, new, old)
+                    pages.rename(new, old)
             raise
         for _, new in self._moved:
             if pages.names.is_temporary(new):

@@ -131,6 +131,16 @@ class PageDirectory:
             self._changes += 1
         return True
 
+    def rename(self, old: str, new: str) -> bool:
+        """Call a file otherwise; False when there was none."""
+        try:
+            self.port.rename(self.directory, old, new)
+        except FileNotFoundError:
+            return False
+        finally:
+            self._changes += 1
+        return True
+
     def _remove_quietly(self, name: str) -> None:
         try:
             self.remove(name)

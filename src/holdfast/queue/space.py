@@ -4,10 +4,10 @@ Owns: the limit and what happens at it (``full``), the holds of consumers, remov
 go (``retention``).
 
 Failure model: pages are removed oldest first, the name of a page before that of its index, and the directory is synced
-before the next one goes. A crash in between leaves an index without a page, which the next start removes, or the page,
-which is removed again. A reader that has the page open reads it to its end; one that comes later gets ``Trimmed``.
-A sync that fails on the way, of the names or of a cursor, ends the queue as any does (``durability``): the second would
-be believed without reason, and lost power bring back a page without its successors.
+before the next one goes. A crash in between leaves an index without a page, or a page under a temporary name, which the
+next start removes, or the page, which is removed again. A reader that has the page open reads it to its end; one that
+comes later gets ``Trimmed``. A sync that fails on the way, of the names or of a cursor, ends the queue as any does
+(``durability``): the second would be believed without reason, and lost power bring back a page without its successors.
 
 What happens when another page would go above ``max_bytes``:
 
@@ -212,8 +212,7 @@ class Space:
         pages = self._pages
         for number in numbers:
             going = Moves(pages)
-            name = pages.names.page(number)
-            going.move(name, pages.names.temporary(name))
+            going.remove(pages.names.page(number))
             pages.remove(pages.names.index(number))
             self._headers.pop(number, None)
             try:

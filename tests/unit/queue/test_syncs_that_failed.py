@@ -189,3 +189,60 @@ def test_a_queue_whose_first_opening_met_a_failed_sync_keeps_its_identity_and_ma
         assert again.identity.queue_id == queue.identity.queue_id
         assert again.recovered_gaps == []
         assert len(list(again.read())) >= 12
+
+
+# ---- the start after lost power -------------------------------------------------------------------------------------
+
+
+def lost_power(seed: int) -> CrashFiles:
+    files, queue = a_log(seed, 10 + seed % 7)
+    queue.flush()
+    for number in range(10 + seed):
+        queue.append(b"%04d" % number * 200)
+    return files.after_power_loss(Random(seed + 1))
+
+
+def pages_and_indexes(files: CrashFiles) -> set[str]:
+    return {name for name in files.contents("d") if name.endswith((".page", ".idx"))}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("after", [0, 1])
+def test_what_a_start_whose_sync_failed_took_away_does_not_come_back(seed: int, after: int) -> None:
+    """A page of the history that was cut would go on where the log is by then."""
+    files = lost_power(seed)
+    failed = fail_once(files, "sync directory", after=after)
+    with suppress(HoldfastError):
+        opened(files, seed + 2).close()
+    assert failed() or after
+    files = files.after_kill(Random(seed + 3))
+    queue = opened(files, seed + 4)
+    for again in range(5):
+        assert pages_and_indexes(files.after_power_loss(Random(again))) <= pages_and_indexes(files)
+    queue.append(b"m")
+    queue.flush()
+    _, told = read_after_power_loss(files, seed + 5)
+    assert not told
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_a_start_that_was_killed_took_away_does_not_come_back(seed: int) -> None:
+    files = lost_power(seed)
+    images: list[CrashFiles] = []
+    files.before = lambda _: images.append(files.after_kill(Random(seed)))
+    opened(files, seed + 2)
+    for image in images:
+        opened(image, seed + 3)
+        assert pages_and_indexes(image.after_power_loss(Random(seed))) <= pages_and_indexes(image)
+
+
+def test_a_start_after_a_clean_close_or_a_kill_syncs_no_names() -> None:
+    files, queue = a_log(1, 40)
+    images = [files.after_kill(Random(1))]
+    queue.close()
+    images.append(files.after_kill(Random(1)))
+    for image in images:
+        asked: list[str] = []
+        image.before = asked.append
+        opened(image, 2)
+        assert "sync directory" not in asked
