@@ -242,7 +242,7 @@ class Queue(LogReading):
 
         After a crash of the machine a frame (at most 256 KiB or 4,096 messages) is there or not; with ``atomic`` the
         whole batch is one frame. *Raises*: as ``append``, and ``InvalidRequest`` for no messages. A batch of several
-        frames that meets a full disk may be there in part: the error's ``appended`` says how many.
+        frames that meets a full disk or a full queue may be there in part: the error's ``appended`` says how many.
         """
         if not isinstance(payloads, list | tuple):
             payloads = each_of(payloads)
@@ -252,10 +252,7 @@ class Queue(LogReading):
         elif not isinstance(payloads, list | tuple):
             found = [*payloads]  # type: ignore[list-item]  # refused by the writer if it is something else
         if self._linger is not None and found:
-            if atomic:
-                self._linger.write()
-            else:
-                return self._linger.append_many(found)
+            return self._linger.append_atomic(found) if atomic else self._linger.append_many(found)
         return (self._writer or self._refuse_all()).append_many(found, atomic=atomic)
 
     def append_at_once(self, payload: bytes) -> int | None:
@@ -485,19 +482,24 @@ class Queue(LogReading):
         self._append_by(self._refuse)
         if writer is not None:
             self._space.close()
-        if self._background is not None:
-            self._background.stop()
         try:
-            if writer is not None:
-                with refusals:
-                    try:
-                        if self._linger is not None:
-                            self._linger.write()
-                    finally:
-                        writer.close()
+            try:
+                if self._background is not None:
+                    self._background.stop()
+            finally:
+                if writer is not None:
+                    self._write_the_rest(writer)
         finally:
             self._writer = self._linger = None
             self._close_handles()
+
+    def _write_the_rest(self, writer: Writer) -> None:
+        with refusals:
+            try:
+                if self._linger is not None:
+                    self._linger.close()
+            finally:
+                writer.close()
 
     def _close_handles(self) -> None:
         if self._lock_file >= 0:

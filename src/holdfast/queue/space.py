@@ -81,6 +81,7 @@ class Space:
         "_safe_below",
         "_sync_failed",
         "_sync_holds",
+        "_waits",
     )
 
     def __init__(
@@ -111,12 +112,14 @@ class Space:
         self._sync_failed = sync_failed
         self._headers: dict[int, PageHeader] = {}
         self._lock = threading.Lock()
-        self._freed = threading.Condition(threading.Lock())
+        # Taken by itself: an interrupt inside the condition's own ``with`` would leave it locked for ever.
+        self._waits = threading.Lock()
+        self._freed = threading.Condition(self._waits)
         self._closed = False
 
     def confirmed(self) -> None:
         """A consumer has moved on: an append that waits for space looks again."""
-        with self._freed:
+        with self._waits:
             self._freed.notify_all()
 
     def before_roll(self, page_bytes: int) -> None:
@@ -138,7 +141,7 @@ class Space:
                 raise Backpressure(
                     "the queue is full", code=Code.QUEUE_FULL, max_bytes=self._max_bytes, bytes_over=over
                 )
-            with self._freed:
+            with self._waits:
                 if self._closed:
                     raise Closed("the queue was closed while an append waited for space")
                 self._freed.wait(BLOCKED_LOOK_S)
@@ -222,10 +225,11 @@ class Space:
 
     def poison_after_fork(self) -> None:
         """In a forked child, where another thread of the parent may have held a lock: new ones."""
-        self._lock, self._freed = threading.Lock(), threading.Condition(threading.Lock())
+        self._lock, self._waits = threading.Lock(), threading.Lock()
+        self._freed = threading.Condition(self._waits)
 
     def close(self) -> None:
         """End every wait for space."""
-        with self._freed:
+        with self._waits:
             self._closed = True
             self._freed.notify_all()
