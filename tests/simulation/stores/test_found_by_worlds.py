@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast.stores import commands
 from holdfast.stores.commands import Command, Result
 from holdfast.stores.definitions import definition_of
@@ -9,6 +11,8 @@ from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.effects import Effect, Ready
 from holdfast.stores.messages import Message
 from holdfast.testing.stores_world.machine import Machine
+from holdfast.testing.stores_world.stage import Stage
+from holdfast.testing.stores_world.world import run_world
 
 READY = Ready("s", "d")
 
@@ -104,3 +108,44 @@ def test_a_dying_message_can_be_deleted_after_a_rewind_too() -> None:
     assert service.pending == 2
     service.do(commands.Drop(30, "s", "d", 1))
     assert service.pending == 1
+
+
+class Stopping(Stage):
+    """A stage that crashes when it is told to, and then only, and loses nothing by it."""
+
+    def __init__(self) -> None:
+        super().__init__(1, {"fork_rate": 0.0, "crash_rate": 0.0, "crowd": 0})
+        durable = {"type": "shared", "message_ttl": 5, "message_limit": 2}
+        self._define({"stores": {"s": {"durables": {"d": durable}}}})
+        self.submit(commands.Attach(self.now_ms, "s", "d", "ann"))
+        self.submit(commands.Publish(self.now_ms, "s", "", [Message(b"1"), Message(b"2")]))
+
+    def find_them_expired(self) -> None:
+        """A delivery comes upon what has expired: no ``Expire`` is left to do, and none is in the log."""
+        self.now_ms += 5_000
+        self.submit(commands.Deliver(self.now_ms, "s", "d", "ann", 10))
+        self._expire()
+
+    def crash(self) -> None:
+        self._become(Machine(self.machine.log))
+
+
+def test_after_a_crash_the_judge_knows_what_a_delivery_let_go_before_a_purge() -> None:
+    stage = Stopping()
+    stage.find_them_expired()
+    stage.submit(commands.Purge(stage.now_ms, "s", "d"))
+    stage.crash()
+
+
+def test_after_a_crash_the_judge_knows_what_a_delivery_let_go_before_a_publication_that_has_room() -> None:
+    stage = Stopping()
+    stage.find_them_expired()
+    stage.submit(commands.Publish(stage.now_ms, "s", "", [Message(b"3")]))
+    stage.crash()
+    stage.submit(commands.Deliver(stage.now_ms, "s", "d", "ann", 10))
+
+
+@pytest.mark.parametrize("seed", [98036137153, 98036137238, 98036137364, 98036137727])
+def test_worlds_that_broke_a_promise_keep_every_one(seed: int) -> None:
+    """The first two delivered what had expired; the judge of the others forgot in a crash what a delivery let go."""
+    run_world(seed)

@@ -30,6 +30,7 @@ __all__ = [
     "wake_ms",
     "wants",
     "without_expired",
+    "without_old",
 ]
 
 
@@ -109,6 +110,17 @@ def _sort_expired(durable: Consumption, messages: Sequence[Kept], now_ms: int, l
             durable.gone(kept.seq, kept.seq, "ttl")
         else:
             left.add(kept.seq, kept.seq)
+
+
+def without_old(durable: Consumption, runs: list[tuple[int, int]], now_ms: int) -> list[tuple[int, int]]:
+    """Of what the cursor has just found, ascending, let those go that are older than the durable's time-to-live.
+
+    There are none, and nothing is read, unless more is too old than one delivery looks through.
+    """
+    ttl_ms = durable.definition.message_ttl_ms
+    if not ttl_ms or not runs or durable.shelf.counts.published_ms(runs[0][0]) + ttl_ms > now_ms:
+        return runs
+    return [live for first, last in runs for live in without_expired(durable, first, last, now_ms)]
 
 
 def expire_returned(durable: Consumption, now_ms: int) -> None:

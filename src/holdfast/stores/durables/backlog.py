@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from holdfast.stores.matcher import Matcher
     from holdfast.stores.reference_counts import ReferenceCounts
 
-__all__ = ["Backlog", "Fate", "Found", "Shelf", "expires_ms", "fate"]
+__all__ = ["SCAN_MAX", "Backlog", "Fate", "Found", "Shelf", "expires_ms", "fate"]
 
 SCAN_MAX = 16_384
 """Messages looked at by one scan; what is behind them is the next command's."""

@@ -28,7 +28,7 @@ from holdfast.errors import NotFound
 from holdfast.stores.commands import Acknowledge, Acknowledged
 from holdfast.stores.definitions import Discard, DurableDefinition
 from holdfast.stores.durables import administration, aging, consumption_state
-from holdfast.stores.durables.backlog import Backlog, Found, Shelf
+from holdfast.stores.durables.backlog import SCAN_MAX, Backlog, Found, Shelf
 from holdfast.stores.durables.consumption_state import ConsumptionState, Tally
 from holdfast.stores.durables.discarding import admits, discard_old
 from holdfast.stores.durables.holdings import Held, Holding, Holdings, joined
@@ -255,7 +255,7 @@ class Consumption:
         room = min(count, self.definition.window - holding.held)
         if room <= 0:
             return []
-        self._settle_times(now_ms)
+        self._settle_times(now_ms, SCAN_MAX)
         runs: list[tuple[int, int, int]] = []
         self.hand_out(holding, room, now_ms, runs)
         self._note_ready(effects)
@@ -272,7 +272,7 @@ class Consumption:
                 self.tally.delivered += last - first + 1
                 self.tally.redelivered += last - first + 1 if run[2] else 0
         if room and self.looks_on:
-            for first, last in self.scan(room, now_ms).runs:
+            for first, last in aging.without_old(self, self.scan(room, now_ms).runs, now_ms):
                 self.holdings.hold(holding, (first, last, 1, deadline_ms))
                 runs.append((first, last, 1))
                 self.tally.delivered += last - first + 1
@@ -293,12 +293,12 @@ class Consumption:
             self.gone(seq, seq, "own_ttl")
         return found
 
-    def _settle_times(self, now_ms: int) -> None:
-        """Delays that have ended: those messages can be handed out. What is too old goes."""
+    def _settle_times(self, now_ms: int, budget: int) -> None:
+        """Delays that have ended: those messages can be handed out. What is too old goes, of ``budget`` numbers."""
         self.returned.wake(now_ms)
         self._wake_delayed(now_ms)
         if self.definition.message_ttl_ms:
-            aging.expire_backlog(self, now_ms, BLOCK_MESSAGES)
+            aging.expire_backlog(self, now_ms, budget)
 
     def _wake_delayed(self, now_ms: int) -> None:
         next_ms = self.backlog.delayed.next_ms()
@@ -435,7 +435,7 @@ class Consumption:
         for _, run in self.holdings.lapsed(now_ms):
             self.tally.lapsed += run[1] - run[0] + 1
             self._give_back(run, now_ms, effects)
-        self._settle_times(now_ms)
+        self._settle_times(now_ms, BLOCK_MESSAGES)
         if self.definition.message_ttl_ms:
             aging.expire_returned(self, now_ms)
             aging.expire_backlog(self, now_ms, budget)

@@ -64,6 +64,9 @@ class Stage:
         self.check_rate = 0.1 if self.shape.crowd else 1.0
         """A check looks at every message."""
         self._settling = False
+        self._swept: dict[int, int] = {}
+        """By the length of the log the latest time at which no deadline was left there. A delivery lets go what it
+        comes upon and no record tells what that was: the model that is made again has to be told when it was all."""
 
     # ---- one command ------------------------------------------------------------------------------------------------
 
@@ -128,8 +131,8 @@ class Stage:
         """Where every deadline is carried out, the machine's totals are the model's."""
         if self._is_due():
             return
-        for _, _, consumed in self.model.consumed():
-            consumed.sweep(self.now_ms)
+        self._swept[len(self.machine.log)] = self.now_ms
+        self.model.sweep(self.now_ms)
         for store in self.model.stores.values():
             real = self.machine.state.stores[store.name]
             promise(set(real.durables) == set(store.durables), "durables are the model's", real=list(real.durables))
@@ -183,9 +186,12 @@ class Stage:
         self.machine = recovered
         self.durable = len(recovered.log)
         self.model = ClusterModel()
-        for data in recovered.log:
+        self._swept = {position: at_ms for position, at_ms in self._swept.items() if position <= self.durable}
+        for position, data in enumerate(recovered.log, 1):
             record = msgspec.msgpack.decode(data, type=Record)
             self.model.judge(record.command, record.result, None)
+            if position in self._swept:
+                self.model.sweep(self._swept[position])
         # A service that starts may have a clock that is behind: then time stands still.
         self.now_ms = max(recovered.state.at_ms, START_MS)
         self._revision = recovered.state.revision

@@ -172,6 +172,11 @@ class ClusterModel:
                     found.add((store.name, name))
         return found
 
+    def sweep(self, now_ms: int) -> None:
+        """Follow the end of what expired, where no deadline is left in the machine."""
+        for _, _, durable in self.consumed():
+            durable.sweep(now_ms)
+
     # ---- judging ----------------------------------------------------------------------------------------------------
 
     def judge(self, command: Command, answer: Answer, effects: Sequence[Effect] | None) -> None:
