@@ -189,6 +189,8 @@ class MemoryFiles:
 
     def rename(self, directory: int, old: str, new: str) -> None:
         self.step()
+        if old not in self.names_now:
+            raise FileNotFoundError(old)
         inode = self.names_now.pop(old)
         self.names_now[new] = inode
         self.changes.append({old: None, new: inode})  # a rename is one change
