@@ -353,11 +353,15 @@ class LogReader:
         return True
 
     def _begun(self, file: int, prepared: PageHeader, expected: int) -> PageHeader | None:
-        """The header of a prepared page as it is begun with this message, if the message is there: until then a larger
-        page may take its name, and whoever stands in this one would wait for ever, or miss what the other holds."""
+        """The header of a prepared page as it is begun with this message, if the message is there, or pages behind it.
+
+        Of the last page a larger one may take the name until then: whoever stands in this one would wait for ever, or
+        miss what the other holds.
+        """
         header = prepared.started(expected, 0)
         first = PageScan(self._pages.port, file, header, next_seq=expected)
-        return header if first.read(HEAD_BYTES) is not None else None
+        begun = first.read(HEAD_BYTES) is not None or self._pages.numbers()[-1:] != [header.number]
+        return header if begun else None
 
     def _report(self, report: Gap | Trimmed) -> None:
         if isinstance(report, Gap) and report.last < self._from_seq:
