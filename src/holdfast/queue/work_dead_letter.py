@@ -1,7 +1,7 @@
 """Dead letters: messages that nobody could work off, with the reason.
 
-Owns: the bytes of one, as a message of the queue ``<prefix>-<name>-dead``, and reading them there. Does not own: that
-queue, which any program may read while the work queue is open; when a message is given up (``work_queue``).
+Owns: the bytes of one, as a message of the queue ``<prefix>-<name>-dead``. Does not own: that queue, which any program
+may read while the work queue is open (``work_source``); when a message is given up (``work_queue``).
 
 Failure model: pure. Bytes that are no dead letter raise ``CorruptData``, a reason that is no text ``InvalidRequest``.
 
@@ -20,15 +20,9 @@ from __future__ import annotations
 
 from struct import Struct
 
-from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.errors import Code, CorruptData, InvalidRequest
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from holdfast.queue.queue import Queue
-
-__all__ = ["DeadLetter", "check_reason", "read_letters"]
+__all__ = ["DeadLetter", "check_reason"]
 
 HEAD = Struct("<HHIQq")
 VERSION = 1
@@ -78,14 +72,3 @@ class DeadLetter:
 
     def __repr__(self) -> str:
         return f"DeadLetter(seq={self.seq}, deliveries={self.deliveries}, reason={self.reason!r})"
-
-
-def read_letters(queue: Queue, name: str) -> Iterator[DeadLetter]:
-    """What the work queue of this name has given up, oldest first; nothing where it never has."""
-    try:
-        dead = queue.beside(f"{name}-dead", read_only=True)
-    except NotFound:
-        return
-    with dead:
-        for message in dead.read():
-            yield DeadLetter.decode(message.payload)

@@ -53,11 +53,11 @@ from holdfast.queue.forks import poison_in_children
 from holdfast.queue.reader import check_damage_policy
 from holdfast.queue.work_clock import WorkClock
 from holdfast.queue.work_command import COMMAND_NUMBERS_MAX, Kind, encode_command, encode_one
-from holdfast.queue.work_dead_letter import DeadLetter, check_reason, read_letters
+from holdfast.queue.work_dead_letter import DeadLetter, check_reason
 from holdfast.queue.work_job import Job, lease_lost
 from holdfast.queue.work_log import LOG_PAGE_BYTES, WorkLog
 from holdfast.queue.work_opening import DEAD_PAGE_BYTES, find_state
-from holdfast.queue.work_source import WorkSource
+from holdfast.queue.work_source import WorkSource, read_letters
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """The messages of a work queue's jobs: new ones in order, and those that come back, from anywhere.
 
-Owns: reading on, what was read ahead, what was read around the last one that came back. Does not own: which message is
-wanted (``work_machine``), the log (``reader``).
+Owns: reading on, what was read ahead, what was read around the last one that came back; reading the dead letters. Does
+not own: which message is wanted (``work_machine``), the log (``reader``).
 
 Failure model: reads only. What is read ahead is at most one window of the reader, what is kept of a message that came
 back at most its batch. A report (``Gap``, ``Trimmed``) that is raised moves nothing, and is raised again.
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from itertools import chain, islice
 
+from holdfast.errors import NotFound
 from holdfast.queue.messages import Gap
+from holdfast.queue.work_dead_letter import DeadLetter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from holdfast.queue.queue import Queue
     from holdfast.queue.reader import DamagePolicy, LogReader
 
-__all__ = ["WorkSource"]
+__all__ = ["WorkSource", "read_letters"]
 
 
 class WorkSource:
@@ -113,3 +115,14 @@ class WorkSource:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
+
+
+def read_letters(queue: Queue, name: str) -> Iterator[DeadLetter]:
+    """What the work queue of this name has given up, oldest first; nothing where it never has."""
+    try:
+        dead = queue.beside(f"{name}-dead", read_only=True)
+    except NotFound:
+        return
+    with dead:
+        for message in dead.read():
+            yield DeadLetter.decode(message.payload)
