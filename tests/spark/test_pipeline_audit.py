@@ -181,6 +181,13 @@ def an_object_in_another_slot(log: Log) -> int:
     return header.slot
 
 
+def a_claim_in_a_slot_of_data(log: Log) -> int:
+    """A claim is told by its size, so this one is followed by whoever does not ask what it says."""
+    slot = log.data().header.slot
+    log.objects[slot] = log.objects[log.random.choice([b for b in log.live if b.header.kind is Kind.CLAIM]).header.slot]
+    return slot
+
+
 def a_claim_of_a_wrong_epoch(log: Log) -> int:
     claim = log.random.choice([b.header for b in log.live if b.header.kind is Kind.CLAIM and b.header.epoch > 1])
     return log.put(replace(claim, epoch=claim.epoch + 1))
@@ -276,6 +283,7 @@ DAMAGES: list[Callable[[Log], int]] = [
     an_object_of_another_log,
     an_object_of_a_leader_that_never_claimed,
     an_object_in_another_slot,
+    a_claim_in_a_slot_of_data,
     a_claim_of_a_wrong_epoch,
     time_that_falls,
     a_window_floor_that_falls,
