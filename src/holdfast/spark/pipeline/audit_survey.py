@@ -106,10 +106,11 @@ async def _listing(store: ObjectStore, findings: list[Finding]) -> tuple[npt.NDA
 async def _claims(
     store: ObjectStore, slots: npt.NDArray[np.uint64], sizes: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Which objects the walk follows as claims: those of a claim's size, unless they say themselves that they are a copy
-    out of another slot. A jump from where nobody claimed would have the walk miss what was never there.
+    """Which objects the walk follows as claims: those of a claim's size, but for copies, which name another slot.
+
+    A jump from where nobody claimed would have the walk miss what was never there.
     """
-    is_claim = sizes == CLAIM_BYTES
+    is_claim: npt.NDArray[np.bool_] = sizes == CLAIM_BYTES
     places = np.flatnonzero(is_claim)
     for first in range(0, len(places), CLAIMS_AT_ONCE):
         asked = places[first : first + CLAIMS_AT_ONCE]
