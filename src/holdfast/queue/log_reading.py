@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from holdfast.queue.disk_errors import Refusals
+    from holdfast.queue.index_reader import KeptIndexes
     from holdfast.queue.linger import Linger
     from holdfast.queue.messages import Block, Message
     from holdfast.queue.page_files import PageDirectory
@@ -49,6 +50,7 @@ class LogReading:
     _closed: bool
     _damage: DamagePolicy
     _headers: dict[int, PageHeader]
+    _indexes: KeptIndexes
     _linger: Linger | None
     _pages: PageDirectory
     _serializer: Serializer | None
@@ -117,6 +119,7 @@ class LogReading:
             live_next_seq=(lambda: writer.next_seq) if writer is not None else None,
             headers=self._headers,
             anchors=self._anchors,
+            indexes=self._indexes,
         )
         try:
             if seq is not None:

@@ -22,6 +22,7 @@ length would make them part of the log again, so this page is sealed and another
 from __future__ import annotations
 
 from holdfast.queue.frame import HEAD_BYTES
+from holdfast.queue.index_reader import IndexReader
 from holdfast.queue.page_header import HEADER_BYTES, PageHeader
 from holdfast.queue.page_index import PageIndex
 from holdfast.queue.page_scan import PageScan
@@ -221,9 +222,8 @@ class _Walk:
         file = pages.open(end.page)
         if file is None:
             return Step.END
-        index: int | None = None
+        index = IndexReader(pages, end.page, end.header.salt)
         try:
-            index = pages.open_index(end.page, write=False)
             scan = PageScan(
                 pages.port,
                 file,
@@ -247,8 +247,7 @@ class _Walk:
                 step = decide(here, self._following(), self._owed(scan))
         finally:
             pages.port.close(file)
-            if index is not None:
-                pages.port.close(index)
+            index.close()
         end.sealed = here is Here.SEAL
         return step
 

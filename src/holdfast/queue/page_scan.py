@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from holdfast.queue.file_port import FilePort
+    from holdfast.queue.index_reader import IndexReader
 
     FrameView: TypeAlias = tuple[int, int, int, int, int, int]
     FrameAt: TypeAlias = tuple[int, int, int, int]
@@ -97,7 +98,7 @@ class PageScan:
         next_seq: int,
         position: int = HEADER_BYTES,
         last_time_ns: int = 0,
-        index: int | None = None,
+        index: IndexReader | None = None,
         anchors: Anchors | None = None,
     ) -> None:
         self._port = port
@@ -129,14 +130,16 @@ class PageScan:
             self._window_bytes = FIRST_WINDOW_BYTES
             return None
         data = self._port.read(self._file, self.position, window_bytes)
-        frames = self._verify(data)
-        if not frames and self.seal is None and len(data) >= HEAD_BYTES:
+        frames, seal = self._verify(data, self.next_seq, self.last_time_ns)
+        if not frames and seal is None and len(data) >= HEAD_BYTES:
             length, _, _, tail = HEAD.unpack_from(data)
             whole = HEAD_BYTES + length
             if len(data) < whole <= limit and tail:
                 data = self._port.read(self._file, self.position, whole)
-                frames = self._verify(data)
+                frames, seal = self._verify(data, self.next_seq, self.last_time_ns)
         if not frames:
+            if seal is not None:
+                self.seal = seal
             self._window_bytes = FIRST_WINDOW_BYTES
             return None
         end = frames[-1][5]
@@ -149,9 +152,10 @@ class PageScan:
         self.frames += len(frames)
         return window
 
-    def _verify(self, data: bytes) -> list[FrameView]:
-        """Every whole frame from the start of ``data``; the hottest loop of reading single messages."""
-        checksum, seed, seq, last_time_ns = self._checksum, self._seed, self.next_seq, self.last_time_ns
+    def _verify(self, data: bytes, seq: int, last_time_ns: int) -> tuple[list[FrameView], bytes | None]:
+        """Every whole frame from the start of ``data``, where ``seq`` comes next, or without any the SEAL there;
+        the hottest loop of reading single messages."""
+        checksum, seed = self._checksum, self._seed
         unpack, pack = HEAD.unpack_from, FIELDS.pack
         view = memoryview(data)
         frames: list[FrameView] = []
@@ -170,8 +174,8 @@ class PageScan:
             else:
                 count, flags = tail & SEQ_MASK, tail >> 32
                 if count == 0:
-                    if flags == SEAL and length == SEAL_BODY.size:
-                        self._keep_seal(data[start:end], frames)
+                    if flags == SEAL and length == SEAL_BODY.size and not frames:
+                        return frames, data[start:end]
                     break
                 if flags & ~KNOWN_FLAGS:
                     break
@@ -179,12 +183,7 @@ class PageScan:
                 seq += count
             last_time_ns = time_ns
             start = end + HEAD_BYTES
-        return frames
-
-    def _keep_seal(self, body: bytes, frames: list[FrameView]) -> None:
-        """A SEAL counts where the walk stands before it, not at the end of a window that still has frames."""
-        if not frames:
-            self.seal = body
+        return frames, None
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -202,10 +201,6 @@ class PageScan:
         head = self._port.read(self._file, self.position, HEAD_BYTES)
         return Here.INVALID if any(head) else Here.NOTHING
 
-    def index_records(self) -> int:
-        """Records in the index file, whether or not they are true."""
-        return 0 if self._index is None else self._port.size(self._index) // RECORD_BYTES
-
     def seek_time(self, time_ns: int) -> None:
         """Move to a frame from which on nothing that arrived at or after ``time_ns`` is missed.
 
@@ -221,7 +216,7 @@ class PageScan:
         """Move to an indexed frame at or before the one that holds ``seq``."""
 
         def at_or_before(time_ns: int, position: int) -> bool:
-            found = self._anchors.get((self.header.salt, position)) or self._frame_at(time_ns, position)
+            found = self._anchors.get((self.header.salt, position)) or self._frame_at(time_ns, position)[0]
             return found is not None and found[0] <= seq
 
         self._seek(at_or_before)
@@ -230,19 +225,17 @@ class PageScan:
         """Stand at the last such record whose frame is confirmed: from the last one of all back in growing steps, and
         where there is none, at the start of the page: False. Walking from there meets what is damaged, and tells
         it."""
-        index, port = self._index, self._port
+        index = self._index
         if index is None:
             return False
-        before, time_ns, position = last_before(
-            lambda offset, length: port.read(index, offset, length), self.index_records(), belongs_before
-        )
+        before, time_ns, position = last_before(index.read, index.records, belongs_before)
         step = 1
         while before:
             # Each is asked again: in a damaged index not all that stand before the last one belong there.
             if belongs_before(time_ns, position) and self._land(position, time_ns):
                 return True
             before, step = max(0, before - step), 2 * step
-            record = port.read(index, (before - 1) * RECORD_BYTES, RECORD_BYTES) if before else b""
+            record = index.read((before - 1) * RECORD_BYTES, RECORD_BYTES) if before else b""
             if len(record) < RECORD_BYTES:
                 return False
             time_ns, position = RECORD.unpack(record)
@@ -258,8 +251,8 @@ class PageScan:
         key = self.header.salt, position
         found = self._anchors.get(key)
         if found is None:
-            found = self._frame_at(time_ns, position)
-            if found is None or not (self._is_possible(position, found) and self._confirmed(found, ends)):
+            found, behind = self._frame_at(time_ns, position)
+            if found is None or not (self._is_possible(position, found) and self._confirmed(found, behind, ends)):
                 return False
             if len(self._anchors) >= ANCHORS_MAX:
                 self._anchors.clear()
@@ -281,39 +274,40 @@ class PageScan:
         frames = room // HEAD_BYTES + 1 if tail >> 32 & COMPRESSED else 1
         return time_ns >= self.last_time_ns and seq - self.next_seq <= room // 4 + frames * BATCH_MESSAGES_MAX
 
-    def _confirmed(self, frame: FrameAt, ends: Container[int | None] | None) -> bool:
-        """Whether what follows this frame is the frame or SEAL with the next number, or nothing yet."""
+    def _confirmed(self, frame: FrameAt, head: bytes, ends: Container[int | None] | None) -> bool:
+        """Whether what follows this frame, with ``head``, is the frame or SEAL with the next number, or nothing yet."""
         seq, time_ns, tail, behind = frame
-        after = PageScan(
-            self._port,
-            self._file,
-            self.header,
-            next_seq=seq + (tail & SEQ_MASK),
-            position=behind,
-            last_time_ns=time_ns,
-        )
-        if after.read(HEAD_BYTES) is not None:
-            return True
-        here = after.here()
-        return here is Here.SEAL or (here is Here.NOTHING and (ends is None or after.next_seq in ends))
+        next_seq = seq + (tail & SEQ_MASK)
+        if not any(head):
+            return ends is None or next_seq in ends
+        if len(head) < HEAD_BYTES:
+            return False
+        length = HEAD.unpack(head)[0]
+        if behind + HEAD_BYTES + length > self.header.page_bytes:
+            return False
+        body = self._port.read(self._file, behind + HEAD_BYTES, length)
+        frames, seal = self._verify(head + body, next_seq, time_ns)
+        return bool(frames) or seal is not None
 
-    def _frame_at(self, time_ns: int | None, position: int) -> FrameAt | None:
+    def _frame_at(self, time_ns: int | None, position: int) -> tuple[FrameAt | None, bytes]:
         """The frame that would verify here under some number, where that is possible in this page; of the arrival
-        ``time_ns`` where it is told."""
+        ``time_ns`` where it is told. And what stands where the head behind it would."""
         page_bytes = self.header.page_bytes
+        body_at = position + HEAD_BYTES
         if not HEADER_BYTES <= position <= page_bytes - HEAD_BYTES:
-            return None
+            return None, b""
         head = self._port.read(self._file, position, HEAD_BYTES)
         if len(head) < HEAD_BYTES:
-            return None
+            return None, b""
         length, check, found_ns, tail = HEAD.unpack(head)
-        behind = position + HEAD_BYTES + length
+        behind = body_at + length
         if tail == 0 or behind > page_bytes or (time_ns is not None and found_ns != time_ns):
-            return None
-        body = self._port.read(self._file, position + HEAD_BYTES, length)
+            return None, b""
+        data = self._port.read(self._file, body_at, min(behind + HEAD_BYTES, page_bytes) - body_at)
         base = self.header.base_seq
+        body = memoryview(data)[:length]
         implied = implied_seq(self._checksum, self._seed, (length, check, found_ns, tail), body)
-        return base + ((implied - base) & SEQ_MASK), found_ns, tail, behind
+        return (base + ((implied - base) & SEQ_MASK), found_ns, tail, behind), data[length:]
 
     def resync(self, ends: Container[int | None]) -> bool:
         """Behind damage, move to the next frame that is known to be one. False when there is none; then nothing moved.
@@ -327,7 +321,7 @@ class PageScan:
         if len(head) == HEAD_BYTES:
             length, check, time_ns, tail = HEAD.unpack(head)
             position = damaged + HEAD_BYTES + length
-            found = self._frame_at(None, position)
+            found, _ = self._frame_at(None, position)
             if found is not None and found[0] > floor:
                 # A bridge that a repair has laid, a length and zeros, leads to a frame. Else the number is told twice,
                 # by the damaged head and by the frame.
@@ -335,7 +329,7 @@ class PageScan:
                 if self._land(position, None, None if known else ends):
                     return True
         for position, indexed_ns in self._records_behind(damaged):
-            found = self._frame_at(indexed_ns, position)
+            found, _ = self._frame_at(indexed_ns, position)
             if found is not None and found[0] > floor and self._land(position, indexed_ns, ends):
                 return True
         return False
@@ -344,8 +338,8 @@ class PageScan:
         """Position and arrival of the frames that the index tells of."""
         if self._index is None:
             return
-        for first in range(0, self.index_records(), RECORDS_AT_ONCE):
-            data = self._port.read(self._index, first * RECORD_BYTES, RECORDS_AT_ONCE * RECORD_BYTES)
+        for first in range(0, self._index.records(), RECORDS_AT_ONCE):
+            data = self._index.read(first * RECORD_BYTES, RECORDS_AT_ONCE * RECORD_BYTES)
             for time_ns, position in RECORD.iter_unpack(data[: len(data) // RECORD_BYTES * RECORD_BYTES]):
                 if position > damaged:
                     yield position, time_ns

@@ -114,6 +114,7 @@ class Queue(LogReading):
         self._damage = damage
         self._headers = {}
         self._anchors = {}
+        self._indexes = {}
         self._writer = None
         self._lock_file = -1
         self._background: Background | None = None

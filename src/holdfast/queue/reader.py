@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from holdfast.errors import InvalidRequest
 from holdfast.queue.frame import COMPRESSED, HEAD_BYTES, payloads, raw_body
+from holdfast.queue.index_reader import IndexReader
 from holdfast.queue.messages import Block, Gap, Message, Trimmed, block_of_singles, messages_of
 from holdfast.queue.opening import find_end
 from holdfast.queue.page_header import HEADER_BYTES
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import TypeAlias
 
+    from holdfast.queue.index_reader import KeptIndexes
     from holdfast.queue.page_files import PageDirectory
     from holdfast.queue.page_header import PageHeader
     from holdfast.queue.page_scan import Anchors, FrameView, Window
@@ -64,14 +66,14 @@ class LogReader:
     """A place in the log that moves forward. One thread at a time.
 
     ``next_seq`` is the next message to come. ``live_next_seq`` tells how far a writer in this process is; without it,
-    its mark in the file is read. ``headers`` caches headers of begun pages, ``anchors`` places found by earlier seeks;
-    both may be shared by all readers of a queue.
+    its mark in the file is read. ``headers`` caches headers of begun pages, ``anchors`` places found by earlier seeks,
+    ``indexes`` the indexes of finished pages; all may be shared by all readers of a queue.
     """
 
     __slots__ = (
         "_anchors",
-        "_damage", "_file", "_from_seq", "_from_time_ns", "_headers", "_index", "_live_next_seq", "_pages", "_scan",
-        "_told_seq", "_window_bytes", "gaps",
+        "_damage", "_file", "_from_seq", "_from_time_ns", "_headers", "_index", "_indexes", "_live_next_seq", "_pages",
+        "_scan", "_told_seq", "_window_bytes", "gaps",
     )  # fmt: skip
 
     def __init__(
@@ -82,6 +84,7 @@ class LogReader:
         live_next_seq: Callable[[], int] | None = None,
         headers: dict[int, PageHeader] | None = None,
         anchors: Anchors | None = None,
+        indexes: KeptIndexes | None = None,
     ) -> None:
         check_damage_policy(damage)
         self._pages = pages
@@ -89,10 +92,11 @@ class LogReader:
         self._live_next_seq = live_next_seq
         self._headers = {} if headers is None else headers
         self._anchors: Anchors = {} if anchors is None else anchors
+        self._indexes: KeptIndexes = {} if indexes is None else indexes
         self._window_bytes = WINDOW_BYTES
         self._scan: PageScan | None = None
         self._file = -1
-        self._index: int | None = None
+        self._index: IndexReader | None = None
         self._from_seq = 1
         self._from_time_ns: int | None = None
         # Messages below this one that the scan still looks for were told to be lost. The scan goes on expecting the
@@ -166,12 +170,17 @@ class LogReader:
         self._told_seq = 1
         for place, number in enumerate(numbers):
             if self._enter(number, 1 if number == 1 else None):
-                there = self._pages.numbers() if place else ()
-                if any(self._pages.header_of(skipped) is None for skipped in numbers[:place] if skipped in there):
-                    # Where the log began is not known any more: at most this much is gone.
-                    self._report(Gap(1, self.next_seq - 1, numbers[0]))
+                if place:
+                    self._tell_unreadable(numbers[:place])
                 return True
         return False
+
+    def _tell_unreadable(self, numbers: list[int]) -> None:
+        """Tell of the pages in front of the first that could be read, if one of them is there."""
+        there = self._pages.numbers()
+        if any(self._pages.header_of(number) is None for number in numbers if number in there):
+            # Where the log began is not known any more: at most this much is gone.
+            self._report(Gap(1, self.next_seq - 1, numbers[0]))
 
     # ---- moving -----------------------------------------------------------------------------------------------------
 
@@ -330,7 +339,6 @@ class LogReader:
             header = header or self._pages.header(file, number)
             if header is not None and header.prepared:
                 header = self._begun(file, header, expected) if expected is not None else None
-            index = self._pages.open_index(number, write=False) if header is not None else None
         except BaseException:
             self._pages.port.close(file)
             raise
@@ -339,7 +347,10 @@ class LogReader:
             return False
         last_time_ns = self._scan.last_time_ns if self._scan is not None else header.base_time_ns
         self.close()
-        self._file, self._index = file, index
+        self._file = file
+        # Whatever follows was begun behind the last message of this one.
+        is_finished = number + 1 in self._headers
+        self._index = IndexReader(self._pages, number, header.salt, self._indexes if is_finished else None)
         self._scan = PageScan(
             self._pages.port,
             file,
@@ -378,7 +389,7 @@ class LogReader:
             self._scan = None
             self._pages.port.close(self._file)
             if self._index is not None:
-                self._pages.port.close(self._index)
+                self._index.close()
                 self._index = None
 
     # ---- what frames become -----------------------------------------------------------------------------------------

@@ -57,10 +57,12 @@ def seed_without_salt(checksum: Checksum, salt: int, page_number: int) -> int:
     return page_seed(checksum, salt & 0, page_number)
 
 
-def verify_without_sequence(self: PageScan, data: bytes) -> list[FrameView]:
+def verify_without_sequence(
+    self: PageScan, data: bytes, seq: int, last_time_ns: int
+) -> tuple[list[FrameView], bytes | None]:
     """A frame is valid wherever it lies in its page, whatever the number that it was written with."""
     frames: list[FrameView] = []
-    seq, last_time_ns, start = self.next_seq, self.last_time_ns, HEAD_BYTES
+    start = HEAD_BYTES
     view = memoryview(data)
     while start <= len(data):
         length, check, time_ns, tail = HEAD.unpack_from(data, start - HEAD_BYTES)
@@ -72,12 +74,10 @@ def verify_without_sequence(self: PageScan, data: bytes) -> list[FrameView]:
             break
         count, flags = tail & SEQ_MASK, tail >> 32
         if count == 0:
-            if flags == SEAL:
-                self._keep_seal(data[start:end], frames)
-            break
+            return frames, data[start:end] if flags == SEAL and not frames else None
         frames.append((seq, time_ns, count, flags, start, end))
         seq, last_time_ns, start = seq + count, time_ns, end + HEAD_BYTES
-    return frames
+    return frames, None
 
 
 def check_without_bytes(data: Octets, value: int = 0) -> int:  # noqa: ARG001 - the signature of a checksum
