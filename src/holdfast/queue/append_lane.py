@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from holdfast.errors import Closed, PermissionDenied
+from holdfast.errors import Closed, InternalError, PermissionDenied
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,17 +31,82 @@ if TYPE_CHECKING:
 __all__ = ["AppendLane"]
 
 
-class _Request:
-    """Messages to append, none for a flush."""
+def _unreached() -> InternalError:
+    return InternalError("the thread that appends ended before it came to this")
 
-    __slots__ = ("answer", "atomic", "error", "first", "payloads")
 
-    def __init__(self, payloads: Sequence[bytes], answer: asyncio.Future[int], *, atomic: bool) -> None:
-        self.payloads = payloads
-        self.answer = answer
+class _Batch:
+    """Messages that are appended together, and who waits for how many of them."""
+
+    __slots__ = ("answers", "atomic", "counts", "failure", "first", "payloads", "written")
+
+    def __init__(self, *, atomic: bool) -> None:
         self.atomic = atomic
+        self.payloads: list[bytes] = []
+        self.answers: list[asyncio.Future[int]] = []
+        self.counts: list[int] = []
         self.first = 0
-        self.error: BaseException | None = None
+        self.written = 0
+        self.failure: BaseException = _unreached()
+
+    def write(self, queue: Queue) -> None:
+        """Append to the queue, and note what of it is in the log."""
+        try:
+            self.first = queue.last_seq + 1
+            queue.append_many(self.payloads, atomic=self.atomic)
+        except BaseException as error:  # noqa: BLE001 - told to those who wait
+            self.failure = error
+            if isinstance(error, Closed | PermissionDenied):
+                return  # where nothing may be written, the numbers are another process's
+        # Nobody else appends while this runs, so the numbers tell what is in the log even after an error.
+        self.written = queue.last_seq + 1 - self.first
+
+    def answer(self) -> None:
+        """Tell all that wait: the first number of their messages, if all of them are in the log."""
+        seq = self.first
+        end = seq + self.written
+        for answer, count in zip(self.answers, self.counts, strict=True):
+            first, seq = seq, seq + count
+            if answer.done():
+                continue  # cancelled while it waited
+            if seq <= end:
+                answer.set_result(first)
+            else:
+                answer.set_exception(self.failure)
+
+
+class _Work:
+    """What the thread does at a time: batches, then a flush if somebody waits for one."""
+
+    __slots__ = ("batches", "failure", "flushes")
+
+    def __init__(self) -> None:
+        self.batches: list[_Batch] = []
+        self.flushes: list[asyncio.Future[int]] = []
+        self.failure: BaseException | None = _unreached()
+
+    def carry_out(self, queue: Queue) -> None:
+        """On the lane's thread."""
+        for batch in self.batches:
+            batch.write(queue)
+        if self.flushes:
+            try:
+                queue.flush()
+                self.failure = None
+            except BaseException as error:  # noqa: BLE001 - told to those who wait
+                self.failure = error
+
+    def answer(self) -> None:
+        """Tell all that wait."""
+        for batch in self.batches:
+            batch.answer()
+        for flush in self.flushes:
+            if flush.done():
+                continue
+            if self.failure is not None:
+                flush.set_exception(self.failure)
+            else:
+                flush.set_result(0)
 
 
 class AppendLane:
@@ -50,14 +115,15 @@ class AppendLane:
     Every method but ``run`` belongs on the loop.
     """
 
-    __slots__ = ("_executor", "_loop", "_moved", "_queue", "_running", "_waiting")
+    __slots__ = ("_executor", "_loop", "_moved", "_queue", "_running", "_shared", "_waiting")
 
     def __init__(self, moved: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="holdfast-queue-append")
         self._moved = moved
         self._queue: Queue | None = None
-        self._waiting: list[_Request] = []
+        self._waiting: _Work | None = None
+        self._shared: _Batch | None = None  # the last one of what waits, if others may join it
         self._running: asyncio.Future[None] | None = None
 
     def serve(self, queue: Queue) -> None:
@@ -67,48 +133,66 @@ class AppendLane:
     @property
     def idle(self) -> bool:
         """Whether nothing waits and nothing is being written."""
-        return self._running is None and not self._waiting
+        return self._running is None
 
-    def submit(self, payloads: Sequence[bytes], *, atomic: bool = False) -> asyncio.Future[int]:
-        """Append after everything submitted before, none: flush. The answer is the first sequence number, or 0."""
+    def append(self, payload: bytes) -> asyncio.Future[int]:
+        """Append after everything submitted before. The answer is the sequence number."""
+        batch = self._shared or self._add_batch(atomic=False)
         answer: asyncio.Future[int] = self._loop.create_future()
-        self._waiting.append(_Request(payloads, answer, atomic=atomic))
-        if self._running is None:
-            self._running = self._loop.create_future()
-            # Not now: every task that is ready to append in this turn of the loop comes along.
-            self._loop.call_soon(self._start)
+        batch.payloads.append(payload)
+        batch.counts.append(1)
+        batch.answers.append(answer)
         return answer
 
-    def _start(self) -> None:
-        requests, self._waiting = self._waiting, []
-        self._executor.submit(self._carry_out, requests)
+    def append_many(self, payloads: Sequence[bytes], *, atomic: bool) -> asyncio.Future[int]:
+        """As ``append``, with none between them. The answer is the first sequence number."""
+        batch = None if atomic else self._shared
+        batch = batch or self._add_batch(atomic=atomic)
+        answer: asyncio.Future[int] = self._loop.create_future()
+        batch.payloads.extend(payloads)
+        batch.counts.append(len(payloads))
+        batch.answers.append(answer)
+        return answer
 
-    def _carry_out(self, requests: list[_Request]) -> None:
-        """On the lane's thread. Every error ends in the requests that it belongs to."""
+    def flush(self) -> asyncio.Future[int]:
+        """Make everything durable that was submitted before."""
+        answer: asyncio.Future[int] = self._loop.create_future()
+        self._to_do().flushes.append(answer)
+        return answer
+
+    def _add_batch(self, *, atomic: bool) -> _Batch:
+        batch = _Batch(atomic=atomic)
+        self._to_do().batches.append(batch)
+        self._shared = None if atomic else batch
+        return batch
+
+    def _to_do(self) -> _Work:
+        if self._waiting is None:
+            self._waiting = _Work()
+            if self._running is None:
+                self._running = self._loop.create_future()
+                # Not now: every task that is ready to append in this turn of the loop comes along.
+                self._loop.call_soon(self._start)
+        return self._waiting
+
+    def _start(self) -> None:
+        work, self._waiting, self._shared = self._waiting, None, None
+        assert work is not None, "the thread is started when something waits"
+        self._executor.submit(self._carry_out, work)
+
+    def _carry_out(self, work: _Work) -> None:
+        """On the lane's thread. Every error ends in those that it belongs to."""
         queue = self._queue
         assert queue is not None, "a lane serves a queue before it gets a request"
         try:
-            for batch in _batches(requests):
-                _write(queue, batch)
-            if not all(request.payloads for request in requests):
-                queue.flush()
-        except BaseException as error:  # noqa: BLE001 - told to those who wait
-            for request in requests:
-                if not request.payloads:
-                    request.error = error
+            work.carry_out(queue)
         finally:
-            self._loop.call_soon_threadsafe(self._finish, requests)
+            self._loop.call_soon_threadsafe(self._finish, work)
 
-    def _finish(self, requests: list[_Request]) -> None:
-        for request in requests:
-            if request.answer.done():
-                continue  # cancelled while it waited
-            if request.error is not None:
-                request.answer.set_exception(request.error)
-            else:
-                request.answer.set_result(request.first)
+    def _finish(self, work: _Work) -> None:
+        work.answer()
         self._moved()
-        if self._waiting:
+        if self._waiting is not None:
             self._start()
         elif self._running is not None:
             self._running.set_result(None)
@@ -131,38 +215,3 @@ class AppendLane:
     def close(self) -> None:
         """End the thread."""
         self._executor.shutdown(wait=False)
-
-
-def _batches(requests: list[_Request]) -> list[list[_Request]]:
-    """Neighbours that may be one append; an atomic request stands alone, a flush writes nothing."""
-    batches: list[list[_Request]] = []
-    for request in requests:
-        if not request.payloads:
-            continue
-        if batches and not request.atomic and not batches[-1][-1].atomic:
-            batches[-1].append(request)
-        else:
-            batches.append([request])
-    return batches
-
-
-def _write(queue: Queue, batch: list[_Request]) -> None:
-    """Append one batch and note who got which sequence numbers, or which error."""
-    payloads = batch[0].payloads
-    if len(batch) > 1:
-        payloads = [payload for request in batch for payload in request.payloads]
-    before = queue.last_seq
-    failure: BaseException | None = None
-    try:
-        queue.append_many(payloads, atomic=batch[0].atomic)
-    except BaseException as error:  # noqa: BLE001 - told to those who wait
-        failure = error
-    # Nobody else appends while this runs, so the numbers tell what is in the log even after an error. Where nothing may
-    # be written they are another process's.
-    written = 0 if isinstance(failure, Closed | PermissionDenied) else queue.last_seq - before
-    for request in batch:
-        request.first = before + 1
-        before += len(request.payloads)
-        written -= len(request.payloads)
-        if written < 0:
-            request.error = failure

@@ -172,13 +172,15 @@ class Queue:
         *Raises*: as ``holdfast.Queue.append``.
         *Cost*: a few microseconds at the level "os"; at "always" one sync for all tasks that append meanwhile.
         """
-        queue, lane = self._opened()
+        queue, lane = self._queue, self._lane
+        if queue is None or lane is None:
+            queue, lane = self._opened()
         data = self._encoded(payload)
         if self._direct and lane.idle and (seq := queue.append_at_once(data)) is not None:
             if self._followers:
                 self._wake()
             return seq
-        return await lane.submit((data,))
+        return await lane.append(data)
 
     async def append_many(self, payloads: Iterable[object], *, atomic: bool = False) -> tuple[int, int]:
         """Append messages in order with none between them; returns the first and the last sequence number.
@@ -189,13 +191,13 @@ class Queue:
         data = [self._encoded(payload) for payload in each_of(payloads)]
         if not data:
             raise InvalidRequest("append_many needs a message")
-        first = await lane.submit(data, atomic=atomic)
+        first = await lane.append_many(data, atomic=atomic)
         return first, first + len(data) - 1
 
     async def flush(self) -> None:
         """Return when everything appended so far is durable. *Raises*: ``Closed`` after a failed sync."""
         lane = self._opened()[1]
-        await lane.submit(())
+        await lane.flush()
 
     async def trim(self, *, before_seq: int) -> int:
         """Remove the pages whose messages are all below ``before_seq``. Returns how many pages went."""
