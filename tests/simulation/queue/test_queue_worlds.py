@@ -10,10 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.testing.queue_world.followers import FOLLOWER_KINDS, run_followers
-from holdfast.testing.queue_world.mutants import EQUIVALENT, MUTANTS, SEEDS_MAX, SLOW, catch
+from holdfast.testing.queue_world.mutants import EQUIVALENT, MUTANTS, SEEDS_MAX, catch
 from holdfast.testing.queue_world.runner import Summary, coverage_table, run_seeds
 
-PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
 FIXED_WORLDS = 8
 FRESH_WORLDS = 8
 STATES_PROVED = 100_000
@@ -67,7 +66,7 @@ def test_consumers_and_work_queues_keep_every_promise(prove: bool, record_proper
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", [name for name in MUTANTS if PROVE or name not in SLOW])
+@pytest.mark.parametrize("name", list(MUTANTS))
 def test_every_broken_rule_of_the_queue_is_noticed(name: str, record_property: RecordProperty) -> None:
     found = catch(MUTANTS[name])
     assert found.seed is not None, f"{MUTANTS[name].rule}: not caught in {SEEDS_MAX} seeds"

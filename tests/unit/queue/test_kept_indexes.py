@@ -1,0 +1,108 @@
+"""Where a seek gets a page's index from, and that what is kept of it is only ever a hint."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from holdfast.queue import Queue
+from holdfast.queue.index_reader import KEPT_MAX
+from holdfast.queue.local_files import LocalFiles
+
+START_NS = 1_700_000_000_000_000_000
+MESSAGES = 20 * KEPT_MAX
+
+
+class IndexOpenings(LocalFiles):
+    """Counts openings of index files for reading."""
+
+    count = 0
+
+    def open(self, directory: int, name: str, *, write: bool) -> int:
+        self.count += name.endswith(".idx") and not write
+        return super().open(directory, name, write=write)
+
+
+class Ticking:
+    """A clock that moves a millisecond with each look."""
+
+    def __init__(self) -> None:
+        self.now = START_NS
+
+    def __call__(self) -> int:
+        self.now += 1_000_000
+        return self.now
+
+
+def moment(number: int) -> datetime:
+    """When the message of this number arrived, or a little before it."""
+    return datetime.fromtimestamp(START_NS // 10**9, UTC) + timedelta(milliseconds=number)
+
+
+def filled(path: Path, files: LocalFiles | None = None) -> Queue:
+    """Some 80 pages of four messages."""
+    queue = Queue(path, page_size=4096, background=False, clock=Ticking(), files=files)
+    for number in range(1, MESSAGES + 1):
+        queue.append(b"%04d" % number + bytes(900))
+    return queue
+
+
+def found(queue: Queue, number: int) -> list[int]:
+    """The payload of the first two messages from when this one arrived."""
+    messages = queue.read(since=moment(number))
+    return [int(next(messages).payload[:4]) for _ in range(2)]
+
+
+def test_the_index_of_a_finished_page_is_opened_once(tmp_path: Path) -> None:
+    files = IndexOpenings()
+    with filled(tmp_path / "q", files) as queue:
+        numbers = [9, 10, 11]
+        assert [found(queue, number) for number in numbers] == [[number, number + 1] for number in numbers]
+        before = files.count
+        for _ in range(3):
+            assert [found(queue, number) for number in numbers] == [[number, number + 1] for number in numbers]
+        assert files.count == before
+
+
+def test_kept_indexes_are_bounded(tmp_path: Path) -> None:
+    with filled(tmp_path / "q") as queue:
+        most = 0
+        for number in range(1, MESSAGES - 1):
+            assert found(queue, number) == [number, number + 1]
+            most = max(most, len(queue._indexes))
+        assert most == KEPT_MAX
+
+
+def test_the_index_of_the_page_being_written_is_read_each_time(tmp_path: Path) -> None:
+    clock = Ticking()
+    with Queue(tmp_path / "q", background=False, clock=clock) as queue:
+        for number in range(1, 200):
+            queue.append_many([b"%04d" % number + bytes(900)] * 2)
+            queue.flush()  # the index is in the file with each sync
+            assert found(queue, number) == [number, number]
+            assert queue._indexes == {}
+
+
+@pytest.mark.parametrize("harm", ["removed", "emptied", "zeros", "of another page"])
+def test_a_seek_is_right_whatever_becomes_of_an_index(tmp_path: Path, harm: str) -> None:
+    with filled(tmp_path / "q") as queue:
+        assert found(queue, 10) == [10, 11]
+        kept = dict(queue._indexes)
+        index = tmp_path / "q-3.idx"
+        if harm == "removed":
+            index.unlink()
+        else:
+            size = index.stat().st_size
+            index.write_bytes({"emptied": b"", "zeros": bytes(size)}.get(harm) or (tmp_path / "q-9.idx").read_bytes())
+        for number in range(1, 30):
+            assert found(queue, number) == [number, number + 1]
+        queue._indexes.clear()  # as a process has it that opens the queue now
+        for number in range(1, 30):
+            assert found(queue, number) == [number, number + 1]
+        others = list(kept.values())
+        for salt in kept:
+            queue._indexes[salt] = others[-1] * 3 + bytes(5)
+        for number in range(1, 30):
+            assert found(queue, number) == [number, number + 1]
