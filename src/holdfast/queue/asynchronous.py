@@ -175,7 +175,11 @@ class Queue:
         queue, lane = self._queue, self._lane
         if queue is None or lane is None:
             queue, lane = self._opened()
-        data = self._encoded(payload)
+        # Most are plain bytes, and are here as often as a task appends.
+        if type(payload) is bytes and self._serializer is None and len(payload) <= self._max_message:
+            data = payload
+        else:
+            data = self._encoded(payload)
         if self._direct and lane.idle and (seq := queue.append_at_once(data)) is not None:
             if self._followers:
                 self._wake()

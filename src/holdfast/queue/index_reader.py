@@ -9,73 +9,95 @@ file: each record is a hint, and whoever follows it verifies the frame that it l
 
 from __future__ import annotations
 
-from holdfast.queue.time_index import RECORD_BYTES
+from bisect import bisect_left
+
+from holdfast.queue.time_index import RECORD, RECORD_BYTES, last_before, times_and_positions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Callable, Iterator
     from typing import TypeAlias
 
     from holdfast.queue.page_files import PageDirectory
 
-    KeptIndexes: TypeAlias = dict[int, bytes]
-    """By the salt of the page."""
+    KeptIndexes: TypeAlias = dict[int, tuple["array[int]", "array[int]"]]
+    """Times and positions, by the salt of the page."""
 
-__all__ = ["IndexReader"]
+__all__ = ["KEPT_MAX", "IndexReader"]
 
 KEPT_BYTES_MAX = 128 << 10
 KEPT_MAX = 16
+RECORDS_AT_ONCE = 1 << 12
 
 
 class IndexReader:
-    """The index of page ``number``. Nothing is opened before it is asked.
+    """The index of page ``number``. Its file is opened when it is asked.
 
-    ``kept`` is given for a finished page, whose index does not grow: what an index of up to 128 KiB holds is then read
-    once and kept there, up to sixteen of them, for all who share it.
+    ``kept`` is given for a finished page, whose index does not grow: the first search for a time reads up to 128 KiB of
+    it there, for all who share ``kept``, and those after it read nothing. Sixteen are kept, 2 MiB at most.
     """
 
-    __slots__ = ("_data", "_file", "_is_open", "_kept", "_number", "_pages", "_salt")
+    __slots__ = ("_file", "_is_open", "_kept", "_number", "_pages", "_salt")
 
     def __init__(self, pages: PageDirectory, number: int, salt: int, kept: KeptIndexes | None = None) -> None:
         self._pages = pages
         self._number = number
         self._salt = salt
         self._kept = kept
-        self._data = None if kept is None else kept.get(salt)
         self._file: int | None = None
         self._is_open = False
 
-    def read(self, offset: int, length: int) -> bytes:
-        """What stands there; fewer bytes where the index ends."""
-        if self._data is None:
-            self._open()
-        if self._data is not None:
-            return self._data[offset : offset + length]
-        return b"" if self._file is None else self._pages.port.read(self._file, offset, length)
+    def last_earlier(self, time_ns: int) -> tuple[int, int, int]:
+        """How many records are earlier than ``time_ns``, and the last of them: time and position; zeros where there is
+        none."""
+        kept = None if self._kept is None else self._kept.get(self._salt) or self._keep(self._kept)
+        if kept is None:
+            return self.last_before(lambda indexed, _: indexed < time_ns)
+        times, positions = kept
+        before = bisect_left(times, time_ns)
+        return (before, times[before - 1], positions[before - 1]) if before else (0, 0, 0)
 
-    def records(self) -> int:
-        """How many there are, whether or not they are true."""
-        if self._data is None:
-            self._open()
-        if self._data is not None:
-            return len(self._data) // RECORD_BYTES
-        return 0 if self._file is None else self._pages.port.size(self._file) // RECORD_BYTES
+    def last_before(self, belongs_before: Callable[[int, int], bool]) -> tuple[int, int, int]:
+        """See ``time_index.last_before``."""
+        return last_before(self._read, self._count(), belongs_before)
 
-    def _open(self) -> None:
-        if self._is_open:
-            return
-        self._file = self._pages.open_index(self._number, write=False)
-        self._is_open = True
-        if self._file is None or self._kept is None:
-            return
-        data = self._pages.port.read(self._file, 0, KEPT_BYTES_MAX)
-        if len(data) < KEPT_BYTES_MAX:
-            if len(self._kept) >= KEPT_MAX:
-                self._kept.clear()
-            self._data = self._kept[self._salt] = data
-            self.close()
+    def record(self, place: int) -> tuple[int, int] | None:
+        """Time and position; None where there is no such record."""
+        data = self._read(place * RECORD_BYTES, RECORD_BYTES) if place >= 0 else b""
+        return RECORD.unpack(data) if len(data) == RECORD_BYTES else None
+
+    def records(self) -> Iterator[tuple[int, int]]:
+        """Time and position of all, whether or not they are true."""
+        for first in range(0, self._count(), RECORDS_AT_ONCE):
+            data = self._read(first * RECORD_BYTES, RECORDS_AT_ONCE * RECORD_BYTES)
+            yield from RECORD.iter_unpack(data[: len(data) // RECORD_BYTES * RECORD_BYTES])
 
     def close(self) -> None:
         """Close the file, where it is open."""
         if self._file is not None:
             self._pages.port.close(self._file)
-            self._file = None
+            self._file, self._is_open = None, False
+
+    def _keep(self, kept: KeptIndexes) -> tuple[array[int], array[int]] | None:
+        data = self._read(0, KEPT_BYTES_MAX)
+        if len(data) == KEPT_BYTES_MAX:
+            return None
+        if len(kept) >= KEPT_MAX:
+            kept.clear()
+        found = kept[self._salt] = times_and_positions(data)
+        return found
+
+    def _count(self) -> int:
+        file = self._opened()
+        return 0 if file is None else self._pages.port.size(file) // RECORD_BYTES
+
+    def _read(self, offset: int, length: int) -> bytes:
+        file = self._opened()
+        return b"" if file is None else self._pages.port.read(file, offset, length)
+
+    def _opened(self) -> int | None:
+        if not self._is_open:
+            self._file = self._pages.open_index(self._number, write=False)
+            self._is_open = True
+        return self._file

@@ -26,7 +26,6 @@ from holdfast.queue.frame import (
 )
 from holdfast.queue.page_header import HEADER_BYTES, PageHeader
 from holdfast.queue.recovery import Here
-from holdfast.queue.time_index import RECORD, RECORD_BYTES, last_before
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,7 +49,8 @@ FIRST_WINDOW_BYTES = 16 << 10
 """Of the first read after a seek, and after each that found nothing: who wants a hundred messages, or waits for the
 next one, does not pay for a whole window. Each read that finds something makes the next four times as large, unless it
 saw the end of the log."""
-RECORDS_AT_ONCE = 1 << 12
+NEAR_BYTES = 24 << 10
+"""Of one read where a seek lands: the frame there and the one that confirms it, unless they are large."""
 ANCHORS_MAX = 1 << 14
 
 
@@ -207,7 +207,9 @@ class PageScan:
         Goes to the last indexed frame strictly before ``time_ns``: frames of equal time may lie on both sides of a
         record.
         """
-        if self._seek(lambda indexed, _: indexed < time_ns):
+        if self._index is None:
+            return
+        if self._seek(self._index, self._index.last_earlier(time_ns), lambda indexed, _: indexed < time_ns):
             # That frame is before ``time_ns``, whole, and what follows it has confirmed it: a batch need not be read.
             seq, self.last_time_ns, tail, self.position = self._anchors[self.header.salt, self.position]
             self.next_seq = seq + (tail & SEQ_MASK)
@@ -219,26 +221,26 @@ class PageScan:
             found = self._anchors.get((self.header.salt, position)) or self._frame_at(time_ns, position)[0]
             return found is not None and found[0] <= seq
 
-        self._seek(at_or_before)
+        if self._index is not None:
+            self._seek(self._index, self._index.last_before(at_or_before), at_or_before)
 
-    def _seek(self, belongs_before: Callable[[int, int], bool]) -> bool:
+    def _seek(
+        self, index: IndexReader, found: tuple[int, int, int], belongs_before: Callable[[int, int], bool]
+    ) -> bool:
         """Stand at the last such record whose frame is confirmed: from the last one of all back in growing steps, and
         where there is none, at the start of the page: False. Walking from there meets what is damaged, and tells
         it."""
-        index = self._index
-        if index is None:
-            return False
-        before, time_ns, position = last_before(index.read, index.records, belongs_before)
+        before, time_ns, position = found
         step = 1
         while before:
             # Each is asked again: in a damaged index not all that stand before the last one belong there.
             if belongs_before(time_ns, position) and self._land(position, time_ns):
                 return True
             before, step = max(0, before - step), 2 * step
-            record = index.read((before - 1) * RECORD_BYTES, RECORD_BYTES) if before else b""
-            if len(record) < RECORD_BYTES:
+            record = index.record(before - 1)
+            if record is None:
                 return False
-            time_ns, position = RECORD.unpack(record)
+            time_ns, position = record
         return False
 
     def _land(self, position: int, time_ns: int | None, ends: Container[int | None] | None = ()) -> bool:
@@ -274,40 +276,42 @@ class PageScan:
         frames = room // HEAD_BYTES + 1 if tail >> 32 & COMPRESSED else 1
         return time_ns >= self.last_time_ns and seq - self.next_seq <= room // 4 + frames * BATCH_MESSAGES_MAX
 
-    def _confirmed(self, frame: FrameAt, head: bytes, ends: Container[int | None] | None) -> bool:
-        """Whether what follows this frame, with ``head``, is the frame or SEAL with the next number, or nothing yet."""
+    def _confirmed(self, frame: FrameAt, data: bytes, ends: Container[int | None] | None) -> bool:
+        """Whether what follows this frame is the frame or SEAL with the next number, or nothing yet. ``data`` is what
+        was read behind the frame."""
         seq, time_ns, tail, behind = frame
         next_seq = seq + (tail & SEQ_MASK)
-        if not any(head):
+        if not any(data[:HEAD_BYTES]):
             return ends is None or next_seq in ends
-        if len(head) < HEAD_BYTES:
+        if len(data) < HEAD_BYTES:
             return False
-        length = HEAD.unpack(head)[0]
-        if behind + HEAD_BYTES + length > self.header.page_bytes:
+        whole = HEAD_BYTES + HEAD.unpack_from(data)[0]
+        if behind + whole > self.header.page_bytes:
             return False
-        body = self._port.read(self._file, behind + HEAD_BYTES, length)
-        frames, seal = self._verify(head + body, next_seq, time_ns)
+        if len(data) < whole:
+            data = self._port.read(self._file, behind, whole)
+        frames, seal = self._verify(data[:whole], next_seq, time_ns)
         return bool(frames) or seal is not None
 
     def _frame_at(self, time_ns: int | None, position: int) -> tuple[FrameAt | None, bytes]:
         """The frame that would verify here under some number, where that is possible in this page; of the arrival
-        ``time_ns`` where it is told. And what stands where the head behind it would."""
-        page_bytes = self.header.page_bytes
-        body_at = position + HEAD_BYTES
-        if not HEADER_BYTES <= position <= page_bytes - HEAD_BYTES:
+        ``time_ns`` where it is told. And what was read behind it: at least the next head, where there is one."""
+        room = self.header.page_bytes - position
+        if position < HEADER_BYTES or room < HEAD_BYTES:
             return None, b""
-        head = self._port.read(self._file, position, HEAD_BYTES)
-        if len(head) < HEAD_BYTES:
+        data = self._port.read(self._file, position, min(NEAR_BYTES, room))
+        if len(data) < HEAD_BYTES:
             return None, b""
-        length, check, found_ns, tail = HEAD.unpack(head)
-        behind = body_at + length
-        if tail == 0 or behind > page_bytes or (time_ns is not None and found_ns != time_ns):
+        length, check, found_ns, tail = HEAD.unpack_from(data)
+        whole = HEAD_BYTES + length
+        if tail == 0 or whole > room or (time_ns is not None and found_ns != time_ns):
             return None, b""
-        data = self._port.read(self._file, body_at, min(behind + HEAD_BYTES, page_bytes) - body_at)
+        if len(data) < whole + HEAD_BYTES:
+            data = self._port.read(self._file, position, min(whole + HEAD_BYTES, room))
         base = self.header.base_seq
-        body = memoryview(data)[:length]
+        body = memoryview(data)[HEAD_BYTES:whole]
         implied = implied_seq(self._checksum, self._seed, (length, check, found_ns, tail), body)
-        return (base + ((implied - base) & SEQ_MASK), found_ns, tail, behind), data[length:]
+        return (base + ((implied - base) & SEQ_MASK), found_ns, tail, position + whole), data[whole:]
 
     def resync(self, ends: Container[int | None]) -> bool:
         """Behind damage, move to the next frame that is known to be one. False when there is none; then nothing moved.
@@ -336,10 +340,7 @@ class PageScan:
 
     def _records_behind(self, damaged: int) -> Iterator[tuple[int, int]]:
         """Position and arrival of the frames that the index tells of."""
-        if self._index is None:
-            return
-        for first in range(0, self._index.records(), RECORDS_AT_ONCE):
-            data = self._index.read(first * RECORD_BYTES, RECORDS_AT_ONCE * RECORD_BYTES)
-            for time_ns, position in RECORD.iter_unpack(data[: len(data) // RECORD_BYTES * RECORD_BYTES]):
+        if self._index is not None:
+            for time_ns, position in self._index.records():
                 if position > damaged:
                     yield position, time_ns

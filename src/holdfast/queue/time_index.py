@@ -16,53 +16,51 @@ order of time.
 
 from __future__ import annotations
 
+import sys
+from array import array
 from struct import Struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["RECORD", "RECORD_BYTES", "SINGLES_SPACING_BYTES", "last_before"]
+__all__ = ["RECORD", "RECORD_BYTES", "SINGLES_SPACING_BYTES", "last_before", "times_and_positions"]
 
 RECORD = Struct("<qI")
 RECORD_BYTES = RECORD.size
 SINGLES_SPACING_BYTES = 4096
-_NEAR_RECORDS = 2730
-_NEAR_BYTES = _NEAR_RECORDS * RECORD_BYTES
+_NEAR_RECORDS = 1365
 
 
 def last_before(
-    read: Callable[[int, int], bytes], records: Callable[[], int], belongs_before: Callable[[int, int], bool]
+    read: Callable[[int, int], bytes], count: int, belongs_before: Callable[[int, int], bool]
 ) -> tuple[int, int, int]:
     """How many records come before, by ``belongs_before(time_ns, position)``, and the last of them, time and position;
     zeros where none does.
 
-    ``read(offset, length)`` reads the index file of ``records()`` records; a small one is not asked how many. What is
-    asked of a record must hold for a run of them from the start and for none after it.
+    ``read(offset, length)`` reads the index file of ``count`` records. What is asked must hold for a run of records
+    from the start and for none after it.
 
-    Cost: O(log records) reads, the last of them of at most 32 KiB; one where there are no more.
+    Cost: O(log count) reads, the last of them of at most 16 KiB.
 
     >>> index = b"".join(RECORD.pack(time, 64 + time) for time in (5, 5, 7, 9))
-    >>> last_before(lambda offset, length: index[offset : offset + length], lambda: 4, lambda time, position: time < 7)
+    >>> last_before(lambda offset, length: index[offset : offset + length], 4, lambda time, position: time < 7)
     (2, 5, 69)
     """
-    start, data = 0, read(0, _NEAR_BYTES)
-    if len(data) == _NEAR_BYTES and belongs_before(*RECORD.unpack_from(data, _NEAR_BYTES - RECORD_BYTES)):
-        low, high = _NEAR_RECORDS, records()  # every record before `low` belongs before, none from `high` on does
-        while high - low > _NEAR_RECORDS:
-            middle = (low + high) // 2
-            data = read(middle * RECORD_BYTES, RECORD_BYTES)
-            if len(data) == RECORD_BYTES and belongs_before(*RECORD.unpack(data)):
-                low = middle + 1
-            else:
-                high = middle
-        start = low - 1
-        data = read(start * RECORD_BYTES, (high - start) * RECORD_BYTES)
-    unpack = RECORD.unpack_from
-    first, last = 0, len(data) // RECORD_BYTES
+    low, high = 0, count  # every record before `low` belongs before, none from `high` on does
+    while high - low > _NEAR_RECORDS:
+        middle = (low + high) // 2
+        data = read(middle * RECORD_BYTES, RECORD_BYTES)
+        if len(data) == RECORD_BYTES and belongs_before(*RECORD.unpack(data)):
+            low = middle + 1
+        else:
+            high = middle
+    start = max(0, low - 1)
+    data = read(start * RECORD_BYTES, (high - start) * RECORD_BYTES)
+    first, last = low - start, len(data) // RECORD_BYTES
     while first < last:
         middle = (first + last) // 2
-        if belongs_before(*unpack(data, middle * RECORD_BYTES)):
+        if belongs_before(*RECORD.unpack_from(data, middle * RECORD_BYTES)):
             first = middle + 1
         else:
             last = middle
@@ -70,3 +68,20 @@ def last_before(
         return 0, 0, 0
     time_ns, position = RECORD.unpack_from(data, (first - 1) * RECORD_BYTES)
     return start + first, time_ns, position
+
+
+def times_and_positions(data: bytes) -> tuple[array[int], array[int]]:
+    """The records that ``data`` holds whole, in a form in which searching for a time takes no time.
+
+    >>> times_and_positions(RECORD.pack(-5, 64) + RECORD.pack(7, 96) + b"torn")
+    (array('q', [-5, 7]), array('I', [64, 96]))
+    """
+    count = len(data) // RECORD_BYTES
+    words = array("I", data[: count * RECORD_BYTES])
+    halves = array("I", bytes(8 * count))
+    if sys.byteorder == "little":
+        halves[0::2], halves[1::2] = words[0::3], words[1::3]
+    else:
+        words.byteswap()
+        halves[1::2], halves[0::2] = words[0::3], words[1::3]
+    return array("q", halves.tobytes()), words[2::3]

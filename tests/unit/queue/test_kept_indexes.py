@@ -89,7 +89,6 @@ def test_the_index_of_the_page_being_written_is_read_each_time(tmp_path: Path) -
 def test_a_seek_is_right_whatever_becomes_of_an_index(tmp_path: Path, harm: str) -> None:
     with filled(tmp_path / "q") as queue:
         assert found(queue, 10) == [10, 11]
-        kept = dict(queue._indexes)
         index = tmp_path / "q-3.idx"
         if harm == "removed":
             index.unlink()
@@ -101,8 +100,9 @@ def test_a_seek_is_right_whatever_becomes_of_an_index(tmp_path: Path, harm: str)
         queue._indexes.clear()  # as a process has it that opens the queue now
         for number in range(1, 30):
             assert found(queue, number) == [number, number + 1]
-        others = list(kept.values())
-        for salt in kept:
-            queue._indexes[salt] = others[-1] * 3 + bytes(5)
+        times, positions = list(queue._indexes.values())[-1]
+        for salt in queue._indexes:
+            queue._indexes[salt] = times + times, positions[::-1] * 2
+        queue._anchors.clear()
         for number in range(1, 30):
             assert found(queue, number) == [number, number + 1]

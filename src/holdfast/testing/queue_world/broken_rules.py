@@ -145,7 +145,8 @@ def seek_latest_page_at_or_before(self: LogReader, time_ns: int) -> None:
 
 def seek_last_record_at_or_before(self: PageScan, time_ns: int) -> None:
     """The last record whose time is at most T, instead of strictly below."""
-    self._seek(lambda indexed, _: indexed <= time_ns)
+    if self._index is not None:
+        self._seek(self._index, self._index.last_earlier(time_ns + 1), lambda indexed, _: indexed <= time_ns)
 
 
 def end_at_the_written_mark(pages: PageDirectory, mark: WriteMark | None, boot_id: bytes) -> LogEnd:
