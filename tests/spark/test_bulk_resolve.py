@@ -20,11 +20,13 @@ from pyspark.sql import functions as F  # noqa: N812  the name that every Spark 
 from tests.spark.bulk_requests import BASE, SCHEMA, Verdict, draw_requests, judge_plainly
 
 from holdfast.commit.attempts import Attempts
+from holdfast.commit.body_stream import REPEATED_BYTES_MAX
 from holdfast.commit.entry import CommitEntry
 from holdfast.commit.resolve import Resolve
 from holdfast.commit.transaction import PointRead, RangeDelete, RangeRead, Rejected, Transaction, Write
 from holdfast.errors import InvalidRequest
-from holdfast.spark.bulk.request_chunk import pack
+from holdfast.server.requests import problem_with
+from holdfast.spark.bulk.request_chunk import Refusal, pack, read_stream
 from holdfast.spark.bulk.request_frame import RequestFormat
 from holdfast.spark.bulk.resolve import Resolution, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
@@ -40,6 +42,7 @@ from holdfast.spark.bulk.sweep import (
     sweep,
 )
 from holdfast.spark.bulk.sweep_loops import empty, levels, newest, record
+from holdfast.spark.bulk.verdict_table import INVALID_CODES
 
 ROOT = Path(__file__).resolve().parents[2]
 PROVE = bool(os.environ.get("HOLDFAST_PROVE"))
@@ -219,6 +222,39 @@ def test_the_digest_of_an_input_depends_on_every_part_of_every_request() -> None
         {"read_version": None, "read": {"version": "#0"}},
     ]
     assert len({digest(**each) for each in changed}) == len(changed)
+
+
+def test_every_refusal_has_its_fate() -> None:
+    assert [Fate[refusal.name] - refusal for refusal in Refusal] == [6] * len(Refusal)
+
+
+def test_an_id_that_is_too_long_for_so_many_operations_is_refused_as_the_service_does() -> None:
+    request_id = "i" * 255
+    most = REPEATED_BYTES_MAX // len(request_id)
+    operation = {"key": b"k", "value": b""}
+    rows = [
+        {"order": str(place), "operations": [operation] * count, "request_id": named, "read_version": "1"}
+        for place, (count, named) in enumerate(
+            [(most, request_id), (most + 1, request_id), (most + 1, request_id[:254])]
+        )
+    ]
+    schema = pa.schema(
+        {
+            "order": pa.string(),
+            "operations": pa.list_(pa.struct({"key": pa.binary(), "value": pa.binary()})),
+            "request_id": pa.string(),
+            "read_version": pa.string(),
+        }
+    )
+    found: list[int] = []
+    for chunk in pack(iter([pa.RecordBatch.from_pylist(rows, schema=schema)])):
+        found += read_stream(chunk.asks)["refusal"].to_pylist()
+    assert found == [0, Refusal.TOO_LARGE, 0]
+    wrong = problem_with(
+        Transaction([Write(b"k", b"")] * (most + 1), [], request_id, None, 1), leader_id="", request_id_length_min=20
+    )
+    assert wrong is not None and wrong.code == Refusal.TOO_LARGE.name.lower()
+    assert wrong.code in INVALID_CODES
 
 
 @pytest.mark.parametrize(

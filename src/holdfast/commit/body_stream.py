@@ -23,7 +23,7 @@ Every buffer starts at a multiple of 8 from the first. A column without nulls ha
 
 A transaction's request id is written with each of its rows. The offsets of the texts are int32, but for ``value``: a
 column of 2 GiB cannot be written. Nothing is checked here; what keeps each column below it is the bound on the ids of
-one transaction (``server.requests``), that on a request, and the size at which a batch is closed.
+one transaction, that on a request, and the size at which a batch is closed.
 """
 
 from __future__ import annotations
@@ -40,11 +40,17 @@ from holdfast.commit.transaction import Delete, PointRead, RangeDelete, RangeRea
 if TYPE_CHECKING:
     from holdfast.commit.batch import LoggedTransaction
 
-__all__ = ["END_OF_STREAM", "encode_record_batch", "repeated_bytes"]
+__all__ = ["END_OF_STREAM", "REPEATED_BYTES_MAX", "encode_record_batch", "repeated_bytes"]
 
 assert sys.byteorder == "little", "columns are written as this processor keeps them, and the format is little-endian"
 
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+REPEATED_BYTES_MAX: Final = 16 << 20
+"""What a transaction's request id may take in the log, where it stands with every operation and precondition.
+
+Without a bound a request of 1 MB made an object of 55 MB, and one of 41 MB a column that cannot be written, which ended
+the leader. No id in ASCII reaches it in a request of the default size.
+"""
 COLUMNS: Final = 8
 BUFFERS: Final = 20
 METADATA_BYTES: Final = 536

@@ -29,12 +29,11 @@ from typing import Final, Literal
 
 import msgspec
 
-from holdfast.commit.body_stream import repeated_bytes
+from holdfast.commit.body_stream import REPEATED_BYTES_MAX, repeated_bytes
 from holdfast.commit.transaction import RangeDelete, RangeRead, Transaction
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, LimitExceeded
 
 __all__ = [
-    "REPEATED_BYTES_MAX",
     "REQUEST_ID_LENGTH_MAX",
     "WireFormat",
     "decode_json",
@@ -48,12 +47,6 @@ __all__ = [
 WireFormat = Literal["json", "msgpack"]
 
 REQUEST_ID_LENGTH_MAX: Final = 255
-REPEATED_BYTES_MAX: Final = 16 << 20
-"""What a transaction's request id may take in the log, where it stands with every operation and precondition.
-
-Without a bound a request of 1 MB made an object of 55 MB, and one of 41 MB a column that cannot be written, which ended
-the leader. No id in ASCII reaches it in a request of the default size.
-"""
 
 _JSON: Final = msgspec.json.Decoder(Transaction)
 _MSGPACK: Final = msgspec.msgpack.Decoder(Transaction)

@@ -7,12 +7,12 @@ import pytest
 from tests.unit.commit.builders import BASE, at, entry, pipeline, puts
 
 from holdfast.commit.batch import LoggedTransaction, decode_body, decode_header, encode_body
-from holdfast.commit.body_stream import repeated_bytes
+from holdfast.commit.body_stream import REPEATED_BYTES_MAX, repeated_bytes
 from holdfast.commit.entry import request_bytes
 from holdfast.commit.events import Arrived
 from holdfast.commit.transaction import Delete, PointRead, Transaction
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
-from holdfast.server.requests import REPEATED_BYTES_MAX, REQUEST_ID_LENGTH_MAX, problem_with
+from holdfast.server.requests import REQUEST_ID_LENGTH_MAX, problem_with
 from holdfast.settings import load_configuration
 from holdfast.settings.model import BATCH_SIZE, REQUEST_SIZE
 

@@ -35,6 +35,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.commit.batch import ItemKind
+from holdfast.commit.body_stream import REPEATED_BYTES_MAX
 from holdfast.errors import InvalidRequest
 
 __all__ = ["CHUNK_BYTES", "Chunk", "Refusal", "pack", "read_stream", "stream"]
@@ -63,6 +64,7 @@ class Refusal(IntEnum):
     BAD_REQUEST_ID = 2
     READ_VERSION_REQUIRED = 3
     BAD_RANGE = 4
+    TOO_LARGE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +331,8 @@ def _refusals(items: _Items, ids: pa.Array, read_index: pa.Array, read_version: 
     named = pc.is_valid(ids).to_numpy(zero_copy_only=False)
     if named.any():
         found[named & ~has_version] = Refusal.READ_VERSION_REQUIRED
+        repeated = pc.fill_null(pc.binary_length(ids), 0).to_numpy(zero_copy_only=False) * items.counts
+        found[repeated > REPEATED_BYTES_MAX] = Refusal.TOO_LARGE
         for place in np.flatnonzero(named).tolist() if not _all_fit(ids) else ():
             if not _fits(ids[place].as_py()):
                 found[place] = Refusal.BAD_REQUEST_ID

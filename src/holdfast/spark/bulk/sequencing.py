@@ -52,7 +52,8 @@ class Fate(IntEnum):
     BAD_REQUEST_ID = 8
     READ_VERSION_REQUIRED = 9
     BAD_RANGE = 10
-    LOOK_UP = 11
+    TOO_LARGE = 11
+    LOOK_UP = 12
 
 
 _REFUSED: Final = 6

@@ -58,7 +58,7 @@ VERDICTS: Final = pa.schema(
 ROWS_IN_A_FILE: Final = 1_000_000
 _INVALID: Final = frozenset(
     {Fate.FUTURE_VERSION, Fate.NO_OPERATIONS, Fate.BAD_REQUEST_ID, Fate.READ_VERSION_REQUIRED, Fate.BAD_RANGE,
-     Fate.REQUEST_ID_REUSED}
+     Fate.TOO_LARGE, Fate.REQUEST_ID_REUSED}
 )  # fmt: skip
 INVALID_CODES: Final = frozenset(fate.name.lower() for fate in _INVALID)
 
