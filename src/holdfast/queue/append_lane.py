@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from holdfast.errors import Closed, InternalError, PermissionDenied
+from holdfast.errors import HoldfastError, InternalError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,16 +50,15 @@ class _Batch:
         self.failure: BaseException = _unreached()
 
     def write(self, queue: Queue) -> None:
-        """Append to the queue, and note what of it is in the log."""
+        """Append to the queue, and note how much of it is in the log."""
         try:
             self.first = queue.last_seq + 1
             queue.append_many(self.payloads, atomic=self.atomic)
+            self.written = len(self.payloads)
         except BaseException as error:  # noqa: BLE001 - told to those who wait
             self.failure = error
-            if isinstance(error, Closed | PermissionDenied):
-                return  # where nothing may be written, the numbers are another process's
-        # Nobody else appends while this runs, so the numbers tell what is in the log even after an error.
-        self.written = queue.last_seq + 1 - self.first
+            appended = error.fields.get("appended") if isinstance(error, HoldfastError) else None
+            self.written = appended if isinstance(appended, int) else 0
 
     def answer(self) -> None:
         """Tell all that wait: the first number of their messages, if all of them are in the log."""

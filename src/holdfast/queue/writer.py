@@ -21,7 +21,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 
-from holdfast.errors import Closed, HoldfastError, InvalidRequest, LimitExceeded
+from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.queue.disk_errors import refusal
 from holdfast.queue.durability import Durability
 from holdfast.queue.frame import (
@@ -162,8 +162,8 @@ class Writer:
         """Append messages in order, none between them. Returns the first and the last sequence number.
 
         Frames hold at most 256 KiB or 4,096 messages, or with ``atomic`` all of them: after a crash a frame is there or
-        not. Where a disk or the queue is full between two frames, those before are in the log and the error's
-        ``appended`` counts their messages.
+        not. Where a disk or the queue is full between two frames, those before are in the log, synced as the level
+        demands, and the error's ``appended`` counts their messages.
         """
         if not payloads:
             raise InvalidRequest("append_many needs a message")
@@ -178,7 +178,12 @@ class Writer:
         Raises: ``Closed``; ``LimitExceeded`` above ``message_bytes_max``; ``Unavailable`` (disk_full);
         ``Backpressure`` as the queue is set.
         """
-        first, last = self._append_bodies(bodies)
+        try:
+            first, last = self._append_bodies(bodies)
+        except HoldfastError as error:
+            if error.fields.get("appended"):
+                self._after_append(self._tail.next_seq - 1)
+            raise
         self._after_append(last)
         return first, last
 
@@ -196,7 +201,7 @@ class Writer:
             except OSError as error:
                 raise refusal(error, tail.next_seq - first) from error
             except HoldfastError as error:
-                if tail.next_seq > first:
+                if tail.next_seq > first and error.code is not Code.SYNC_FAILED:
                     error.fields = {**error.fields, "appended": tail.next_seq - first}
                 raise
             except (KeyboardInterrupt, SystemExit):

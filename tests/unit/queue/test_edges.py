@@ -330,7 +330,7 @@ def test_messages_behind_damage_are_found_in_a_page_of_many_to_the_byte(tmp_path
 def test_messages_behind_damage_are_found_by_an_index_of_any_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.queue.page_scan.RECORDS_AT_ONCE", 2)
+    monkeypatch.setattr("holdfast.queue.index_reader.RECORDS_AT_ONCE", 2)
     with Queue(tmp_path / "q", background=False) as queue:
         for place in range(20):
             queue.append_many([b"%d" % place] * 2)

@@ -1,0 +1,87 @@
+"""What tasks of one event loop that append together are told."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast.aio import Queue
+from holdfast.errors import Closed, Unavailable
+from holdfast.queue import Queue as BlockingQueue
+from holdfast.queue.local_files import LocalFiles
+
+PAGE_BYTES = 300_000
+"""One frame of a shared append goes into a page, a second does not."""
+
+
+def together(count: int) -> list[bytes]:
+    return [b"%05d" % number + bytes(1_000) for number in range(count)]
+
+
+class FullDisk(LocalFiles):
+    """Has room for ``pages`` pages."""
+
+    pages = 2
+
+    def allocate(self, file: int, length: int) -> None:
+        self.pages -= 1
+        if self.pages < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().allocate(file, length)
+
+
+def test_who_is_told_that_a_message_is_durable_has_it_on_disk_also_where_others_found_the_disk_full(
+    tmp_path: Path,
+) -> None:
+    told = {"kept": 0, "full": 0}
+
+    async def run() -> None:
+        async with Queue(tmp_path / "q", sync="always", page_size=PAGE_BYTES, files=FullDisk()) as queue:
+
+            async def one(payload: bytes) -> None:
+                try:
+                    seq = await queue.append(payload)
+                except Unavailable:
+                    told["full"] += 1
+                else:
+                    assert queue.durable_seq >= seq
+                    told["kept"] += 1
+
+            while not told["full"]:
+                await asyncio.gather(*map(one, together(600)))
+            assert queue.last_seq == queue.durable_seq == told["kept"] > 0
+
+    asyncio.run(run())
+
+
+def test_what_is_counted_as_appended_is_as_safe_as_the_level_wants_it(tmp_path: Path) -> None:
+    with BlockingQueue(tmp_path / "q", sync="always", page_size=PAGE_BYTES, files=FullDisk()) as queue:
+        with pytest.raises(Unavailable) as full:
+            queue.append_many(together(900))
+        appended = full.value.fields["appended"]
+        assert isinstance(appended, int)
+        assert 0 < appended < 900
+        assert queue.durable_seq == queue.last_seq == appended
+
+
+def test_whose_messages_are_in_the_log_is_told_so_also_where_a_closing_ends_the_wait_of_others(tmp_path: Path) -> None:
+    async def run() -> None:
+        queue = Queue(tmp_path / "q", sync="always", page_size=PAGE_BYTES, max_bytes=2 * PAGE_BYTES, full="block")
+        async with queue:
+            async with queue.consumer("slow"):
+                waiting = [asyncio.ensure_future(queue.append(payload)) for payload in together(1_200)]
+                last_seq = 0
+                while not 0 < last_seq == queue.last_seq:
+                    last_seq = queue.last_seq
+                    await asyncio.sleep(0.2)
+            assert last_seq < 1_200
+            await queue.close()
+            answers = await asyncio.gather(*waiting, return_exceptions=True)
+        assert answers[:last_seq] == list(range(1, last_seq + 1))
+        assert {type(answer) for answer in answers[last_seq:]} == {Closed}
+
+    asyncio.run(run())
