@@ -316,13 +316,13 @@ class State:
 
     def arm(self, store: Store, name: str) -> None:
         """Note when a durable has something to do next."""
+        self.deadlines_of(store).set((store.name, name), self._due_ms(store, name))
+
+    def _due_ms(self, store: Store, name: str) -> int | None:
         durable = store.durables[name]
         at_ms = durable.next_deadline_ms() if isinstance(durable, Consumption) else durable.next_ms()
         ttl_ms = durable.definition.durable_ttl_ms
-        if ttl_ms and name in store.idle_since_ms:
-            end_ms = store.idle_since_ms[name] + ttl_ms
-            at_ms = end_ms if at_ms is None or end_ms < at_ms else at_ms
-        self.deadlines_of(store).set((store.name, name), at_ms)
+        return _earlier(at_ms, store.idle_since_ms[name] + ttl_ms if ttl_ms and name in store.idle_since_ms else None)
 
     def _expire(self, command: commands.Expire, effects: list[Effect]) -> _Outcome:
         now_ms, budget = command.at_ms, max(1, command.count)
@@ -471,11 +471,12 @@ class State:
         assert set(self.stores) == set(self.definition.stores), "stores are those that are defined"
         for store in self.stores.values():
             store.check()
-            for name in store.durables:
-                deadlines = self.deadlines_of(store)
-                before = deadlines.get((store.name, name))
-                self.arm(store, name)
-                assert deadlines.get((store.name, name)) == before, "deadlines are those of the durables"
+            for name, durable in store.durables.items():
+                armed_ms, due_ms = self.deadlines_of(store).get((store.name, name)), self._due_ms(store, name)
+                # The bound of keyed messages moves on when others let go of a block: then it wakes once too early.
+                is_bound = not isinstance(durable, Consumption)
+                is_early = armed_ms is not None and (due_ms is None or armed_ms < due_ms)
+                assert armed_ms == due_ms or (is_bound and is_early), "deadlines are those of the durables"
 
 
 def _earlier(one_ms: int | None, other_ms: int | None) -> int | None:
