@@ -253,6 +253,7 @@ def _lmdb_times(folder: Path) -> Any:
 
 def seek(system: str, folder: Path, count: int, batch: int) -> dict[str, Any]:
     """Median microseconds to stand at a random time, and to have the first 100 messages from there; warm."""
+    _read_files(folder)
     source = random.Random(count)
     groups = max(1, count // batch)
     stand, first = _seeker(system, folder)
@@ -277,6 +278,15 @@ def seek(system: str, folder: Path, count: int, batch: int) -> dict[str, Any]:
         "first_us": statistics.median(firsts),
         "other_cores": clock.other_cores,
     }
+
+
+def _read_files(folder: Path) -> None:
+    """Have the system's cache hold what is there: what was written some rounds ago may have left it."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                while file.read(1 << 20):
+                    pass
 
 
 def _seeker(system: str, folder: Path) -> tuple[Callable[[int], object] | None, Callable[[int], int]]:
