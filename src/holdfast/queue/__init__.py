@@ -27,9 +27,40 @@ What to build on (each is documented where it is defined):
 
 from __future__ import annotations
 
-from holdfast.queue.messages import Block, Gap, Message, Trimmed
-from holdfast.queue.queue import Queue
-from holdfast.queue.serializers import Serializer
-from holdfast.queue.sync_levels import SyncLevel, every
+import importlib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+    from holdfast.queue.messages import Block, Gap, Message, Trimmed
+    from holdfast.queue.queue import Queue
+    from holdfast.queue.serializers import Serializer
+    from holdfast.queue.sync_levels import SyncLevel, every
 
 __all__ = ["Block", "Gap", "Message", "Queue", "Serializer", "SyncLevel", "Trimmed", "every"]
+
+_HOMES: Final = {
+    "Block": "messages",
+    "Gap": "messages",
+    "Message": "messages",
+    "Queue": "queue",
+    "Serializer": "serializers",
+    "SyncLevel": "sync_levels",
+    "Trimmed": "messages",
+    "every": "sync_levels",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Each name is loaded when it is first used, as in ``holdfast``."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'holdfast.queue' has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(f"holdfast.queue.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
