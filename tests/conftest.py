@@ -1,8 +1,8 @@
 """What all lanes share: how much is run, and what a run must leave behind.
 
-``HOLDFAST_PROVE=1`` raises the numbers (``make prove``), refuses skipped tests and writes ``proof.json``. ``CI=true``
-refuses skipped tests too. ``HOLDFAST_PROOF_GOES_ON=1`` adds to the proof of the run before. A test adds its own counts
-to the proof with ``record_property("seeds", 5000)``.
+``HOLDFAST_PROVE=1`` raises the numbers (``make prove``), tells a failure when it happens, refuses skipped tests and
+writes ``proof.json``. ``CI=true`` refuses skipped tests too. ``HOLDFAST_PROOF_GOES_ON=1`` adds to the proof of the run
+before. A test adds its own counts to the proof with ``record_property("seeds", 5000)``.
 
 A test of real processes and sockets that the machine failed (an OSError, a time-out among them) is tried once more, and
 what failed is printed. A broken promise is an AssertionError: that has no second try, nor has anything of a proof, nor
@@ -47,7 +47,8 @@ class Lane:
 class Proof:
     """Collects what every lane did; an instance is registered as a plugin."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
         self.lanes: dict[str, Lane] = defaultdict(Lane)
         self.skipped: list[str] = []
         self.began = time.time()
@@ -59,6 +60,8 @@ class Proof:
         lane.seconds += report.duration
         if report.failed:
             lane.failed += 1
+            if PROVE:
+                self._tell(report)
         elif report.skipped:
             lane.skipped += 1
             self.skipped.append(report.nodeid)
@@ -68,6 +71,14 @@ class Proof:
             for name, value in report.user_properties:
                 if isinstance(value, int | float):
                     lane.counts[name] += value
+
+    def _tell(self, report: pytest.TestReport) -> None:
+        """Say what failed when it fails: a proof takes two hours."""
+        terminal: pytest.TerminalReporter | None = self._config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None:
+            terminal.ensure_newline()
+            terminal.section(f"failed: {report.nodeid}", red=True)
+            terminal.write_line(report.longreprtext)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A module that skips itself whole is a skipped lane too."""
@@ -136,7 +147,7 @@ def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the collector once."""
-    config.pluginmanager.register(Proof(), "holdfast-proof")
+    config.pluginmanager.register(Proof(config), "holdfast-proof")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
