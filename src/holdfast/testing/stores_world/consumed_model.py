@@ -131,7 +131,9 @@ class ConsumedModel:
                 continue
             self.items[seq] = Item(seq, publisher, now_ms, size, message)
             kept.add(seq)
-        self.keep_limits(now_ms)
+        if kept:
+            # What is over a limit because its holder gave it back goes with the next message that comes, not before.
+            self.keep_limits(now_ms)
         return kept
 
     def _is_over(self, messages: int, size: int) -> bool:
