@@ -48,6 +48,11 @@ class IndexReader:
         self._file: int | None = None
         self._is_open = False
 
+    @property
+    def of_finished_page(self) -> bool:
+        """Whether the page is written to its end."""
+        return self._kept is not None
+
     def last_earlier(self, time_ns: int) -> tuple[int, int, int]:
         """How many records are earlier than ``time_ns``, and the last of them: time and position; zeros where there is
         none."""

@@ -50,7 +50,7 @@ FIRST_WINDOW_BYTES = 16 << 10
 next one, does not pay for a whole window. Each read that finds something makes the next four times as large, unless it
 saw the end of the log."""
 NEAR_BYTES = 24 << 10
-"""Of one read where a seek lands: the frame there and the one that confirms it, unless they are large."""
+"""Of one read where a seek lands in a finished page: the frame there and the one that confirms it, unless large."""
 ANCHORS_MAX = 1 << 14
 
 
@@ -299,7 +299,9 @@ class PageScan:
         room = self.header.page_bytes - position
         if position < HEADER_BYTES or room < HEAD_BYTES:
             return None, b""
-        data = self._port.read(self._file, position, min(NEAR_BYTES, room))
+        # In the page being written not a byte more than must be: see ``read`` for what reading on behind the end costs.
+        near = NEAR_BYTES if self._index is not None and self._index.of_finished_page else HEAD_BYTES
+        data = self._port.read(self._file, position, min(near, room))
         if len(data) < HEAD_BYTES:
             return None, b""
         length, check, found_ns, tail = HEAD.unpack_from(data)

@@ -5,15 +5,18 @@ own: the end of the log and the quick ways of one message (``log_tail``), the by
 the pages to come (``page_supply``), what is durable and the marks (``sync_progress``), who syncs (``durability``), when
 pages go (``retention``), buffering (``linger``).
 
-Failure model: an append that raises has appended nothing, and the next one writes over whatever it left; one that is
-interrupted (Ctrl-C) has appended its frame or not, and the next one looks which. A full disk is
-``Unavailable`` (disk_full) and nothing is wrong afterwards. A failed sync poisons the writer: see ``durability``. A
-forked child's writer is dead (``Closed``, forked). Order of a page roll, and what a crash leaves:
+Failure model: an append that raises has appended nothing but what its error counts as ``appended``, as safe as the
+level wants it, and the next one writes over whatever it left; one that is interrupted (Ctrl-C) has appended its frame
+or not, and the next one looks which. A full disk is ``Unavailable`` (disk_full) and nothing is wrong afterwards. A
+failed sync poisons the writer: see ``durability``. A forked child's writer is dead (``Closed``, forked). Order of a
+page roll, and what a crash leaves:
 
 1. the next page exists durably before the SEAL of the last: else nothing changes, the error is the caller's;
 2. the SEAL, then the next page's header, then the first frame, none of them synced: any may be lost, and then the
    later ones do not count (``recovery``);
 3. the closed page is synced on the helper thread. Nothing in the next page is durable before it is.
+
+Long, because whose turn it is, the roll and the closing share one state, and the order of each is told beside it.
 """
 
 from __future__ import annotations

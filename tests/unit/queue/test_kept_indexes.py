@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.queue import Queue
+from holdfast.queue.frame import HEAD_BYTES
 from holdfast.queue.index_reader import KEPT_MAX
 from holdfast.queue.local_files import LocalFiles
 
@@ -106,3 +107,24 @@ def test_a_seek_is_right_whatever_becomes_of_an_index(tmp_path: Path, harm: str)
         queue._anchors.clear()
         for number in range(1, 30):
             assert found(queue, number) == [number, number + 1]
+
+
+class Reads(LocalFiles):
+    """How far pages were read."""
+
+    furthest = 0
+
+    def read(self, file: int, offset: int, length: int) -> bytes:
+        self.furthest = max(self.furthest, offset + length)
+        return super().read(file, offset, length)
+
+
+def test_a_seek_in_the_page_being_written_reads_no_further_than_a_head_behind_its_end(tmp_path: Path) -> None:
+    files = Reads()
+    with Queue(tmp_path / "q", page_size=1 << 20, background=False) as queue:
+        for _ in range(30):
+            queue.append_many([bytes(1_000)] * 10)
+        end = queue._writer._tail.position if queue._writer is not None else 0
+    with Queue(tmp_path / "q", read_only=True, files=files) as queue:
+        queue.reader(seq=300).close()
+    assert 0 < files.furthest <= end + HEAD_BYTES
