@@ -25,7 +25,8 @@ from holdfast.errors import Closed
 
 __all__ = ["Connection", "Pool", "left_s"]
 
-RECEIVE_BYTES = 1 << 18
+RECEIVE_BYTES = 1 << 16
+"""Room for what a read may bring. For twice as much the allocator goes to the system, each time anew."""
 BUSY = "every connection of this client is busy"
 
 

@@ -59,7 +59,8 @@ _ANSWER = struct.Struct("<IB")
 _READ = struct.Struct("<QQ")
 _LIST = struct.Struct("<I")
 _LENGTH_BYTES = 4
-RECEIVE_BYTES = 256 * 1024
+RECEIVE_BYTES = 64 * 1024
+"""Room for what a read may bring. For twice as much the allocator goes to the system, each time anew."""
 
 _START = """
 import sys, types

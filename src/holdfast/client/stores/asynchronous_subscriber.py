@@ -28,7 +28,7 @@ from holdfast.client.stores.steps import Advisory, Connect, Ended, Talk
 from holdfast.client.stores.watching import Watching
 from holdfast.client.stores.web_socket import Hung, Opened, Payload, Pong, Refused, WebSocket
 from holdfast.client.stores.wire import KeyChange
-from holdfast.client.transports import Departures, connected
+from holdfast.client.transports import Departures, Incoming, connected
 from holdfast.client.unusable import problem_with, reason_of
 from holdfast.errors import HoldfastError
 from holdfast.stores.messages import Delivery
@@ -39,10 +39,11 @@ __all__ = ["Subscriber", "Watch"]
 Item = TypeVar("Item")
 
 
-class _Line(asyncio.Protocol):
+class _Line(Incoming):
     """One connection. ``arrived`` is told of its bytes, none at its end, until it is dropped."""
 
     def __init__(self, arrived: Callable[[_Line, bytes], None], socket: WebSocket, departures: Departures) -> None:
+        super().__init__()
         self._arrived: Callable[[_Line, bytes], None] | None = arrived
         self._departures = departures
         self.socket = socket
