@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -116,3 +117,14 @@ class ServerProcess:
     def tail(self) -> str:
         """The end of what it wrote."""
         return self.output.read_bytes()[-3000:].decode("utf-8", "replace")
+
+
+def directory_workers(pid: int) -> list[int]:
+    """The processes that touch the log's directory for the server ``pid``."""
+    found: list[int] = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == pid and b"directory_worker" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.crash.server_process import directory_workers
 
 SECONDS_MAX = 30
 
@@ -91,16 +92,6 @@ class Process:
         finally:
             connection.close()
         return float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE)[1])  # type: ignore[index]
-
-    def workers(self) -> list[int]:
-        """The processes that touch the log's directory for this one."""
-        found: list[int] = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == self.process.pid and b"directory_worker" in (folder / "cmdline").read_bytes():
-                    found.append(int(folder.name))
-        return found
 
     def commit(self) -> int:
         status, answer = self.ask("POST", "/v1/commit", WRITE)
@@ -229,7 +220,7 @@ def test_a_directory_that_may_not_be_made_exits_2_at_once(start: Any, tmp_path: 
 def test_a_drain_that_a_store_holds_up_ends_in_time_with_6_and_an_unknown_outcome(start: Any) -> None:
     server = start("--init", "--set", "server.drain_seconds_max=0.5").ready()
     assert server.commit() > 0
-    workers = server.workers()
+    workers = directory_workers(server.process.pid)
     assert workers
     for pid in workers:
         os.kill(pid, signal.SIGSTOP)

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from tests.crash.server_process import ServerProcess
+from tests.crash.server_process import ServerProcess, directory_workers
 from tests.integration.curl import Answered, curl, curl_until
 
 from holdfast.testing.rgw import free_port
@@ -579,21 +579,10 @@ def test_a_reader_that_falls_behind_is_told_and_resumes(tmp_path: Path, main: Se
         assert versions_in(resumed) == [version for version in versions if version > last]
 
 
-def store_workers(service: Service) -> list[int]:
-    """The processes that touch the log's directory for it."""
-    found: list[int] = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == service.process.pid and b"directory_worker" in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-    return found
-
-
 def test_while_the_store_stalls_it_is_full_in_time_and_then_unknown(tmp_path: Path, main: Service) -> None:
     with serving(tmp_path, "--init", server__drain_seconds_max="0.5", persist__request_timeout_ms="1000") as service:
         service.committed(write(b"before"))
-        for pid in store_workers(service):
+        for pid in directory_workers(service.process.pid):
             os.kill(pid, signal.SIGSTOP)
         line = json.dumps(write(b"k")).encode() + b"\n"
         with ThreadPoolExecutor(16) as clients:
