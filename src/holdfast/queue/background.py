@@ -11,6 +11,7 @@ no lock of Python's, in which an interrupt (Ctrl-C) could leave the caller's nex
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from time import sleep
 
@@ -26,7 +27,8 @@ class Background:
 
     ``linger_s`` is how long it waits after a wake, so that others join.
 
-    The thread starts at the first need of it.
+    The thread starts at the first need of it: with an interval when it is made, which raises ``RuntimeError`` where the
+    system has none to give.
     """
 
     __slots__ = ("_interval_s", "_linger_s", "_starting", "_stopped", "_thread", "_wakes", "_work")
@@ -40,12 +42,14 @@ class Background:
         self._stopped = False
         self._thread: threading.Thread | None = None
         if interval_s is not None:
+            self._start()
             self.wake()
 
     def wake(self) -> None:
-        """Soon. Never blocks."""
+        """Soon. Never blocks, and never raises: what wakes it has been done already."""
         if self._thread is None:
-            self._start()
+            with suppress(RuntimeError):  # the system has no thread to give: the next wake asks again
+                self._start()
         if self._wakes.empty():  # one is enough for all that come before the thread has looked
             self._wakes.put(None)
 

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Opening", "Refusal", "Refusals", "opening_error", "refusal", "refusals"]
+__all__ = ["FULL", "Opening", "Refusal", "Refusals", "opening_error", "refusal", "refusals"]
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)

@@ -8,6 +8,9 @@ pages and would answer the second call with success. From then on nothing above 
 every waiter and every later call gets ``Closed`` with the code ``sync_failed``; opening the queue anew finds what is
 really there. It learns of the failure from the mark. Where a disk refuses that one, too, what is opened before a
 restart of the machine may call durable what only the cache has.
+
+The end (``end``) comes before the files are closed. Whoever waits for a sync then, because the closing was interrupted,
+gets ``Closed``: there is nothing left to sync, and that would be no reason to call anything durable.
 """
 
 from __future__ import annotations
@@ -27,12 +30,20 @@ __all__ = ["Durability", "SyncTarget"]
 
 
 class SyncTarget:
-    """Files to sync, in this order, after which everything before ``next_seq`` is durable."""
+    """The files of the pages that are ``closed``, then that of the page that is ``open``, if it is to be synced, too.
+    After that everything before ``next_seq`` is durable.
 
-    __slots__ = ("files", "next_seq", "place")
+    They are told apart because a page that is closed while its sync is under way has got more meanwhile, which wants
+    another one.
+    """
 
-    def __init__(self, files: list[int], next_seq: int, place: tuple[DurableMark, int] | None) -> None:
-        self.files = files
+    __slots__ = ("closed", "next_seq", "open", "place")
+
+    def __init__(
+        self, closed: list[int], open_file: int | None, next_seq: int, place: tuple[DurableMark, int] | None
+    ) -> None:
+        self.closed = closed
+        self.open = open_file
         self.next_seq = next_seq
         self.place = place
 
@@ -46,12 +57,14 @@ class Durability:
 
     __slots__ = (
         "_condition",
+        "_ended",
         "_failed",
         "_lock",
         "_port",
         "_reached",
         "_syncing",
         "_take",
+        "_telling",
         "failure",
         "next_seq",
         "syncs",
@@ -72,7 +85,9 @@ class Durability:
         # Taken by itself: an interrupt inside the condition's own ``with`` would leave it locked for ever.
         self._lock = threading.Lock()
         self._condition = threading.Condition(self._lock)
+        self._telling = threading.Lock()
         self._syncing = False
+        self._ended: Closed | None = None
         self.failure: OSError | None = None
         self.next_seq = next_seq
         self.syncs = 0
@@ -92,9 +107,23 @@ class Durability:
 
     def fail(self, error: OSError) -> None:
         """A sync has failed, of files or of their names. Raises: ``Closed`` (sync_failed), always."""
-        self.failure = error
-        self._failed()
+        with self._telling:
+            self.failure = error
+            self._failed()
         self.raise_if_failed()
+
+    def end(self, reason: Closed) -> None:
+        """Nothing more becomes durable. Call before the files are closed; a failure that was met has been told then."""
+        with self._lock:
+            self._ended = reason
+            self._condition.notify_all()
+        with self._telling:
+            pass
+
+    def _raise_if_over(self) -> None:
+        self.raise_if_failed()
+        if self._ended is not None:
+            raise self._ended.with_traceback(None)
 
     def raise_if_failed(self) -> None:
         """The error of a log that can no longer promise anything."""
@@ -115,9 +144,10 @@ class Durability:
         leads = False
         try:
             with self._lock:
-                self.raise_if_failed()
                 if next_seq is not None and self.next_seq >= next_seq:
+                    self.raise_if_failed()
                     return
+                self._raise_if_over()
                 if self._syncing:
                     self._condition.wait()
                     self.raise_if_failed()
@@ -133,10 +163,14 @@ class Durability:
     def _sync(self, *, sealed_only: bool) -> None:
         target = self._take(sealed_only)
         try:
-            for file in target.files:
+            for file in target.closed:
                 self._port.sync_data(file)
+            if target.open is not None:
+                self._port.sync_data(target.open)
         except OSError as error:
             self.fail(error)
+        if self._ended is not None:  # the files may have been closed under it: their numbers were others' then
+            self._raise_if_over()
         self.syncs += 1
         self._reached(target)
         self.next_seq = max(self.next_seq, target.next_seq)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 
-from holdfast.errors import Closed
+from holdfast.errors import Closed, HoldfastError
 from holdfast.queue.frame import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, octets
 
 TYPE_CHECKING = False
@@ -103,6 +103,10 @@ class Linger:
         try:
             if self._waiting:
                 self._writer.append_many(self._waiting, atomic=False)
+        except HoldfastError as error:
+            # What it counts are messages that were taken before: of its caller's own none is in the log.
+            error.fields = {name: value for name, value in error.fields.items() if name != "appended"}
+            raise
         finally:
             self._forget_written()
         self._late = False

@@ -55,7 +55,9 @@ class MarkFile:
         self._generation = 0 if slot is None else slot[0]
 
     def write(self, mark: WriteMark) -> None:
-        """Write the next slot; not synced."""
+        """Write the next slot; not synced. Nothing once the file is closed: its number may be another file's."""
+        if self._file < 0:
+            return
         self._generation += 1
         slot = encode_slot(self._generation, encode_mark(mark))
         self._port.write(self._file, slot_offset(self._generation), (slot,))
@@ -70,4 +72,6 @@ class MarkFile:
 
     def close(self) -> None:
         """Close the file."""
-        self._port.close(self._file)
+        file, self._file = self._file, -1
+        if file >= 0:
+            self._port.close(file)

@@ -12,6 +12,7 @@ Long, because it is the public class: half of it is what its methods promise.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from contextlib import ExitStack
 
@@ -122,6 +123,7 @@ class Queue(LogReading):
         self._serializer = serializer_named(serializer)
         self._append: Callable[[bytes], int] = self._refuse
         self._closed = False
+        self._closing = threading.Lock()
         self._level, self._full = level, full
         self._clock, self._entropy, self._with_background = clock, entropy, background
         # Held, so that closing the queue also gives back the names of those that a program has lost sight of.
@@ -143,7 +145,11 @@ class Queue(LogReading):
                 self._close_handles()
                 raise
         self._writer = writer
-        self._start(writer, level, kept_ns, max_bytes, background=background)
+        try:
+            self._start(writer, level, kept_ns, max_bytes, background=background)
+        except BaseException:
+            self._let_go(writer)
+            raise
         poison_in_children(self)
 
     def _open_directory(self, folder: str, *, make: bool) -> int:
@@ -171,7 +177,7 @@ class Queue(LogReading):
             sync_holds=self._sync_holds,
             sync_failed=writer.durability.fail,
         )
-        writer.before_roll = space.before_roll
+        writer.before_roll, writer.on_full = space.before_roll, space.trim
         if background:
             interval_s = level.ms_max / 1000 if level.ms_max else LIFETIME_LOOK_S if kept_ns is not None else None
             self._background = Background(self._work, interval_s, LINGER_S if level.name == "buffered" else 0)
@@ -446,7 +452,11 @@ class Queue(LogReading):
         if self._linger is not None:
             self._linger.write()
         if writer.wants_page():
-            writer.prepare()
+            try:
+                writer.prepare()
+            except OSError:
+                self._space.trim()  # the next try may find what has grown old gone, and room
+                raise
         if writer.has_closing_pages:
             writer.durability.sync_sealed()
         if writer.sync_is_due():
@@ -468,15 +478,16 @@ class Queue(LogReading):
         could not be written, or when all is durable and only the mark that says so could not be. The files are let go
         of all the same.
         """
-        if self._closed:
-            return
-        writer = self._writer
-        try:
-            with ExitStack() as closing:
-                for dependent in list(self._dependents):
-                    closing.callback(dependent.close)
-        finally:
-            self._let_go(writer)
+        with self._closing:  # who closes at the same time returns when all is durable, too
+            if self._closed:
+                return
+            writer = self._writer
+            try:
+                with ExitStack() as closing:
+                    for dependent in list(self._dependents):
+                        closing.callback(dependent.close)
+            finally:
+                self._let_go(writer)
 
     def _let_go(self, writer: Writer | None) -> None:
         self._closed = True
@@ -528,6 +539,7 @@ class Queue(LogReading):
             # A thread of the parent may have held any lock: every way in leads to the writer, which has new ones.
             self._append_by(self._writer.append)
             self._linger = self._background = None
+            self._closing = threading.Lock()
             self._space.poison_after_fork()
             self._pages.be_sole(sole=False)
         if self._lock_file >= 0:

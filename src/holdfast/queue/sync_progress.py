@@ -76,19 +76,19 @@ class SyncProgress:
         """What a sync that begins now has to sync: the closed pages, and the open one unless told otherwise."""
         tail = self._tail
         with tail.lock:
-            files, page, place = list(self.closing), tail.page, tail.place
+            closed, page, place = list(self.closing), tail.page, tail.place
             if page is None or place is None:
-                return SyncTarget(files, tail.next_seq, None)
+                return SyncTarget(closed, None, tail.next_seq, None)
             if sealed_only:
                 header = page.header
                 place = DurableMark(header.number, header.salt, HEADER_BYTES, tail.base_seq, header.base_time_ns)
-                return SyncTarget(files, tail.base_seq, (place, self.synced_bytes))
-            return SyncTarget([*files, page.file], tail.next_seq, (place, tail.written_bytes))
+                return SyncTarget(closed, None, tail.base_seq, (place, self.synced_bytes))
+            return SyncTarget(closed, page.file, tail.next_seq, (place, tail.written_bytes))
 
     def reached(self, target: SyncTarget) -> None:
         """A sync has succeeded."""
         with self._tail.lock:
-            for file in target.files:
+            for file in target.closed:
                 if file in self.closing:
                     self.closing.remove(file)
                     self._port.close(file)

@@ -25,7 +25,7 @@ import threading
 from contextlib import suppress
 
 from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, LimitExceeded
-from holdfast.queue.disk_errors import refusal
+from holdfast.queue.disk_errors import FULL, refusal
 from holdfast.queue.durability import Durability
 from holdfast.queue.frame import (
     COMPRESSED,
@@ -89,6 +89,7 @@ class Writer:
         "before_roll",
         "durability",
         "message_bytes_max",
+        "on_full",
         "on_work",
         "page_bytes",
     )
@@ -121,6 +122,7 @@ class Writer:
         self.message_bytes_max = message_bytes_max
         self.on_work: Callable[[], None] = _nothing
         self.before_roll: Callable[[int], None] = _accept
+        self.on_full: Callable[[], object] = _nothing
         stores = not compression and (
             sync.name == "os" or (sync.name == "every" and not (sync.messages_max or sync.bytes_max))
         )
@@ -343,7 +345,13 @@ class Writer:
             self.durability.sync_sealed()
         needed = HEADER_BYTES + size + SEAL_BYTES
         self.before_roll(max(needed, self.page_bytes))
-        page = self._supply.take(needed, tail.page)
+        try:
+            page = self._supply.take(needed, tail.page)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self.on_full()  # what has grown old may go
+            page = self._supply.take(needed, tail.page)
         try:
             if page.index_file is None:
                 page.index_file = self._pages.open_index(page.header.number, write=True)
@@ -470,7 +478,9 @@ class Writer:
                 if self.durability.failure is None:
                     self._progress.close_cleanly()
             finally:
-                self.abandon(Closed("the queue is closed"))
+                closed = Closed("the queue is closed")
+                self.durability.end(closed)
+                self.abandon(closed)
                 self._close_files()
 
     def poison_after_fork(self, reason: Closed) -> None:

@@ -94,8 +94,8 @@ def pointer_before_data(self: Durability, *, sealed_only: bool) -> None:
     """The durable place is written, and made durable, before the data are."""
     target = self._take(sealed_only)
     try:
-        self._reached(SyncTarget([], target.next_seq, target.place))
-        for file in target.files:
+        self._reached(SyncTarget([], None, target.next_seq, target.place))
+        for file in [*target.closed, *([] if target.open is None else [target.open])]:
             self._port.sync_data(file)
         self._reached(target)
         self.next_seq = max(self.next_seq, target.next_seq)
@@ -194,7 +194,17 @@ def forget_closed_pages(self: SyncProgress, sealed_only: bool) -> SyncTarget:
     """Only the page being written is synced: that those before it are durable is taken for granted."""
     target = _take(self, sealed_only)
     page = self._tail.page
-    return target if page is None or sealed_only else SyncTarget([page.file], target.next_seq, target.place)
+    return target if page is None or sealed_only else SyncTarget([], page.file, target.next_seq, target.place)
+
+
+_reached = SyncProgress.reached
+
+
+def page_closed_meanwhile_is_synced(self: SyncProgress, target: SyncTarget) -> None:
+    """What it got while its sync was under way is taken for synced with the rest."""
+    if target.open is not None:
+        target.closed = [*target.closed, target.open]
+    _reached(self, target)
 
 
 def no_poison(self: SyncProgress) -> None:

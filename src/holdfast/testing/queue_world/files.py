@@ -5,7 +5,8 @@ crash leaves of one file (``page_cache``), when one happens (``world``).
 
 Failure model: harsher than a file system. Each name in a directory is, after a crash, what it was at any time since the
 last sync of the directory, whatever became of the others. ``before`` is called before each operation that changes
-something, and once in the middle of a write; it may take images of what a crash at that moment leaves. ``refuse`` may
+something, and once in the middle of a write; it may take images of what a crash at that moment leaves. What
+``during_sync`` writes is written while a sync is under way, as by another thread. ``refuse`` may
 answer an operation with an error; a refused write has written some of its bytes, a refused sync has dropped some, and a
 refused sync of a directory some of its names.
 """
@@ -118,6 +119,7 @@ class CrashFiles:
         self.now_ns = 0
         self.operations = 0
         self.before: Callable[[str], None] | None = None
+        self.during_sync: Callable[[], None] | None = None
         self.refuse: Refusal | None = None
         self._handles: dict[int, tuple[CachedDirectory, str, CachedFile | None]] = {}
         self._next_handle = 3
@@ -310,7 +312,10 @@ class CrashFiles:
             self.seen["sync failed"] += 1
             one.fail_sync(CrashStyle(self.random, self.seen, self._stale))
             raise error
-        one.sync()
+        end_sync = one.begin_sync()
+        if self.during_sync is not None:
+            self.during_sync()
+        end_sync()
 
     def boot_id(self) -> bytes:
         """See ``FilePort``."""

@@ -197,6 +197,12 @@ _REGISTRY: Final = (
         ((SyncProgress, "take", broken.forget_closed_pages),),
     ),
     Mutant(
+        "page_closed_meanwhile_is_synced",
+        "a page that is closed while its sync is under way wants another one",
+        ((SyncProgress, "reached", broken.page_closed_meanwhile_is_synced),),
+        {"sync": "os", "max_bytes": None, "page_bytes": 4096, "crowd": 0.8, "steps": 28},
+    ),
+    Mutant(
         "clean_mark_stays",
         "an open queue has no clean mark on disk",
         ((SyncProgress, "write_mark", broken.clean_mark_stays),),

@@ -137,14 +137,23 @@ class CachedFile:
             for number in range((len(self.content) + BLOCK_BYTES - 1) // BLOCK_BYTES):
                 self._note(number)
 
-    def sync(self) -> None:
-        """Everything dirty reaches the disk."""
+    def begin_sync(self) -> Callable[[], None]:
+        """Everything dirty is on its way to the disk. It is there once the answer was called; what is written between
+        the two need not be."""
         self.note_stores()
-        for number, versions in self.versions.items():
-            self.durable[number] = versions[-1]
-        self.versions.clear()
-        self.sizes.clear()
-        self.durable_bytes = len(self.content)
+        seen = {number: len(versions) for number, versions in self.versions.items()}
+        sizes, size = len(self.sizes), len(self.content)
+
+        def end_sync() -> None:
+            for number, count in seen.items():
+                versions = self.versions.pop(number)
+                self.durable[number] = versions[count - 1]
+                if len(versions) > count:
+                    self.versions[number] = versions[count - 1 :]
+            del self.sizes[:sizes]
+            self.durable_bytes = size
+
+        return end_sync
 
     def fail_sync(self, style: CrashStyle) -> None:
         """Some of it did, and nothing is dirty any more. Afterwards the cache shows the new bytes or the old."""

@@ -34,7 +34,7 @@ KINDS: Final = (
     *("block lost", "block torn", "size lost", "name lost", "removed name back", "stale block", "hints deleted"),
     *("hole told without marks", "damaged without marks"),
     *("kill", "power loss", "clean close", "poisoned", "append refused", "opening refused"),
-    *("clock back", "clock ahead", "jumbo", "flushed", "read", "read from another process"),
+    *("clock back", "clock ahead", "jumbo", "flushed", "read", "read from another process", "append during a sync"),
     *(f"{kind}: page" for kind in DAMAGE_KINDS),
     *(f"{kind}: hint" for kind in DAMAGE_KINDS if kind != "block misplaced"),
 )

@@ -27,7 +27,8 @@ NO_FOCUS: Final[Mapping[str, object]] = MappingProxyType({})
 @dataclass(frozen=True, slots=True)
 class Shape:
     """One world. ``stale``: the file system may show old bytes in blocks that were allocated and never written.
-    ``damage_rounds``: so often a log that was closed cleanly is damaged, on a copy."""
+    ``damage_rounds``: so often a log that was closed cleanly is damaged, on a copy. ``crowd``: how often others append
+    while a sync is under way."""
 
     page_bytes: int
     sync: str | SyncLevel
@@ -40,6 +41,7 @@ class Shape:
     damage_rounds: int
     steps: int
     lives: int
+    crowd: float
 
 
 def draw_shape(random: Random) -> Shape:
@@ -67,6 +69,7 @@ def draw_shape(random: Random) -> Shape:
         damage_rounds=random.choice((0, 20)),
         steps=random.randint(6, 28),
         lives=random.randint(1, 4),
+        crowd=random.choice((0.0, 0.7)),
     )
 
 

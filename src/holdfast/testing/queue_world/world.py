@@ -252,6 +252,18 @@ class World:
         self._allow_retention()
         act(queue)
 
+    def _others_append(self) -> None:
+        """Another thread appends while a sync is under way, where it needs neither a sync nor room."""
+        queue, ledger, shape = self._queue, self.ledger, self.shape
+        self.files.during_sync = None
+        if shape.sync != "os" or shape.max_bytes is not None or queue is None:
+            return
+        while self.random.random() < shape.crowd:
+            if sum(map(len, ledger.payloads[ledger.durable :])) > 2 * shape.page_bytes:
+                return  # a few pages more, and an append waits for this sync
+            self._append(queue)
+            self.seen["append during a sync"] += 1
+
     def _append(self, queue: Queue) -> None:
         size = self.random.randint(4500, 14_000) if not self.shape.uniform and self.random.random() < 0.06 else None
         if size is not None:
@@ -299,12 +311,15 @@ class World:
 
     def _flush(self, queue: Queue) -> None:
         wanted = len(self.ledger.payloads)
+        self.files.during_sync = self._others_append
         try:
             queue.flush()
         except Unavailable:
             self.seen["flush refused"] += 1
             return
-        self.ledger.durable = self.ledger.accepted = wanted
+        finally:
+            self.files.during_sync = None
+        self.ledger.durable, self.ledger.accepted = wanted, max(wanted, self.ledger.accepted)
         self.seen["flushed"] += 1
 
     def _background_work(self, queue: Queue) -> None:
