@@ -7,6 +7,7 @@ import os
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from holdfast.errors import Backpressure, Closed, Code, InvalidRequest, LimitExc
 from holdfast.queue import Queue, Trimmed
 from holdfast.queue.local_files import LocalFiles
 from holdfast.queue.serializers import Serializer
+from holdfast.testing.queue_world import CrashFiles
 
 SMALL = 16 << 10
 MESSAGE = b"x" * 1000
@@ -351,3 +353,40 @@ def test_following_delivers_what_is_appended_while_it_waits(tmp_path: Path, from
         assert found == [b"first", *(b"%d" % number for number in range(300))]
         if from_elsewhere:
             reading.close()
+
+
+@pytest.mark.parametrize("helper", [True, False])
+def test_on_a_full_disk_what_has_grown_old_makes_room(helper: bool) -> None:
+    files = CrashFiles(Random(1))
+    now_ns = [1_000_000_000_000]
+
+    def four_pages(operation: str, name: str) -> OSError | None:
+        pages = sum(found.endswith(".page") for found in files.directories["d"].entries)
+        if operation == "allocate" and ".page" in name and pages >= 4:
+            return OSError(errno.ENOSPC, "no space left on device")
+        return None
+
+    queue = Queue(
+        "d/q", page_size=4096, files=files, lifetime=timedelta(seconds=1), clock=lambda: now_ns[0], background=False
+    )
+    files.refuse = four_pages
+
+    def fill() -> None:
+        while True:
+            queue.append(b"x" * 200)
+
+    with pytest.raises(Unavailable) as refused:
+        fill()
+    assert refused.value.code is Code.DISK_FULL
+    last = queue.last_seq
+    queue.flush()
+    now_ns[0] += 3_600_000_000_000
+    files.now_ns = now_ns[0]
+    if helper:
+        with pytest.raises(OSError, match="no space"):
+            queue.run_background_work()
+        assert queue.first_seq > 1
+        queue.run_background_work()
+    assert queue.append(b"y" * 200) == last + 1
+    assert queue.first_seq > 1
+    queue.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,22 @@ def test_what_waits_is_written_once_although_a_full_queue_cut_it(tmp_path: Path)
             consumer.commit()
         queue.flush()
         assert (queue.last_seq, last - first) == (last, 4999)
+        assert [message.payload for message in queue.read(seq=first)] == TWO_FRAMES
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_who_is_refused_because_of_what_waited_is_told_that_none_of_its_own_is_there(
+    tmp_path: Path, atomic: bool
+) -> None:
+    with nearly_full(tmp_path / "q", "buffered") as queue, queue.consumer("c") as consumer:
+        first, _ = queue.append_many(TWO_FRAMES)
+        mine = [b"mine"] * 700
+        with pytest.raises(Backpressure) as refused:
+            queue.append_many(mine, atomic=atomic)
+        assert not refused.value.fields.get("appended")
+        while consumer.poll():
+            consumer.commit()
+        queue.flush()
         assert [message.payload for message in queue.read(seq=first)] == TWO_FRAMES
 
 
@@ -176,3 +193,31 @@ def test_stopping_waits_for_a_helper_that_is_being_started(monkeypatch: pytest.M
         thread.join(60)
         assert not thread.is_alive()
     assert not [one for one in threading.enumerate() if one.name == "holdfast-queue"]
+
+
+def test_a_message_that_is_in_the_log_is_not_refused_because_the_system_has_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Queue(tmp_path / "q", page_size=4096) as queue:
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
+        for number in range(100):
+            assert queue.append(b"%0100d" % number) == number + 1
+        monkeypatch.undo()
+        assert len(list(queue.read())) == 100
+
+
+def test_an_opening_without_the_thread_that_its_level_needs_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with pytest.raises(RuntimeError, match="thread"):
+        Queue(tmp_path / "q", lifetime=timedelta(days=1))
+    monkeypatch.undo()
+    with Queue(tmp_path / "q", lifetime=timedelta(days=1)) as queue:
+        assert queue.append(b"a") == 1
