@@ -58,6 +58,10 @@ class Refusal(Unavailable, OSError):
         )
         self.errno, self.strerror = error.errno, error.strerror
 
+    def __reduce__(self) -> tuple[type[Refusal], tuple[object, ...], dict[str, object]]:
+        """Made anew from an error of the same number, which is all that it takes from one."""
+        return type(self), (OSError(self.errno, self.strerror),), self.__dict__
+
 
 class Refusals:
     """A block that asks the file system: what that raises leaves it as ``Refusal``."""

@@ -84,6 +84,10 @@ class Gap(CorruptData):
         self.first = first
         self.last = last
 
+    def __reduce__(self) -> tuple[type[Gap], tuple[object, ...], dict[str, object]]:
+        """Made anew by its own arguments in the process that unpickles it: the base would give it the text alone."""
+        return type(self), (self.first, self.last, self.fields["page"]), self.__dict__
+
 
 class Trimmed(NotFound):
     """Retention has removed what was asked for; ``first_seq`` is the oldest message that there is."""
@@ -94,6 +98,10 @@ class Trimmed(NotFound):
         super().__init__("the queue no longer goes back that far", wanted_seq=wanted_seq, first_seq=first_seq)
         self.wanted_seq = wanted_seq
         self.first_seq = first_seq
+
+    def __reduce__(self) -> tuple[type[Trimmed], tuple[object, ...], dict[str, object]]:
+        """As ``Gap``."""
+        return type(self), (self.wanted_seq, self.first_seq), self.__dict__
 
 
 class Block:

@@ -1,0 +1,55 @@
+"""Errors go from one process to another: a worker of a pool raises, and whoever waits for it is told what and why."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import os
+import pickle
+
+import pytest
+
+from holdfast import errors
+from holdfast.errors import Code, HoldfastError, Unavailable
+from holdfast.queue import Gap, Trimmed
+from holdfast.queue.disk_errors import Refusal
+
+KINDS = [kind for name in errors.__all__ if issubclass(kind := getattr(errors, name), HoldfastError)]
+ONE_OF_EACH = [
+    *(kind("it failed", code=Code.RATE_LIMITED, hint="wait", retry_after_ms=5, seq=7, cause="why") for kind in KINDS),
+    Gap(3, 9, 2),
+    Trimmed(1, 40),
+    Refusal(OSError(errno.EIO, os.strerror(errno.EIO))),
+    Refusal(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
+]
+
+
+def told(error: HoldfastError) -> dict[str, object]:
+    """All that a program can ask an error for."""
+    own = {
+        name: getattr(error, name, None) for name in ("first", "last", "wanted_seq", "first_seq", "errno", "strerror")
+    }
+    return {"kind": type(error), "text": str(error), **own, **vars(error)}
+
+
+def test_every_public_error_is_among_those_that_are_tried() -> None:
+    assert {HoldfastError, Unavailable} <= set(KINDS)
+    assert len(KINDS) == len(errors.__all__) - 1, "all names but the codes are errors"
+
+
+@pytest.mark.parametrize("error", ONE_OF_EACH, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_an_error_that_was_pickled_tells_the_same(error: HoldfastError, protocol: int) -> None:
+    again = pickle.loads(pickle.dumps(error, protocol))
+    assert told(again) == told(error)
+    assert again.args == error.args
+    assert {"message", "code", "hint", "retry_after_ms", "fields"} <= set(told(again))
+
+
+@pytest.mark.parametrize("error", ONE_OF_EACH, ids=lambda error: type(error).__name__)
+def test_a_copy_of_an_error_is_its_own_and_tells_the_same(error: HoldfastError) -> None:
+    again = copy.copy(error)
+    assert again is not error
+    assert told(again) == told(error)
+    again.fields = {**again.fields, "more": 1}
+    assert "more" not in error.fields
