@@ -4,8 +4,9 @@ Owns: the order of appends and flushes, joining them, who gets which answer. Doe
 (``queue``), which appends may be done at once on the event loop (``asynchronous``).
 
 Failure model: each request is answered once, on the event loop. Where a write ends in the middle (a full disk), the
-requests that are wholly in the log succeed and all others of that batch get the error. A failed sync is the answer of
-every request that needs one, and of all that follow. A task that is cancelled while it waits has still appended.
+requests that are wholly in the log succeed and each of the others gets an error of its own, whose ``appended`` counts
+its own messages. A failed sync is the answer of every request that needs one, and of all that follow. A task that is
+cancelled while it waits has still appended.
 
 How it shares syncs: requests wait in a list while the thread is busy. When it is free it takes the whole list, writes
 it as one batch, for which the queue syncs once if its level demands it, and answers all. A request so waits for two
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 
 from holdfast.errors import HoldfastError, InternalError
 
@@ -33,6 +35,18 @@ __all__ = ["AppendLane"]
 
 def _unreached() -> InternalError:
     return InternalError("the thread that appends ended before it came to this")
+
+
+def _own(failure: BaseException, appended: int = 0) -> BaseException:
+    """The error of one request among those that it ends: of the joined batch so many messages in the log are this
+    request's, and who raises it does not change what the others raise."""
+    if not isinstance(failure, HoldfastError):
+        return failure
+    own = copy(failure)
+    if "appended" in failure.fields:
+        own.fields = {**failure.fields, "appended": appended}
+    own.__cause__ = failure
+    return own
 
 
 class _Batch:
@@ -71,7 +85,8 @@ class _Batch:
             if seq <= end:
                 answer.set_result(first)
             else:
-                answer.set_exception(self.failure)
+                # Of the whole batch some may be in the log: of this request those that come before the end.
+                answer.set_exception(_own(self.failure, max(0, end - first)))
 
 
 class _Work:
@@ -103,7 +118,7 @@ class _Work:
             if flush.done():
                 continue
             if self.failure is not None:
-                flush.set_exception(self.failure)
+                flush.set_exception(_own(self.failure))
             else:
                 flush.set_result(0)
 
