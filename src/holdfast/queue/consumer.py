@@ -135,16 +135,21 @@ class Consumer:
     def __iter__(self) -> Iterator[Message]:
         """The messages that are there, from the first that was not handed out yet. Ends where the log does now.
 
+        ``rewind``, ``reset`` and ``poll`` in the middle of a loop count: it goes on with what is next then.
         *Raises*: ``Gap`` and ``Trimmed`` as the policy says; ``Unavailable`` where the file system refuses, after which
         reading goes on from the same message; ``Closed``.
         """
         while True:
             try:
-                for message in self._ready:
+                ready = self._ready
+                for message in ready:
                     self._delivered_seq = message[0]
                     yield message
-                if not self._refill():
-                    return
+                    if self._ready is not ready:
+                        break  # moved elsewhere meanwhile: what is left of these is not next any more
+                else:
+                    if not self._refill():
+                        return
             except GeneratorExit:
                 raise
             except BaseException:

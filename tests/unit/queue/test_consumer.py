@@ -219,6 +219,53 @@ def test_reset_goes_to_a_number_a_time_or_an_end_and_is_kept(tmp_path: Path) -> 
                 consumer.reset(**wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("follows", [False, True])
+@pytest.mark.parametrize("where", [3, 8, 30, 100])
+def test_a_rewind_inside_a_loop_hands_out_again_what_was_not_committed(
+    tmp_path: Path, where: int, *, follows: bool
+) -> None:
+    with Queue(tmp_path / "q", page_size=SMALL) as queue:
+        queue.append_many([MESSAGE] * 8)
+        for _ in range(92):
+            queue.append(MESSAGE)
+        with queue.consumer("c") as consumer:
+            got: list[int] = []
+            for message in consumer.follow(timeout=0) if follows else consumer:
+                got.append(message.seq)
+                if message.seq == where and got.count(where) == 1:
+                    consumer.rewind()
+                    assert consumer.next_seq == 1
+                    consumer.commit()
+                    assert consumer.committed_seq == 0, "nothing is handed out any more"
+            assert got == [*range(1, where + 1), *range(1, 101)]
+
+
+def test_a_reset_inside_a_loop_moves_the_loop(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q", page_size=SMALL) as queue:
+        for _ in range(100):
+            queue.append(MESSAGE)
+        with queue.consumer("c") as consumer:
+            got: list[int] = []
+            for message in consumer:
+                got.append(message.seq)
+                if got == [1, 2, 3, 4, 5]:
+                    consumer.reset(seq=2)
+                elif got[-1] == 4 and len(got) == 8:
+                    consumer.reset(seq=90)
+            assert got == [1, 2, 3, 4, 5, 2, 3, 4, *range(90, 101)]
+
+
+def test_a_poll_inside_a_loop_takes_from_the_same_row(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q", page_size=SMALL) as queue:
+        for _ in range(100):
+            queue.append(MESSAGE)
+        with queue.consumer("c") as consumer:
+            got: list[int] = []
+            for message in consumer:
+                got += [message.seq, *seqs(consumer.poll(max_messages=7))]
+            assert got == list(range(1, 101))
+
+
 # ---- what is missing ------------------------------------------------------------------------------------------------
 
 
