@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 
 from holdfast.errors import HoldfastError, InternalError
+from holdfast.queue.asynchronous_work import to_its_end
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -213,13 +214,9 @@ class AppendLane:
             self._running = None
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Run ``work`` on the lane's thread; whatever happens to the caller, it has ended when this returns."""
-        future = self._loop.run_in_executor(self._executor, work)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait([future])
-            raise
+        """Run ``work`` on the lane's thread, behind everything submitted before; whatever happens to the caller, it has
+        ended when this returns."""
+        return await to_its_end(self._loop.run_in_executor(self._executor, work))
 
     async def drain(self) -> None:
         """Return when everything that was submitted has been answered."""

@@ -107,6 +107,7 @@ class Queue:
         self._lane: AppendLane | None = None
         self._queue: BlockingQueue | None = None
         self._followers: list[asyncio.Future[None]] = []
+        self._trims: set[asyncio.Future[int]] = set()
 
     # ---- opening and closing ----------------------------------------------------------------------------------------
 
@@ -116,7 +117,7 @@ class Queue:
             raise Closed("a queue is opened once", hint="make another Queue")
         lane = self._lane = AppendLane(self._wake)
         try:
-            self._queue = await open_by(lambda work: to_its_end(lane.run(work)), self._open)
+            self._queue = await open_by(lane.run, self._open)
         except BaseException:
             lane.close()
             raise
@@ -136,14 +137,16 @@ class Queue:
             # Before the appends are waited for: one that waits for space may do so for ever.
             queue.space.close()
         cancelled: asyncio.CancelledError | None = None
-        while not lane.idle:
+        while self._trims or not lane.idle:
             try:
                 await lane.drain()
+                if self._trims:
+                    await asyncio.wait(self._trims)
             except asyncio.CancelledError as error:
                 # Not yet: nobody else can close it, and its lock would stay.
                 cancelled = error
         try:
-            await to_its_end(lane.run(queue.close))
+            await lane.run(queue.close)
         finally:
             lane.close()
             self._wake()
@@ -205,8 +208,12 @@ class Queue:
 
     async def trim(self, *, before_seq: int) -> int:
         """Remove the pages whose messages are all below ``before_seq``. Returns how many pages went."""
-        queue, lane = self._opened()
-        return await lane.run(partial(queue.trim, before_seq=before_seq))
+        queue = self._opened()[0]
+        # Not on the lane: an append that waits there for space may be waiting for this.
+        work = asyncio.get_running_loop().run_in_executor(None, partial(queue.trim, before_seq=before_seq))
+        self._trims.add(work)
+        work.add_done_callback(self._trims.discard)
+        return await to_its_end(work)
 
     def _encoded(self, payload: object) -> bytes:
         """The bytes of a message, checked now: in a batch its error would be that of others."""

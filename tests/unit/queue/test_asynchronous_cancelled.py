@@ -21,7 +21,9 @@ import pytest
 
 from holdfast.aio import Queue
 from holdfast.errors import Closed, Unavailable
+from holdfast.queue import Queue as BlockingQueue
 from holdfast.queue import work_queue as work_queue_module
+from holdfast.queue.append_lane import AppendLane
 from holdfast.queue.local_files import LocalFiles
 
 if TYPE_CHECKING:
@@ -388,5 +390,104 @@ def test_closing_ends_an_append_that_waits_for_space(tmp_path: Path, *, given_up
             await task
         async with Queue(tmp_path / "q", page_size=4096) as again:
             assert again.last_seq == 1
+
+    asyncio.run(main())
+
+
+# ---- what must not wait behind an append, and what must be waited for -----------------------------------------------
+
+
+def test_a_trim_frees_the_space_that_an_append_waits_for(tmp_path: Path) -> None:
+    clock, files = Clock(), GatedFiles()
+
+    async def main() -> None:
+        async with Queue(
+            tmp_path / "q",
+            page_size=4096,
+            max_bytes=8192,
+            full="block",
+            lifetime=timedelta(days=1),
+            files=files,
+            clock=clock,
+            background=False,
+        ) as queue:
+            for _ in range(6):  # three to a page
+                await queue.append(b"x" * 1000)
+            await queue.flush()
+            files.surveyed.clear()
+            waiting = asyncio.create_task(queue.append(b"x" * 1000))
+            assert await asyncio.to_thread(files.surveyed.wait, 60)
+            try:
+                async with asyncio.timeout(30):
+                    assert await queue.trim(before_seq=4) == 1
+                    assert await waiting == 7
+            finally:
+                clock.ahead_ns += 10 * DAY_NS  # where the trim has not ended the wait: the test can end
+
+    asyncio.run(main())
+
+
+@ONCE_AND_TWICE
+def test_a_cancelled_trim_has_ended(tmp_path: Path, times: int) -> None:
+    async def main() -> None:
+        threads = gated_threads()
+        async with Queue(tmp_path / "q") as queue:
+            await queue.append(b"x")
+            await cancel_in_thread(threads, queue.trim(before_seq=1), times)
+
+    asyncio.run(main())
+
+
+def test_closing_lets_a_trim_end_that_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files, and the directory whose names it removes, are not closed under it."""
+    ended: list[str] = []
+
+    class Noted(BlockingQueue):
+        def trim(self, *, before_seq: int) -> int:
+            removed = super().trim(before_seq=before_seq)
+            ended.append("trim")
+            return removed
+
+        def close(self) -> None:
+            ended.append("close")
+            super().close()
+
+    monkeypatch.setattr("holdfast.queue.asynchronous.BlockingQueue", Noted)
+
+    async def main() -> None:
+        threads = gated_threads()
+        queue = await Queue(tmp_path / "q", page_size=4096).open()
+        for _ in range(6):
+            await queue.append(b"x" * 1000)
+        await queue.flush()
+        threads.gate.clear()
+        threads.asked.clear()
+        trim = asyncio.create_task(queue.trim(before_seq=4))
+        await threads.asked.wait()
+        closing = asyncio.create_task(queue.close())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        threads.gate.set()
+        await closing
+        assert await trim == 1
+        assert ended == ["trim", "close"]
+
+    asyncio.run(main())
+
+
+@ONCE_AND_TWICE
+def test_what_the_lane_runs_has_ended_when_a_cancelled_caller_goes_on(times: int) -> None:
+    async def main() -> None:
+        began, gate = threading.Event(), threading.Event()
+
+        def work() -> None:
+            began.set()
+            assert gate.wait(60)
+
+        lane = AppendLane(lambda: None)
+        task = asyncio.create_task(lane.run(work))
+        assert await asyncio.to_thread(began.wait, 60)
+        await cancel(task, gate, times)
+        lane.close()
 
     asyncio.run(main())
