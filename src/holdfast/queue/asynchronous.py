@@ -106,7 +106,7 @@ class Queue:
         )
         self._lane: AppendLane | None = None
         self._queue: BlockingQueue | None = None
-        self._followers: list[asyncio.Future[None]] = []
+        self._followers: dict[asyncio.Future[None], None] = {}  # in the order in which they came
         self._trims: set[asyncio.Future[int]] = set()
 
     # ---- opening and closing ----------------------------------------------------------------------------------------
@@ -346,7 +346,8 @@ class Queue:
         wait = _Wait(self._followers, polls=self._read_only)
         try:
             while True:
-                wait.arm()
+                if follow:
+                    wait.arm()
                 with refusals:
                     found = await on_helper(partial(step, reader))
                 if found is not None:
@@ -359,6 +360,7 @@ class Queue:
                 if self._queue is None:
                     raise Closed("the queue was closed under a reader")
         finally:
+            wait.disarm()
             reader.close()
 
     async def wait_until(
@@ -370,15 +372,18 @@ class Queue:
         loop = asyncio.get_running_loop()
         until = None if timeout is None else loop.time() + timeout
         wait = _Wait(self._followers, polls=self._read_only)
-        while True:
-            wait.arm()
-            if await look():
-                return True
-            left_s = None if until is None else until - loop.time()
-            if left_s is not None and left_s <= 0:
-                return False
-            limits = [limit for limit in (left_s, look_again_s) if limit is not None]
-            await wait.until_appended(min(limits, default=None))
+        try:
+            while True:
+                wait.arm()
+                if await look():
+                    return True
+                left_s = None if until is None else until - loop.time()
+                if left_s is not None and left_s <= 0:
+                    return False
+                limits = [limit for limit in (left_s, look_again_s) if limit is not None]
+                await wait.until_appended(min(limits, default=None))
+        finally:
+            wait.disarm()
 
     def _wake(self) -> None:
         """After an append, or the end: let every follower look."""
@@ -391,7 +396,7 @@ class Queue:
 class _Wait:
     """Waiting for an append: of a writer on this loop it is told, of one elsewhere it finds out by looking."""
 
-    def __init__(self, followers: list[asyncio.Future[None]], *, polls: bool) -> None:
+    def __init__(self, followers: dict[asyncio.Future[None], None], *, polls: bool) -> None:
         self._followers = followers
         self._polls = polls
         self._pause_s = PAUSE_MIN_S
@@ -401,7 +406,12 @@ class _Wait:
         """Call before the look that decides whether to wait: an append after it ends the wait."""
         if not self._polls and (self._appended is None or self._appended.done()):
             self._appended = asyncio.get_running_loop().create_future()
-            self._followers.append(self._appended)
+            self._followers[self._appended] = None
+
+    def disarm(self) -> None:
+        """Call when the wait is over, whatever ended it: nobody is told any more."""
+        if self._appended is not None:
+            self._followers.pop(self._appended, None)
 
     async def until_appended(self, limit_s: float | None) -> None:
         """Wait for an append, at most ``limit_s``."""

@@ -190,15 +190,18 @@ class Consumer:
 
         waiter = self._waiter
         until = None if timeout is None else monotonic() + timeout
-        while True:
-            waiter.arm()
-            if self._refill():
-                waiter.found()
-                return True
-            limit_s = None if until is None else until - monotonic()
-            if limit_s is not None and limit_s <= 0:
-                return False
-            waiter.wait(limit_s)
+        try:
+            while True:
+                waiter.arm()
+                if self._refill():
+                    waiter.found()
+                    return True
+                limit_s = None if until is None else until - monotonic()
+                if limit_s is not None and limit_s <= 0:
+                    return False
+                waiter.wait(limit_s)
+        finally:
+            waiter.disarm()
 
     def _refill(self) -> bool:
         """Fetch the next messages. False where there are none now."""

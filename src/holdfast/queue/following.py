@@ -24,12 +24,18 @@ HEARTBEAT_S = 0.25
 
 
 class Waiter:
-    """Waits between two looks. ``subscribe`` registers a callback for the next append where a writer is near."""
+    """Waits between two looks. ``subscribe`` registers a callback for the next append where a writer is near, and
+    ``unsubscribe`` takes it back. Whoever has armed it disarms it when the wait is over."""
 
-    __slots__ = ("_armed", "_pause_s", "_subscribe", "_woken")
+    __slots__ = ("_armed", "_pause_s", "_subscribe", "_unsubscribe", "_woken")
 
-    def __init__(self, subscribe: Callable[[Callable[[], None]], None] | None) -> None:
+    def __init__(
+        self,
+        subscribe: Callable[[Callable[[], None]], None] | None,
+        unsubscribe: Callable[[Callable[[], None]], None] | None,
+    ) -> None:
         self._subscribe = subscribe
+        self._unsubscribe = unsubscribe
         self._woken = threading.Event()
         self._armed = False
         self._pause_s = PAUSE_MIN_S
@@ -40,6 +46,13 @@ class Waiter:
             # Once until it has fired: a reader that waits for hours is one listener, not one for each look.
             self._armed = True
             self._subscribe(self._fired)
+
+    def disarm(self) -> None:
+        """Call when the wait is over, whatever ended it: the writer would keep the callback until the next append, and
+        where nothing is appended there may be thousands of waits."""
+        if self._unsubscribe is not None:
+            self._unsubscribe(self._fired)
+            self._armed = False
 
     def _fired(self) -> None:
         self._armed = False

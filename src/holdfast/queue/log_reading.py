@@ -187,6 +187,8 @@ class LogReading:
                 if self._closed:
                     raise Closed("the queue was closed under a reader")
         finally:
+            if waiter is not None:
+                waiter.disarm()
             reader.close()
 
     def values(
@@ -208,4 +210,5 @@ class LogReading:
 
     def waiter(self) -> Waiter:
         """How to wait for the next message; for those who drive a reader themselves."""
-        return Waiter(self._writer.notify_once if self._writer is not None else None)
+        writer = self._writer
+        return Waiter(None, None) if writer is None else Waiter(writer.notify_once, writer.notify_no_more)

@@ -228,6 +228,7 @@ class WorkQueue:
                     limit_s = due_s if limit_s is None else min(limit_s, due_s)
                 waiter.wait(limit_s)
         finally:
+            waiter.disarm()
             with self._lock:
                 self._waiters.remove(waiter)
 
@@ -385,9 +386,8 @@ class WorkQueue:
         self._raise_if_closed()
         if not jobs:
             raise InvalidRequest("no jobs")
-        is_leased = self._machine.is_leased
         for job in jobs:
-            if not is_leased(job[0], job.deliveries):
+            if not self._machine.is_leased(job[0], job.deliveries):
                 raise lease_lost(job)
         return list(dict.fromkeys(job[0] for job in jobs))
 

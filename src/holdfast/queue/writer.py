@@ -297,6 +297,12 @@ class Writer:
             self._listeners.append(listener)
             self._tail.close_quick_way()
 
+    def notify_no_more(self, listener: Callable[[], None]) -> None:
+        """Take ``listener`` back, if it still waits for its call."""
+        with self._tail.lock, suppress(ValueError):
+            # The quick way is opened by the next append, whose turn it is: here a careful one may be under way.
+            self._listeners.remove(listener)
+
     def _notify(self) -> None:
         with self._tail.lock:
             listeners, self._listeners = self._listeners, []
