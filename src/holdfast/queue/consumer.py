@@ -362,7 +362,7 @@ class Consumer:
 
     def _raise_if_closed(self) -> None:
         if self._closed is not None:
-            raise self._closed
+            raise self._closed.with_traceback(None)  # else it would keep the frames of all who met it
 
     def close(self) -> None:
         """Let go of the files and the name. Commits nothing. Doing it twice is harmless."""

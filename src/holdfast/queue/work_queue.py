@@ -447,7 +447,7 @@ class WorkQueue:
     def _raise_if_closed(self) -> None:
         """Call with the lock held."""
         if self._closed is not None:
-            raise self._closed
+            raise self._closed.with_traceback(None)  # else it would keep the frames of all who met it
         if self._log.in_step:
             raise Closed("a step was interrupted", name=self.name, hint="close the work queue and open it anew")
 

@@ -466,7 +466,7 @@ class Writer:
     def raise_if_closed(self) -> None:
         """The reason why nothing is accepted any more."""
         if self._closed is not None:
-            raise self._closed
+            raise self._closed.with_traceback(None)  # else it would keep the frames of all who met it
         self.durability.raise_if_failed()
 
     # ---- the end ----------------------------------------------------------------------------------------------------
