@@ -209,9 +209,10 @@ class PageScan:
         """
         if self._index is None:
             return
-        if self._seek(self._index, self._index.last_earlier(time_ns), lambda indexed, _: indexed < time_ns):
+        found = self._seek(self._index, self._index.last_earlier(time_ns), lambda indexed, _: indexed < time_ns)
+        if found is not None:
             # That frame is before ``time_ns``, whole, and what follows it has confirmed it: a batch need not be read.
-            seq, self.last_time_ns, tail, self.position = self._anchors[self.header.salt, self.position]
+            seq, self.last_time_ns, tail, self.position = found
             self.next_seq = seq + (tail & SEQ_MASK)
 
     def seek_seq(self, seq: int) -> None:
@@ -226,25 +227,25 @@ class PageScan:
 
     def _seek(
         self, index: IndexReader, found: tuple[int, int, int], belongs_before: Callable[[int, int], bool]
-    ) -> bool:
-        """Stand at the last such record whose frame is confirmed: from the last one of all back in growing steps, and
-        where there is none, at the start of the page: False. Walking from there meets what is damaged, and tells
-        it."""
+    ) -> FrameAt | None:
+        """Stand at the last such record whose frame is confirmed, and return that: from the last one of all back in
+        growing steps, and where there is none, at the start of the page: None. Walking from there meets what is
+        damaged, and tells it."""
         before, time_ns, position = found
         step = 1
         while before:
             # Each is asked again: in a damaged index not all that stand before the last one belong there.
-            if belongs_before(time_ns, position) and self._land(position, time_ns):
-                return True
+            if belongs_before(time_ns, position) and (frame := self._land(position, time_ns)) is not None:
+                return frame
             before, step = max(0, before - step), 2 * step
             record = index.record(before - 1)
             if record is None:
-                return False
+                return None
             time_ns, position = record
-        return False
+        return None
 
-    def _land(self, position: int, time_ns: int | None, ends: Container[int | None] | None = ()) -> bool:
-        """Stand at ``position`` if a frame is there, of this arrival where it is told; else stay.
+    def _land(self, position: int, time_ns: int | None, ends: Container[int | None] | None = ()) -> FrameAt | None:
+        """Stand at ``position`` if a frame is there, of this arrival where it is told, and return it; else stay.
 
         Every position has a frame for *some* number: a damaged frame has one, and inside a message there may be one. So
         a number is believed when what follows confirms it. Where nothing follows yet, it must end where something else
@@ -255,14 +256,15 @@ class PageScan:
         if found is None:
             found, behind = self._frame_at(time_ns, position)
             if found is None or not (self._is_possible(position, found) and self._confirmed(found, behind, ends)):
-                return False
+                return None
             if len(self._anchors) >= ANCHORS_MAX:
                 self._anchors.clear()
             self._anchors[key] = found
         elif time_ns is not None and found[1] != time_ns:
-            return False
+            return None
+        # Asked of the shared ones once: another reader may empty them at any moment.
         self.position, self.next_seq = position, found[0]
-        return True
+        return found
 
     def _is_possible(self, position: int, frame: FrameAt) -> bool:
         """Whether so many messages have room between here and there, and time does not fall.
@@ -332,11 +334,11 @@ class PageScan:
                 # A bridge that a repair has laid, a length and zeros, leads to a frame. Else the number is told twice,
                 # by the damaged head and by the frame.
                 known = (length > 0 and not (check or time_ns or tail)) or found[0] == floor + (tail & SEQ_MASK)
-                if self._land(position, None, None if known else ends):
+                if self._land(position, None, None if known else ends) is not None:
                     return True
         for position, indexed_ns in self._records_behind(damaged):
             found, _ = self._frame_at(indexed_ns, position)
-            if found is not None and found[0] > floor and self._land(position, indexed_ns, ends):
+            if found is not None and found[0] > floor and self._land(position, indexed_ns, ends) is not None:
                 return True
         return False
 

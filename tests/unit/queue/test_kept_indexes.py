@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,6 +108,23 @@ def test_a_seek_is_right_whatever_becomes_of_an_index(tmp_path: Path, harm: str)
         queue._anchors.clear()
         for number in range(1, 30):
             assert found(queue, number) == [number, number + 1]
+
+
+class EmptiedAtOnce(dict[tuple[int, int], tuple[int, int, int, int]]):
+    """Places that seeks have found, as another reader leaves them that empties them behind each look."""
+
+    def get(self, key: tuple[int, int], default: Any = None) -> Any:
+        found = super().get(key, default)
+        self.clear()
+        return found
+
+
+def test_a_seek_goes_on_where_another_reader_empties_what_they_share(tmp_path: Path) -> None:
+    with filled(tmp_path / "q") as queue:
+        queue._anchors = EmptiedAtOnce()
+        for number in (10, 10, 11, 10):
+            assert found(queue, number) == [number, number + 1]
+            assert next(queue.read(seq=number)).seq == number
 
 
 class Reads(LocalFiles):
