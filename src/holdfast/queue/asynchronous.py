@@ -29,7 +29,6 @@ from holdfast.queue.append_lane import AppendLane
 from holdfast.queue.arguments import each_of
 from holdfast.queue.asynchronous_work import Consumer, WorkQueue, on_helper, open_by, to_its_end
 from holdfast.queue.checksum import CRC32
-from holdfast.queue.disk_errors import refusals
 from holdfast.queue.following import PAUSE_MAX_S, PAUSE_MIN_S
 from holdfast.queue.frame import octets
 from holdfast.queue.queue import Queue as BlockingQueue
@@ -341,14 +340,13 @@ class Queue:
         queue = self._opened()[0]
         if callable(damage):
             damage = _on_loop(damage)
-        with refusals:
-            reader = await open_by(on_helper, partial(queue.reader, since=since, seq=seq, damage=damage))
+        reader = await open_by(on_helper, partial(queue.begin_reading, since, seq, damage))
         wait = _Wait(self._followers, polls=self._read_only)
         try:
             while True:
                 if follow:
                     wait.arm()
-                with refusals:
+                with queue.asking():
                     found = await on_helper(partial(step, reader))
                 if found is not None:
                     wait.found()

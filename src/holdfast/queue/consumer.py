@@ -42,7 +42,7 @@ from holdfast.queue.reader import check_damage_policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from datetime import datetime
     from types import TracebackType
     from typing import Self
@@ -87,8 +87,10 @@ class Consumer:
         self._waiter = queue.waiter()
         self._closed: Closed | None = None  # why nothing is accepted any more
         self._released = False
-        # A queue that is closed by another thread must not take the file from under a commit.
+        # A queue that is closed by another thread must not take the file from under a commit, nor the files from under
+        # what reads: their numbers may soon be those of others. Taken again where a callback for damage closes.
         self._file_lock = threading.Lock()
+        self._reading = threading.RLock()
         # Pages that were read and not committed yet: the first message of each, and the history up to it, packed.
         self._page_starts: list[int] = []
         self._page_values: list[bytes] = []
@@ -205,27 +207,33 @@ class Consumer:
 
     def _refill(self) -> bool:
         """Fetch the next messages. False where there are none now."""
-        self._raise_if_closed()
-        reader = self._reader
-        try:
-            if reader is None:
-                reader = self._queue.reader(seq=self._delivered_seq + 1, damage=self._damage)
-                self._reader = reader
-            parts = reader.read_message_parts()
+        with self._reading:
+            self._raise_if_closed()
+            try:
+                with self._queue.asking():
+                    parts = self._read_on()
+            except BaseException as error:
+                self._drop_reader()
+                if isinstance(error, Exception):
+                    self._raise_if_closed()
+                raise
+            self._raise_if_closed()  # by a callback for damage: then the reader went from under itself
             if parts is None:
                 return False
+            self._ready = chain.from_iterable(parts)
+            return True
+
+    def _read_on(self) -> Iterator[Iterable[Message]] | None:
+        reader = self._reader
+        if reader is None:
+            reader = self._reader = self._queue.reader(seq=self._delivered_seq + 1, damage=self._damage)
+        parts = reader.read_message_parts()
+        if parts is not None:
             page = reader.page
             assert page is not None, "messages come from a page"
             if not self._history or self._history[-1] != (page.number, page.salt):
                 self._note_page(page.number)
-        except OSError as error:
-            self._drop_reader()
-            raise Refusal(error) from error
-        except BaseException:
-            self._drop_reader()
-            raise
-        self._ready = chain.from_iterable(parts)
-        return True
+        return parts
 
     def _note_page(self, number: int) -> None:
         """Remember which page the messages from here on are in, for the commits to come."""
@@ -235,10 +243,11 @@ class Consumer:
         self._page_values.append(cursor_pages(self._history))
 
     def _drop_reader(self) -> None:
-        self._ready = iter(())
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
+        with self._reading:
+            self._ready = iter(())
+            reader, self._reader = self._reader, None
+            if reader is not None:
+                reader.close()
 
     @property
     def next_seq(self) -> int:
@@ -297,14 +306,14 @@ class Consumer:
             queue.flush()
             return
         # Another process writes. A sync is of the file, whoever asks for it; at most nine pages wait for theirs.
-        for number, _ in self._history:
-            with refusals:
+        with queue.asking():
+            for number, _ in self._history:
                 file = self._pages.open(number)
-            if file is not None:
-                try:
-                    self._sync(partial(port.sync_data, file))
-                finally:
-                    port.close(file)
+                if file is not None:
+                    try:
+                        self._sync(partial(port.sync_data, file))
+                    finally:
+                        port.close(file)
 
     def _sync(self, sync: Callable[[], None]) -> None:
         """Sync, and never again once that has failed: the system may count as clean what the disk does not have, and
@@ -336,7 +345,7 @@ class Consumer:
         self._raise_if_closed()
         if (since is None) == (seq is None):
             raise InvalidRequest("reset needs either since or seq")
-        with refusals:
+        with self._queue.asking():
             if seq is None:
                 seq = seq_since(self._queue, since)
             else:
@@ -365,7 +374,10 @@ class Consumer:
             raise self._closed.with_traceback(None)  # else it would keep the frames of all who met it
 
     def close(self) -> None:
-        """Let go of the files and the name. Commits nothing. Doing it twice is harmless."""
+        """Let go of the files and the name. Commits nothing. Doing it twice is harmless.
+
+        From another thread: waits until a commit, or the reading of the next messages, that is under way has ended.
+        """
         with self._file_lock:
             if self._released:
                 return
@@ -388,7 +400,7 @@ class Consumer:
     def poison_after_fork(self) -> None:
         """In a forked child: let go of the lock, which is the parent's, and refuse everything."""
         if not self._released:
-            self._file_lock = threading.Lock()
+            self._file_lock, self._reading = threading.Lock(), threading.RLock()
             self._released = True
             self._pages.port.close(self._lock_file)
             self._closed = Closed(

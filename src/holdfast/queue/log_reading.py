@@ -4,11 +4,13 @@ Owns: those public methods. Does not own: opening and writing (``queue``), the w
 (``following``).
 
 Failure model: reads only, beside a writer in this process or without one. An iterator lets go of its files when it ends
-or is closed.
+or is closed. One that is under way in another thread while the queue is closed ends with ``Closed``, whatever it met in
+files that went from under it.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from itertools import chain
 
 from holdfast.errors import Closed, InvalidRequest
@@ -21,11 +23,10 @@ from holdfast.queue.reader import LogReader, read_mark
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
     from datetime import datetime
     from typing import TypeVar
 
-    from holdfast.queue.disk_errors import Refusals
     from holdfast.queue.index_reader import KeptIndexes
     from holdfast.queue.linger import Linger
     from holdfast.queue.messages import Block, Message
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["SEQ_MAX", "LogReading"]
 
 SEQ_MAX = (1 << 64) - 1
+CLOSED_UNDER = "the queue was closed under a reader"
 
 
 class LogReading:
@@ -61,38 +63,50 @@ class LogReading:
     @property
     def last_seq(self) -> int:
         """The newest message, 0 before the first; at the level "buffered" it may still be in memory."""
-        if self._linger is not None:
-            return self._linger.next_seq - 1
-        if self._writer is not None:
-            return self._writer.next_seq - 1
-        with self._files():
+        found = self._linger or self._writer  # asked for once: closing in another thread takes them away
+        if found is not None:
+            return found.next_seq - 1
+        with self.asking():
             return find_end(self._pages, read_mark(self._pages), self._pages.port.boot_id()).next_seq - 1
 
     @property
     def durable_seq(self) -> int:
         """Messages up to this one are on disk and survive everything but the loss of the disk."""
-        if self._writer is not None:
-            return self._writer.durability.next_seq - 1
-        with self._files():
+        writer = self._writer
+        if writer is not None:
+            return writer.durability.next_seq - 1
+        with self.asking():
             mark = read_mark(self._pages)
         return mark.durable.next_seq - 1 if mark is not None else 0
 
     @property
     def first_seq(self) -> int:
         """The oldest message that has not been removed; ``last_seq + 1`` while there is none."""
-        with self._files():
+        with self.asking():
             for number in self._pages.numbers():
                 header = self._pages.header_of(number)
                 if header is not None and not header.prepared:
                     return header.base_seq
         # Not behind what still waits in a buffer: that comes first.
-        return self._writer.next_seq if self._writer is not None else self.last_seq + 1
+        writer = self._writer
+        return writer.next_seq if writer is not None else self.last_seq + 1
 
-    def _files(self) -> Refusals:
-        """A block that asks the files: what they refuse is ``Unavailable``."""
+    @contextmanager
+    def asking(self) -> Generator[None]:
+        """A block that asks the files: what they refuse is ``Unavailable``, and what comes of asking while the queue is
+        closed in another thread is ``Closed``. The number of its directory may be another one's by then, so nothing
+        that was found there counts, neither messages nor damage."""
         if self._closed:
             raise Closed("the queue is closed")
-        return refusals
+        try:
+            with refusals:
+                yield
+        except Exception as error:
+            if not self._closed:
+                raise
+            raise Closed(CLOSED_UNDER) from error
+        if self._closed:
+            raise Closed(CLOSED_UNDER)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -135,6 +149,18 @@ class LogReading:
             raise
         return found
 
+    def begin_reading(self, since: datetime | str | None, seq: int | None, damage: DamagePolicy | None) -> LogReader:
+        """As ``reader``; what goes wrong is told as ``asking`` tells it."""
+        found: LogReader | None = None
+        try:
+            with self.asking():
+                found = self.reader(since=since, seq=seq, damage=damage)
+        except BaseException:
+            if found is not None:
+                found.close()
+            raise
+        return found
+
     def read(
         self,
         *,
@@ -150,8 +176,7 @@ class LogReading:
         nothing as read. *Raises*: ``InvalidRequest``; ``Gap`` and ``Trimmed`` as ``damage`` says: "raise", "skip", or a
         callable that is told; ``Unavailable`` where the file system refuses; ``Closed``.
         """
-        with refusals:
-            found = self.reader(since=since, seq=seq, damage=damage)
+        found = self.begin_reading(since, seq, damage)
         windows = self._along(found, found.read_message_parts, follow)
         return chain.from_iterable(chain.from_iterable(windows))
 
@@ -164,8 +189,7 @@ class LogReading:
         damage: DamagePolicy | None = None,
     ) -> Iterator[Block]:
         """As ``read``, in blocks of consecutive messages without an object for each."""
-        with refusals:
-            found = self.reader(since=since, seq=seq, damage=damage)
+        found = self.begin_reading(since, seq, damage)
         return chain.from_iterable(self._along(found, found.read_blocks, follow))
 
     def _along(self, reader: LogReader, step: Callable[[], Found | None], follow: bool) -> Iterator[Found]:
@@ -174,7 +198,7 @@ class LogReading:
             while True:
                 if waiter is not None:
                     waiter.arm()
-                with refusals:
+                with self.asking():
                     found = step()
                 if found is not None:
                     yield found
@@ -184,8 +208,6 @@ class LogReading:
                     return
                 else:
                     waiter.wait()
-                if self._closed:
-                    raise Closed("the queue was closed under a reader")
         finally:
             if waiter is not None:
                 waiter.disarm()
