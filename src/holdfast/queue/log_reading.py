@@ -4,8 +4,8 @@ Owns: those public methods. Does not own: opening and writing (``queue``), the w
 (``following``).
 
 Failure model: reads only, beside a writer in this process or without one. An iterator lets go of its files when it ends
-or is closed. One that is under way in another thread while the queue is closed ends with ``Closed``, whatever it met in
-files that went from under it.
+or nobody has it any more, begun or not. One that is under way in another thread while the queue is closed ends with
+``Closed``, whatever it met in files that went from under it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.queue.reader import LogReader, read_mark
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
     from datetime import datetime
     from typing import TypeVar
 
@@ -177,7 +177,8 @@ class LogReading:
         callable that is told; ``Unavailable`` where the file system refuses; ``Closed``.
         """
         found = self.begin_reading(since, seq, damage)
-        windows = self._along(found, found.read_message_parts, follow)
+        nothing: Iterator[Iterable[Message]] = iter(())
+        windows = self._along(found, found.read_message_parts, follow, nothing)
         return chain.from_iterable(chain.from_iterable(windows))
 
     def batches(
@@ -190,11 +191,22 @@ class LogReading:
     ) -> Iterator[Block]:
         """As ``read``, in blocks of consecutive messages without an object for each."""
         found = self.begin_reading(since, seq, damage)
-        return chain.from_iterable(self._along(found, found.read_blocks, follow))
+        return chain.from_iterable(self._along(found, found.read_blocks, follow, []))
 
-    def _along(self, reader: LogReader, step: Callable[[], Found | None], follow: bool) -> Iterator[Found]:
+    def _along(
+        self, reader: LogReader, step: Callable[[], Found | None], follow: bool, nothing: Found
+    ) -> Iterator[Found]:
+        """What each step finds. Begun here: a generator that nobody ever asks would not let go of its files."""
+        steps = self._steps(reader, step, follow, nothing)
+        next(steps)
+        return steps
+
+    def _steps(
+        self, reader: LogReader, step: Callable[[], Found | None], follow: bool, nothing: Found
+    ) -> Iterator[Found]:
         waiter = self.waiter() if follow else None
         try:
+            yield nothing
             while True:
                 if waiter is not None:
                     waiter.arm()

@@ -15,6 +15,7 @@ import pytest
 from holdfast import aio
 from holdfast.errors import Closed
 from holdfast.queue import Queue
+from holdfast.queue.local_files import LocalFiles
 
 TINY_S = 1e-6
 
@@ -53,6 +54,37 @@ def test_an_iterator_that_follows_and_is_let_go_is_no_listener_any_more(tmp_path
             assert next(queue.read(follow=True)).seq == 1
             assert len(next(queue.batches(follow=True))) == 1
             assert listeners(queue) == 0
+
+
+class Counted(LocalFiles):
+    """How many files are open."""
+
+    count = 0
+
+    def open(self, directory: int, name: str, *, write: bool) -> int:
+        self.count += 1
+        return super().open(directory, name, write=write)
+
+    def close(self, file: int) -> None:
+        self.count -= 1
+        super().close(file)
+
+
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize("name", ["read", "batches", "values"])
+def test_an_iterator_that_nobody_asked_lets_go_of_its_files(tmp_path: Path, name: str, *, follow: bool) -> None:
+    files = Counted()
+    with Queue(tmp_path / "q", files=files, background=False) as queue:
+        queue.append(b"x")
+        before = files.count
+        for asked in (0, 1):
+            found = getattr(queue, name)(follow=follow)
+            for _ in range(asked):
+                next(found)
+            assert files.count > before
+            del found
+            assert files.count == before
+        assert listeners(queue) == 0
 
 
 def test_a_listener_that_was_taken_back_is_not_called_and_the_others_are(tmp_path: Path) -> None:
