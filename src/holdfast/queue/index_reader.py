@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["KEPT_MAX", "IndexReader"]
 
-KEPT_BYTES_MAX = 128 << 10
+KEPT_BYTES_MAX = 256 << 10
+"""Of one index. A page of 64 MiB, as most have it, has records of 192 KiB for messages by themselves; one that is
+appended in batches of less than 3 KiB, or is larger, may have more than is kept."""
 KEPT_MAX = 16
 RECORDS_AT_ONCE = 1 << 12
 
@@ -34,8 +36,9 @@ RECORDS_AT_ONCE = 1 << 12
 class IndexReader:
     """The index of page ``number``. Its file is opened when it is asked.
 
-    ``kept`` is given for a finished page, whose index does not grow: the first search for a time reads up to 128 KiB of
-    it there, for all who share ``kept``, and those after it read nothing. Sixteen are kept, 2 MiB at most.
+    ``kept`` is given for a finished page, whose index does not grow: where it has 256 KiB at most, the first search for
+    a time reads it, for all who share ``kept``, and those after it read nothing. Sixteen are kept, a record in the 12
+    bytes that it has in the file: 4 MiB at most for each queue that is open. A larger one is searched in its file.
     """
 
     __slots__ = ("_file", "_is_open", "_kept", "_number", "_pages", "_salt")
@@ -85,9 +88,10 @@ class IndexReader:
             self._file, self._is_open = None, False
 
     def _keep(self, kept: KeptIndexes) -> tuple[array[int], array[int]] | None:
-        data = self._read(0, KEPT_BYTES_MAX)
-        if len(data) == KEPT_BYTES_MAX:
+        count = self._count()
+        if count * RECORD_BYTES > KEPT_BYTES_MAX:
             return None
+        data = self._read(0, count * RECORD_BYTES)
         if len(kept) >= KEPT_MAX:
             kept.clear()
         found = kept[self._salt] = times_and_positions(data)

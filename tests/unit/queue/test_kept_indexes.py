@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from holdfast.queue import Queue
+from holdfast.queue.file_names import FileNames
 from holdfast.queue.frame import HEAD_BYTES
-from holdfast.queue.index_reader import KEPT_MAX
+from holdfast.queue.index_reader import KEPT_BYTES_MAX, KEPT_MAX, IndexReader
 from holdfast.queue.local_files import LocalFiles
+from holdfast.queue.page_files import PageDirectory
+from holdfast.queue.time_index import RECORD, RECORD_BYTES, SINGLES_SPACING_BYTES
+
+if TYPE_CHECKING:
+    from holdfast.queue.index_reader import KeptIndexes
 
 START_NS = 1_700_000_000_000_000_000
 MESSAGES = 20 * KEPT_MAX
@@ -108,6 +114,50 @@ def test_a_seek_is_right_whatever_becomes_of_an_index(tmp_path: Path, harm: str)
         queue._anchors.clear()
         for number in range(1, 30):
             assert found(queue, number) == [number, number + 1]
+
+
+class IndexReads(LocalFiles):
+    """Counts reads and what they read."""
+
+    count = bytes = 0
+
+    def read(self, file: int, offset: int, length: int) -> bytes:
+        data = super().read(file, offset, length)
+        self.count += 1
+        self.bytes += len(data)
+        return data
+
+
+def seeks(path: Path, records: int) -> list[tuple[int, int]]:
+    """Reads, and bytes read, of each of three searches in a finished page's index of so many records."""
+    index = b"".join(RECORD.pack(START_NS + number, 64 + number) for number in range(records))
+    (path / "q-1.idx").write_bytes(index)
+    files = IndexReads()
+    directory = files.open_directory(str(path))
+    pages = PageDirectory(files, directory, FileNames("q"))
+    kept: KeptIndexes = {}
+    cost: list[tuple[int, int]] = []
+    for number in (records // 3, records - 1, 5):
+        before = files.count, files.bytes
+        reader = IndexReader(pages, 1, 7, kept)
+        assert reader.last_earlier(START_NS + number) == (number, START_NS + number - 1, 64 + number - 1)
+        reader.close()
+        cost.append((files.count - before[0], files.bytes - before[1]))
+    files.close(directory)
+    return cost
+
+
+def test_the_index_of_a_page_of_64_mib_is_read_once(tmp_path: Path) -> None:
+    records = (64 << 20) // SINGLES_SPACING_BYTES
+    assert seeks(tmp_path, records) == [(1, records * RECORD_BYTES), (0, 0), (0, 0)]
+
+
+def test_what_a_kept_index_may_take_is_kept_and_of_one_record_more_a_little_is_read_each_time(tmp_path: Path) -> None:
+    records = KEPT_BYTES_MAX // RECORD_BYTES
+    assert seeks(tmp_path, records) == [(1, records * RECORD_BYTES), (0, 0), (0, 0)]
+    for count, read in seeks(tmp_path, records + 1):
+        assert 1 < count < 10
+        assert read <= (16 << 10) + 10 * RECORD_BYTES
 
 
 class EmptiedAtOnce(dict[tuple[int, int], tuple[int, int, int, int]]):
