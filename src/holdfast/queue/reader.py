@@ -116,6 +116,7 @@ class LogReader:
         """Stand behind the newest message."""
         end = find_end(self._pages, read_mark(self._pages), self._pages.port.boot_id())
         self._from_seq, self._from_time_ns = end.next_seq, None
+        self.close()
         if end.page and self._enter(end.page, None) and self._scan is not None:
             scan = self._scan
             scan.position, scan.next_seq, scan.last_time_ns = end.position, end.expected_seq, end.last_time_ns
@@ -129,8 +130,8 @@ class LogReader:
         """
         if seq < 1:
             raise InvalidRequest("sequence numbers begin at 1", seq=seq)
-        self._seek_page(lambda header: header.base_seq <= seq)
         self._from_seq, self._from_time_ns = seq, None
+        self._seek_page(lambda header: header.base_seq <= seq)
         scan = self._scan
         if scan is None:
             return
@@ -146,9 +147,9 @@ class LogReader:
 
         Cost: O(log pages) headers, O(log frames) index records.
         """
+        self._from_seq, self._from_time_ns = 1, time_ns
         # Strictly below: a page may end with messages of the very time with which the next one begins.
         self._seek_page(lambda header: header.base_time_ns < time_ns)
-        self._from_seq, self._from_time_ns = 1, time_ns
         if self._scan is not None:
             self._scan.seek_time(time_ns)
 
@@ -167,6 +168,7 @@ class LogReader:
 
     def _enter_first(self, numbers: list[int]) -> bool:
         """Enter the first of these pages that can be read. Those before it that are there and cannot are told."""
+        self.close()  # a place before this one says nothing about what may stand here: neither its time nor its number
         self._told_seq = 1
         for place, number in enumerate(numbers):
             if self._enter(number, 1 if number == 1 else None):
