@@ -141,7 +141,8 @@ class LogReading:
             elif since is None or since == "earliest":
                 found.seek_earliest()
             elif since == "latest":
-                found.seek_latest()
+                linger = self._linger
+                found.seek_latest(1 if linger is None else linger.next_seq)
             else:
                 found.seek_time(moment_ns(since))
         except BaseException:
@@ -170,7 +171,7 @@ class LogReading:
         damage: DamagePolicy | None = None,
     ) -> Iterator[Message]:
         """The messages from a starting point on, in order: a time (aware), ``"earliest"`` (default), ``"latest"``, or
-        ``seq``.
+        ``seq``. "latest" is behind all that was appended, and in another process behind all that can be read there.
 
         Without ``follow`` the iterator ends where the log does; with it, it waits for the next message. Reading marks
         nothing as read. *Raises*: ``InvalidRequest``; ``Gap`` and ``Trimmed`` as ``damage`` says: "raise", "skip", or a

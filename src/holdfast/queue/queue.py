@@ -288,6 +288,11 @@ class Queue(LogReading):
             self._linger.write()
         (self._writer or self._refuse_all()).flush()
 
+    def write_buffered(self) -> None:
+        """At the level "buffered": what waited in memory is in the log on return. *Raises*: as ``append``."""
+        if self._linger is not None:
+            self._linger.write()
+
     def trim(self, *, before_seq: int) -> int:
         """Remove the pages whose messages are all below ``before_seq``. Returns how many pages went.
 
