@@ -274,7 +274,7 @@ class Consumer:
             raise InvalidRequest("this message was not handed out", seq=seq, next_seq=self._delivered_seq + 1)
         self._raise_if_closed()
         if durable:
-            self._sync_log(seq)
+            self._sync_log(seq, self._history)
         with self._file_lock:
             self._raise_if_closed()
             if seq > self.committed_seq:
@@ -297,8 +297,8 @@ class Consumer:
         if self._hold and self._queue.writable:
             self._queue.space.confirmed()
 
-    def _sync_log(self, seq: int) -> None:
-        """The log is durable up to ``seq`` on return."""
+    def _sync_log(self, seq: int, history: list[Place]) -> None:
+        """The log is durable up to ``seq`` on return; ``history`` are the pages up to there."""
         queue, port = self._queue, self._pages.port
         if queue.durable_seq >= seq:
             return
@@ -307,7 +307,7 @@ class Consumer:
             return
         # Another process writes. A sync is of the file, whoever asks for it; at most nine pages wait for theirs.
         with queue.asking():
-            for number, _ in self._history:
+            for number, _ in history:
                 file = self._pages.open(number)
                 if file is not None:
                     try:
@@ -350,7 +350,8 @@ class Consumer:
                 seq = seq_since(self._queue, since)
             else:
                 seq = whole_number("seq", seq, 1, self._queue.last_seq + 1)
-        self._sync_log(seq - 1)
+            history = history_at(self._pages, seq - 1)
+        self._sync_log(seq - 1, history)
         with self._file_lock:
             self._raise_if_closed()
             with refusals:

@@ -590,6 +590,28 @@ def test_a_durable_commit_syncs_the_log_before_the_cursor(tmp_path: Path) -> Non
     a_durable_commit_syncs_the_log_first(tmp_path)
 
 
+@pytest.mark.parametrize("seq", [50, 100, 101])
+def test_a_reset_in_another_process_syncs_every_page_before_its_place_and_then_the_cursor(
+    tmp_path: Path, seq: int
+) -> None:
+    with Queue(tmp_path / "q", page_size=SMALL, background=False) as writer:
+        for _ in range(100):
+            writer.append(MESSAGE)
+        bases = {number: header.base_seq for number in range(1, 5) if (header := writer.pages.header_of(number))}
+        assert len(bases) == 4
+        assert writer.durable_seq < bases[2]
+        files = Recorded()
+        with Queue(tmp_path / "q", read_only=True, files=files) as queue, queue.consumer("c") as consumer:
+            files.steps.clear()
+            consumer.reset(seq=seq)
+            synced = [name for step, name in files.steps if step == "sync"]
+            pages = {f"q-{number}.page" for number, base in bases.items() if base < seq}
+            assert pages <= set(synced[:-1])
+            assert synced[-1] == "q-c.cursor"
+            written = files.steps.index(("write", "q-c.cursor"))
+            assert max(files.steps.index(("sync", name)) for name in pages) < written
+
+
 # ---- mutants: each broken rule is caught by the check above it ------------------------------------------------------
 
 
@@ -628,7 +650,7 @@ def test_a_slot_written_in_place_is_caught(tmp_path: Path, monkeypatch: pytest.M
 def test_a_cursor_synced_before_the_log_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from holdfast.queue.consumer import Consumer
 
-    monkeypatch.setattr(Consumer, "_sync_log", lambda _self, _seq: None)
+    monkeypatch.setattr(Consumer, "_sync_log", lambda _self, _seq, _history: None)
     with pytest.raises(AssertionError):
         a_durable_commit_syncs_the_log_first(tmp_path)
 
