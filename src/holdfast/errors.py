@@ -158,7 +158,7 @@ class Conflict(HoldfastError):
 
 
 class OutcomeUnknown(HoldfastError):
-    """Whether the transaction committed is not known here. Ask ``status`` with its request id."""
+    """Whether it was done is not known here. Of a transaction ask ``status`` with its request id; of messages, look."""
 
     default_code = Code.OUTCOME_UNKNOWN
 

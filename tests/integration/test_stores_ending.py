@@ -59,7 +59,8 @@ def test_a_log_that_fails_while_serving_ends_the_process_with_a_named_error(tmp_
             except (ConnectionError, http.client.HTTPException):
                 break  # it has ended
             if status != 200:
-                assert answer["error"]["code"] == Code.DISK_FULL, answer
+                assert answer["error"]["code"] == Code.OUTCOME_UNKNOWN, answer
+                assert "cause_code=disk_full" in answer["error"]["message"], answer
                 break
             confirmed = answer["last_seq"]
         assert server.wait() == 6, server.tail()

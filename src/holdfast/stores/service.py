@@ -6,9 +6,10 @@ files (``storage``), who is connected.
 
 Failure model: a command is refused with nothing changed (``HoldfastError``), or applied in memory at once and answered
 when its record is as safe as the cluster's ``persistence`` says. When a write or a sync fails, memory is ahead of the
-log: every answer that waits is that error, nothing more is accepted, and ``on_failure`` is told, so that the process
-can end; the next start finds what the log holds. A refusal waits too: it may rest on what is not safe yet. Of a
-store that lives in memory only nothing is logged, and answers come in the next turn of the loop.
+log, and nobody knows what that has. What was applied and waits is then answered ``outcome_unknown``. A refusal that
+waits, as it may rest on what is not safe, becomes ``closed``, and so is answered all that comes later: it was not done.
+``on_failure`` is told, so that the process can end; the next start finds what the log holds. Of a store that lives in
+memory only nothing is logged, and answers come in the next turn of the loop.
 
 The way of a command, all on one event loop but the writing:
 
@@ -29,7 +30,7 @@ from typing import Final
 
 from msgspec.structs import force_setattr
 
-from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InternalError, InvalidRequest, NotFound
+from holdfast.errors import Closed, CorruptData, HoldfastError, InvalidRequest, NotFound
 from holdfast.stores.alarm import Alarm
 from holdfast.stores.backup import Manifest, copy_stores
 from holdfast.stores.checkpoints import Checkpoints
@@ -53,6 +54,7 @@ from holdfast.stores.disk_limit import DiskLimit
 from holdfast.stores.effects import Dying, Effect, Ready
 from holdfast.stores.frames import encode_record
 from holdfast.stores.group_commit import GroupCommit
+from holdfast.stores.log_errors import not_done, own_failure, perhaps_done
 from holdfast.stores.messages import Delivery
 from holdfast.stores.ports import Unread
 
@@ -136,8 +138,8 @@ class StoreService:
     def submit(self, command: Command) -> asyncio.Future[Result]:
         """Apply a command; the answer comes when it is safe. ``at_ms`` of the command is set here.
 
-        *Raises* (the answer): the state machine's refusal; ``Closed``; after a failure of the log that error.
-        *After a crash*: an answered command is there; one that was not answered may be.
+        *Raises* (the answer): the state machine's refusal; ``Closed``, and it was not done; ``OutcomeUnknown`` where
+        the log failed meanwhile. *After a crash*: an answered command is there; one that was not answered may be.
         """
         answer: asyncio.Future[Result] = self._loop.create_future()
 
@@ -205,7 +207,7 @@ class StoreService:
     def _give_up(self, error: BaseException, done: Callable[[Result | HoldfastError], None]) -> None:
         """The machine may be half changed: nothing that it says from here on may reach the log or a client."""
         self._groups.poison(error)
-        self._loop.call_soon(done, self._refusal())
+        self._loop.call_soon(done, own_failure(error))
 
     def when_safe(self, store: str, done: Callable[[], None]) -> None:
         """Call back when everything of the store that was applied until now is safe and was told; never where it fails.
@@ -313,15 +315,7 @@ class StoreService:
 
     def _refusal(self) -> HoldfastError:
         failure = self._groups.failure
-        if isinstance(failure, HoldfastError):
-            return failure
-        if failure is not None:
-            return InternalError("the stores have failed", code=Code.INTERNAL, cause=str(failure))
-        return Closed("the stores are closed")
-
-    def answered(self, done: Callable[[Result | HoldfastError], None], outcome: Result | HoldfastError) -> None:
-        """Give an answer: the outcome, or after a failure of the log that."""
-        done(outcome if self._groups.failure is None else self._refusal())
+        return Closed("the stores are closed") if failure is None else not_done(failure)
 
     # ---- messages ---------------------------------------------------------------------------------------------------
 
@@ -407,7 +401,7 @@ class StoreService:
     async def settled(self) -> None:
         """Return when all that was applied until now is as safe as its answers would say: for who read ``state``.
 
-        *Raises*: what ended the service.
+        *Raises*: ``Closed``, which names what ended the service.
         """
         await self._groups.turn()
         if self._groups.failure is not None:
@@ -481,7 +475,7 @@ class _Answer:
 
     def __call__(self, error: BaseException | None) -> None:
         if error is not None:
-            self._service.answered(self._done, self._outcome)
+            self._done(not_done(error) if isinstance(self._outcome, HoldfastError) else perhaps_done(error))
             return
         self._done(self._outcome)
         if self._effects:

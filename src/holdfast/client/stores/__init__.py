@@ -11,7 +11,7 @@ from __future__ import annotations
 from holdfast.client.stores.administration import Entry, Lock
 from holdfast.client.stores.blocking import Browser, Map, Publisher, StoreClient, Subscriber, Watch
 from holdfast.client.stores.options import PublisherOptions, SubscriberOptions
-from holdfast.client.stores.publishing import Failure, Sent
+from holdfast.client.stores.sent import Failure, Sent
 from holdfast.client.stores.steps import Advisory
 from holdfast.client.stores.wire import KeyChange, Receipt
 from holdfast.stores.messages import Delivery, Message

@@ -10,16 +10,16 @@ compare-and-set, a lock) is sent again only while it was certainly not accepted;
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
 from holdfast.client.core import Patience, Session, answer_too_large
 from holdfast.client.effects import Failed, Procedure, Reply, Request, Send, Woken
 from holdfast.client.messages import retry_after_ms
-from holdfast.client.stores.publishing import RETRIED_CODES
+from holdfast.client.stores.answer_codes import PASSING_CODES, is_unclear
 from holdfast.client.stores.wire import coded_error, decode, durable_path, map_path, query_of, request_of
-from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, OutcomeUnknown, Unavailable
+from holdfast.errors import HoldfastError, InvalidRequest, NotFound, OutcomeUnknown, Unavailable
 from holdfast.stores.messages import Delivery
 
 __all__ = [
@@ -55,7 +55,6 @@ Definition = dict[str, object]
 """The parameters of a store, durable or template, with what is in force and what it counts."""
 
 ClusterCommand = Literal["suspend", "save", "backup", "compact", "force-quorum"]
-_UNCLEAR: Final = frozenset({Code.OUTCOME_UNKNOWN, Code.INTERNAL})
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -154,7 +153,7 @@ def _meaning(answer: Reply | Failed) -> tuple[HoldfastError, bool, bool]:
     if error is None:
         unclear = Unavailable("something before the service answered with an error", status=answer.status)
         return unclear, answer.status >= 500 or answer.status == 429, answer.status >= 500
-    return error, error.code in RETRIED_CODES or error.code in _UNCLEAR, error.code in _UNCLEAR
+    return error, error.code in PASSING_CODES, is_unclear(error, answer.status)
 
 
 def describe(session: Session, path: str, now_ms: float) -> Procedure[Definition]:

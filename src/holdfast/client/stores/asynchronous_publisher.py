@@ -22,7 +22,8 @@ from typing import Self
 from holdfast.client.effects import Failed, Reply, Send, Wait
 from holdfast.client.shell import draw_wait_ms, now_ms
 from holdfast.client.stores.options import PublisherOptions
-from holdfast.client.stores.publishing import LINGER, Failure, Publishing, Sent
+from holdfast.client.stores.publishing import LINGER, Publishing
+from holdfast.client.stores.sent import Failure, Sent
 from holdfast.client.stores.wire import Receipt
 from holdfast.client.transports import Pool
 from holdfast.errors import Closed, HoldfastError, InternalError

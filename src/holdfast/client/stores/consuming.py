@@ -40,8 +40,8 @@ from holdfast.client.effects import Wait
 from holdfast.client.endpoint import Endpoint, Unusable
 from holdfast.client.messages import ServiceError
 from holdfast.client.stores.acknowledging import Acknowledging, OnAnswer
+from holdfast.client.stores.answer_codes import PASSING_CODES
 from holdfast.client.stores.options import FOR_EVER, SubscriberOptions
-from holdfast.client.stores.publishing import RETRIED_CODES
 from holdfast.client.stores.steps import Advisory, Connect, Ended, Step, Talk
 from holdfast.client.stores.wire import (
     AdvisoryFrame,
@@ -63,7 +63,7 @@ from holdfast.stores.messages import Delivery
 
 __all__ = ["Consuming"]
 
-_RECONNECTED_CODES: Final = RETRIED_CODES | {Code.LAGGING, Code.INTERNAL}
+_RECONNECTED_CODES: Final = PASSING_CODES | {Code.LAGGING}
 """Why a service may end a subscription without refusing it: connect again."""
 
 _NORMAL_CLOSE: Final = frozenset({1000, 1001, 1005, 1006, 1011, 1012, 1013})

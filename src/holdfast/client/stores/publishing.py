@@ -9,10 +9,16 @@ with its first number instead of keeping it twice. Hence the rule for every answ
 
     the answer                                   what is known   what happens
     200                                          kept            the batch is confirmed
-    nothing, a broken connection, an uncoded     unknown         the same bytes again, until ``retry_duration`` is over
-      5xx (some proxy)
-    store_full, disk_limit, no_quorum, ...       not kept        again, until ``retry_duration`` is over; a batch that
-                                                                 this publisher grouped is halved, as half may fit
+    200 with duplicates of numbers that were     unknown         it is no confirmation: the batch fails with
+      never sent before                                          ``OutcomeUnknown``, the rest goes on under a new id
+    nothing, a broken connection, an uncoded     unknown         the same bytes again, until ``retry_duration`` is over;
+      5xx (some proxy), and every 5xx code but                   not after damage (corrupt_queue, ...), which no
+      those of the next row: outcome_unknown,                    repeating mends
+      internal, sync_failed, disk_full,
+      store_unavailable, ...
+    store_full, cluster_full, disk_limit,        not kept        again, until ``retry_duration`` is over; a batch that
+      no_quorum, overloaded, rate_limited,                       this publisher grouped is halved where the store is
+      not_leader, closed                                         full, as half may fit
     message_too_large, malformed                 not kept        a grouped batch is halved until the culprit is alone;
                                                                  it fails, the others go on in their order
     unknown_publisher, sequence_gap              not kept now    the store has forgotten this publisher: it goes on
@@ -24,6 +30,9 @@ with its first number instead of keeping it twice. Hence the rule for every answ
                                                  unknown         it fails with ``OutcomeUnknown``; the rest goes on
                                                                  under a new id: who knows which number comes next?
 
+Which codes mean "not kept" is a positive list (``answer_codes``): what is not on it may have been kept. A batch that
+was divided or renumbered has not been tried: it has the time of a request, even where ``retry_duration`` is over or 0.
+
 A batch that the application made (``add_batch``) is never divided: all of it or nothing. A publisher that the
 application numbers (``publisher_id`` and ``next_seq``) keeps its id and its numbers: after one failure everything
 behind it fails too, because the store would refuse the gap.
@@ -34,7 +43,7 @@ Failure model: the window bounds what is unsettled; nothing is dropped without a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -43,7 +52,9 @@ from holdfast.client.core import Session
 from holdfast.client.effects import Failed, Reply, Request, Send, Wait
 from holdfast.client.endpoint import Endpoint, Unusable
 from holdfast.client.messages import retry_after_ms
+from holdfast.client.stores.answer_codes import RETRIED_CODES, is_unclear
 from holdfast.client.stores.options import FOR_EVER, PublisherOptions
+from holdfast.client.stores.sent import Failure, Sent
 from holdfast.client.stores.wire import Receipt, coded_error, decode_receipt, publish_request
 from holdfast.errors import (
     Closed,
@@ -56,56 +67,12 @@ from holdfast.errors import (
 )
 from holdfast.stores.messages import Message
 
-__all__ = ["LINGER", "RETRIED_CODES", "Failure", "Publishing", "Sent"]
-
-RETRIED_CODES: Final = frozenset(
-    {
-        Code.STORE_FULL,
-        Code.CLUSTER_FULL,
-        Code.DISK_LIMIT,
-        Code.NO_QUORUM,
-        Code.OVERLOADED,
-        Code.RATE_LIMITED,
-        Code.NOT_LEADER,
-        Code.LEADER_CHANGED,
-        Code.STORE_UNAVAILABLE,
-        Code.CLOSED,
-    }
-)
-"""Answers after which the same batch is sent again: the store did not keep it, and may do so later."""
+__all__ = ["LINGER", "Publishing"]
 
 _DIVIDED_WHEN_FULL: Final = frozenset({Code.STORE_FULL, Code.CLUSTER_FULL})
 _DIVIDED_TO_FIND_THE_CULPRIT: Final = frozenset({Code.MESSAGE_TOO_LARGE, Code.TOO_LARGE, Code.MALFORMED})
 LINGER: Final = "linger"
 _FORGOTTEN: Final = frozenset({Code.UNKNOWN_PUBLISHER, Code.SEQUENCE_GAP})
-
-
-class Sent:
-    """One message on its way. ``seq`` is its number in the store once it is confirmed, 0 where that is not known.
-
-    ``done`` is set with either ``seq`` or ``error``; then ``on_done`` is called, once.
-    """
-
-    __slots__ = ("done", "error", "message", "on_done", "receipt", "seq", "size", "told")
-
-    def __init__(self, message: Message, *, told: bool) -> None:
-        self.message = message
-        self.size = len(message.body) + 64  # the rest of a message is small, and is bounded by the service
-        self.seq = 0
-        self.done = False
-        self.told = told
-        """Whether somebody waits for this very message, and hears of its failure without ``take_failures``."""
-        self.receipt: Receipt | None = None
-        self.error: HoldfastError | None = None
-        self.on_done: Callable[[Sent], None] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A message that is not known to be kept, and why."""
-
-    message: Message
-    error: HoldfastError
 
 
 @dataclass(slots=True)
@@ -118,7 +85,7 @@ class _Batch:
     size: int = 0
     first_number: int = 0
     request: Request | None = None
-    first_sent_ms: float = 0.0
+    first_sent_ms: float | None = None
     tries: int = 0
     perhaps_kept: bool = False
 
@@ -265,15 +232,16 @@ class Publishing:
             return Wait(linger_ms, linger_ms, LINGER)
         if head.request is None:
             self._number(head)
-            if head.tries == 0:
-                head.first_sent_ms = now_ms
         assert head.request is not None, "a numbered batch has its request"
-        timeout_ms = self._session.options.request_timeout_ms
-        left_ms = self._left_ms(head, now_ms)
+        if head.first_sent_ms is None:
+            head.first_sent_ms = now_ms
+        timeout_ms, left_ms = self._session.options.request_timeout_ms, self._left_ms(head, now_ms)
+        if left_ms is not None and left_ms > 0:  # a try that is owed when it is over has the time of a request
+            timeout_ms = max(1.0, min(timeout_ms, left_ms))
         head.tries += 1
         self._under_way = head
         self._asked = self._session.route.current
-        return Send(self._asked, head.request, timeout_ms if left_ms is None else max(1.0, min(timeout_ms, left_ms)))
+        return Send(self._asked, head.request, timeout_ms)
 
     def waited(self) -> None:
         """The wait that ``next_step`` asked for is over."""
@@ -307,7 +275,10 @@ class Publishing:
                 head.perhaps_kept = True
                 self._again_or_fail(head, error, answer)
             else:
-                self._confirm(head, receipt)
+                if receipt.duplicates and not head.perhaps_kept and not self._numbered_by_application:
+                    self._mistaken(head, receipt)
+                else:
+                    self._confirm(head, receipt)
         else:
             self._refused(head, answer)
 
@@ -330,16 +301,33 @@ class Publishing:
             self._divide(head)
         elif error.code in _FORGOTTEN and not self._numbered_by_application:
             self._go_on_under_a_new_id(head, error)
-        elif error.code in (Code.OUTCOME_UNKNOWN, Code.INTERNAL):
+        elif is_unclear(error, answer.status):
             head.perhaps_kept = True
-            self._again_or_fail(head, error, answer)
+            if isinstance(error, CorruptData):
+                self._give_up(head, error)
+            else:
+                self._again_or_fail(head, error, answer)
         else:
             self._give_up(head, error)
+
+    def _mistaken(self, head: _Batch, receipt: Receipt) -> None:
+        """The store had these numbers already, and this publisher had not sent them: whose messages it has is open."""
+        head.perhaps_kept = True
+        mistaken = OutcomeUnknown(
+            "the store says that it had these numbers before this publisher sent them",
+            hint="look whether it has these messages, or publish them again: others follow under a new publisher id",
+            publisher_id=self._publisher_id,
+            first_publisher_seq=head.first_number,
+            messages=len(head.items),
+            duplicates=receipt.duplicates,
+        )
+        self._give_up(head, mistaken)
 
     def _again_or_fail(self, head: _Batch, error: HoldfastError, answer: Reply | Failed) -> None:
         left_ms = self._left_ms(head, answer.now_ms)
         if left_ms is not None and left_ms <= 0:
-            self._give_up(head, error)
+            if head.tries:  # a half that was not tried is sent at once
+                self._give_up(head, error)
             return
         at_least = 0.0
         if isinstance(answer, Reply):
@@ -352,9 +340,7 @@ class Publishing:
 
     def _left_ms(self, head: _Batch, now_ms: float) -> float | None:
         seconds = self._options.retry_duration
-        if not self._options.confirms or seconds == 0:
-            return None if head.tries == 0 else 0.0  # the first try has the time of one request; there is no second
-        if seconds == FOR_EVER:
+        if not self._options.confirms or seconds == FOR_EVER or head.first_sent_ms is None:
             return None
         return head.first_sent_ms + seconds * 1000 - now_ms
 
@@ -383,14 +369,14 @@ class Publishing:
         self._publisher_id = self._new_id()
         self._next_number = 1
         for batch in self._queue:
-            batch.request, batch.first_number = None, 0
+            batch.request, batch.first_number, batch.tries = None, 0, 0
 
     def _take_numbers_back(self, head: _Batch) -> None:
         """``head`` was not kept, so its numbers are the next ones again."""
         if head.first_number:
             self._next_number = head.first_number
         for batch in self._queue:
-            batch.request, batch.first_number = None, 0
+            batch.request, batch.first_number, batch.tries = None, 0, 0
 
     def _new_id(self) -> str:
         self._identities += 1
@@ -417,7 +403,6 @@ class Publishing:
         for items in (head.items[half:], head.items[:half]):
             part = _Batch(items, divisible=True, since_ms=head.since_ms, size=sum(item.size for item in items))
             part.first_sent_ms = head.first_sent_ms
-            part.tries = head.tries
             part.perhaps_kept = head.perhaps_kept
             self._queue.appendleft(part)
         if head.perhaps_kept:  # the store may know these numbers: the messages must not get others

@@ -341,6 +341,25 @@ def test_a_service_that_restarts_ends_nothing() -> None:
     assert isinstance(service.step(), Connect)
 
 
+@pytest.mark.parametrize("code", ["outcome_unknown", "sync_failed", "disk_full", "store_unavailable", "internal"])
+def test_a_service_whose_log_failed_is_connected_to_again_with_what_it_left_open(code: str) -> None:
+    service = Service()
+    service.attaches()
+    service.machine.lost(0, "closed", 4500, code)
+    service.waits()
+    service.attaches()
+    service.hears()
+    answers = Answers()
+    service.machine.acknowledge(1, 1, 0, answers)
+    service.hears()
+    service.says({"type": "error", "id": 1, "code": code, "message": "no"})
+    service.waits()
+    service.attaches()
+    assert [(frame["type"], frame.get("ranges")) for frame in service.hears()] == [("ack", [[1, 1]]), ("credit", None)]
+    service.says({"type": "answer", "id": 2, "acknowledged": 1, "stale": []})
+    assert answers.stale == [] and answers.error is None
+
+
 def test_a_refused_acknowledgement_is_told_to_who_waits_for_it() -> None:
     service = Service()
     service.attaches()

@@ -11,11 +11,13 @@ from holdfast.client.core import Session
 from holdfast.client.effects import Failed, Reply, Send, Wait
 from holdfast.client.endpoint import Route, parse_endpoint
 from holdfast.client.stores.options import PublisherOptions
-from holdfast.client.stores.publishing import LINGER, Publishing, Sent
+from holdfast.client.stores.publishing import LINGER, Publishing
+from holdfast.client.stores.sent import Sent
 from holdfast.errors import (
     Backpressure,
     Closed,
     Code,
+    CorruptData,
     InvalidRequest,
     LimitExceeded,
     OutcomeUnknown,
@@ -36,7 +38,7 @@ class Store:
     def __init__(self, **options: object) -> None:
         self.options = PublisherOptions(**options)  # type: ignore[arg-type]
         self.machine = self.new_machine()
-        self.now_ms = 0.0
+        self.now_ms = self.timeout_ms = 0.0
         self.kept: list[bytes] = []
         self.known: dict[tuple[str, int], int] = {}
         self.last: dict[str, int] = {}
@@ -44,6 +46,7 @@ class Store:
 
     def new_machine(self, publisher_id: str | None = None, next_seq: int | None = None) -> Publishing:
         session = Session(Route((parse_endpoint("http://store:1"),)))
+        self.request_timeout_ms = session.options.request_timeout_ms
         self.machine = Publishing(session, "s", self.options, entropy="e", publisher_id=publisher_id, next_seq=next_seq)
         return self.machine
 
@@ -53,6 +56,7 @@ class Store:
     def sends(self) -> Body:
         step = self.machine.next_step(self.now_ms)
         assert isinstance(step, Send)
+        self.timeout_ms = step.timeout_ms
         self.machine.check()
         body = msgspec.msgpack.decode(step.request.body, type=Body)
         self.requests.append(body)
@@ -90,6 +94,12 @@ class Store:
     def refuses(self, status: int, code: Code) -> None:
         self.sends()
         self.answers(status, msgspec.msgpack.encode({"error": {"code": code.value, "message": "no"}}))
+
+    def errs(self, status: int, code: str, *, keeps: bool) -> None:
+        body = self.sends()
+        if keeps:
+            self.keep(body)
+        self.answers(status, msgspec.msgpack.encode({"error": {"code": code, "message": "no"}}))
 
     def loses_the_answer(self, *, keeps: bool) -> None:
         body = self.sends()
@@ -168,6 +178,65 @@ def test_what_may_pass_is_tried_again_for_ever_by_default(code: Code) -> None:
     assert sent[0].seq == 1 and store.machine.failed == 0
 
 
+UNCLEAR_ANSWERS = [
+    (504, "outcome_unknown"),
+    (500, "internal"),
+    (500, "sync_failed"),
+    (503, "disk_full"),
+    (503, "store_unavailable"),
+    (409, "leader_changed"),
+    (503, "a_code_of_a_newer_service"),
+]
+
+
+@pytest.mark.parametrize(("status", "code"), UNCLEAR_ANSWERS)
+def test_what_an_error_leaves_open_is_sent_again_under_its_numbers_until_the_store_says(status: int, code: str) -> None:
+    store = Store()
+    sent = store.add(b"a")
+    store.errs(status, code, keeps=True)
+    store.waits()
+    following = store.add(b"b")
+    store.accepts_everything()
+    assert store.requests[0] == store.requests[1]
+    assert store.kept == [b"a", b"b"] and [sent[0].seq, following[0].seq] == [1, 2]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize(("status", "code"), UNCLEAR_ANSWERS)
+def test_the_number_of_what_may_be_kept_goes_to_no_other_message(status: int, code: str, keeps: bool) -> None:
+    store = Store(retry_duration=0)
+    sent = store.add(b"a")
+    store.errs(status, code, keeps=keeps)
+    assert isinstance(sent[0].error, OutcomeUnknown)
+    following = store.add(b"b")
+    store.accepts()
+    assert store.requests[0].publisher_id != store.requests[1].publisher_id
+    assert following[0].error is None and store.kept[-1] == b"b"
+
+
+def test_damage_is_not_asked_for_twice_and_leaves_open_what_is_kept() -> None:
+    store = Store()
+    sent = store.add(b"a")
+    store.errs(500, "corrupt_queue", keeps=False)
+    assert isinstance(sent[0].error, OutcomeUnknown) and isinstance(sent[0].error.__cause__, CorruptData)
+
+
+def test_numbers_that_were_never_sent_before_are_not_confirmed_as_duplicates() -> None:
+    store = Store(batch_messages=2)
+    store.known = {(store.machine.publisher_id, 1): 1}
+    store.last = {store.machine.publisher_id: 1}
+    store.kept = [b"somebody else's"]
+    mistaken = store.add(b"a", b"b")
+    following = store.add(b"c")
+    store.accepts()
+    for item in mistaken:
+        assert isinstance(item.error, OutcomeUnknown)
+        assert (item.error.fields["duplicates"], item.error.fields["first_publisher_seq"]) == (1, 1)
+    store.accepts()
+    assert store.requests[0].publisher_id != store.requests[1].publisher_id
+    assert following[0].error is None and store.kept[-1] == b"c"
+
+
 def test_retry_duration_0_tries_once_and_tells_the_error() -> None:
     store = Store(retry_duration=0)
     sent = store.add(b"a")
@@ -237,6 +306,47 @@ def test_a_batch_of_the_application_is_never_divided() -> None:
     store.refuses(413, Code.MESSAGE_TOO_LARGE)
     assert all(isinstance(item.error, LimitExceeded) for item in items)
     assert len(store.requests) == 1 and store.machine.failed == 0, "who waits for a batch is told there"
+
+
+@pytest.mark.parametrize("retry_duration", [0.0, 0.01])
+def test_with_no_time_to_retry_the_others_of_a_refused_batch_have_the_time_of_a_request(retry_duration: float) -> None:
+    store = Store(retry_duration=retry_duration)
+    sent = store.add(*(b"x" * (100 if i == 3 else 1) + bytes([i]) for i in range(8)))
+    while store.machine.unsettled:
+        request = store.sends()
+        assert store.timeout_ms == store.request_timeout_ms or len(store.requests) == 1
+        store.now_ms += 20
+        if any(len(message.body) > 50 for message in request.messages):
+            store.answers(413, msgspec.msgpack.encode({"error": {"code": "message_too_large", "message": "no"}}))
+        else:
+            store.answers(200, store.keep(request))
+    assert [isinstance(item.error, LimitExceeded) for item in sent] == [i == 3 for i in range(8)]
+
+
+def test_with_no_time_to_retry_what_a_full_store_has_room_for_is_kept_without_a_pause() -> None:
+    store = Store(retry_duration=0)
+    sent = store.add(*(bytes([i]) for i in range(8)))
+    while store.machine.unsettled:
+        request = store.sends()
+        assert store.timeout_ms == store.request_timeout_ms
+        if len(store.kept) + len(request.messages) > 5:
+            store.answers(409, msgspec.msgpack.encode({"error": {"code": "store_full", "message": "no"}}))
+        else:
+            store.answers(200, store.keep(request))
+    assert store.kept == [bytes([i]) for i in range(5)]
+    assert [item.error is None for item in sent] == [i < 5 for i in range(8)]
+
+
+def test_with_no_time_to_retry_a_forgotten_publisher_has_the_time_of_a_request_under_its_new_id() -> None:
+    store = Store(retry_duration=0)
+    store.add(b"a")
+    store.accepts()
+    sent = store.add(b"b")
+    store.refuses(409, Code.UNKNOWN_PUBLISHER)
+    store.now_ms += 20
+    store.accepts()
+    assert store.timeout_ms == store.request_timeout_ms
+    assert sent[0].error is None and store.kept == [b"a", b"b"]
 
 
 def test_a_store_with_room_for_less_than_a_batch_gets_smaller_ones() -> None:
@@ -416,7 +526,10 @@ def test_nothing_confirmed_is_missing_twice_or_out_of_order_under_any_answers(se
             store.waits()
         if not store.machine.unsettled:
             continue
-        match choice.randrange(6):
+        match choice.randrange(8):
+            case 6 | 7:
+                status, code = choice.choice(UNCLEAR_ANSWERS)
+                store.errs(status, code, keeps=choice.random() < 0.5)
             case 0:
                 store.loses_the_answer(keeps=True)
             case 1:
