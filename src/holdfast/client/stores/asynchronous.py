@@ -21,7 +21,8 @@ from holdfast.client.shell import now_ms, token_of
 from holdfast.client.stores import administration
 from holdfast.client.stores.administration import ClusterCommand, Definition, Entry, Lock, Purged
 from holdfast.client.stores.asynchronous_publisher import Publisher
-from holdfast.client.stores.asynchronous_subscriber import Subscriber, Watch
+from holdfast.client.stores.asynchronous_subscriber import Subscriber
+from holdfast.client.stores.asynchronous_watch import Watch
 from holdfast.client.stores.consuming import Consuming
 from holdfast.client.stores.options import FOR_EVER, PublisherOptions, SubscriberOptions, within_ms
 from holdfast.client.stores.publishing import Publishing

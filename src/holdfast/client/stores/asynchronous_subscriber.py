@@ -25,15 +25,13 @@ from holdfast.client.shell import draw_wait_ms, now_ms
 from holdfast.client.stores.consuming import Consuming
 from holdfast.client.stores.options import SubscriberOptions
 from holdfast.client.stores.steps import Advisory, Connect, Ended, Talk
-from holdfast.client.stores.watching import Watching
 from holdfast.client.stores.web_socket import Hung, Opened, Payload, Pong, Refused, WebSocket
-from holdfast.client.stores.wire import KeyChange
 from holdfast.client.transports import Departures, Incoming, connected
 from holdfast.client.unusable import problem_with, reason_of
 from holdfast.errors import HoldfastError
 from holdfast.stores.messages import Delivery
 
-__all__ = ["Subscriber", "Watch"]
+__all__ = ["Subscriber"]
 
 
 Item = TypeVar("Item")
@@ -413,6 +411,8 @@ class Subscriber:
         if line is not self._line:
             return
         now = now_ms()
+        if data:
+            self._machine.stirred(now)
         for happening in line.socket.feed(data):
             match happening:
                 case Payload(data=payload):
@@ -444,55 +444,3 @@ class Subscriber:
             self._timer.cancel()
             self._timer = None
         self._tell()
-
-
-class Watch:
-    """The changes of one map, as they happen. Made by ``Map.watch``.
-
-    It begins with everything that is in the map (``cause`` ``present``); then comes each change. Whoever takes each as
-    the key's last word has what is in the map, also after a lost connection: then what differs is told. What came and
-    went meanwhile, or faster than it was taken, is not. Raises while iterating: as ``Subscriber``.
-    """
-
-    def __init__(self, machine: Watching, subscriber: Subscriber) -> None:
-        self._machine = machine
-        self._subscriber = subscriber
-
-    async def __aenter__(self) -> Self:
-        await self._subscriber.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def __aiter__(self) -> AsyncIterator[KeyChange]:
-        return self
-
-    async def __anext__(self) -> KeyChange:
-        change = await self._subscriber.next_of(self._machine.take_change)
-        if change is None:
-            raise StopAsyncIteration
-        return change
-
-    async def receive(self, timeout: float | None = None) -> KeyChange | None:
-        """The next change, None when none came within ``timeout`` seconds or the watch is closed."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                async for change in self:
-                    return change
-        return None
-
-    @property
-    def is_current(self) -> bool:
-        """Whether all that was in the map when the connection began was taken."""
-        return self._machine.is_current
-
-    def take_advisories(self) -> list[Advisory]:
-        """What was advised since the last call, ``lock_lost`` among it."""
-        return self._subscriber.take_advisories()
-
-    async def aclose(self) -> None:
-        """End the watch, and with it every lock whose owner it is."""
-        await self._subscriber.aclose()

@@ -22,7 +22,8 @@ from holdfast.client.sockets import Pool
 from holdfast.client.stores import administration
 from holdfast.client.stores.administration import ClusterCommand, Definition, Entry, Lock, Purged
 from holdfast.client.stores.blocking_publisher import Publisher
-from holdfast.client.stores.blocking_subscriber import Subscriber, Watch
+from holdfast.client.stores.blocking_subscriber import Subscriber
+from holdfast.client.stores.blocking_watch import Watch
 from holdfast.client.stores.consuming import Consuming
 from holdfast.client.stores.options import FOR_EVER, PublisherOptions, SubscriberOptions, within_ms
 from holdfast.client.stores.publishing import Publishing

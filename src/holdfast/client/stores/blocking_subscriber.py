@@ -28,14 +28,12 @@ from holdfast.client.stores.acknowledging import OnAnswer
 from holdfast.client.stores.consuming import Consuming
 from holdfast.client.stores.options import SubscriberOptions
 from holdfast.client.stores.steps import Advisory, Connect, Ended, Talk
-from holdfast.client.stores.watching import Watching
 from holdfast.client.stores.web_socket import Hung, Opened, Payload, Pong, Refused, WebSocket
-from holdfast.client.stores.wire import KeyChange
 from holdfast.client.unusable import problem_with, reason_of
 from holdfast.errors import HoldfastError, InternalError
 from holdfast.stores.messages import Delivery
 
-__all__ = ["Subscriber", "Watch"]
+__all__ = ["Subscriber"]
 
 _EARLY_MS: Final = 1.0
 """A millisecond early would find nothing due and sleep again."""
@@ -338,6 +336,8 @@ class Subscriber:
             return None
         with self._changed:
             now = now_ms()
+            if readable:
+                self._machine.stirred(now)
             for happening in happenings:
                 match happening:
                     case Payload(data=payload):
@@ -421,54 +421,3 @@ class _Line:
         data = self.socket.take_bytes()
         if data:
             self.connection.send(data, self._timeout_s)
-
-
-class Watch:
-    """The changes of one map, as they happen. Made by ``Map.watch``.
-
-    It begins with everything that is in the map (``cause`` ``present``); then comes each change. Whoever takes each as
-    the key's last word has what is in the map, also after a lost connection: then what differs is told. What came and
-    went meanwhile, or faster than it was taken, is not. Raises while iterating: as ``Subscriber``.
-    """
-
-    def __init__(self, machine: Watching, subscriber: Subscriber) -> None:
-        self._machine = machine
-        self._subscriber = subscriber
-
-    def __enter__(self) -> Self:
-        self._subscriber.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[KeyChange]:
-        return self
-
-    def __next__(self) -> KeyChange:
-        change = self._next(math.inf)
-        if change is None:
-            raise StopIteration
-        return change
-
-    def receive(self, timeout: float | None = None) -> KeyChange | None:
-        """The next change, None when none came within ``timeout`` seconds or the watch is closed."""
-        return self._next(math.inf if timeout is None else now_ms() + timeout * 1000)
-
-    def _next(self, end_ms: float) -> KeyChange | None:
-        return self._subscriber.next_of(self._machine.take_change, end_ms)
-
-    @property
-    def is_current(self) -> bool:
-        """Whether all that was in the map when the connection began was taken."""
-        return self._machine.is_current
-
-    def take_advisories(self) -> list[Advisory]:
-        """What was advised since the last call, ``lock_lost`` among it."""
-        return self._subscriber.take_advisories()
-
-    def close(self) -> None:
-        """End the watch, and with it every lock whose owner it is."""
-        self._subscriber.close()

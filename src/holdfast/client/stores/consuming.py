@@ -14,6 +14,8 @@ Does not own: sockets and clocks (the shells), WebSocket framing (``web_socket``
     waiting       a jittered pause that doubles                 connecting; ``retry_duration`` over -> ended
     ended         ``failure`` says why, None after a close      -
 
+A service is silent while no byte of it arrives: a frame that takes longer than ``timeout_ms`` on a slow line is none.
+
 Coming back. A connection that breaks is replaced under the same subscriber name. What was received and not handed out
 is dropped, as the service delivers it again. Acknowledgements without an answer go out again, first of all: those that
 count no more are listed as stale by the service and change nothing.
@@ -111,7 +113,10 @@ class Consuming:
         self._ceiling_ms = session.options.retry_base_ms
         self._lost_since_ms: float | None = None
         self._was_attached = False
+        self._stirred_ms = 0.0
+        """When bytes came last, of whatever: the service is there. Also when a connection was begun."""
         self._heard_ms = 0.0
+        """When something whole came last: no probe is under way behind it."""
         self._probed_ms = 0.0
         self._terms = AttachedFrame()
         self._ready: deque[Delivery] = deque()
@@ -235,7 +240,7 @@ class Consuming:
 
     def next_step(self, now_ms: float) -> Step:
         """What to do now."""
-        if self._state in _CONNECTED and now_ms - self._heard_ms >= self._options.timeout_ms:
+        if self._state in _CONNECTED and now_ms - self._stirred_ms >= self._options.timeout_ms:
             self.lost(now_ms, f"nothing was heard for {self._options.timeout_ms:g} ms")
         match self._state:
             case _State.ENDED:
@@ -248,11 +253,11 @@ class Consuming:
                 return self._pause
             case _State.CONNECTING:
                 self._asked_endpoint = self._session.route.current
-                self._heard_ms = now_ms
+                self._stirred_ms = now_ms
                 self._state = _State.OPENING
                 return Connect(self._asked_endpoint, self._target, self._options.timeout_ms)
             case _State.OPENING | _State.ATTACHING:
-                return Talk((), False, self._heard_ms + self._options.timeout_ms - now_ms)
+                return Talk((), False, self._stirred_ms + self._options.timeout_ms - now_ms)
             case _State.ATTACHED:
                 return self._talk(now_ms)
 
@@ -267,8 +272,8 @@ class Consuming:
         probes = now_ms - max(self._heard_ms, self._probed_ms) >= options.heartbeat_ms
         if probes:
             self._probed_ms = now_ms
-        due_ms = min(self._heard_ms + options.timeout_ms, max(self._heard_ms, self._probed_ms) + options.heartbeat_ms)
-        due_ms = min(due_ms, self.ack_due_ms)
+        probe_due_ms = max(self._heard_ms, self._probed_ms) + options.heartbeat_ms
+        due_ms = min(self._stirred_ms + options.timeout_ms, probe_due_ms, self.ack_due_ms)
         return Talk(self._take_outgoing(), probes, max(0.0, due_ms - now_ms))
 
     def waited(self) -> None:
@@ -279,7 +284,7 @@ class Consuming:
 
     def opened(self, now_ms: float) -> None:
         """The WebSocket is open. The service speaks first: ``attached``."""
-        self._heard_ms = self._probed_ms = now_ms
+        self._stirred_ms = self._heard_ms = self._probed_ms = now_ms
         if self._state is _State.OPENING:
             self._state = _State.ATTACHING
             self._unusable.forget()
@@ -297,13 +302,20 @@ class Consuming:
         else:
             self.end(error)
 
+    def stirred(self, now_ms: float) -> None:
+        """Bytes came: perhaps a part of a frame that takes long on its way. Call it before what they mean, if anything.
+
+        While nothing is whole, probes go out still: they tell the service that somebody is there.
+        """
+        self._stirred_ms = now_ms
+
     def heard(self, now_ms: float) -> None:
-        """Anything came, also a pong."""
-        self._heard_ms = now_ms
+        """A pong came."""
+        self._stirred_ms = self._heard_ms = now_ms
 
     def received(self, payload: bytes, now_ms: float) -> None:
         """A frame came. Raises: nothing; a frame that the API does not describe ends the subscription."""
-        self._heard_ms = now_ms
+        self._stirred_ms = self._heard_ms = now_ms
         if self._state not in (_State.ATTACHING, _State.ATTACHED):
             return
         try:

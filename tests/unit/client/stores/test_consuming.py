@@ -271,6 +271,20 @@ def test_a_silent_service_is_probed_and_then_lost() -> None:
     assert isinstance(service.step(), Wait)
 
 
+def test_a_frame_that_takes_long_on_its_way_is_no_silence_and_probes_go_on_meanwhile() -> None:
+    service = Service(heartbeat_ms=2_000, timeout_ms=5_000)
+    service.attaches()
+    for now_ms in range(1_000, 30_001, 1_000):
+        service.now_ms = now_ms
+        service.machine.stirred(now_ms)
+        assert isinstance(service.step(), Talk)
+    assert service.probes == 15, "the service hears that somebody is there"
+    service.delivers(1)
+    assert service.takes() == [1]
+    service.now_ms = 35_000
+    assert isinstance(service.step(), Wait)
+
+
 @pytest.mark.parametrize("attached", [False, True])
 def test_a_service_that_does_not_finish_the_handshake_is_lost(attached: bool) -> None:
     service = Service()

@@ -1,0 +1,88 @@
+"""Laws of the two shells of a subscriber: what they tell the machine, and when. No network, no waiting."""
+
+from __future__ import annotations
+
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.client.core import Session
+from holdfast.client.endpoint import Route, parse_endpoint
+from holdfast.client.stores import asynchronous_subscriber, blocking_subscriber
+from holdfast.client.stores.consuming import Consuming
+from holdfast.client.stores.options import SubscriberOptions
+from holdfast.client.stores.steps import Connect, Talk
+
+
+class Clock:
+    """What both shells read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ms = 0.0
+        for module in (asynchronous_subscriber, blocking_subscriber):
+            monkeypatch.setattr(module, "now_ms", lambda: self.now_ms)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def attached_machine(options: SubscriberOptions) -> Consuming:
+    machine = Consuming(Session(Route((parse_endpoint("http://store:1"),))), "s", "d", "me", options)
+    assert isinstance(machine.next_step(0), Connect)
+    machine.opened(0)
+    machine.received(msgspec.msgpack.encode({"type": "attached", "created": False, "prefetch": 8}), 0)
+    machine.next_step(0)
+    return machine
+
+
+class Halves:
+    """A line on which bytes come that are no whole frame yet."""
+
+    def __init__(self) -> None:
+        here, self._there = socket.socketpair()
+        self._there.send(b"part")
+        self.connection = SimpleNamespace(socket=here)
+        self.socket = SimpleNamespace(feed=lambda _data: [])
+
+    def say(self, *_: object, **__: object) -> None:
+        pass
+
+    def write(self) -> None:
+        pass
+
+    def hear(self) -> list[object]:
+        return []
+
+    def close(self) -> None:
+        self.connection.socket.close()
+        self._there.close()
+
+
+def shell_of(kind: Any, machine: Consuming, options: SubscriberOptions) -> Any:
+    return kind(machine, options, token=None, tls=None, payload_bytes_max=1_000)
+
+
+@pytest.mark.parametrize("is_blocking", [True, False])
+def test_a_part_of_a_frame_is_a_sign_of_life(clock: Clock, is_blocking: bool) -> None:
+    options = SubscriberOptions(heartbeat_ms=2_000, timeout_ms=5_000)
+    machine, line = attached_machine(options), Halves()
+    kind = blocking_subscriber.Subscriber if is_blocking else asynchronous_subscriber.Subscriber
+    shell = shell_of(kind, machine, options)
+    try:
+        for now_ms in (4_000, 8_000, 12_000):
+            clock.now_ms = now_ms
+            if is_blocking:
+                assert shell._talk(line, Talk((), False, 0)) is line
+            else:
+                shell._line = line
+                shell._arrived(line, b"part")
+            assert isinstance(machine.next_step(now_ms), Talk)
+    finally:
+        line.close()
+        if is_blocking:
+            shell.close()
