@@ -25,7 +25,7 @@ from holdfast.client.shell import draw_wait_ms, now_ms
 from holdfast.client.stores.consuming import Consuming
 from holdfast.client.stores.options import SubscriberOptions
 from holdfast.client.stores.steps import Advisory, Connect, Ended, Talk
-from holdfast.client.stores.web_socket import Hung, Opened, Payload, Pong, Refused, WebSocket
+from holdfast.client.stores.web_socket import Hung, Opened, Payload, Pong, Refused, TooLarge, WebSocket
 from holdfast.client.transports import Departures, Incoming, connected
 from holdfast.client.unusable import problem_with, reason_of
 from holdfast.errors import HoldfastError
@@ -94,7 +94,8 @@ class Subscriber:
     Iterate, or take ``batches``, or ``run`` a function on each. Without ``explicit_ack`` a message is acknowledged when
     the next one is asked for, and when the function returned; what it raises gives the message back. Raises while
     iterating: Conflict (``durable_collision``: a newer subscriber took the place), NotFound, InvalidRequest
-    (``matcher_mismatch``, ``type_mismatch``), PermissionDenied, Unavailable (after ``retry_duration``).
+    (``matcher_mismatch``, ``type_mismatch``), PermissionDenied, LimitExceeded (above
+    ``event_bytes_max``), Unavailable (after ``retry_duration``).
     """
 
     def __init__(
@@ -427,6 +428,8 @@ class Subscriber:
                 case Hung(reason=reason, code=code, name=name):
                     self._hang_up()
                     self._machine.lost(now, reason, code, name)
+                case TooLarge():
+                    self._machine.too_large()
         line.write()  # pongs, and the answer to a close
         self._pump()
 

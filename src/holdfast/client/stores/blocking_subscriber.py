@@ -28,7 +28,7 @@ from holdfast.client.stores.acknowledging import OnAnswer
 from holdfast.client.stores.consuming import Consuming
 from holdfast.client.stores.options import SubscriberOptions
 from holdfast.client.stores.steps import Advisory, Connect, Ended, Talk
-from holdfast.client.stores.web_socket import Hung, Opened, Payload, Pong, Refused, WebSocket
+from holdfast.client.stores.web_socket import Happening, Hung, Opened, Payload, Pong, Refused, TooLarge, WebSocket
 from holdfast.client.unusable import problem_with, reason_of
 from holdfast.errors import HoldfastError, InternalError
 from holdfast.stores.messages import Delivery
@@ -48,7 +48,8 @@ class Subscriber:
     Iterate, or take ``batches``, or ``run`` a function on each. Without ``explicit_ack`` a message is acknowledged when
     the next one is asked for, and when the function returned; what it raises gives the message back. Raises while
     iterating: Conflict (``durable_collision``: a newer subscriber took the place), NotFound, InvalidRequest
-    (``matcher_mismatch``, ``type_mismatch``), PermissionDenied, Unavailable (after ``retry_duration``).
+    (``matcher_mismatch``, ``type_mismatch``), PermissionDenied, LimitExceeded (above
+    ``event_bytes_max``), Unavailable (after ``retry_duration``).
     """
 
     def __init__(
@@ -350,6 +351,8 @@ class Subscriber:
                         self._machine.refused(now, status, headers, body)
                     case Hung(reason=reason, code=code, name=name):
                         self._machine.lost(now, reason, code, name)
+                    case TooLarge():
+                        self._machine.too_large()
             if happenings:
                 self._changed.notify_all()
         return line
@@ -400,7 +403,7 @@ class _Line:
             self.socket.ping()
         self._write()
 
-    def hear(self) -> list[Opened | Refused | Payload | Pong | Hung]:
+    def hear(self) -> list[Happening]:
         """What has arrived. Raises: OSError."""
         raw = self.connection.socket
         raw.settimeout(self._timeout_s)

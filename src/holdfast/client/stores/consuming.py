@@ -10,8 +10,9 @@ Does not own: sockets and clocks (the shells), WebSocket framing (``web_socket``
                                                                 talked to as configured -> ended
     attaching     open, the service has not said ``attached``   attached -> attached; lost or silent -> waiting
     attached      credit out, messages in, acknowledgements     lost or silent for ``timeout_ms`` -> waiting
-                  out, each frame answered by its id
-    waiting       a jittered pause that doubles                 connecting; ``retry_duration`` over -> ended
+                  out, each frame answered by its id            a frame above ``event_bytes_max`` -> ended
+    waiting       a jittered pause that doubles, until a        connecting; ``retry_duration`` over -> ended
+                  connection brings more than ``attached``
     ended         ``failure`` says why, None after a close      -
 
 A service is silent while no byte of it arrives: a frame that takes longer than ``timeout_ms`` on a slow line is none.
@@ -45,6 +46,7 @@ from holdfast.client.stores.acknowledging import Acknowledging, OnAnswer
 from holdfast.client.stores.answer_codes import PASSING_CODES
 from holdfast.client.stores.options import FOR_EVER, SubscriberOptions
 from holdfast.client.stores.steps import Advisory, Connect, Ended, Step, Talk
+from holdfast.client.stores.window import Window
 from holdfast.client.stores.wire import (
     AdvisoryFrame,
     AnswerFrame,
@@ -60,7 +62,7 @@ from holdfast.client.stores.wire import (
     named_error,
     subscribe_target,
 )
-from holdfast.errors import Closed, Code, CorruptData, HoldfastError, Unavailable
+from holdfast.errors import Closed, Code, CorruptData, HoldfastError, LimitExceeded, Unavailable
 from holdfast.stores.messages import Delivery
 
 __all__ = ["Consuming"]
@@ -80,6 +82,7 @@ class _State(Enum):
     ENDED = "ended"
 
 
+_WORKING_FRAMES: Final = (MessagesFrame, AnswerFrame, ChangesFrame, CurrentFrame)
 _CONNECTED: Final = frozenset({_State.OPENING, _State.ATTACHING, _State.ATTACHED})
 
 
@@ -112,6 +115,9 @@ class Consuming:
         self._pause: Wait | None = None
         self._ceiling_ms = session.options.retry_base_ms
         self._lost_since_ms: float | None = None
+        """Since when there was no connection on which something was received."""
+        self._away_since_ms: float | None = None
+        """Since when it is not attached; what advisories tell."""
         self._was_attached = False
         self._stirred_ms = 0.0
         """When bytes came last, of whatever: the service is there. Also when a connection was begun."""
@@ -120,9 +126,7 @@ class Consuming:
         self._probed_ms = 0.0
         self._terms = AttachedFrame()
         self._ready: deque[Delivery] = deque()
-        self._without_credit = 0
-        self._held: set[int] | None = set() if options.prefetch is not None else None
-        """What is not settled yet, where this subscriber has a window of its own."""
+        self._window = Window(options.prefetch)
         self._outgoing: list[bytes] = []
         self._acks = Acknowledging()
         self._advisories: deque[Advisory] = deque(maxlen=options.advisories_max)
@@ -173,34 +177,36 @@ class Consuming:
         """The next message that arrived, or None. Taking is what gives the service new credit."""
         if not self._ready:
             return None
-        self._took(1)
+        if self._window.took(1):
+            self._give_credit()
         return self._ready.popleft()
 
     def take_all(self) -> list[Delivery]:
         """Everything that arrived."""
         messages = list(self._ready)
         self._ready.clear()
-        self._took(len(messages))
+        if self._window.took(len(messages)):
+            self._give_credit()
         return messages
 
     def acknowledge(self, first: int, last: int, now_ms: float, on_answer: OnAnswer | None = None) -> None:
         """These are consumed. They go out with others, at once where somebody waits for the answer."""
         self._require_usable()
         self._acks.add(first, last, now_ms, on_answer)
-        self._settled(first, last)
+        self._window.settled(first, last)
         if on_answer is not None or self._acks.pending >= self._batch_count() or self.acknowledges_at_once:
             self.flush()
 
     def put_back(self, seq: int, delay_ms: int, on_answer: OnAnswer | None = None) -> None:
         """Deliver this again, to anybody, ``delay_ms`` later."""
         self._ask("nack", [(seq, delay_ms)], 1, on_answer)
-        self._settled(seq, seq)
+        self._window.settled(seq, seq)
         self._give_credit()
 
     def reject(self, seq: int, on_answer: OnAnswer | None = None) -> None:
         """Deliver this never again: it goes to the dead letters."""
         self._ask("reject", [seq], 1, on_answer)
-        self._settled(seq, seq)
+        self._window.settled(seq, seq)
         self._give_credit()
 
     def extend(self, seq: int, on_answer: OnAnswer | None = None) -> None:
@@ -211,7 +217,7 @@ class Consuming:
         """Send the acknowledgements that wait for company."""
         if self._acks.pending and self._state is _State.ATTACHED:
             self._outgoing += self._acks.take_pending()
-            if self._held is not None:  # behind the acknowledgement, so that the window is never exceeded
+            if self._window.is_own:  # behind the acknowledgement, so that the window is never exceeded
                 self._give_credit()
 
     def take_advisories(self) -> list[Advisory]:
@@ -312,6 +318,19 @@ class Consuming:
     def heard(self, now_ms: float) -> None:
         """A pong came."""
         self._stirred_ms = self._heard_ms = now_ms
+        if self._state is _State.ATTACHED:
+            self._found()
+
+    def too_large(self) -> None:
+        """A frame is larger than this client takes. It would be on every connection."""
+        if self._state in _CONNECTED:
+            self.end(
+                LimitExceeded(
+                    "what the service sends at once is larger than this client takes",
+                    hint="raise event_bytes_max of the ClientOptions",
+                    event_bytes_max=self._session.options.event_bytes_max,
+                )
+            )
 
     def received(self, payload: bytes, now_ms: float) -> None:
         """A frame came. Raises: nothing; a frame that the API does not describe ends the subscription."""
@@ -323,10 +342,11 @@ class Consuming:
         except CorruptData as error:
             self.end(error)
             return
+        if isinstance(frame, _WORKING_FRAMES):
+            self._found()
         match frame:
             case MessagesFrame(messages=messages):
-                if self._held is not None:
-                    self._arrived(messages)
+                self._window.arrived(messages)
                 self._ready.extend(messages)
             case AnswerFrame():
                 self._answered(frame)
@@ -377,27 +397,35 @@ class Consuming:
         self._terms = terms
         self._state = _State.ATTACHED
         self.attached()
-        self._ceiling_ms = self._session.options.retry_base_ms
-        if self._lost_since_ms is not None and self._was_attached:
-            facts = {"away_ms": round(now_ms - self._lost_since_ms)}
+        if self._away_since_ms is not None and self._was_attached:
+            facts = {"away_ms": round(now_ms - self._away_since_ms)}
             self._advise(Advisory("store_available", facts))
         self._was_attached = True
-        self._lost_since_ms = None
+        self._away_since_ms = None
+        credit = self._window.begin(terms.prefetch)
         self._outgoing += self._acks.again()
         self.flush()
-        self._without_credit = 0
         if not self._closing:
-            self._outgoing.append(credit_frame(self._credit()))
+            self._outgoing.append(credit_frame(credit))
+
+    def _found(self) -> None:
+        """A connection brought something: it is one, and the next loss is another one.
+
+        Being attached alone is not: what ends each connection would be met again at once, and for ever.
+        """
+        self._ceiling_ms = self._session.options.retry_base_ms
+        self._lost_since_ms = None
 
     def _again_or_end(self, now_ms: float, error: HoldfastError) -> None:
         if self._asked_endpoint is not None:
             self._session.route.failed(self._asked_endpoint)
         self._ready.clear()
         self._outgoing.clear()
-        if self._held is not None:
-            self._held.clear()
+        self._window.lost()
         if self._lost_since_ms is None:
             self._lost_since_ms = now_ms
+        if self._away_since_ms is None:
+            self._away_since_ms = now_ms
             if self._was_attached:
                 self._advise(Advisory("store_unavailable", {"reason": str(error)}))
         seconds = self._options.retry_duration
@@ -427,41 +455,15 @@ class Consuming:
         if self._state is _State.ATTACHED:
             self._outgoing.append(frame)
 
-    def _took(self, count: int) -> None:
-        """Without a window of its own the durable's bounds what is unsettled: credit only bounds what is on its way."""
-        if self._held is None:
-            self._without_credit += count
-            if self._without_credit * 2 >= self._credit():
-                self._give_credit()
-
-    def _arrived(self, messages: Sequence[Delivery]) -> None:
-        assert self._held is not None, "only who has a window of its own counts what it holds"
-        for message in messages:
-            if message.seq in self._held:  # its time to be acknowledged was over, and it came back to us
-                self._without_credit += 1
-            self._held.add(message.seq)
-
-    def _settled(self, first: int, last: int) -> None:
-        if self._held is not None:
-            for seq in range(first, last + 1):
-                if seq in self._held:
-                    self._held.discard(seq)
-                    self._without_credit += 1
-
     def _give_credit(self) -> None:
-        if self._without_credit and self._state is _State.ATTACHED:
-            self._outgoing.append(credit_frame(self._without_credit))
-            self._without_credit = 0
-
-    def _credit(self) -> int:
-        asked = self._options.prefetch
-        return self._terms.prefetch if asked is None else min(asked, self._terms.prefetch)
+        if self._state is _State.ATTACHED and (owed := self._window.take_owed()):
+            self._outgoing.append(credit_frame(owed))
 
     def _batch_count(self) -> int:
         asked = self._options.ack_batch_count
         count = self._terms.ack_batch_count if asked is None else asked
         # Later than half the window, acknowledging would stop the deliveries that it makes room for.
-        return max(1, min(count, self._credit() // 2))
+        return max(1, min(count, self._window.size // 2))
 
     def _batch_time_ms(self) -> float:
         asked = self._options.ack_batch_time

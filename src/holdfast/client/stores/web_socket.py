@@ -4,7 +4,7 @@ Owns: the handshake and the framing, by the library websockets. Does not own: so
 of payloads (``wire``).
 
 Failure model: whatever is not a WebSocket ends in ``Hung`` with the reason; it never raises. A payload above
-``payload_bytes_max`` ends the connection.
+``payload_bytes_max`` ends the connection with ``TooLarge``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from websockets.client import ClientProtocol
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import InvalidStatus, PayloadTooBig
 from websockets.frames import Close, Frame, Opcode
 from websockets.http11 import Response
 from websockets.typing import Subprotocol
@@ -23,7 +23,7 @@ from websockets.uri import WebSocketURI
 from holdfast.client.endpoint import Endpoint
 from holdfast.client.stores.wire import SUBPROTOCOL
 
-__all__ = ["Happening", "Hung", "Opened", "Payload", "Pong", "Refused", "WebSocket"]
+__all__ = ["Happening", "Hung", "Opened", "Payload", "Pong", "Refused", "TooLarge", "WebSocket"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,12 @@ class Hung:
     name: str
 
 
-Happening = Opened | Refused | Payload | Pong | Hung
+@dataclass(frozen=True, slots=True)
+class TooLarge:
+    """The connection is over, because a payload is above ``payload_bytes_max``."""
+
+
+Happening = Opened | Refused | Payload | Pong | Hung | TooLarge
 
 
 class WebSocket:
@@ -96,6 +101,8 @@ class WebSocket:
         if not self._is_over and (not data or self._protocol.parser_exc is not None):
             self._is_over = True
             reason = self._protocol.parser_exc
+            if isinstance(reason, PayloadTooBig):
+                return [*happenings, TooLarge()]
             happenings.append(Hung("the connection ended" if reason is None or not data else str(reason), 1006, ""))
         return happenings
 

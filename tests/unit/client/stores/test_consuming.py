@@ -13,7 +13,16 @@ from holdfast.client.endpoint import Route, parse_endpoint
 from holdfast.client.stores.consuming import Consuming
 from holdfast.client.stores.options import SubscriberOptions
 from holdfast.client.stores.steps import Connect, Ended, Talk
-from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
+from holdfast.errors import (
+    Closed,
+    Code,
+    CorruptData,
+    HoldfastError,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    Unavailable,
+)
 
 Frame = dict[str, object]
 
@@ -328,6 +337,51 @@ def test_retry_duration_0_ends_with_the_first_loss_and_n_after_n_seconds() -> No
         assert isinstance(service.step(), Connect)
         service.loses()
     assert 1_000 <= service.now_ms < 2_000
+
+
+def test_what_is_larger_than_this_client_takes_ends_it_and_names_the_bound() -> None:
+    service = Service()
+    service.attaches()
+    service.machine.too_large()
+    assert isinstance(service.step(), Ended)
+    failure = service.machine.failure
+    assert isinstance(failure, LimitExceeded)
+    assert failure.fields == {"event_bytes_max": 64 << 20} and "event_bytes_max" in failure.hint
+
+
+def test_being_attached_alone_is_no_connection_that_was_found_again() -> None:
+    service = Service(retry_duration=1.0)
+    lengths = []
+    service.attaches()
+    service.delivers(1)
+    while True:
+        service.loses()
+        if isinstance(service.step(), Ended):
+            break
+        lengths.append(service.waits().at_most_ms)
+        service.attaches()
+    assert lengths == [20, 40, 80, 160, 320, 640], "each is twice as long, though each connection was attached"
+    kinds = [advisory.kind for advisory in service.machine.take_advisories()]
+    assert kinds == ["store_unavailable", "store_available"] * 6 + ["store_unavailable"]
+
+
+@pytest.mark.parametrize("what", ["messages", "answer", "pong"])
+def test_what_a_connection_brings_starts_pauses_and_time_anew(what: str) -> None:
+    service = Service(retry_duration=1.0)
+    service.attaches()
+    for _ in range(20):
+        service.loses()
+        assert service.waits().at_most_ms == 20
+        service.attaches()
+        if what == "messages":
+            service.delivers(1)
+        elif what == "answer":
+            service.machine.acknowledge(1, 1, service.now_ms, Answers())
+            frame = service.hears()[-1]
+            service.says({"type": "answer", "id": frame["id"], "acknowledged": 1, "stale": []})
+        else:
+            service.machine.heard(service.now_ms)
+        service.now_ms += 500
 
 
 def test_a_newer_subscriber_ends_this_one_by_name() -> None:

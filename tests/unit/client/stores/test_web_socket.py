@@ -9,7 +9,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from holdfast.client.endpoint import parse_endpoint
-from holdfast.client.stores.web_socket import Happening, Hung, Opened, Payload, Pong, Refused, WebSocket
+from holdfast.client.stores.web_socket import Happening, Hung, Opened, Payload, Pong, Refused, TooLarge, WebSocket
 from holdfast.client.stores.wire import SUBPROTOCOL
 
 ENDPOINT = parse_endpoint("http://store:8080")
@@ -103,7 +103,7 @@ def test_a_service_of_another_subprotocol_is_not_spoken_to() -> None:
 def test_a_payload_above_the_bound_ends_the_connection() -> None:
     client, server = opened(bytes_max=10)
     server.send_binary(b"x" * 11)
-    assert any(isinstance(happening, Hung) for happening in client.feed(said(server)))
+    assert client.feed(said(server)) == [TooLarge()]
 
 
 @pytest.mark.parametrize(
