@@ -35,6 +35,24 @@ class _Asked:
     on_answer: list[OnAnswer]
 
 
+def _of_all(frames: int, on_answer: Sequence[OnAnswer]) -> OnAnswer:
+    """Tell these once: what so many frames found stale when all are answered, or the first error."""
+    gathered: list[int] = []
+    left = frames
+
+    def answered(stale: Sequence[int], error: HoldfastError | None) -> None:
+        nonlocal left
+        if left == 0:
+            return  # told already
+        gathered.extend(stale)
+        left = 0 if error is not None else left - 1
+        if left == 0:
+            for tell in on_answer:
+                tell(gathered if error is None else (), error)
+
+    return answered
+
+
 class Acknowledging:
     """What one subscriber has acknowledged and the service has not confirmed."""
 
@@ -54,7 +72,7 @@ class Acknowledging:
         """How many numbers wait for company or for an answer."""
         return self.pending + sum(asked.numbers for asked in self._unanswered.values())
 
-    def add(self, first: int, last: int, now_ms: float, on_answer: OnAnswer | None) -> None:
+    def add(self, first: int, last: int, now_ms: float) -> None:
         """``first`` to ``last`` are consumed. Neighbours in order of delivery become one range at once."""
         if not self.pending:
             self.since_ms = now_ms
@@ -63,20 +81,19 @@ class Acknowledging:
             self._pairs[-1][1] = last
         else:
             self._pairs.append([first, last])
-        if on_answer is not None:
-            self._answers.append(on_answer)
+
+    def tell(self, on_answer: OnAnswer) -> None:
+        """Call this when everything that waits for company now has its answer."""
+        self._answers.append(on_answer)
 
     def take_pending(self) -> list[bytes]:
-        """Frames of everything that waits for company. Who waits for an answer gets that of the last frame."""
+        """Frames of everything that waits for company. Who waits for an answer gets that of all of them."""
         pairs, answers = self._pairs, self._answers
         self._pairs, self._answers, self.pending = [], [], 0
-        frames: list[bytes] = []
-        for start in range(0, len(pairs), RANGES_MAX):
-            part = pairs[start : start + RANGES_MAX]
-            numbers = sum(last - first + 1 for first, last in part)
-            is_last = start + RANGES_MAX >= len(pairs)
-            frames.append(self.ask("ack", part, numbers, answers if is_last else []))
-        return frames
+        parts = [pairs[start : start + RANGES_MAX] for start in range(0, len(pairs), RANGES_MAX)]
+        if answers and len(parts) > 1:
+            answers = [_of_all(len(parts), answers)]
+        return [self.ask("ack", part, sum(last - first + 1 for first, last in part), answers) for part in parts]
 
     def ask(self, kind: str, what: Sequence[object], numbers: int, on_answer: list[OnAnswer]) -> bytes:
         """A frame that is to be answered."""

@@ -195,17 +195,14 @@ class Subscriber:
 
         Returns the numbers that this subscriber held no more (they were delivered again), known when confirmed.
         """
-        waits = confirmed or self._machine.acknowledges_at_once
-        stale: list[int] = []
-        # Those before the last travel in the frame that the last one sends.
-        for message in messages[:-1] if waits else messages:
-            self._machine.acknowledge(message.seq, message.seq, now_ms())
-        if waits and messages:
-            last = messages[-1].seq
-            stale.extend(await self._answer(lambda done: self._machine.acknowledge(last, last, now_ms(), done)))
-        else:
-            self._said()
-        return stale
+        if not messages:
+            return ()
+        numbers = [(message.seq, message.seq) for message in messages]
+        if confirmed or self._machine.acknowledges_at_once:
+            return await self._answer(lambda done: self._machine.acknowledge_all(numbers, now_ms(), done))
+        self._machine.acknowledge_all(numbers, now_ms())
+        self._said()
+        return ()
 
     async def put_back(self, message: Delivery, *, delay: float = 0.0, confirmed: bool = False) -> None:
         """Deliver this again to anybody, ``delay`` seconds later; it counts as one more delivery."""

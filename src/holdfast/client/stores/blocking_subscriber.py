@@ -135,15 +135,16 @@ class Subscriber:
 
         Returns the numbers that this subscriber held no more (they were delivered again), known when confirmed.
         """
+        if not messages:
+            return ()
+        numbers = [(message.seq, message.seq) for message in messages]
         with self._changed:
             waits = confirmed or self._machine.acknowledges_at_once
-            for message in messages[:-1] if waits else messages:
-                self._machine.acknowledge(message.seq, message.seq, now_ms())
-            self._said()
-        if not waits or not messages:
-            return ()
-        last = messages[-1].seq
-        return self._answer(lambda done: self._machine.acknowledge(last, last, now_ms(), done))
+            if not waits:
+                self._machine.acknowledge_all(numbers, now_ms())
+                self._said()
+                return ()
+        return self._answer(lambda done: self._machine.acknowledge_all(numbers, now_ms(), done))
 
     def put_back(self, message: Delivery, *, delay: float = 0.0, confirmed: bool = False) -> None:
         """Deliver this again to anybody, ``delay`` seconds later; it counts as one more delivery."""

@@ -56,13 +56,15 @@ from holdfast.client.stores.wire import (
     ErrorFrame,
     MessagesFrame,
     close_frame,
+    closing_error,
     coded_error,
     credit_frame,
     decode_frame,
+    frame_too_large,
     named_error,
     subscribe_target,
 )
-from holdfast.errors import Closed, Code, CorruptData, HoldfastError, LimitExceeded, Unavailable
+from holdfast.errors import Closed, Code, CorruptData, HoldfastError, Unavailable
 from holdfast.stores.messages import Delivery
 
 __all__ = ["Consuming"]
@@ -191,9 +193,18 @@ class Consuming:
 
     def acknowledge(self, first: int, last: int, now_ms: float, on_answer: OnAnswer | None = None) -> None:
         """These are consumed. They go out with others, at once where somebody waits for the answer."""
+        self.acknowledge_all([(first, last)], now_ms, on_answer)
+
+    def acknowledge_all(
+        self, ranges: Sequence[tuple[int, int]], now_ms: float, on_answer: OnAnswer | None = None
+    ) -> None:
+        """The same for several, whose one answer is about all of them."""
         self._require_usable()
-        self._acks.add(first, last, now_ms, on_answer)
-        self._window.settled(first, last)
+        for first, last in ranges:
+            self._acks.add(first, last, now_ms)
+            self._window.settled(first, last)
+        if on_answer is not None:
+            self._acks.tell(on_answer)
         if on_answer is not None or self._acks.pending >= self._batch_count() or self.acknowledges_at_once:
             self.flush()
 
@@ -324,13 +335,7 @@ class Consuming:
     def too_large(self) -> None:
         """A frame is larger than this client takes. It would be on every connection."""
         if self._state in _CONNECTED:
-            self.end(
-                LimitExceeded(
-                    "what the service sends at once is larger than this client takes",
-                    hint="raise event_bytes_max of the ClientOptions",
-                    event_bytes_max=self._session.options.event_bytes_max,
-                )
-            )
+            self.end(frame_too_large(self._session.options.event_bytes_max))
 
     def received(self, payload: bytes, now_ms: float) -> None:
         """A frame came. Raises: nothing; a frame that the API does not describe ends the subscription."""
@@ -366,11 +371,7 @@ class Consuming:
             return
         error: HoldfastError = Unavailable(f"the connection to the service was lost: {reason}")
         if code not in _NORMAL_CLOSE and name:
-            said = self._last_said
-            facts = (
-                "".join(f" {key}={value}" for key, value in said.facts.items()) if said and said.kind == name else ""
-            )
-            error = named_error(ServiceError(name, f"the service ended the subscription: {name}{facts}"), 500)
+            error = closing_error(name, self._last_said)
             if error.code not in _RECONNECTED_CODES:
                 self.end(error)
                 return

@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.client.effects import Reply, Request
 from holdfast.client.messages import ServiceError, error_of
-from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, Unavailable
+from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.stores.messages import Delivery, Message
 
 __all__ = [
@@ -36,12 +36,14 @@ __all__ = [
     "ServerFrame",
     "ack_frame",
     "close_frame",
+    "closing_error",
     "coded_error",
     "credit_frame",
     "decode",
     "decode_frame",
     "decode_receipt",
     "durable_path",
+    "frame_too_large",
     "map_path",
     "named_error",
     "publish_request",
@@ -282,3 +284,18 @@ def named_error(error: ServiceError, status: int) -> HoldfastError:
         return error_of(error, status)
     kind = Unavailable if status >= 500 else InvalidRequest
     return kind(error.message or error.code, retry_after_ms=error.retry_after_ms, service_code=error.code)
+
+
+def closing_error(code: str, said: AdvisoryFrame | None) -> HoldfastError:
+    """The exception for the code in a close frame, which has room for no more: what it is about was said before."""
+    facts = "".join(f" {key}={value}" for key, value in said.facts.items()) if said and said.kind == code else ""
+    return named_error(ServiceError(code, f"the service ended the subscription: {code}{facts}"), 500)
+
+
+def frame_too_large(bytes_max: int) -> LimitExceeded:
+    """The error for a frame above the client's own bound."""
+    return LimitExceeded(
+        "what the service sends at once is larger than this client takes",
+        hint="raise event_bytes_max of the ClientOptions",
+        event_bytes_max=bytes_max,
+    )

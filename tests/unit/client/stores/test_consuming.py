@@ -181,10 +181,10 @@ def test_more_ranges_than_a_frame_takes_go_out_in_several() -> None:
     service.machine.acknowledge(30_000, 30_000, 0, answers)
     frames = service.hears()
     assert [len(frame["ranges"]) for frame in frames] == [10_000, 2_002]  # type: ignore[arg-type]
-    service.says({"type": "answer", "id": 1, "acknowledged": 10_000, "stale": []})
+    service.says({"type": "answer", "id": 1, "acknowledged": 9_998, "stale": [1, [3, 3]]})
     assert answers.stale is None
-    service.says({"type": "answer", "id": 2, "acknowledged": 2_002, "stale": []})
-    assert answers.stale == [] and service.machine.unconfirmed == 0
+    service.says({"type": "answer", "id": 2, "acknowledged": 2_001, "stale": [30_000]})
+    assert answers.stale == [1, 3, 30_000] and service.machine.unconfirmed == 0
 
 
 def test_a_lone_acknowledgement_goes_out_when_its_time_is_over() -> None:
@@ -209,6 +209,32 @@ def test_who_waits_for_the_answer_sends_at_once_and_hears_what_was_stale() -> No
     service.says({"type": "answer", "id": 1, "acknowledged": 1, "stale": [[6, 7]]})
     assert answers.stale == [6, 7] and service.machine.stale == 2
     assert [advisory.kind for advisory in service.machine.take_advisories()] == ["stale_acknowledgement"]
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_who_acknowledges_several_hears_of_every_one_that_was_stale(mode: str) -> None:
+    service = Service()
+    service.attaches(ack_mode=mode, ack_batch_count=2)
+    service.hears()
+    answers = Answers()
+    service.machine.acknowledge_all([(seq, seq) for seq in (1, 3, 4, 5, 7, 7)], 0, answers)
+    (frame,) = service.hears()
+    assert frame["ranges"] == [[1, 1], [3, 5], [7, 7], [7, 7]]
+    service.says({"type": "answer", "id": 1, "acknowledged": 3, "stale": [1, [4, 5]]})
+    assert answers.stale == [1, 4, 5]
+
+
+def test_one_error_is_told_of_several_frames_and_no_answer_behind_it() -> None:
+    service = Service()
+    service.attaches(prefetch=65_536)
+    told: list[HoldfastError | None] = []
+    numbers = [(seq, seq) for seq in range(1, 24_002, 2)]
+    service.machine.acknowledge_all(numbers, 0, lambda _stale, error: told.append(error))
+    assert len([frame for frame in service.hears() if frame["type"] == "ack"]) == 2
+    service.says({"type": "error", "id": 1, "code": "permission_denied", "message": "no"})
+    service.says({"type": "answer", "id": 2, "acknowledged": 2_001, "stale": []})
+    assert [error.code for error in told if error is not None] == [Code.PERMISSION_DENIED] and len(told) == 1
+    assert not service.machine.has_ended
 
 
 def test_a_durable_with_sync_acknowledgements_gets_each_at_once() -> None:
