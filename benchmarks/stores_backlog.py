@@ -194,6 +194,7 @@ async def drain(url: str, count: int) -> int:
                     seen[number] = 1
                     found += 1
             if found + wrong >= count:
+                await subscriber.acknowledge(*batch)
                 break
     return wrong + count - found
 

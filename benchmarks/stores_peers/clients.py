@@ -107,6 +107,7 @@ class Holdfast:
             async for messages in subscriber.batches():
                 seen += len(messages)
                 if seen >= count:
+                    await subscriber.acknowledge(*messages)
                     break
         return seen
 

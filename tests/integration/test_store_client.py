@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import threading
 import time
@@ -252,6 +253,70 @@ def test_a_callback_that_raises_gives_its_message_back(client: StoreClient, stor
     assert [message.body for message in again] == [b"bad"] and again[0].delivery_count in (2, 3)
 
 
+class Left(Exception):
+    pass
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_what_is_worked_on_when_the_block_is_left_comes_again(client: StoreClient, store: str, raises: bool) -> None:
+    with client.publisher(store) as publisher:
+        publisher.publish_batch([Message(b"%d" % number) for number in range(10)])
+    with contextlib.suppress(Left), client.subscriber(store, "work") as subscriber:
+        for message in subscriber:
+            if message.body == b"2":
+                if raises:
+                    raise Left
+                break
+    with contextlib.suppress(Left), client.subscriber(store, "work") as subscriber:
+        for batch in subscriber.batches():
+            assert batch[0].body == b"2", "what was asked past is consumed, and nothing else"
+            if raises:
+                raise Left
+            break
+    assert client.describe_durable(store, "work")["counts"]["messages"] == 8  # type: ignore[index]
+    left = take(client, store, 8)
+    assert bodies(left) == [b"%d" % number for number in range(2, 10)]
+
+
+def test_what_an_application_settles_itself_is_not_acknowledged_once_more(client: StoreClient, store: str) -> None:
+    with client.publisher(store) as publisher:
+        publisher.publish_batch([Message(b"a"), Message(b"b"), Message(b"c")])
+    with client.subscriber(store, "work") as subscriber:
+        first, second = subscriber.receive(10), subscriber.receive(10)
+        assert first is not None and second is not None
+        subscriber.put_back(second, delay=3_600, confirmed=True)
+        last = subscriber.receive(10)
+        assert last is not None
+        assert list(subscriber.acknowledge(last, confirmed=True)) == []
+        assert subscriber.receive(0) is None
+        assert subscriber.stale == 0
+    assert client.describe_durable(store, "work")["counts"]["messages"] == 1  # type: ignore[index]
+
+
+def test_the_asyncio_twin_leaves_what_is_worked_on_too(service: Service, store: str) -> None:
+    async def work() -> None:
+        async with asynchronous(service) as client:
+            async with client.publisher(store) as publisher:
+                await publisher.publish_batch([Message(b"%d" % number) for number in range(10)])
+            async with client.subscriber(store, "work") as subscriber:
+                async for message in subscriber:
+                    if message.body == b"2":
+                        break
+            with contextlib.suppress(Left):
+                async with client.subscriber(store, "work") as subscriber:
+                    async for batch in subscriber.batches():
+                        assert batch[0].body == b"2"
+                        raise Left
+            async with client.subscriber(store, "work") as subscriber:
+                message = await subscriber.receive(10)
+                assert message is not None and message.body == b"2"
+                assert list(await subscriber.acknowledge(message, confirmed=True)) == []
+            described = await client.describe_durable(store, "work")
+            assert described["counts"]["messages"] == 7  # type: ignore[index]
+
+    run(work)
+
+
 def test_the_newest_subscriber_of_a_standard_durable_wins(client: StoreClient, store: str) -> None:
     client.define_durable(store, "one", {"type": "standard"})
     with client.subscriber(store, "one", subscriber="old") as old:
@@ -417,7 +482,9 @@ def test_the_asyncio_twin_publishes_and_consumes(service: Service, store: str) -
                 async for messages in subscriber.batches():
                     found += bodies(messages)
                     if len(found) == 600:
+                        assert list(await subscriber.acknowledge(*messages, confirmed=True)) == []
                         break
+                assert subscriber.stale == 0
             assert found == [b"%d" % number for number in range(600)]
             described = await client.describe_durable(store, "work")
             assert described["counts"]["backlog"] == 0  # type: ignore[index]

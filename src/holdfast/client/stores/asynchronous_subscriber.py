@@ -92,7 +92,8 @@ class Subscriber:
     """The messages of one durable, delivered to one subscriber name. Made by ``StoreClient.subscriber``.
 
     Iterate, or take ``batches``, or ``run`` a function on each. Without ``explicit_ack`` a message is acknowledged when
-    the next one is asked for, and when the function returned; what it raises gives the message back. Raises while
+    the next one is asked for, and when the function returned; what it raises gives the message back. The one that is
+    worked on when the block is left, by ``break`` or otherwise, comes again unless it was acknowledged. Raises while
     iterating: Conflict (``durable_collision``: a newer subscriber took the place), NotFound, InvalidRequest
     (``matcher_mismatch``, ``type_mismatch``), PermissionDenied, LimitExceeded (above
     ``event_bytes_max``), Unavailable (after ``retry_duration``).
@@ -129,8 +130,6 @@ class Subscriber:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self._settle_handed_out()
         await self.aclose()
 
     # receiving
@@ -197,6 +196,7 @@ class Subscriber:
         """
         if not messages:
             return ()
+        self._settles(messages)
         numbers = [(message.seq, message.seq) for message in messages]
         if confirmed or self._machine.acknowledges_at_once:
             return await self._answer(lambda done: self._machine.acknowledge_all(numbers, now_ms(), done))
@@ -207,6 +207,7 @@ class Subscriber:
     async def put_back(self, message: Delivery, *, delay: float = 0.0, confirmed: bool = False) -> None:
         """Deliver this again to anybody, ``delay`` seconds later; it counts as one more delivery."""
         delay_ms = max(0, round(delay * 1000))
+        self._settles((message,))
         if confirmed:
             await self._answer(lambda done: self._machine.put_back(message.seq, delay_ms, done))
         else:
@@ -215,6 +216,7 @@ class Subscriber:
 
     async def reject(self, message: Delivery, *, confirmed: bool = False) -> None:
         """Never deliver this again: it goes to the durable's dead letters."""
+        self._settles((message,))
         if confirmed:
             await self._answer(lambda done: self._machine.reject(message.seq, done))
         else:
@@ -250,7 +252,10 @@ class Subscriber:
         self._machine.on_advisory = function
 
     async def aclose(self) -> None:
-        """Send what is acknowledged, wait up to ``close_linger`` for the answers, and leave; the durable stays."""
+        """Send what is acknowledged, wait up to ``close_linger`` for the answers, and leave; the durable stays.
+
+        What was handed out and not acknowledged comes again, also the message or the batch that was the last one.
+        """
         self._machine.close()
         try:
             if self._started:
@@ -270,6 +275,12 @@ class Subscriber:
             if not await self._more():
                 return None
         return item
+
+    def _settles(self, messages: Sequence[Delivery]) -> None:
+        """The application says itself what becomes of these: asking for the next one does not acknowledge them."""
+        if self._unacknowledged:
+            numbers = {message.seq for message in messages}
+            self._unacknowledged = [message for message in self._unacknowledged if message.seq not in numbers]
 
     def _settle_handed_out(self) -> None:
         handed_out = self._unacknowledged

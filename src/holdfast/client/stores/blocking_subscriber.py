@@ -46,7 +46,8 @@ class Subscriber:
     """The messages of one durable, delivered to one subscriber name. Made by ``StoreClient.subscriber``.
 
     Iterate, or take ``batches``, or ``run`` a function on each. Without ``explicit_ack`` a message is acknowledged when
-    the next one is asked for, and when the function returned; what it raises gives the message back. Raises while
+    the next one is asked for, and when the function returned; what it raises gives the message back. The one that is
+    worked on when the block is left, by ``break`` or otherwise, comes again unless it was acknowledged. Raises while
     iterating: Conflict (``durable_collision``: a newer subscriber took the place), NotFound, InvalidRequest
     (``matcher_mismatch``, ``type_mismatch``), PermissionDenied, LimitExceeded (above
     ``event_bytes_max``), Unavailable (after ``retry_duration``).
@@ -81,9 +82,6 @@ class Subscriber:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            with self._changed:
-                self._settle_handed_out()
         self.close()
 
     # receiving
@@ -139,6 +137,7 @@ class Subscriber:
             return ()
         numbers = [(message.seq, message.seq) for message in messages]
         with self._changed:
+            self._settles(messages)
             waits = confirmed or self._machine.acknowledges_at_once
             if not waits:
                 self._machine.acknowledge_all(numbers, now_ms())
@@ -149,15 +148,15 @@ class Subscriber:
     def put_back(self, message: Delivery, *, delay: float = 0.0, confirmed: bool = False) -> None:
         """Deliver this again to anybody, ``delay`` seconds later; it counts as one more delivery."""
         delay_ms = max(0, round(delay * 1000))
-        self._settle(lambda done: self._machine.put_back(message.seq, delay_ms, done), confirmed=confirmed)
+        self._settle(message, lambda done: self._machine.put_back(message.seq, delay_ms, done), confirmed=confirmed)
 
     def reject(self, message: Delivery, *, confirmed: bool = False) -> None:
         """Never deliver this again: it goes to the durable's dead letters."""
-        self._settle(lambda done: self._machine.reject(message.seq, done), confirmed=confirmed)
+        self._settle(message, lambda done: self._machine.reject(message.seq, done), confirmed=confirmed)
 
     def extend(self, message: Delivery, *, confirmed: bool = False) -> None:
         """Work on this goes on: its time to be acknowledged starts anew."""
-        self._settle(lambda done: self._machine.extend(message.seq, done), confirmed=confirmed)
+        self._settle(None, lambda done: self._machine.extend(message.seq, done), confirmed=confirmed)
 
     # the rest
 
@@ -181,7 +180,10 @@ class Subscriber:
         self._machine.on_advisory = function
 
     def close(self) -> None:
-        """Send what is acknowledged, wait up to ``close_linger`` for the answers, and leave; the durable stays."""
+        """Send what is acknowledged, wait up to ``close_linger`` for the answers, and leave; the durable stays.
+
+        What was handed out and not acknowledged comes again, also the message or the batch that was the last one.
+        """
         with self._changed:
             self._machine.close()
             if self._thread is not None:
@@ -224,13 +226,20 @@ class Subscriber:
         if handed_out:
             self._said()
 
-    def _settle(self, ask: Callable[[OnAnswer | None], None], *, confirmed: bool) -> None:
-        if confirmed:
-            self._answer(ask)
-            return
+    def _settles(self, messages: Sequence[Delivery]) -> None:
+        """The application says itself what becomes of these: asking for the next one does not acknowledge them."""
+        if self._unacknowledged:
+            numbers = {message.seq for message in messages}
+            self._unacknowledged = [message for message in self._unacknowledged if message.seq not in numbers]
+
+    def _settle(self, message: Delivery | None, ask: Callable[[OnAnswer | None], None], *, confirmed: bool) -> None:
         with self._changed:
-            ask(None)
-            self._said()
+            self._settles(() if message is None else (message,))
+            if not confirmed:
+                ask(None)
+                self._said()
+                return
+        self._answer(ask)
 
     def _answer(self, ask: Callable[[OnAnswer], None]) -> Sequence[int]:
         answers: list[tuple[Sequence[int], HoldfastError | None]] = []

@@ -63,7 +63,8 @@ class PublisherOptions:
 class SubscriberOptions:
     """Every bound of a subscriber.
 
-    ``explicit_ack``: False acknowledges a message when the next one is asked for, or the callback returned.
+    ``explicit_ack``: False acknowledges a message when the next one is asked for, or the callback returned; what is
+    worked on when the subscriber is left comes again.
     ``prefetch``: how many messages it holds unacknowledged at most, None for the durable's own number.
     ``ack_batch_count`` and ``ack_batch_time``: acknowledgements go out together, after so many or so many seconds;
     None for what the durable says. ``retry_duration``: for how many seconds a service that was lost is looked for; 0
