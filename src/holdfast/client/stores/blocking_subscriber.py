@@ -370,9 +370,12 @@ class Subscriber:
     def _sleep(self, line: _Line, timeout_ms: float) -> bool:
         """Until the line is readable (then True), the application wakes us, or it is time."""
         with self._changed:
-            if self._machine.has_outgoing:
+            machine, now = self._machine, now_ms()
+            if machine.has_outgoing:
                 timeout_ms = 0.0
-            self._sleeps_until_ms = now_ms() + timeout_ms
+            elif machine.is_attached:  # the application may have acknowledged something since the step was made
+                timeout_ms = min(timeout_ms, max(0.0, machine.ack_due_ms - now))
+            self._sleeps_until_ms = now + timeout_ms
         number = line.connection.socket.fileno()
         return number in self._wait([number], timeout_ms + _EARLY_MS if timeout_ms else 0)
 

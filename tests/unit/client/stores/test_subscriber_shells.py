@@ -15,6 +15,7 @@ from holdfast.client.stores import asynchronous_subscriber, blocking_subscriber
 from holdfast.client.stores.consuming import Consuming
 from holdfast.client.stores.options import SubscriberOptions
 from holdfast.client.stores.steps import Connect, Talk
+from holdfast.stores.messages import Delivery
 
 
 class Clock:
@@ -38,6 +39,9 @@ def attached_machine(options: SubscriberOptions) -> Consuming:
     machine.received(msgspec.msgpack.encode({"type": "attached", "created": False, "prefetch": 8}), 0)
     machine.next_step(0)
     return machine
+
+
+DELIVERY = Delivery(seq=1, published_ms=0, body=b"a", fields={}, key=None, delivery_count=1, redelivered=False)
 
 
 class Halves:
@@ -86,3 +90,31 @@ def test_a_part_of_a_frame_is_a_sign_of_life(clock: Clock, is_blocking: bool) ->
         line.close()
         if is_blocking:
             shell.close()
+
+
+def test_what_is_acknowledged_while_the_thread_goes_to_sleep_goes_out_when_it_is_due(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = SubscriberOptions(explicit_ack=True)
+    machine, line = attached_machine(options), Halves()
+    shell = shell_of(blocking_subscriber.Subscriber, machine, options)
+    slept: list[float] = []
+
+    def wait(_numbers: list[int], ms: float) -> set[int]:
+        slept.append(ms)
+        return set()
+
+    def say(*_: object, **__: object) -> None:  # between the machine's step and the sleep, as another thread may
+        shell.acknowledge(DELIVERY)
+
+    monkeypatch.setattr(shell, "_wait", wait)
+    monkeypatch.setattr(line, "say", say)
+    try:
+        clock.now_ms = 1_000
+        step = machine.next_step(1_000)
+        assert isinstance(step, Talk) and step.timeout_ms == 1_000, "until the next probe"
+        shell._talk(line, step)
+        assert slept == [100 + blocking_subscriber._EARLY_MS], "for as long as acknowledgements wait for company"
+    finally:
+        line.close()
+        shell.close()
