@@ -98,7 +98,8 @@ async def full(directory: Path) -> Happened:
     await service.close()
     return {
         "last": last,
-        "refusal": refusal.code,
+        "answer": refusal.code,
+        "cause": refusal.fields["cause_code"],
         "failures": len(failures),
         "found": found,
         "again": answer.last_seq,

@@ -47,13 +47,13 @@ def test_at_the_limit_publishers_wait_and_consumers_free_the_space(
 
 def test_a_full_disk_ends_the_service_and_loses_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     happened = tell(tmp_path, "full")
-    assert happened["refusal"] == "disk_full"
+    assert (happened["answer"], happened["cause"]) == ("outcome_unknown", "disk_full")
     assert happened["failures"] == 1
     assert happened["found"] >= happened["last"] > 100
     assert happened["again"] == happened["found"] + 1
     assert happened["kept"] == happened["again"]
     with capsys.disabled():
         print(
-            f"\na full disk: ended with {happened['refusal']}, {happened['last']} messages confirmed, "
+            f"\na full disk: ended with {happened['cause']}, {happened['last']} messages confirmed, "
             f"{happened['found']} found, 0 lost"
         )
