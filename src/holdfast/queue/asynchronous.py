@@ -107,6 +107,7 @@ class Queue:
         self._queue: BlockingQueue | None = None
         self._followers: dict[asyncio.Future[None], None] = {}  # in the order in which they came
         self._trims: set[asyncio.Future[int]] = set()
+        self._ended: asyncio.Future[None] | None = None
 
     # ---- opening and closing ----------------------------------------------------------------------------------------
 
@@ -124,14 +125,18 @@ class Queue:
         return self
 
     async def close(self) -> None:
-        """Finish what was appended, make everything durable, let go of the files. Doing it twice is harmless.
+        """Finish what was appended, make everything durable, let go of the files. Doing it twice is harmless, and while
+        another task does it, returns when that has.
 
         An append that waits for space (``full="block"``) gets ``Closed``. *Raises*: as ``holdfast.Queue.close``.
         """
         queue, lane = self._queue, self._lane
         self._queue = None
         if queue is None or lane is None:
+            if self._ended is not None:
+                await asyncio.shield(self._ended)
             return
+        self._ended = asyncio.get_running_loop().create_future()
         if queue.writable:
             # Before the appends are waited for: one that waits for space may do so for ever.
             queue.space.close()
@@ -149,6 +154,7 @@ class Queue:
         finally:
             lane.close()
             self._wake()
+            self._ended.set_result(None)
             if cancelled is not None:
                 raise cancelled
 

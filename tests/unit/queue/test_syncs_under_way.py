@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import threading
 from pathlib import Path
@@ -9,6 +10,7 @@ from random import Random
 
 import pytest
 
+from holdfast import aio
 from holdfast.errors import Closed, Code
 from holdfast.queue import Queue
 from holdfast.queue.durability import Durability, SyncTarget
@@ -188,3 +190,26 @@ def test_who_closes_a_queue_while_another_does_returns_when_all_is_durable(tmp_p
         work.get()
     with Queue(tmp_path / "q", background=False) as found:
         assert [message.payload for message in found.read()] == [b"a"]
+
+
+def test_a_task_that_closes_a_queue_while_another_does_returns_when_all_is_durable(tmp_path: Path) -> None:
+    released = threading.Event()
+
+    class Held(LocalFiles):
+        def sync_data(self, file: int) -> None:
+            assert released.wait(60)
+            super().sync_data(file)
+
+    async def scenario() -> None:
+        released.set()
+        queue = await aio.Queue(tmp_path / "q", files=Held(), background=False).open()
+        await queue.append(b"a")
+        released.clear()
+        first, second = (asyncio.ensure_future(queue.close()) for _ in range(2))
+        ended, _ = await asyncio.wait({first, second}, timeout=0.1)  # the second would have ended, if it did not wait
+        assert not ended
+        released.set()
+        await asyncio.gather(first, second)
+        await queue.close()
+
+    asyncio.run(scenario())
