@@ -254,9 +254,9 @@ def trust_the_number(
     return min(committed_seq, last_seq)
 
 
-def log_not_synced(self: Consumer, seq: int) -> None:
+def log_not_synced(self: Consumer, seq: int, history: list[Place]) -> None:
     """A durable commit syncs the cursor and leaves the log to itself."""
-    del self, seq
+    del self, seq, history
 
 
 def write_every_other_value(self: CursorFile, value: bytes) -> None:

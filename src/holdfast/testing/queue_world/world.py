@@ -478,7 +478,8 @@ class World:
             self.states += 1
             self.seen["crash after a crash"] += 1
             successor = self.open(again)
-            self._check(successor, then, then.durable)
+            # Killed between a sync that failed and the mark that says so: the start after it believes the next sync.
+            self._check(successor, then, 0 if self._doubt and image.boot == self.files.boot else then.durable)
             successor.close()
         queue.close()
         then.durable = len(then.payloads)
