@@ -23,7 +23,7 @@ from tests.integration.stores_harness import stores_serving
 from holdfast.aio import StoreClient as AsyncStoreClient
 from holdfast.client.stores import Message, StoreClient
 from holdfast.client.transports import Connection, Departures
-from holdfast.errors import Code, InvalidRequest
+from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.testing.rgw import free_port
 
 PAGE_BYTES = 1 << 20
@@ -79,6 +79,81 @@ def test_a_log_that_fails_while_serving_ends_the_process_with_a_named_error(tmp_
         assert kept[:confirmed] == list(range(1, confirmed + 1)), "what was confirmed is there"
     finally:
         again.kill()
+
+
+class Publishers:
+    """Threads that publish large messages of their own, each behind the last one's confirmation, until they are told.
+
+    Several at once make one group of several frames, of which a full disk takes some.
+    """
+
+    COUNT = 8
+
+    def __init__(self, url: str) -> None:
+        self.confirmed: list[list[str]] = [[] for _ in range(self.COUNT)]
+        self.errors: list[HoldfastError] = []
+        self._url = url
+        self._stopped = False
+        self._changed = threading.Condition()
+        self._threads = [threading.Thread(target=self._publish, args=(number,)) for number in range(self.COUNT)]
+        for thread in self._threads:
+            thread.start()
+
+    def _publish(self, number: int) -> None:
+        body = bytes(100_000)
+        try:
+            with StoreClient(self._url) as client, client.publisher("orders") as publisher:
+                while not self._stopped:
+                    name = f"{number}.{len(self.confirmed[number])}"
+                    publisher.publish(body, fields={"name": name})
+                    with self._changed:
+                        self.confirmed[number].append(name)
+                        self._changed.notify_all()
+        except HoldfastError as error:
+            self.errors.append(error)
+
+    def wait_for(self, more: int) -> None:
+        """Until each has so many confirmed in addition."""
+        with self._changed:
+            wanted = [len(names) + more for names in self.confirmed]
+            assert self._changed.wait_for(
+                lambda: all(len(names) >= most for names, most in zip(self.confirmed, wanted, strict=True)), 120
+            ), self.errors
+
+    def stop(self) -> None:
+        self._stopped = True
+        for thread in self._threads:
+            thread.join(120)
+
+
+def test_what_is_confirmed_around_a_log_that_failed_is_kept_once_and_in_order(tmp_path: Path) -> None:
+    environment = {"HOLDFAST_STORES__PAGE_SIZE_BYTES": "4 MiB", "HOLDFAST_VIEW__ENABLED": "false"}
+    log, port = (tmp_path / "log").as_uri(), free_port()
+    servers = [ServerProcess(tmp_path, log, port, flags=["--init"], environment=environment)]
+    publishers = None
+    try:
+        servers[0].wait_until_leading()
+        while ask(port, "GET", "/v1/stores", None)[0] == 503:
+            servers[0].leads()
+        assert ask(port, "PUT", "/v1/stores/orders", {"durables": {"work": SHARED}})[0] == 200
+        publishers = Publishers(f"http://127.0.0.1:{port}")
+        publishers.wait_for(1)
+        resource.prlimit(servers[0].pid, resource.RLIMIT_FSIZE, (2 * PAGE_BYTES, 2 * PAGE_BYTES))
+        assert servers[0].wait() == 6, servers[0].tail()
+        servers.append(ServerProcess(tmp_path, log, port, flags=["--take-over"], environment=environment))
+        publishers.wait_for(2)
+        publishers.stop()
+        assert publishers.errors == []
+        with StoreClient(f"http://127.0.0.1:{port}") as client:
+            kept = [str(message.fields["name"]) for message in client.browser("orders", "work")]
+        for number, confirmed in enumerate(publishers.confirmed):
+            assert [name for name in kept if name.startswith(f"{number}.")] == confirmed
+    finally:
+        if publishers is not None:
+            publishers._stopped = True
+        for server in servers:
+            if server.running:
+                server.kill()
 
 
 def test_a_poll_whose_attachment_is_under_way_is_answered_when_the_service_stops(tmp_path: Path) -> None:
