@@ -400,8 +400,8 @@ class Consumer:
 
     def poison_after_fork(self) -> None:
         """In a forked child: let go of the lock, which is the parent's, and refuse everything."""
+        self._file_lock, self._reading = threading.Lock(), threading.RLock()  # a thread of the parent may have held any
         if not self._released:
-            self._file_lock, self._reading = threading.Lock(), threading.RLock()
             self._released = True
             self._pages.port.close(self._lock_file)
             self._closed = Closed(

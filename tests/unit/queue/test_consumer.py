@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -434,6 +435,31 @@ def test_a_forked_child_cannot_commit(tmp_path: Path) -> None:
 
 
 # ---- retention ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_forked_child_is_refused_whatever_a_thread_of_its_parent_held(tmp_path: Path, *, closed: bool) -> None:
+    with Queue(tmp_path / "q") as queue:
+        consumer = queue.consumer("c")
+        if closed:
+            consumer.close()
+        held, done = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with consumer._reading, consumer._file_lock:
+                held.set()
+                assert done.wait(60)
+
+        thread = threading.Thread(target=hold, daemon=True)
+        thread.start()
+        assert held.wait(60)
+        consumer.poison_after_fork()  # as the child does, to which that thread is lost
+        for use in (consumer.poll, consumer.commit, consumer.rewind):
+            with pytest.raises(Closed):
+                use()
+        consumer.close()
+        done.set()
+        thread.join(60)
 
 
 def fill(queue: Queue, count: int) -> None:
