@@ -6,7 +6,9 @@ Owns: when a checkpoint is due, its thread, the retry after a failure. Does not 
 Failure model: a checkpoint that could not be written (a full disk, say) is written again after ``RETRY_S``; nothing new
 is frozen meanwhile, the log grows, and ``failure`` says why. When the log itself has failed there are no more. Where
 more than ``OVERDUE`` times as much was written as a checkpoint is due for, and the last one is still being written,
-everyone waits for it: what a start applies, and what is held in memory until then, stays bounded.
+everyone waits for it: what a start applies, and what is held in memory until then, stays bounded. Nobody waits for one
+that itself waits for a group of theirs, as it does until the frames it rests on are in the log; nor for one that ended
+in whatever way.
 """
 
 from __future__ import annotations
@@ -56,6 +58,8 @@ class Checkpoints:
         self._waiting: list[asyncio.Future[None]] = []
         self._closed = False
         self._held = 0
+        self._writing = False
+        """The one that runs rests on nothing that is not in the log: it waits for no group any more."""
         self.after: Callable[[], None] = _nothing
         self.failure: BaseException | None = None
         self.count = 0
@@ -65,7 +69,7 @@ class Checkpoints:
         """Called between commands: begin a checkpoint if one is due."""
         storage = self._storage
         if self._running is not None:
-            if storage.log_bytes >= OVERDUE * LOG_BYTES and self.failure is None:
+            if storage.log_bytes >= OVERDUE * LOG_BYTES and self._writing and self.failure is None:
                 self._groups.hold()
             return
         if not storage.log_bytes or self._closed or self._held:
@@ -100,13 +104,28 @@ class Checkpoints:
 
     async def _write(self, checkpoint: Checkpoint, appended: asyncio.Future[None]) -> None:
         await appended
+        self._writing = True
+        try:
+            written = await self._write_until_done(checkpoint)
+        finally:
+            # However it ended, a cancelled one included: who is held would wait for it for ever.
+            self._writing = False
+            self._groups.release()
+        if written:
+            self.failure = None
+            self.count += 1
+            self._running = None
+            self.after()
+
+    async def _write_until_done(self, checkpoint: Checkpoint) -> bool:
+        """Write it, however often that takes; whether the index has it."""
         while True:
             try:
                 self.pages_removed += await asyncio.to_thread(self._storage.write_checkpoint, checkpoint)
                 break
             except Closed as error:
                 self._groups.poison(error)  # the log has failed
-                return
+                return False
             except (sqlite3.Error, OSError) as error:
                 if self.failure is None:
                     _logger.warning("the index of the stores could not be written error=%s", error)
@@ -116,21 +135,17 @@ class Checkpoints:
                     if not waiting.done():
                         waiting.set_exception(error)
                 if self._closed:
-                    return  # the next start applies the log instead
+                    return False  # the next start applies the log instead
                 await asyncio.sleep(RETRY_S)
             except Exception as bug:  # noqa: BLE001 - told to everyone who waits, or they would wait for ever
                 self._groups.poison(bug)
-                return
+                return False
         try:
             self._storage.end_checkpoint()
         except Exception as error:  # noqa: BLE001 - told to everyone: what was frozen is half let go
             self._groups.poison(error)
-            return
-        self.failure = None
-        self.count += 1
-        self._running = None
-        self._groups.release()
-        self.after()
+            return False
+        return True
 
     async def now(self) -> None:
         """Return when everything applied so far is in the index.
