@@ -120,6 +120,10 @@ class Poller(Subscriber):
         """Whether a poll waits for messages."""
         return self._done is not None
 
+    def takes_more(self) -> bool:
+        """One portion answers a poll: another behind it would find nobody who waits for it."""
+        return not self.on_its_way and super().takes_more()
+
     def ask(self, count: int, wait_seconds: float, done: Polled, problem: Problem) -> None:
         """Begin a poll for up to ``count`` messages. An older one that waits still is answered with none.
 
@@ -127,7 +131,7 @@ class Poller(Subscriber):
         """
         self._answer([])
         self._done, self._problem = done, problem
-        self.room = min(count, SHARE_MAX)  # one portion, so that none is on its way when the poll is answered
+        self.room = min(count, SHARE_MAX)
         self._timer = self._deliveries.loop.call_later(wait_seconds, self._waited)
 
     def abandon(self, done: Polled) -> None:
@@ -140,6 +144,8 @@ class Poller(Subscriber):
     def give(self, messages: list[Delivery]) -> None:
         """Answer the poll. Messages that nobody waits for any more, or may have any more, go back at once."""
         problem = self._problem() if messages and self._done is not None else None
+        if self._done is None:
+            self.room = 0  # of what it was asked for and did not get
         if messages and (self._done is None or problem is not None):
             self._deliveries.give_back(self, messages)
             if problem is not None:
@@ -212,34 +218,30 @@ class Deliveries:
             if self._attaching.get(name) is subscriber:
                 del self._attaching[name]
             if isinstance(result, HoldfastError):
-                older = self.find(*name)
-                if older is None:
+                known = self.find(*name)
+                if known is None:
                     self._detach(subscriber, "closed")  # of an older session that left meanwhile, if there was one
                 else:
-                    self._serve_with(older)
+                    self._serve_with(known)
                 done(result)
                 return
             assert isinstance(result, Attached), "Attach answers Attached"
             if self._ended is not None:
                 done(self._ended)  # a poll that began now would wait for messages that nobody gives out
                 return
+            # Whoever it displaced is served no more, and is told so even where the newer one has left already.
+            for older in dict.fromkeys((subscriber.name, result.displaced)):
+                self._displace(subscriber.store, subscriber.durable, older)
             if subscriber.gone:
                 self._detach(subscriber, "closed")
                 return
             self._join(subscriber)
-            if result.displaced and result.displaced != subscriber.name:
-                self._displace(subscriber.store, subscriber.durable, result.displaced)
             done(result)
 
         self._service.submit_nowait(attach, attached)
 
     def _join(self, subscriber: Subscriber) -> None:
-        ring = self._rings.setdefault((subscriber.store, subscriber.durable), _Ring())
-        older = ring.by_name.get(subscriber.name)
-        if older is not None:
-            self._remove(ring, older)
-            older.end(_displaced(older))
-        ring.by_name[subscriber.name] = subscriber
+        self._rings.setdefault((subscriber.store, subscriber.durable), _Ring()).by_name[subscriber.name] = subscriber
 
     def expect(self, store: str, durable: str, name: str, timeout_seconds: float) -> None:
         """A subscriber was attached before a restart: it comes back within its time-out, or is detached."""
@@ -250,13 +252,9 @@ class Deliveries:
     def leave(self, subscriber: Subscriber, cause: str) -> None:
         """A connected subscriber is gone: what it holds goes back. Harmless when it has left already."""
         subscriber.gone = True
-        name = (subscriber.store, subscriber.durable)
-        ring = self._rings.get(name)
-        if ring is None or ring.by_name.get(subscriber.name) is not subscriber:
+        if self.find(subscriber.store, subscriber.durable, subscriber.name) is not subscriber:
             return
-        self._remove(ring, subscriber)
-        if not ring.by_name:
-            del self._rings[name]
+        self._remove(subscriber)
         self._detach(subscriber, cause)
 
     def _detach(self, subscriber: Subscriber, cause: str) -> None:
@@ -267,10 +265,9 @@ class Deliveries:
 
     def _displace(self, store: str, durable: str, name: str) -> None:
         """A newer subscriber took the place of this one; the state machine has detached it already."""
-        ring = self._rings[store, durable]
-        older = ring.by_name.get(name)
+        older = self.find(store, durable, name)
         if older is not None:
-            self._remove(ring, older)
+            self._remove(older)
             older.end(_displaced(older))
 
     def dropped(self, store: str, durable: str, error: HoldfastError) -> None:
@@ -280,10 +277,13 @@ class Deliveries:
             subscriber.gone = True
             subscriber.end(error)
 
-    @staticmethod
-    def _remove(ring: _Ring, subscriber: Subscriber) -> None:
+    def _remove(self, subscriber: Subscriber) -> None:
         subscriber.gone = True
+        name = (subscriber.store, subscriber.durable)
+        ring = self._rings[name]
         del ring.by_name[subscriber.name]
+        if not ring.by_name:
+            del self._rings[name]
 
     def close(self, error: HoldfastError) -> None:
         """Tell everybody that is connected why it ends, and who is about to be as soon as its attachment is durable."""
@@ -405,12 +405,9 @@ class Deliveries:
 
     def _refused(self, subscriber: Subscriber, error: HoldfastError) -> None:
         """The state machine knows it no more, or nothing goes on: it is told, and comes again if it likes."""
-        ring = self._rings.get((subscriber.store, subscriber.durable))
-        if subscriber.gone or ring is None:
+        if subscriber.gone:
             return
-        self._remove(ring, subscriber)
-        if not ring.by_name:
-            del self._rings[subscriber.store, subscriber.durable]
+        self._remove(subscriber)
         subscriber.end(error)
 
     def add_room(self, subscriber: Subscriber, messages: int) -> None:
