@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.http_harness import run
-from tests.integration.stores_harness import stores_serving
+from tests.integration.http_harness import request, run, until
+from tests.integration.stores_harness import bodies, stores_serving
 
 from holdfast.server.stores.deliveries import Poller
 from holdfast.stores.commands import Attach, Publish
@@ -69,5 +69,48 @@ def test_what_comes_while_a_portion_is_on_its_way_to_a_poll_waits_for_the_next_p
             assert [one.seq for one in await first] == [1, 2, 3]
             await service.settled()
             assert [(one.seq, one.delivery_count) for one in await poll(100)] == [(4, 1), (5, 1)]
+
+    run(scenario)
+
+
+POLL = "/v1/stores/orders/durables/work/messages?subscriber=gone&wait_ms=60000"
+
+
+@pytest.mark.parametrize("headers", [{}, {"Connection": "close"}], ids=["kept", "closes"])
+@pytest.mark.parametrize("known", [False, True], ids=["first", "again"])
+def test_a_long_poll_whose_peer_has_ended_takes_nothing_and_waits_no_longer(
+    tmp_path: Path, headers: dict[str, str], known: bool
+) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"work": {**SHARED, "max_delivery": 1}})
+            if known:
+                assert await stores.poll("orders", "work", "gone") == []
+            gone = await stores.connect()
+            gone.send(request("GET", POLL, **headers))
+
+            def waits() -> bool:
+                poller = stores.opened.deliveries.find("orders", "work", "gone")
+                return isinstance(poller, Poller) and poller.asking
+
+            await until(waits)
+            gone.writer.write_eof()
+            assert (await gone.answer()).json == {"messages": []}
+            assert await gone.is_closed_by_peer()
+            await stores.publish("orders", "a")
+            assert bodies(await stores.poll("orders", "work", "other", wait_ms=60_000)) == ["a"]
+
+    run(scenario)
+
+
+def test_a_long_poll_of_a_peer_that_sends_no_more_is_given_what_is_there(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"work": SHARED})
+            await stores.publish("orders", "a")
+            half = await stores.connect()
+            half.send(request("GET", POLL))
+            half.writer.write_eof()
+            assert bodies((await half.answer()).json["messages"]) == ["a"]
 
     run(scenario)

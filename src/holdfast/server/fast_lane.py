@@ -18,7 +18,8 @@ Nothing of that raises out of a reply: an answer to a connection that is gone is
 stands. Bounds: a head of ``HEAD_BYTES_MAX``, a body of ``request_bytes_max``, ``UNANSWERED_MAX`` unanswered requests
 (then reading stops), the transport's high-water mark for unsent answers (then reading stops too), and
 ``DISCARD_BYTES_MAX`` of an oversized request read away so that its sender sees the answer before the close. A peer that
-has ended its direction gets the answers still due, but waits no longer than ``HALF_CLOSED_SECONDS_MAX`` for versions.
+has ended its direction gets the answers still due, but waits no longer than ``HALF_CLOSED_SECONDS_MAX`` for versions,
+and a long poll no more at all: most of these peers have gone, and what came for them would count as delivered.
 
 Long, because the framing of requests, their bounds and the order of answers share the state of one connection.
 """
@@ -158,16 +159,18 @@ class FastLane(asyncio.Protocol):
         self._lanes.connection_ended()
         self._lanes.open.discard(self)
         self._unread.clear()
-        abandoned = [due.abandon for due in self._queue if due.abandon is not None]
+        abandoned = [due.poll for due in self._queue if due.poll is not None]
         self._queue.clear()
-        for abandon in abandoned:
-            abandon()
+        for poll in abandoned:
+            poll.abandon()
 
     def eof_received(self) -> bool:
         """The peer sends no more. True keeps our direction open."""
         # A peer that has sent its last request may still be waiting for answers.
         self._eof = True
         transport = self._transport
+        for poll in [due.poll for due in self._queue if due.poll is not None]:
+            poll.hurry()
         if self._asking:
             self._front.loop.call_later(HALF_CLOSED_SECONDS_MAX, self._close_if_only_asking)
         return bool(self._queue) and transport is not None and transport.get_extra_info("sslcontext") is None
@@ -189,6 +192,9 @@ class FastLane(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of requests, or of what is only read away."""
+        if self._takes_no_more:
+            self._pause_reading()  # it was read from only to see its end
+            return
         if self._discard_left >= 0:
             self._discard(len(data))
             return
@@ -210,7 +216,7 @@ class FastLane(asyncio.Protocol):
         self._needed = 0
         size = len(data)
         position = 0
-        while position < size and not self._reading_paused and self._discard_left < 0:
+        while position < size and not (self._reading_paused or self._takes_no_more) and self._discard_left < 0:
             taken = self._take(data, position)
             if taken == 0:
                 break
@@ -357,7 +363,9 @@ class FastLane(asyncio.Protocol):
         if self._closes:
             # Nothing that follows is a request (RFC 9112, section 9.6).
             self._takes_no_more = True
-            self._pause_reading()
+            if not self._queue or self._queue[-1].poll is None:
+                self._pause_reading()
+            # Else it is a long poll, and who waits for it may go.
         elif len(self._queue) >= UNANSWERED_MAX:
             self._pause_reading()
 
@@ -397,7 +405,7 @@ class FastLane(asyncio.Protocol):
         lanes = self._lanes
 
         def answer(status: int, headers: dict[str, str], body: bytes, media_type: str) -> None:
-            due.abandon = None
+            due.poll = None
             if status == 200 and not due.closes:
                 head = lanes.head_200 if media_type == "application/json" else lanes.head_200_msgpack
                 response = b"%b%d\r\n\r\n%b" % (head, len(body), body)
@@ -405,9 +413,9 @@ class FastLane(asyncio.Protocol):
                 response = lanes.response(status, headers, body, closes=due.closes, media_type=media_type)
             self.settle(due, response)
 
-        abandon = hot.serve(body, self._content_type, self._accept, self._authorization, answer)
-        if abandon is not None:
-            due.abandon = abandon
+        poll = hot.serve(body, self._content_type, self._accept, self._authorization, answer)
+        if poll is not None:
+            due.poll = poll
 
     def _client(self) -> bytes | str:
         transport = self._transport

@@ -20,6 +20,7 @@ from holdfast.server.responses import error_answer
 if TYPE_CHECKING:
     from holdfast.server.fast_lane import FastLane
     from holdfast.server.stores.hot_routes import HotStores
+    from holdfast.server.stores.operations import PollUnderWay
 
 __all__ = ["Lanes", "Unanswered"]
 
@@ -44,15 +45,15 @@ _REASON: Final = {
 class Unanswered:
     """One request whose answer is due, in the order of its connection."""
 
-    __slots__ = ("abandon", "answer", "closes", "lane", "size")
+    __slots__ = ("answer", "closes", "lane", "poll", "size")
 
     def __init__(self, lane: FastLane, size: int, closes: bool) -> None:
         self.lane = lane
         self.size = size
         self.closes = closes
         self.answer: bytes | None = None
-        self.abandon: Callable[[], None] | None = None
-        """Called when the connection is lost before the answer, where that matters to somebody."""
+        self.poll: PollUnderWay | None = None
+        """The long poll that it is, which is told when its connection is lost before the answer, or half closed."""
 
 
 class Lanes:

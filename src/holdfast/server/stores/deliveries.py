@@ -32,7 +32,7 @@ from holdfast.server.stores.service_port import StoreServicePort
 from holdfast.stores.commands import Acknowledge, Attach, Attached, Deliver, Delivered, Detach, Result
 from holdfast.stores.messages import Delivery
 
-__all__ = ["SHARE_MAX", "Backlog", "Deliveries", "Poller", "Problem", "Subscriber"]
+__all__ = ["SHARE_MAX", "Backlog", "Deliveries", "Polled", "Poller", "Problem", "Subscriber"]
 
 _log = structlog.get_logger("holdfast.stores")
 
@@ -140,6 +140,12 @@ class Poller(Subscriber):
             self._done = None
             self.room = 0
             self._stop_timer()
+
+    def hurry(self, done: Polled) -> None:
+        """This poll waits no longer: it is answered with what is there, or is on its way."""
+        if self._done is done and self._timer is not None:
+            self._stop_timer()
+            self._waited()
 
     def give(self, messages: list[Delivery]) -> None:
         """Answer the poll. Messages that nobody waits for any more, or may have any more, go back at once."""

@@ -4,7 +4,8 @@ Owns: which request lines are hot, and joining rights, decoding, operation and a
 and connections (``server.fast_lane``), what is done (``operations``), the same routes on the framework lane
 (``routes_messages``), which read what this module hands over: names with escapes, parameters it does not know.
 
-Failure model: as the fast lane's. Every request gets one answer; a poll whose connection is lost is abandoned.
+Failure model: as the fast lane's. Every request gets one answer; a poll whose connection is lost is abandoned,
+and one whose peer sends no more waits no longer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.server.front import Front
 from holdfast.server.responses import error_answer
 from holdfast.server.stores.hosting import StoreHost
-from holdfast.server.stores.operations import POLL_MESSAGES_DEFAULT, PollRequest
+from holdfast.server.stores.operations import POLL_MESSAGES_DEFAULT, PollRequest, PollUnderWay
 from holdfast.server.stores.wire import MSGPACK, AckRequest, PublishRequest, decode, format_of
 from holdfast.stores.permissions import Right
 
@@ -75,8 +76,8 @@ class HotRequest:
 
     def serve(
         self, body: bytes, content_type: bytes | None, accept: bytes | None, authorization: bytes | None, answer: Answer
-    ) -> Callable[[], None] | None:
-        """Carry it out. Returns what to call when the connection is lost before the answer."""
+    ) -> PollUnderWay | None:
+        """Carry it out. Returns what to tell when the connection ends before the answer."""
         return self._stores.serve(self, body, content_type, accept, authorization, answer)
 
 
@@ -136,8 +137,8 @@ class HotStores:
         accept: bytes | None,
         authorization: bytes | None,
         answer: Answer,
-    ) -> Callable[[], None] | None:
-        """Carry one request out. Returns what to call when the connection is lost before the answer."""
+    ) -> PollUnderWay | None:
+        """Carry one request out. Returns what to tell when the connection ends before the answer."""
         front, host = self._front, self.host
         counters = front.counters.answers
         wanted = format_of(accept)

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final
 
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded
-from holdfast.server.stores.deliveries import Deliveries, Poller, Problem
+from holdfast.server.stores.deliveries import Deliveries, Polled, Poller, Problem
 from holdfast.server.stores.in_force import InForce
 from holdfast.server.stores.latency import Latencies
 from holdfast.server.stores.service_port import StoreServicePort
@@ -46,7 +46,14 @@ from holdfast.stores.messages import Delivery
 from holdfast.stores.state import State
 from holdfast.stores.store import Durable
 
-__all__ = ["POLL_MESSAGES_DEFAULT", "POLL_MESSAGES_MAX", "POLL_WAIT_MS_MAX", "Done", "StoreOperations"]
+__all__ = [
+    "POLL_MESSAGES_DEFAULT",
+    "POLL_MESSAGES_MAX",
+    "POLL_WAIT_MS_MAX",
+    "Done",
+    "PollUnderWay",
+    "StoreOperations",
+]
 
 POLL_MESSAGES_DEFAULT: Final = 100
 POLL_MESSAGES_MAX: Final = 512
@@ -63,6 +70,38 @@ RANGED_NUMBERS_MAX: Final = 1_000_000
 
 Done = Callable[[bytes | HoldfastError], None]
 """Gets the body of the answer, or the error. Called once, on the loop; never raises."""
+
+
+class PollUnderWay:
+    """A poll that waits for its answer, for whoever sees the end of its connection."""
+
+    __slots__ = ("_abandoned", "_hurried", "_poller", "_polled", "_seconds")
+
+    def __init__(self, poller: Poller, polled: Polled, seconds: float) -> None:
+        self._poller = poller
+        self._polled = polled
+        self._seconds = seconds
+        self._abandoned = self._hurried = False
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more: it is given nothing."""
+        self._abandoned = True
+        self._poller.abandon(self._polled)
+
+    def hurry(self) -> None:
+        """It waits no longer: it is answered with what is there."""
+        self._hurried = True
+        self._poller.hurry(self._polled)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self._abandoned
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long it may wait from now on, before it has begun to."""
+        return 0.0 if self._hurried else self._seconds
 
 
 class StoreOperations:
@@ -129,23 +168,22 @@ class StoreOperations:
         self._deliveries.seen(store, durable, request.subscriber)
         self._service.submit_nowait(acknowledge_of(store, durable, request), acknowledged)
 
-    def poll(self, poll: PollRequest, wire_format: WireFormat, done: Done, problem: Problem) -> Callable[[], None]:
-        """Answer with messages as soon as there are some. Returns what to call when nobody waits for it any more.
+    def poll(self, poll: PollRequest, wire_format: WireFormat, done: Done, problem: Problem) -> PollUnderWay:
+        """Answer with messages as soon as there are some. Returns what to tell when nobody waits for it any more.
 
         ``problem`` says why the caller may not have them any more, asked when there are some.
         Raises: NotFound; InvalidRequest (type_mismatch) for a map.
         """
         deliveries = self._deliveries
         durable = self._definitions.named(poll.store, poll.durable, poll.subscriber)
-        abandoned = False
 
         def polled(answer: list[Delivery] | HoldfastError) -> None:
             done(answer if isinstance(answer, HoldfastError) else encode(DeliveredAnswer(answer), wire_format))
 
         known = deliveries.find(poll.store, durable, poll.subscriber)
         if isinstance(known, Poller):
-            poller = known
-            deliveries.poll(poller, poll.count, poll.wait_seconds, polled, problem)
+            under_way = PollUnderWay(known, polled, poll.wait_seconds)
+            deliveries.poll(known, poll.count, poll.wait_seconds, polled, problem)
         else:
             terms = self._definitions.terms(poll.store, durable)
             if terms.type is DurableType.MAP:
@@ -157,23 +195,19 @@ class StoreOperations:
                 poll.subscriber,
                 timeout_seconds=terms.subscriber_timeout_ms / 1000,
             )
+            under_way = PollUnderWay(poller, polled, poll.wait_seconds)
 
             def attached(result: Attached | HoldfastError) -> None:
                 if isinstance(result, HoldfastError):
                     done(result)
-                elif abandoned:
+                elif under_way.abandoned:
                     deliveries.leave(poller, "closed")
                 else:
-                    deliveries.poll(poller, poll.count, poll.wait_seconds, polled, problem)
+                    deliveries.poll(poller, poll.count, under_way.wait_seconds, polled, problem)
 
             deliveries.attach(poller, Attach(0, poll.store, durable, poll.subscriber), attached)
 
-        def abandon() -> None:
-            nonlocal abandoned
-            abandoned = True
-            poller.abandon(polled)
-
-        return abandon
+        return under_way
 
     def browse(
         self, store: str, durable: str, *, after: int, count: int, match: bytes

@@ -14,6 +14,7 @@ from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.server.auth import Role
 from holdfast.server.routes import Answer, Call, Parameter, Route
 from holdfast.server.stores.hosting import OpenStores, StoreHost
+from holdfast.server.stores.operations import PollUnderWay
 from holdfast.server.stores.wire import MSGPACK, WireFormat, decode, encode, format_of
 from holdfast.stores.permissions import CLUSTER, Right
 
@@ -96,7 +97,7 @@ class StoreCall:
         return Answer(body, status, headers or {}, JSON if self.accept == "json" else MSGPACK)
 
     async def operation(
-        self, start: Callable[[Callable[[bytes | HoldfastError], None]], Callable[[], None] | None]
+        self, start: Callable[[Callable[[bytes | HoldfastError], None]], PollUnderWay | None]
     ) -> Answer:
         """Run one of ``StoreOperations``, which answers by a callback. A cancelled request is abandoned."""
         answered = self.call.front.loop.create_future()
@@ -105,17 +106,17 @@ class StoreCall:
             if not answered.done():
                 answered.set_result(result)
 
-        abandon = start(done)
+        poll = start(done)
         connection = self.call.connection
-        if abandon is not None:
-            connection.on_end = abandon
+        if poll is not None:
+            connection.on_end = poll.abandon
         try:
             result: bytes | HoldfastError = await answered
         finally:
-            if abandon is not None:
+            if poll is not None:
                 connection.on_end = None
                 if not answered.done() or answered.cancelled():
-                    abandon()
+                    poll.abandon()
         if isinstance(result, HoldfastError):
             raise result
         return self.raw(result)
