@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.integration.http_harness import run, until
 from tests.integration.stores_harness import JSON, MSGPACK, Subscriber, bodies, stores_serving, text64
@@ -527,22 +528,50 @@ def test_what_is_delivered_while_a_newer_session_attaches_is_the_newer_ones(tmp_
     run(scenario)
 
 
-def test_many_bodies_are_cut_into_frames_that_usual_clients_take(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        (10, {"body": text64("x" * 200_000)}),
+        (400, {"fields": {f"field {number}": "x" * 250 for number in range(32)}}),
+        (100, {"fields": {f"field {number}": "\x01" * 250 for number in range(32)}}),
+        (512, {"key": "k" * 1_000, "fields": {}}),
+        (100, {"fields": {f"field {number}": "\N{SNOWMAN}" * 80 for number in range(250)}}),
+    ],
+    ids=["bodies", "fields", "escaped", "keys", "wide"],
+)
+@pytest.mark.parametrize("subprotocol", [JSON, MSGPACK])
+def test_many_messages_are_cut_into_frames_that_usual_clients_take(
+    tmp_path: Path, count: int, message: dict[str, Any], subprotocol: str
+) -> None:
     async def scenario() -> None:
         async with stores_serving(tmp_path) as stores:
             await stores.define("orders", durables={"work": SHARED})
-            await stores.publish("orders", *(["x" * 200_000] * 10))
-            subscriber = await stores.subscribe("orders", "work")
+            published = await stores.ask("POST", "/v1/stores/orders/messages", {"messages": [message] * count})
+            assert published.status == 200, published.body
+            subscriber = await stores.subscribe("orders", "work", subprotocol=subprotocol)
             await subscriber.next()
-            subscriber.send(type="credit", messages=10)
+            subscriber.send(type="credit", messages=count)
             sizes: list[int] = []
-            got = 0
-            while got < 10:
+            numbers: list[int] = []
+            while len(numbers) < count:
                 opcode, data = await subscriber.frame()
-                if opcode == 1:
+                if opcode in (1, 2):
                     sizes.append(len(data))
-                    got += len(json.loads(data)["messages"])
+                    frame = json.loads(data) if opcode == 1 else msgspec.msgpack.decode(data)
+                    numbers += [one["seq"] for one in frame["messages"]]
+            assert numbers == list(range(1, count + 1))
             assert len(sizes) > 1
-            assert max(sizes) < 1 << 20
+            assert max(sizes) <= 1 << 20
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("asked", "told"), [("", 10), ("&prefetch=0", 10), ("&prefetch=4", 4), ("&prefetch=1000", 10)])
+def test_a_subscriber_is_told_the_window_that_it_has(tmp_path: Path, asked: str, told: int) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"work": {**SHARED, "prefetch": 10}})
+            subscriber = await stores.subscribe("orders", "work", more=asked)
+            assert (await subscriber.next())["prefetch"] == told
 
     run(scenario)

@@ -55,12 +55,12 @@ from holdfast.server.stores.socket_frames import (
     CurrentFrame,
     ErrorFrame,
     ExtendFrame,
-    MessagesFrame,
     NackFrame,
     RejectFrame,
     SubscribeRequest,
     decode_frame,
     encode_frame,
+    message_frames,
 )
 from holdfast.server.stores.wire import WireFormat, ranges_of
 from holdfast.stores.commands import Acknowledge, Acknowledged, Attach, Attached, Result
@@ -72,8 +72,6 @@ __all__ = ["SubscribeSocket"]
 
 FRAME_BYTES_MAX: Final = 1_048_576
 UNSENT_BYTES_MAX: Final = 4 * 1_048_576
-MESSAGES_BYTES: Final = 524_288
-"""Bytes of bodies in one frame; one message may exceed it. Usual clients take 1 MiB, and base64 needs a third more."""
 UNREAD_BYTES_MAX: Final = 4 * 1_048_576
 """Bytes of answers and pongs that are written for a peer that reads nothing: messages wait for it, these do not."""
 CLOSE_SECONDS_MAX: Final = 2.0
@@ -207,7 +205,7 @@ class SubscribeSocket(asyncio.Protocol):
             self._send(
                 AttachedFrame(
                     result.created,
-                    asked.prefetch or now.window,
+                    min(asked.prefetch or now.window, now.window),
                     str(now.ack_mode),
                     now.ack_batch_count,
                     now.ack_batch_time_ms,
@@ -306,17 +304,11 @@ class SubscribeSocket(asyncio.Protocol):
     # Frames of the server
 
     def give(self, messages: list[Delivery]) -> None:
-        """Write messages, in frames of about ``MESSAGES_BYTES``."""
+        """Write messages, in frames that usual clients take."""
         if not self._may_go_on():
             return  # they go back with all that it holds
-        begin = size = 0
-        for index, message in enumerate(messages):
-            size += len(message.body)
-            if size > MESSAGES_BYTES and index > begin:
-                self._send(MessagesFrame(messages[begin:index]))
-                begin, size = index, len(message.body)
-        if begin < len(messages):
-            self._send(MessagesFrame(messages[begin:] if begin else messages))
+        for data in message_frames(messages, self._format):
+            self._write(data, counted=False)
 
     @property
     def is_paused(self) -> bool:
@@ -338,14 +330,17 @@ class SubscribeSocket(asyncio.Protocol):
         self._send(AdvisoryFrame(kind, facts))
 
     def _send(self, frame: msgspec.Struct) -> None:
+        if self._talks():
+            self._write(encode_frame(frame, self._format), counted=not isinstance(frame, ChangesFrame))
+
+    def _write(self, data: bytes, *, counted: bool) -> None:
         if not self._talks():
             return
-        data = encode_frame(frame, self._format)
         if self._format == "json":
             self._protocol.send_text(data)
         else:
             self._protocol.send_binary(data)
-        self._flush(counted=not isinstance(frame, MessagesFrame | ChangesFrame))
+        self._flush(counted=counted)
 
     def _may_go_on(self) -> bool:
         """Whether the rights of the handshake are there still: another definition may have taken them."""

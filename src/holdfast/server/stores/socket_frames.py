@@ -7,7 +7,7 @@ Failure model: pure. Bytes that are not of the documented shape end in one ``Inv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Final
 from urllib.parse import parse_qsl, unquote
 
@@ -39,6 +39,7 @@ __all__ = [
     "SubscribeRequest",
     "decode_frame",
     "encode_frame",
+    "message_frames",
 ]
 
 SUBPROTOCOLS: Final[Mapping[str, WireFormat]] = {
@@ -46,6 +47,13 @@ SUBPROTOCOLS: Final[Mapping[str, WireFormat]] = {
     "holdfast.stores.v1+json": "json",
 }
 CREDIT_MAX: Final = 1_000_000
+FRAME_BYTES: Final = 1_048_576
+"""Usual clients take no larger frames."""
+MESSAGES_BYTES: Final = 524_288
+"""What the messages of one frame are weighed to: base64 needs a third more for bodies."""
+MESSAGE_BYTES: Final = 128
+FIELD_BYTES: Final = 8
+"""What a message, and a field, take in a frame beside what is in them, about."""
 
 Identity = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Numbers = Annotated[list[Sequence], Meta(max_length=MESSAGES_MAX)]
@@ -209,3 +217,39 @@ def decode_frame(data: bytes, wire_format: WireFormat) -> ClientFrame:
 def encode_frame(frame: msgspec.Struct, wire_format: WireFormat) -> bytes:
     """The bytes of a frame of the server."""
     return _JSON.encode(frame) if wire_format == "json" else _MSGPACK.encode(frame)
+
+
+def message_frames(messages: list[Delivery], wire_format: WireFormat) -> Iterator[bytes]:
+    """Messages as frames of at most ``FRAME_BYTES``; one message alone may exceed it."""
+    begin = size = 0
+    for index, message in enumerate(messages):
+        weight = _weight(message)
+        size += weight
+        if size > MESSAGES_BYTES and index > begin:
+            yield from _within_bytes(messages[begin:index], wire_format)
+            begin, size = index, weight
+    if begin < len(messages):
+        yield from _within_bytes(messages[begin:] if begin else messages, wire_format)
+
+
+def _within_bytes(messages: list[Delivery], wire_format: WireFormat) -> Iterator[bytes]:
+    """One frame; where text that is written with escapes has made it larger than it was weighed, several."""
+    data = encode_frame(MessagesFrame(messages), wire_format)
+    if len(data) <= FRAME_BYTES or len(messages) == 1:
+        yield data
+        return
+    middle = len(messages) // 2
+    yield from _within_bytes(messages[:middle], wire_format)
+    yield from _within_bytes(messages[middle:], wire_format)
+
+
+def _weight(message: Delivery) -> int:
+    """About its bytes in a frame, but for what base64 adds to its body."""
+    size = len(message.body) + MESSAGE_BYTES
+    if message.key is not None:
+        size += len(message.key)
+    for name, value in message.fields.items():
+        size += len(name) + FIELD_BYTES
+        if isinstance(value, str):
+            size += len(value)
+    return size
