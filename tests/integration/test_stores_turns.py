@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.http_harness import request, run, until
-from tests.integration.stores_harness import bodies, stores_serving
+from tests.integration.stores_harness import MSGPACK, StoresServing, bodies, stores_serving
 
-from holdfast.server.stores.deliveries import Poller
+from holdfast.server.stores.deliveries import PIECE_BYTES
+from holdfast.server.stores.socket import UNSENT_BYTES_MAX
+from holdfast.server.stores.subscribers import Poller
 from holdfast.stores.commands import Attach, Publish
 from holdfast.stores.messages import Delivery, Message
 
@@ -112,5 +115,108 @@ def test_a_long_poll_of_a_peer_that_sends_no_more_is_given_what_is_there(tmp_pat
             half.send(request("GET", POLL))
             half.writer.write_eof()
             assert bodies((await half.answer()).json["messages"]) == ["a"]
+
+    run(scenario)
+
+
+MEGABYTE = "x" * 1_000_000
+
+
+async def publish_large_before_small(stores: StoresServing, large: int) -> None:
+    """So many of a megabyte before so many small ones that the average of them all says little."""
+    await stores.define("orders", durables={"work": {**SHARED, "prefetch": 60_000}})
+    for _ in range(large):
+        await stores.publish("orders", MEGABYTE)
+    for _ in range(4):
+        await stores.publish("orders", *["s"] * 1_000)
+
+
+def pieces_read(stores: StoresServing) -> list[int]:
+    """The bytes of what is read at once, as it is read."""
+    sizes: list[int] = []
+    service = stores.opened.service
+    read = service.messages
+
+    def messages(store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
+        found = read(store, runs)
+        sizes.append(sum(len(one.body) for one in found))
+        return found
+
+    service.messages = messages  # type: ignore[method-assign]
+    return sizes
+
+
+def test_a_reader_that_does_not_read_is_read_for_in_pieces_however_large_the_first_messages_are(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await publish_large_before_small(stores, 30)
+            sizes = pieces_read(stores)
+            slow = await stores.subscribe("orders", "work", subprotocol=MSGPACK)
+            await slow.next()
+            slow.client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            slow.send(type="credit", messages=2_000)
+            (subscriber,) = stores.opened.deliveries.connected("orders", "work")
+            await until(lambda: subscriber.paused)
+            (socket,) = stores.host.sockets
+            assert socket._transport is not None
+            assert socket._transport.get_write_buffer_size() < UNSENT_BYTES_MAX + PIECE_BYTES + 100_000
+            assert len(subscriber.unread) > 0
+            slow.client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+            assert [one["seq"] for one in await slow.messages(2_000)] == list(range(1, 2_001))
+            assert max(sizes) <= PIECE_BYTES
+
+    run(scenario)
+
+
+def test_a_poll_is_answered_with_a_piece_and_the_next_one_with_the_rest(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await publish_large_before_small(stores, 10)
+            sizes = pieces_read(stores)
+            found: list[Any] = []
+            asked = iter([500, 500, 1, 500, 500])
+            while len(found) < 500:
+                most = next(asked)
+                answer = await stores.poll("orders", "work", max=most, wait_ms=60_000)
+                assert len(answer) <= most
+                found += answer
+            assert [one["seq"] for one in found] == list(range(1, len(found) + 1))
+            assert {one["delivery_count"] for one in found} == {1}
+            assert max(sizes) <= PIECE_BYTES
+
+    run(scenario)
+
+
+def test_what_waits_to_be_read_and_went_to_another_meanwhile_is_not_given(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await publish_large_before_small(stores, 10)
+            assert len(await stores.poll("orders", "work", max=10)) == 4
+            await stores.acks("orders", "work", nack=[{"seq": seq, "delay_ms": 0} for seq in range(5, 8)])
+            assert [one["seq"] for one in await stores.poll("orders", "work", "other", max=3)] == [5, 6, 7]
+            assert [one["seq"] for one in await stores.poll("orders", "work", max=3)] == [8, 9, 10]
+
+    run(scenario)
+
+
+def test_what_was_on_its_way_to_an_abandoned_poll_is_for_the_next_one_of_that_name(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"work": {**SHARED, "max_delivery": 1}})
+            assert await stores.poll("orders", "work") == []
+            await stores.publish("orders", "a")
+            deliveries, service = stores.opened.deliveries, stores.opened.service
+            poller = deliveries.find("orders", "work", "s")
+            assert isinstance(poller, Poller)
+
+            def nobody(_: object) -> None:
+                raise AssertionError("nobody waits for this answer")
+
+            deliveries.poll(poller, 100, 60.0, nobody, lambda: None)
+            assert poller.on_its_way
+            poller.abandon(nobody)
+            await service.settled()
+            (got,) = await stores.poll("orders", "work", wait_ms=60_000)
+            assert (got["seq"], got["delivery_count"]) == (1, 1)
 
     run(scenario)

@@ -1,7 +1,8 @@
 """Who is connected to which durable, and who is given the next messages.
 
-Owns: the connected subscribers of every durable, the turn among them, how many messages each may still be given, and
-long polls. Does not own: which messages those are (the state machine), sockets (``socket``), when a command is durable.
+Owns: the connected subscribers of every durable, the turn among them, reading for them what they hold. Does not own:
+which messages those are (the state machine), what one may be asked for and long polls (``subscribers``), sockets
+(``socket``), when a command is durable.
 
     somebody has room, and the durable has something    Deliver is submitted, before the group of the publish that
                                                         brought it about is closed, so that one sync serves both
@@ -13,14 +14,14 @@ Turns: those of one durable that take more stand in a queue, and go to its end w
 
 Failure model: a subscriber may vanish at any time. What was given to it before ``Detach`` is the state machine's to
 deliver again; what was read for it is dropped. One that polls is gone when it has shown nothing for its time-out.
-Bounds: a subscriber holds at most its room, the durable's prefetch, and whatever its connection buffers; on its way are
-at most two portions of ``SHARE_MAX`` messages and about ``PORTION_BYTES``.
+Bounds: a subscriber holds at most its room and the durable's prefetch; on its way are at most two portions of
+``SHARE_MAX`` messages, as numbers. They are read and written in pieces of ``PIECE_BYTES``, or of one message that is
+larger, and the next piece waits until the connection takes something: it buffers no more than one beyond its limit.
 """
 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
@@ -29,21 +30,20 @@ import structlog
 
 from holdfast.errors import Code, Conflict, HoldfastError
 from holdfast.server.stores.service_port import StoreServicePort
+from holdfast.server.stores.subscribers import SHARE_MAX, Polled, Poller, Problem, Run, Subscriber
 from holdfast.stores.commands import Acknowledge, Attach, Attached, Deliver, Delivered, Detach, Result
 from holdfast.stores.messages import Delivery
 
-__all__ = ["SHARE_MAX", "Backlog", "Deliveries", "Polled", "Poller", "Problem", "Subscriber"]
+__all__ = ["PIECE_BYTES", "Backlog", "Deliveries"]
 
 _log = structlog.get_logger("holdfast.stores")
 
-SHARE_MAX: Final = 512
 PORTION_BYTES: Final = 4 * 1_048_576
-"""What one portion is meant to have at most, by the average of its durable."""
+"""What one portion is meant to have at most, by the average of its durable: others are to have a part."""
+PIECE_BYTES: Final = 4 * 1_048_576
+"""What is read at once, by the bytes of the messages themselves."""
 DurableName = tuple[str, str]
 Joined = Callable[[Attached | HoldfastError], None]
-Polled = Callable[[list[Delivery] | HoldfastError], None]
-Problem = Callable[[], HoldfastError | None]
-"""Why who was let in may not be given messages any more."""
 
 
 class Backlog(Protocol):
@@ -61,127 +61,13 @@ class Backlog(Protocol):
         """About how many messages the durable has that nobody holds, and the bytes of one on average. O(1)."""
         ...
 
+    def size(self, store: str, first: int, last: int) -> int:
+        """The bytes of these messages together."""
+        ...
 
-class Subscriber(ABC):
-    """One connected subscriber of one durable. ``room`` is how many messages it may still be given."""
-
-    __slots__ = ("durable", "gone", "name", "on_its_way", "paused", "room", "store", "wants")
-
-    def __init__(self, store: str, durable: str, name: str) -> None:
-        self.store = store
-        self.durable = durable
-        self.name = name
-        self.room = 0
-        self.on_its_way = 0
-        """Messages asked for whose delivery is not durable yet; they are not in ``room`` any more."""
-        self.paused = False
-        """Its connection takes nothing at the moment."""
-        self.wants = False
-        """It stands in the queue of its durable."""
-        self.gone = False
-
-    def takes_more(self) -> bool:
-        """Whether it may be asked for now: it has room, its connection takes something, and little is on its way."""
-        return bool(self.room) and not self.paused and self.on_its_way < SHARE_MAX
-
-    @abstractmethod
-    def give(self, messages: list[Delivery]) -> None:
-        """Write messages to it."""
-
-    def advise(self, kind: str, facts: Mapping[str, object]) -> None:
-        """Tell it something beside messages."""
-        del kind, facts
-
-    def changed(self, changes: Sequence[tuple[str, int, str]]) -> None:
-        """Keys of its map changed: triples of key, revision and cause."""
-        del changes
-
-    @abstractmethod
-    def end(self, error: HoldfastError) -> None:
-        """It is not connected any more: ``error`` says why."""
-
-
-class Poller(Subscriber):
-    """A subscriber that asks for each portion (``GET .../messages``)."""
-
-    __slots__ = ("_deliveries", "_done", "_problem", "_timer", "seen_seconds", "timeout_seconds")
-
-    def __init__(self, deliveries: Deliveries, store: str, durable: str, name: str, *, timeout_seconds: float) -> None:
-        super().__init__(store, durable, name)
-        self._deliveries = deliveries
-        self._done: Polled | None = None
-        self._problem: Problem = _no_problem
-        self._timer: asyncio.TimerHandle | None = None
-        self.timeout_seconds = timeout_seconds
-        self.seen_seconds = 0.0
-
-    @property
-    def asking(self) -> bool:
-        """Whether a poll waits for messages."""
-        return self._done is not None
-
-    def takes_more(self) -> bool:
-        """One portion answers a poll: another behind it would find nobody who waits for it."""
-        return not self.on_its_way and super().takes_more()
-
-    def ask(self, count: int, wait_seconds: float, done: Polled, problem: Problem) -> None:
-        """Begin a poll for up to ``count`` messages. An older one that waits still is answered with none.
-
-        ``problem`` is asked when there are messages: the poll may have waited for them since its rights were taken.
-        """
-        self._answer([])
-        self._done, self._problem = done, problem
-        self.room = min(count, SHARE_MAX)
-        self._timer = self._deliveries.loop.call_later(wait_seconds, self._waited)
-
-    def abandon(self, done: Polled) -> None:
-        """Nobody waits for the answer of this poll any more."""
-        if self._done is done:
-            self._done = None
-            self.room = 0
-            self._stop_timer()
-
-    def hurry(self, done: Polled) -> None:
-        """This poll waits no longer: it is answered with what is there, or is on its way."""
-        if self._done is done and self._timer is not None:
-            self._stop_timer()
-            self._waited()
-
-    def give(self, messages: list[Delivery]) -> None:
-        """Answer the poll. Messages that nobody waits for any more, or may have any more, go back at once."""
-        problem = self._problem() if messages and self._done is not None else None
-        if self._done is None:
-            self.room = 0  # of what it was asked for and did not get
-        if messages and (self._done is None or problem is not None):
-            self._deliveries.give_back(self, messages)
-            if problem is not None:
-                self._answer(problem)
-        elif messages or (self._timer is None and not self.on_its_way):
-            self._answer(messages)
-
-    def end(self, error: HoldfastError) -> None:
-        """Answer the poll with why it ends."""
-        self.gone = True
-        self._answer(error)
-
-    def _waited(self) -> None:
-        self._timer = None
-        self.room = 0
-        if not self.on_its_way:
-            self._answer([])
-
-    def _answer(self, answer: list[Delivery] | HoldfastError) -> None:
-        self._stop_timer()
-        done, self._done = self._done, None
-        self.room = 0
-        self.seen_seconds = self._deliveries.loop.time()
-        if done is not None:
-            done(answer)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def still_held(self, store: str, durable: str, subscriber: str, run: Run) -> list[Run]:
+        """What the subscriber holds of a run that was delivered to it, and not again since."""
+        ...
 
 
 class _Ring:
@@ -387,27 +273,65 @@ class Deliveries:
     def _give(self, subscriber: Subscriber, asked: int, result: Delivered) -> None:
         if subscriber.gone:
             return
-        try:
-            messages = self._service.messages(subscriber.store, result.runs) if result.runs else []
-        except HoldfastError as error:
-            # What is damaged is this subscriber's to hear of, and the operator's; everybody else is served on.
-            place = subscriber.store, subscriber.durable
-            self.unreadable[place] = self.unreadable.get(place, 0) + 1
-            _log.error(
-                "messages_unreadable",
-                store=subscriber.store,
-                durable=subscriber.durable,
-                error=str(error),
-                code=str(error.code),
-                hint=error.hint,
-            )
-            self.leave(subscriber, "unreadable")
-            subscriber.end(error)
-            return
-        subscriber.room += asked - len(messages)
-        subscriber.give(messages)
+        subscriber.room += asked - _count(result.runs)
+        if result.runs:
+            subscriber.unread.extend(result.runs)
+            self._hand_over(subscriber)
+        else:
+            subscriber.give([])  # a poll whose time is over waited for this
         # An empty answer may mean that a long look among messages of others has to go on.
         self._serve_with(subscriber)
+
+    def _hand_over(self, subscriber: Subscriber, *, waited: bool = False) -> None:
+        """Read and write what a subscriber holds while it takes something. ``waited``: some may be others' now."""
+        while subscriber.unread and subscriber.takes and not subscriber.gone:
+            piece = self._piece(subscriber)
+            held = [part for run in piece for part in self._still_held(subscriber, run)] if waited else piece
+            try:
+                messages = self._service.messages(subscriber.store, held) if held else []
+            except HoldfastError as error:
+                # What is damaged is this subscriber's to hear of, and the operator's; everybody else is served on.
+                place = subscriber.store, subscriber.durable
+                self.unreadable[place] = self.unreadable.get(place, 0) + 1
+                _log.error(
+                    "messages_unreadable",
+                    store=subscriber.store,
+                    durable=subscriber.durable,
+                    error=str(error),
+                    code=str(error.code),
+                    hint=error.hint,
+                )
+                self.leave(subscriber, "unreadable")
+                subscriber.end(error)
+                return
+            subscriber.room += _count(piece) - len(messages)
+            subscriber.give(messages)
+
+    def _still_held(self, subscriber: Subscriber, run: Run) -> list[Run]:
+        return self._backlog.still_held(subscriber.store, subscriber.durable, subscriber.name, run)
+
+    def _piece(self, subscriber: Subscriber) -> list[Run]:
+        """Take from what is to be read at least one message, and at most ``PIECE_BYTES``."""
+        unread, store = subscriber.unread, subscriber.store
+        piece: list[Run] = []
+        left, room = PIECE_BYTES, subscriber.most
+        while unread and room > 0:
+            first, last, deliveries = unread[0]
+            end = min(last, first + room - 1)
+            size = self._backlog.size(store, first, end)
+            while size > left and end > first:
+                end = (first + end) // 2
+                size = self._backlog.size(store, first, end)
+            if size > left and piece:
+                break
+            piece.append((first, end, deliveries))
+            left -= size
+            room -= end - first + 1
+            if end < last:
+                unread[0] = end + 1, last, deliveries
+            else:
+                unread.popleft()
+        return piece
 
     def _refused(self, subscriber: Subscriber, error: HoldfastError) -> None:
         """The state machine knows it no more, or nothing goes on: it is told, and comes again if it likes."""
@@ -424,6 +348,7 @@ class Deliveries:
     def resume(self, subscriber: Subscriber) -> None:
         """The subscriber's connection takes something again."""
         subscriber.paused = False
+        self._hand_over(subscriber, waited=True)
         self._serve_with(subscriber)
 
     # Polls
@@ -432,11 +357,14 @@ class Deliveries:
         """Answer with up to ``count`` messages, as soon as there are some, or with none after ``wait_seconds``; with
         the ``problem`` where there is one then."""
         poller.ask(count, wait_seconds, done, problem)
+        self._hand_over(poller, waited=True)
         self._serve_with(poller)
 
     def give_back(self, poller: Poller, messages: list[Delivery]) -> None:
-        """Nobody took these messages: they are delivered again at once, with their count."""
+        """It may not have these messages, nor what else it holds: they are delivered again at once, and counted."""
         nack = [(message.seq, 0) for message in messages]
+        nack += [(seq, 0) for first, last, _ in poller.unread for seq in range(first, last + 1)]
+        poller.unread.clear()
         self._service.submit_nowait(Acknowledge(0, poller.store, poller.durable, poller.name, nack=nack), _ignored)
 
     def seen(self, store: str, durable: str, name: str) -> None:
@@ -460,10 +388,6 @@ class Deliveries:
         return len(silent)
 
 
-def _no_problem() -> HoldfastError | None:
-    """Of who has not asked yet."""
-
-
 def _displaced(subscriber: Subscriber) -> HoldfastError:
     return Conflict(
         "a newer subscriber took the place of this one",
@@ -476,3 +400,7 @@ def _displaced(subscriber: Subscriber) -> HoldfastError:
 
 def _ignored(_: Result | HoldfastError) -> None:
     """Nobody waits for this result: what it changes is the state machine's own."""
+
+
+def _count(runs: Iterable[Run]) -> int:
+    return sum([last - first + 1 for first, last, _ in runs])

@@ -9,6 +9,7 @@ waits for its sync.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ __all__ = [
     "attached_names",
     "durable_document",
     "figures_of",
+    "still_held",
     "store_document",
     "template_document",
     "waiting",
@@ -173,3 +175,21 @@ def waiting(store: Store, name: str) -> tuple[int, int]:
     if isinstance(durable, Consumption):
         return durable.pending - durable.holdings.held, durable.pending_bytes // (durable.pending or 1)
     return 1, 0
+
+
+def still_held(store: Store, name: str, subscriber: str, run: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+    """What a subscriber holds of a run (first, last, deliveries) as it was delivered to it."""
+    durable = store.durables.get(name)
+    if not isinstance(durable, Consumption):
+        return [run]  # of a last value nothing is held back: the newest is told in any case
+    holding = durable.holdings.of.get(subscriber)
+    runs = holding.runs if holding is not None else []
+    first, last, deliveries = run
+    found: list[tuple[int, int, int]] = []
+    for place in range(max(0, bisect_left(runs, (first,)) - 1), len(runs)):
+        low, high, count, _ = runs[place]
+        if low > last:
+            break
+        if high >= first and count == deliveries:
+            found.append((max(first, low), min(last, high), count))
+    return found

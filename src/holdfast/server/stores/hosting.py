@@ -23,10 +23,11 @@ from holdfast.server.front import OVERLOADED_RETRY_AFTER_MS, Front
 from holdfast.server.responses import not_leading
 from holdfast.server.stores.access import StoreAccess
 from holdfast.server.stores.deliveries import Deliveries
-from holdfast.server.stores.figures import waiting
+from holdfast.server.stores.figures import still_held, waiting
 from holdfast.server.stores.in_force import InForce
 from holdfast.server.stores.operations import StoreOperations
 from holdfast.server.stores.statistics import Statistics
+from holdfast.server.stores.subscribers import Run
 from holdfast.stores.effects import Advise, Changed, Effect
 from holdfast.stores.service import StoreService
 
@@ -78,6 +79,16 @@ class _StateBacklog:
         """See ``Backlog``."""
         found = self._state.stores.get(store)
         return (0, 0) if found is None else waiting(found, durable)
+
+    def size(self, store: str, first: int, last: int) -> int:
+        """See ``Backlog``."""
+        found = self._state.stores.get(store)
+        return 0 if found is None else found.counts.size(first, last)
+
+    def still_held(self, store: str, durable: str, subscriber: str, run: Run) -> list[Run]:
+        """See ``Backlog``."""
+        found = self._state.stores.get(store)
+        return [] if found is None else still_held(found, durable, subscriber, run)
 
 
 class StoreHost:

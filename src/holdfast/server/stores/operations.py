@@ -4,7 +4,8 @@ Owns: from a decoded request to the bytes of its answer. Does not own: connectio
 what (``deliveries``), routes that are not hot (``routes_*``).
 
 Failure model: an answer is given exactly once, and not before what it says is durable as its store promises. A client
-that goes away takes no publish and no acknowledgement back; messages on their way to its poll are delivered again.
+that goes away takes no publish and no acknowledgement back; messages on their way to its poll are for the next poll of
+its name, and for others when none comes in its time-out.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from itertools import islice
 from typing import Final
 
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded
-from holdfast.server.stores.deliveries import Deliveries, Polled, Poller, Problem
+from holdfast.server.stores.deliveries import Deliveries
 from holdfast.server.stores.in_force import InForce
 from holdfast.server.stores.latency import Latencies
 from holdfast.server.stores.service_port import StoreServicePort
+from holdfast.server.stores.subscribers import Polled, Poller, Problem
 from holdfast.server.stores.wire import (
     AckRequest,
     DeliveredAnswer,

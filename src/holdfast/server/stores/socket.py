@@ -39,7 +39,6 @@ from websockets.typing import Subprotocol
 from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
 from holdfast.server.front import Front
 from holdfast.server.responses import STATUS_OF, error_answer
-from holdfast.server.stores.deliveries import Subscriber
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.map_watch import MapWatch, WatchedMap
 from holdfast.server.stores.socket_frames import (
@@ -62,6 +61,7 @@ from holdfast.server.stores.socket_frames import (
     encode_frame,
     message_frames,
 )
+from holdfast.server.stores.subscribers import Subscriber
 from holdfast.server.stores.wire import WireFormat, ranges_of
 from holdfast.stores.commands import Acknowledge, Acknowledged, Attach, Attached, Result
 from holdfast.stores.definitions import DurableType
