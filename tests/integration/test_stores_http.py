@@ -315,7 +315,7 @@ ASKED_WRONGLY = [
     ("POST", "/v1/stores/none/messages", {"messages": [{}]}, 404, "not_found"),
     ("POST", "/v1/stores/orders/durables/work/acks", {"ack": [1]}, 400, "malformed"),
     ("POST", "/v1/stores/orders/durables/work/acks", {"subscriber": "s", "ack": [0]}, 400, "malformed"),
-    ("POST", "/v1/stores/orders/durables/work/acks", {"subscriber": "nobody", "ack": [1]}, 404, "not_found"),
+    ("POST", "/v1/stores/orders/durables/none/acks", {"subscriber": "s", "ack": [1]}, 404, "not_found"),
     ("POST", "/v1/stores/orders/durables/work/rewind", {"to": "start"}, 409, "type_mismatch"),
     ("POST", "/v1/stores/orders/durables/work/rewind", {}, 400, "malformed"),
     ("POST", "/v1/stores/orders/durables/work/rewind", {"seq": 1, "time_ms": 1}, 400, "malformed"),

@@ -220,3 +220,42 @@ def test_what_was_on_its_way_to_an_abandoned_poll_is_for_the_next_one_of_that_na
             assert (got["seq"], got["delivery_count"]) == (1, 1)
 
     run(scenario)
+
+
+@pytest.mark.parametrize("subscriber", ["s", "never"], ids=["let-go", "never-there"])
+def test_an_acknowledgement_of_a_poller_that_was_let_go_is_stale(tmp_path: Path, subscriber: str) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"work": SHARED})
+            await stores.publish("orders", "a", "b", "c", "d", "e")
+            assert len(await stores.poll("orders", "work")) == 5
+            poller = stores.opened.deliveries.find("orders", "work", "s")
+            assert isinstance(poller, Poller)
+            poller.timeout_seconds = -1.0  # it has been over for a second
+            assert stores.opened.deliveries.detach_silent() == 1
+            late = await stores.acks(
+                "orders",
+                "work",
+                subscriber,
+                ack=[1],
+                ranges=[[4, 5]],
+                nack=[{"seq": 2, "delay_ms": 0}],
+                reject=[3],
+                extend=[5],
+            )
+            assert (late["acknowledged"], sorted(set(late["stale"]))) == (0, [1, 2, 3, 4, 5])
+            again = await stores.poll("orders", "work", "other")
+            assert [(one["seq"], one["delivery_count"]) for one in again] == [(seq, 2) for seq in range(1, 6)]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("place", ["orders/durables/none", "none/durables/work"])
+def test_an_acknowledgement_of_what_is_not_there_is_refused(tmp_path: Path, place: str) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"work": SHARED})
+            refused = await stores.ask("POST", f"/v1/stores/{place}/acks", {"subscriber": "s", "ack": [1]})
+            assert (refused.status, refused.code) == (404, "not_found")
+
+    run(scenario)

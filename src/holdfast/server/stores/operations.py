@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
-from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded
+from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, NotFound
 from holdfast.server.stores.deliveries import Deliveries
 from holdfast.server.stores.in_force import InForce
 from holdfast.server.stores.latency import Latencies
@@ -158,17 +158,25 @@ class StoreOperations:
             done(answer)
 
     def acknowledge(self, store: str, durable: str, request: AckRequest, wire_format: WireFormat, done: Done) -> None:
-        """Settle what a subscriber holds. Raises: NotFound where it names no durable and has none."""
+        """Settle what a subscriber holds; who was let go meanwhile holds nothing, so everything is stale.
+
+        Raises: NotFound where it names no durable and has none, and for the store.
+        """
+        durable = self._definitions.named(store, durable, request.subscriber)
+        command = acknowledge_of(store, durable, request)
+        # The command is applied in this turn of the loop: of a durable that is there it finds no subscriber, or all.
+        is_there = self._definitions.find(store, durable) is not None
 
         def acknowledged(result: Result | HoldfastError) -> None:
+            if isinstance(result, NotFound) and is_there:
+                result = Acknowledged(0, _numbers_of(command))
             if isinstance(result, Acknowledged):
                 done(encode(acked_answer(result), wire_format))
             else:
                 done(_refused(result))
 
-        durable = self._definitions.named(store, durable, request.subscriber)
         self._deliveries.seen(store, durable, request.subscriber)
-        self._service.submit_nowait(acknowledge_of(store, durable, request), acknowledged)
+        self._service.submit_nowait(command, acknowledged)
 
     def poll(self, poll: PollRequest, wire_format: WireFormat, done: Done, problem: Problem) -> PollUnderWay:
         """Answer with messages as soon as there are some. Returns what to tell when nobody waits for it any more.
@@ -307,6 +315,12 @@ def acknowledge_of(store: str, durable: str, request: AckRequest) -> Acknowledge
         reject=request.reject,
         extend=ranges_of(request.extend),
     )
+
+
+def _numbers_of(command: Acknowledge) -> list[tuple[int, int]]:
+    """Every range that an acknowledgement names."""
+    singles = [(seq, seq) for seq, _ in command.nack] + [(seq, seq) for seq in command.reject]
+    return [*command.ack, *singles, *command.extend]
 
 
 def _refused(result: Result | HoldfastError) -> HoldfastError:
