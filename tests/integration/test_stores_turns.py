@@ -214,7 +214,9 @@ def test_what_was_on_its_way_to_an_abandoned_poll_is_for_the_next_one_of_that_na
 
             deliveries.poll(poller, 100, 60.0, nobody, lambda: None)
             assert poller.on_its_way
+            poller.seen_seconds -= 60.0  # so long it has waited
             poller.abandon(nobody)
+            assert deliveries.detach_silent() == 0
             await service.settled()
             (got,) = await stores.poll("orders", "work", wait_ms=60_000)
             assert (got["seq"], got["delivery_count"]) == (1, 1)

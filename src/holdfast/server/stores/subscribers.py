@@ -132,6 +132,8 @@ class Poller(Subscriber):
             self._done = None
             self.room = 0
             self._stop_timer()
+            # Until now it was there: it has its time-out to come back for what was on its way.
+            self.seen_seconds = self._deliveries.loop.time()
 
     def hurry(self, done: Polled) -> None:
         """This poll waits no longer: it is answered with what is there, or is on its way."""
