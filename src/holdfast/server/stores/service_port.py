@@ -3,7 +3,7 @@
 Owns: the shape. Does not own: the state machine, its log, the disk.
 
 Failure model: a refused command is answered with a ``HoldfastError`` and changed nothing. After a failed write or sync
-every command is answered with that failure.
+what was applied and not told is answered ``outcome_unknown``, and all else ``closed``.
 """
 
 from __future__ import annotations

@@ -26,7 +26,10 @@ DOCUMENT: Final = dict[str, Any]
 T = TypeVar("T")
 Result = TypeVar("Result")
 
-STORE_CODES: Final = (Code.NOT_LEADER, Code.OVERLOADED, Code.NOT_FOUND, Code.BAD_BASE64, Code.TOO_LARGE, Code.NO_QUORUM)
+STORE_CODES: Final = (
+    *(Code.NOT_LEADER, Code.OVERLOADED, Code.NOT_FOUND, Code.BAD_BASE64, Code.TOO_LARGE, Code.NO_QUORUM),
+    *(Code.OUTCOME_UNKNOWN, Code.CLOSED),
+)
 """What every store route may answer beside what any route may."""
 
 _EXAMPLES: Final[Mapping[str, object]] = {
