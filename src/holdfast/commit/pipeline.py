@@ -49,6 +49,7 @@ from holdfast.commit.events import (
     LookUp,
     NoopAsked,
     OwnershipSeen,
+    Put,
     PutAnswered,
     Reached,
     Resolved,
@@ -218,9 +219,7 @@ class Pipeline:
         if self._waiting:
             self._arrived(now, [], effects)
         puts = self.persist.form(now, self.sequence.assigned, self.resolve.floor)
-        if puts:
-            effects += puts
-            self._ride()
+        self._send(puts, effects)
         self._make_room(now, effects)
         self._ask_for_ownership(now, effects)
         if self.draining:
@@ -233,7 +232,17 @@ class Pipeline:
         if wanted <= self.release.durable_version or busy:
             return
         self.sequence.assigned = max(self.sequence.assigned, wanted)
-        effects += self.persist.form_empty(now, self.sequence.assigned, self.resolve.floor)
+        self._send_empty(now, effects)
+
+    def _send_empty(self, now: Instant, effects: list[Effect], kind: Kind = Kind.DATA) -> None:
+        self._send(self.persist.form_empty(now, self.sequence.assigned, self.resolve.floor, kind), effects)
+
+    def _send(self, puts: list[Put], effects: list[Effect]) -> None:
+        """Send batches that were just formed. Questions ride on the newest of them, never on what was sent before."""
+        if not puts:
+            # Nothing was due. The newest batch began before the questions were asked, and proves nothing about them.
+            return
+        effects += puts
         self._ride()
 
     def _let_go(self, batches: list[Batch], effects: list[Effect]) -> None:
@@ -285,7 +294,7 @@ class Pipeline:
                 return
 
     def _ride(self) -> None:
-        """Questions asked before a PUT began are answered when it is acknowledged."""
+        """Questions asked before the newest PUT began are answered when it is acknowledged."""
         if self._asked:
             self._riding.append((self.persist.head.slot, self._asked))
             self._asked = []
@@ -342,8 +351,7 @@ class Pipeline:
         effects += self.persist.resend(now.boot_ms)
         self._move_floor(now)
         if heartbeat and not self.persist.in_flight and not self.draining:
-            effects += self.persist.form_empty(now, self.sequence.assigned, self.resolve.floor)
-            self._ride()
+            self._send_empty(now, effects)
 
     def _judge(self, verdict: Verdict, effects: list[Effect]) -> None:
         if verdict is Verdict.DEPOSED:
@@ -360,8 +368,7 @@ class Pipeline:
             return
         if self.persist.collecting or self._waiting:
             return
-        effects += self.persist.form_empty(now, self.sequence.assigned, self.resolve.floor, Kind.RESIGN)
-        self._ride()
+        self._send_empty(now, effects, Kind.RESIGN)
 
     def _end(self, kind: EndKind, detail: str, effects: list[Effect], asked: list[object] | None = None) -> None:
         answers, positions = self.release.abandon([*self.persist.abandon(), *self._waiting])

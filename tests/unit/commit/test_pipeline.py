@@ -181,6 +181,23 @@ def test_a_newest_key_below_everything_sent_deposes(reign: Pipeline) -> None:
     assert (ended.kind, ended.tickets) == ("deposed", ["q"])
 
 
+def test_a_question_waits_for_what_begins_after_it_and_not_for_a_batch_that_was_sent_before() -> None:
+    """A heartbeat is due while one batch is held and another collects: nothing is sent, so nothing is proved by it."""
+    reign = pipeline(persist=PersistRules(batch_timeout_ms=0.0, puts_per_second_max=1.0))
+    begun = PROOF_MS_MAX + 1_000
+    arrive(reign, begun, entry())
+    assert created(reign, begun + 10, FIRST_DATA) == [CheckOwnership()]
+    arrive(reign, begun + 300, entry())
+    # Between that check and this question a later leader may have claimed and committed.
+    assert reign.step(VersionAsked(at(begun + 400), "q")) == []
+    assert reign.step(Tick(at(begun + 500), heartbeat=True)) == []
+    seen = reign.step(OwnershipSeen(at(begun + 600), FIRST_DATA))
+    assert [type(effect) for effect in seen] == [Durable, Answer]
+    put = only(Put, reign.step(Tick(at(begun + 1_000))))
+    assert isinstance(put, Put)
+    assert only(VersionIs, created(reign, begun + 1_010, put.slot)) == VersionIs(["q"], BASE + 2)
+
+
 # -- status and no-ops -------------------------------------------------------------------------------------------------
 
 

@@ -52,6 +52,7 @@ __all__ = [
     "refusal_is_success",
     "reject_at_once",
     "retry_with_more",
+    "ride_on_what_was_sent",
     "same_epoch",
     "settle_nothing",
     "status_reads_no_log",
@@ -214,6 +215,16 @@ def version_without_proof(self: pipeline.Pipeline, now: object, effects: list[ev
     asked, self._asked = self._asked, []
     if asked:
         effects.append(events.VersionIs(asked, self.release.durable_version))
+
+
+_ask_for_ownership = pipeline.Pipeline._ask_for_ownership
+
+
+def ride_on_what_was_sent(self: pipeline.Pipeline, now: Any, effects: list[events.Effect]) -> None:
+    """A question rides on the newest batch under way, although that began before it."""
+    if self.persist.in_flight or self.release.holding:
+        self._ride()
+    _ask_for_ownership(self, now, effects)
 
 
 def check_blind_to_the_span(self: pipeline.Pipeline, now: Any, newest: Any, effects: list[events.Effect]) -> None:

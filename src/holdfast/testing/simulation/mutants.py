@@ -146,6 +146,11 @@ def _registry() -> list[Mutant]:
             ((pipeline.Pipeline, "_ask_for_ownership", broken.version_without_proof),),
         ),
         Mutant(
+            "question_rides_on_what_was_sent",
+            "a question rides on a PUT that begins after it",
+            ((pipeline.Pipeline, "_ask_for_ownership", broken.ride_on_what_was_sent),),
+        ),
+        Mutant(
             "check_blind_to_the_span",
             "a check cannot see a claim in a slot that was sent",
             ((pipeline.Pipeline, "_ownership_seen", broken.check_blind_to_the_span),),
