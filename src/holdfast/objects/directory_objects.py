@@ -1,7 +1,8 @@
 """Objects in a directory, synchronously: the order of writes and syncs that makes ``Created`` true.
 
 Owns: one file per object, the temporary files, the hint file, and what must be synced before an answer. Does not own:
-the file operations (``directory_files``), processes and asyncio (``directory``).
+the file operations (``directory_files``), which of them gives names here (``directory_naming``), processes and asyncio
+(``directory``).
 
 Creating an object, and what a crash leaves at each step:
 
@@ -21,18 +22,19 @@ the log's newest header says from where on a power cut can undo nothing.
 
 Failure model: out of space on the temporary file is an ordinary failure, nothing is left of it. Any other failed sync
 poisons this object for good: the system may have dropped the pages and will report success the next time, so nothing is
-tried again. Everything raised is ``OSError``; ``Poisoned`` and ``Unfit`` are such.
+tried again. A preparation that fails is made anew at the next create, and so is one whose folder somebody has removed.
+Everything raised is ``OSError``; ``Poisoned`` and ``Unfit`` are such.
 """
 
 from __future__ import annotations
 
 import errno
-from enum import Enum, auto
 
-from holdfast.objects.directory_files import NOT_HERE, Files
+from holdfast.objects.directory_files import Files
 from holdfast.objects.directory_listing import CLAIM_BYTES, slot_of_name, slots_from, slots_newest_first
+from holdfast.objects.directory_naming import Naming, find_naming
 
-__all__ = ["COUNTDOWN_DIRECTORY", "DirectoryObjects", "Poisoned", "Unfit"]
+__all__ = ["COUNTDOWN_DIRECTORY", "DirectoryObjects", "Poisoned"]
 
 COUNTDOWN_DIRECTORY = "batches"
 """The one directory whose names obey the laws that ``directory_listing`` relies on."""
@@ -48,18 +50,6 @@ OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 class Poisoned(OSError):
     """A sync failed: what is durable is no longer known."""
-
-
-class Unfit(OSError):
-    """This file system cannot create a name only if it is absent."""
-
-
-class _Naming(Enum):
-    """How a complete file gets its object's name, the cheapest first."""
-
-    UNNAMED = auto()
-    LINK = auto()
-    RENAME = auto()
 
 
 class DirectoryObjects:
@@ -82,7 +72,7 @@ class DirectoryObjects:
         self._durable_directories = {""}
         self._synced: dict[str, None] = {}
         self._writing: int | None = None
-        self._naming = _Naming.UNNAMED
+        self._naming = Naming.UNNAMED
         self._count = 0
         self._spare: tuple[str, int] | None = None
         self._finished: str | None = None
@@ -100,24 +90,41 @@ class DirectoryObjects:
             self._prepare_writing()
         folder, name = _split(key)
         target = self._directory_for_writing(folder)
+        try:
+            temporary = self._write_and_name(data, target, name)
+        except Poisoned:
+            raise
+        except OSError:  # systems say it in different ways
+            if not self._files.is_removed(self._own_folder()):
+                raise
+            # Somebody removed this writer's own folder. Nothing but the next object depends on it.
+            self._leave_own_folder()
+            self._prepare_writing()
+            temporary = self._write_and_name(data, target, name)
+        if temporary is None:
+            return False
+        self._sync_directory(target)
+        self._remember(key)
+        if self._naming is Naming.LINK:
+            self._finished = temporary
+        if folder == COUNTDOWN_DIRECTORY and len(data) > CLAIM_BYTES:
+            self._hinted_slot(name)
+        return True
+
+    def _write_and_name(self, data: bytes | memoryview, target: int, name: str) -> str | None:
+        """The temporary name of the file that got its object's name, None when that was taken."""
         temporary, file = self._write_temporary(data)
         try:
             self._give_name(temporary, file, target, name)
         except FileExistsError:
             self._discard(temporary)
-            return False
+            return None
         except OSError:
             self._discard(temporary)
             raise
         finally:
             self._files.close(file)
-        self._sync_directory(target)
-        self._remember(key)
-        if self._naming is _Naming.LINK:
-            self._finished = temporary
-        if folder == COUNTDOWN_DIRECTORY and len(data) > CLAIM_BYTES:
-            self._hinted_slot(name)
-        return True
+        return temporary
 
     def tidy(self) -> None:
         """What can wait for the answer: drop the finished temporary name, prepare the next one, move the hint.
@@ -133,7 +140,7 @@ class DirectoryObjects:
             if self._hint is not None and abs(self._hint - self._hinted) >= HINT_EVERY_SLOTS:
                 self._write_hint(self._hint)
         except OSError:
-            self._spare = None
+            return
 
     def _write_temporary(self, data: bytes | memoryview) -> tuple[str, int]:
         """A complete and synced file that nobody else sees, open, and its name in our own folder, if it has one."""
@@ -154,7 +161,7 @@ class DirectoryObjects:
         return name, file
 
     def _new_temporary(self) -> tuple[str, int]:
-        if self._naming is _Naming.UNNAMED:
+        if self._naming is Naming.UNNAMED:
             return "", self._files.create_unnamed(self._own_folder())
         self._count += 1
         name = str(self._count)
@@ -162,11 +169,11 @@ class DirectoryObjects:
 
     def _give_name(self, temporary: str, file: int, target: int, name: str) -> None:
         match self._naming:
-            case _Naming.UNNAMED:
+            case Naming.UNNAMED:
                 self._files.give_name(file, target, name)
-            case _Naming.LINK:
+            case Naming.LINK:
                 self._files.link(self._own_folder(), temporary, target, name)
-            case _Naming.RENAME:
+            case Naming.RENAME:
                 self._files.rename(self._own_folder(), temporary, target, name)
 
     def _discard(self, temporary: str) -> None:
@@ -193,20 +200,13 @@ class DirectoryObjects:
                 break
         else:
             raise OSError(errno.EAGAIN, "the folder for temporary files was being cleaned")
-        parent = self._files.open_directory(folder)
         try:
-            for name, is_directory in list(self._files.names(parent)):
-                if is_directory and name != self._token:
-                    self._clean_dead_writer(parent, f"{folder}/{name}", name)
-        finally:
-            self._files.close(parent)
-        self._writing = own
-        try:
-            self._naming = self._find_naming(own)
+            self._clean_dead_writers(folder)
+            self._naming = find_naming(self._files, own, self._root)
         except OSError:
-            self._writing = None
-            self._files.close(own)
+            self._files.close(own)  # and with it its lock, which the next preparation takes
             raise
+        self._writing = own
 
     def _make_own_folder(self, folder: str) -> int | None:
         """This writer's own folder, open and locked; None when a cleaner took it for a dead writer's before our lock.
@@ -222,10 +222,23 @@ class DirectoryObjects:
             own = self._files.open_directory(f"{folder}/{self._token}")
         except FileNotFoundError:
             return None
-        if self._files.lock(own) and not self._files.is_removed(own):
-            return own
+        try:
+            if self._files.lock(own) and not self._files.is_removed(own):
+                return own
+        except OSError:
+            self._files.close(own)
+            raise
         self._files.close(own)
         return None
+
+    def _clean_dead_writers(self, folder: str) -> None:
+        parent = self._files.open_directory(folder)
+        try:
+            for name, is_directory in list(self._files.names(parent)):
+                if is_directory and name != self._token:
+                    self._clean_dead_writer(parent, f"{folder}/{name}", name)
+        finally:
+            self._files.close(parent)
 
     def _clean_dead_writer(self, parent: int, path: str, name: str) -> None:
         """Remove a folder whose lock is free: its owner is dead, and what it holds was never answered or is linked."""
@@ -244,44 +257,26 @@ class DirectoryObjects:
         finally:
             self._files.close(folder)
 
-    def _find_naming(self, own: int) -> _Naming:
-        """The first way of giving names that works here and refuses to replace. Raises: Unfit."""
-        self._files.close(self._files.create(own, "fit"))
-        self._files.close(self._files.create(own, "fit-taken"))
+    def _leave_own_folder(self) -> None:
+        """Remove this writer's own folder with what is in it, unless it is gone already. Raises: OSError."""
+        own, self._writing = self._own_folder(), None
+        spare, self._spare = self._spare, None
+        self._finished = None
         try:
-            for naming in _Naming:
-                try:
-                    self._try_naming(naming, own)
-                except FileExistsError:
-                    return naming
-                except OSError as error:
-                    if error.errno not in NOT_HERE:
-                        raise
-                else:
-                    break  # it replaced what was there
-        finally:
-            self._discard_fit(own)
-        raise Unfit(
-            errno.ENOTSUP, "the file system has neither hard links nor a rename that refuses to replace", self._root
-        )
-
-    def _try_naming(self, naming: _Naming, own: int) -> None:
-        match naming:
-            case _Naming.UNNAMED:
-                file = self._files.create_unnamed(own)
-                try:
-                    self._files.give_name(file, own, "fit-taken")
-                finally:
-                    self._files.close(file)
-            case _Naming.LINK:
-                self._files.link(own, "fit", own, "fit-taken")
-            case _Naming.RENAME:
-                self._files.rename(own, "fit", own, "fit-taken")
-
-    def _discard_fit(self, own: int) -> None:
-        for name in ("fit", "fit-taken"):
-            if self._files.size(own, name) is not None:
+            if spare is not None:
+                self._files.close(spare[1])
+            for name, _ in list(self._files.names(own)):
                 self._files.unlink(own, name)
+            parent = self._files.open_directory(f"{self._root}/{PRIVATE}/{WRITING}")
+            try:
+                self._files.remove_directory(parent, self._token)
+            finally:
+                self._files.close(parent)
+        except FileNotFoundError:
+            pass  # somebody was faster
+        finally:
+            self._files.close(own)
+        self._forget_private_folder()
 
     # ---------------------------------------------------------------- directories and syncs
 
@@ -453,6 +448,14 @@ class DirectoryObjects:
             self._files.close(file)
         self._hinted = slot
 
+    def _forget_private_folder(self) -> None:
+        """Open the folder of the hint anew the next time, if somebody removed the one that is open."""
+        private = self._directories.get(PRIVATE)
+        if private is not None and self._files.is_removed(private):
+            del self._directories[PRIVATE]
+            self._durable_directories.discard(PRIVATE)
+            self._files.close(private)
+
     def _read_hint(self) -> int | None:
         private = self._directory_for_reading(PRIVATE)
         if private is None:
@@ -460,6 +463,7 @@ class DirectoryObjects:
         try:
             file = self._files.open(private, HINT)
         except FileNotFoundError:
+            self._forget_private_folder()
             return None
         try:
             return slot_of_name(self._files.read(file, 0, 20).decode("ascii", "replace"))
@@ -469,15 +473,7 @@ class DirectoryObjects:
     def close(self) -> None:
         """Give back what is open and remove this writer's own folder. Raises: OSError."""
         if self._writing is not None:
-            if self._spare is not None:
-                self._files.close(self._spare[1])
-            for name, _ in list(self._files.names(self._writing)):
-                self._files.unlink(self._writing, name)
-            parent = self._files.open_directory(f"{self._root}/{PRIVATE}/{WRITING}")
-            self._files.remove_directory(parent, self._token)
-            self._files.close(parent)
-            self._files.close(self._writing)
-            self._writing = None
+            self._leave_own_folder()
         for handle in self._directories.values():
             self._files.close(handle)
         self._directories.clear()

@@ -3,7 +3,7 @@
 Owns: the frames between a store and its worker, and the worker's loop: one request, one answer, in turn. Does not own:
 what the requests do (``directory_objects``), how many workers there are (``directory``).
 
-A worker is this module run by ``python -S`` with four modules of the package and none of its dependencies: 40 ms and
+A worker is this module run by ``python -S`` with six modules of the package and none of its dependencies: 40 ms and
 11 MB. It serves one stream socket. The end of that stream is its only reason to stop, so a killed leader takes its
 workers along; a create that was under way may still land, which the log's protocol allows. Terminal and service-manager
 signals are ignored: the leader drains through its workers. Where the directory cannot be opened, each request is
@@ -24,7 +24,8 @@ import struct
 import sys
 
 from holdfast.objects.directory_files import PosixFiles
-from holdfast.objects.directory_objects import DirectoryObjects, Poisoned, Unfit
+from holdfast.objects.directory_naming import Unfit
+from holdfast.objects.directory_objects import DirectoryObjects, Poisoned
 from holdfast.objects.time_slice import WAITING_NS, ask_for_time_slice
 
 __all__ = [

@@ -18,7 +18,8 @@ from urllib.parse import unquote, urlsplit
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.directory_files import PosixFiles
-from holdfast.objects.directory_objects import DirectoryObjects, Unfit
+from holdfast.objects.directory_naming import Unfit
+from holdfast.objects.directory_objects import DirectoryObjects
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown, require_key
 
 __all__ = ["DirectoryHere"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 from random import Random
 
@@ -12,7 +13,8 @@ from tests.unit.objects.forgetful_files import Crash, ForgetfulFiles
 from tests.unit.objects.recording_files import RecordingFiles, failure
 
 from holdfast.objects.directory_files import PosixFiles
-from holdfast.objects.directory_objects import DirectoryObjects, Poisoned, Unfit
+from holdfast.objects.directory_naming import Unfit
+from holdfast.objects.directory_objects import DirectoryObjects, Poisoned
 
 KEY = "batches/18446744073709551615"
 NEXT = "batches/18446744073709551614"
@@ -160,6 +162,82 @@ def test_whichever_operation_fails_a_name_is_complete_or_absent_and_created_is_t
             assert created == [KEY, NEXT]
             break
     assert at > 20
+
+
+@pytest.mark.parametrize("lacking", [(), WITHOUT_UNNAMED, WITHOUT_LINKS])
+def test_a_writer_creates_when_there_is_room_again_whichever_operation_of_its_first_create_was_refused(
+    tmp_path: Path, lacking: tuple[str, ...]
+) -> None:
+    refused: list[str] = []
+    for at in range(1, 100):
+        root = tmp_path / str(at)
+        root.mkdir()
+        files = RecordingFiles(lacking=lacking)
+        objects = DirectoryObjects(files, str(root), "one")
+        files.operations.clear()
+
+        def fail(count: int, name: str, at: int = at) -> OSError | None:
+            return failure(errno.ENOSPC) if count == at and name != "close" else None
+
+        files.fail = fail
+        try:
+            assert objects.create(KEY, DATA)
+        except Poisoned:
+            continue
+        except OSError:
+            refused.append(files.operations[at - 1])
+        files.fail = lambda count, name: None
+        assert objects.create(NEXT, DATA), files.operations
+        objects.close()
+        if at > len(files.operations):
+            break
+    else:
+        pytest.fail("a create has not so many operations")
+    # Among them the second of the two files with which a writer sees what the file system can do.
+    assert refused.count("create") >= 2
+
+
+@pytest.mark.parametrize("lacking", [(), WITHOUT_UNNAMED, WITHOUT_LINKS])
+@pytest.mark.parametrize("tidied", [False, True])
+def test_a_writer_whose_folder_is_removed_makes_it_again(
+    tmp_path: Path, tidied: bool, lacking: tuple[str, ...]
+) -> None:
+    files = RecordingFiles(lacking=lacking)
+    objects = DirectoryObjects(files, str(tmp_path), "one")
+    keys = [f"batches/{2**64 - 1 - 32 * turn:020d}" for turn in range(6)]
+    assert objects.create(keys[0], DATA)
+    objects.tidy()
+    assert objects.create(keys[1], DATA)
+    if tidied:
+        objects.tidy()
+    shutil.rmtree(tmp_path / ".holdfast")
+    for key in keys[2:]:
+        assert objects.create(key, DATA)
+        objects.tidy()
+    assert names_in(tmp_path / ".holdfast/writing") == ["one"]
+    assert "newest" in names_in(tmp_path / ".holdfast")
+    objects.close()
+    assert names_in(tmp_path / ".holdfast/writing") == []
+
+
+def test_a_writer_whose_folder_is_removed_closes(tmp_path: Path) -> None:
+    files = RecordingFiles()
+    objects = DirectoryObjects(files, str(tmp_path), "one")
+    assert objects.create(KEY, DATA)
+    objects.tidy()
+    shutil.rmtree(tmp_path / ".holdfast")
+    objects.close()
+
+
+def test_a_hint_that_cannot_be_written_keeps_no_file_open(tmp_path: Path) -> None:
+    files = RecordingFiles(lacking=("open_note",))
+    objects = DirectoryObjects(files, str(tmp_path), "one")
+    open_files: list[int] = []
+    for turn in range(4):
+        assert objects.create(f"batches/{2**64 - 1 - turn:020d}", DATA)
+        objects.tidy()
+        open_files.append(len(os.listdir("/proc/self/fd")))
+    assert len(set(open_files)) == 1
 
 
 @pytest.mark.parametrize("unnamed", [True, False])
