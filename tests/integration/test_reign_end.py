@@ -10,9 +10,9 @@ import pytest
 
 from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
 from holdfast.commit.transaction import Transaction, Unanswered, Write
-from holdfast.errors import Code, Fenced
+from holdfast.errors import Code, Fenced, Unavailable
 from holdfast.objects.memory import MemoryStore
-from holdfast.objects.port import Listed
+from holdfast.objects.port import CreateAnswer, Listed, Unknown
 
 ID = "request-id-of-twenty-plus"
 
@@ -128,3 +128,35 @@ def test_a_ban_that_breaks_a_law_ends_the_reign_and_its_question() -> None:
         await service.close()
 
     asyncio.run(scenario())
+
+
+class Shut(Unlisted):
+    """A store that takes nothing any more, once it is told so."""
+
+    shut = False
+
+    async def create(self, key: str, data: bytes) -> CreateAnswer:
+        return Unknown("a sync failed", final=True) if self.shut else await super().create(key, data)
+
+
+def test_a_leader_whose_store_takes_nothing_any_more_does_not_wait_for_it() -> None:
+    async def scenario() -> None:
+        store = Shut()
+        service = await CommitService.lead(store, ServiceOptions(allow_new=True))
+        replied: asyncio.Future[CommitEntry] = asyncio.get_running_loop().create_future()
+        store.shut = True
+        service.submit([CommitEntry(Transaction([Write(b"a", b"1")]), replied.set_result)])
+        assert (await replied).outcome == Unanswered()
+        end = await service.ended
+        assert (end.kind, end.detail) == ("gave_up", "the store takes nothing any more: a sync failed")
+        assert service.admission() is not None
+        await service.close()
+        # Nor does who wants to lead there.
+        with pytest.raises(Unavailable, match="takes nothing any more"):
+            await CommitService.lead(store, ServiceOptions(take_over=True, probe=False))
+
+    async def bounded() -> None:
+        async with asyncio.timeout(30):  # half of the time for which a leader waits for a store
+            await scenario()
+
+    asyncio.run(bounded())

@@ -4,7 +4,8 @@ Owns: when a batch closes, its frozen bytes, its slot, the span of slots in flig
 Does not own: sending and reading (``service``), answering (``release``).
 
 Failure model: a PUT is answered created, refused or unknown, in any order, more than once per slot (hedges), or never.
-Unknown is sent again, the identical bytes, with capped exponential backoff and full jitter. Refused is read back: an
+Unknown is sent again, the identical bytes, with capped exponential backoff and full jitter, unless the store says that
+it is final: that ends the reign. Refused is read back: an
 object with this leader's id, nonce and body CRC is this leader's own earlier PUT (R6); anything else deposes the
 leader. A batch is durable when it and every older slot back to the jump are created or proved own (R5). Back-pressure
 is the span: slot n is sent only while ``oldest unacknowledged - n < window`` (R1), so one stuck batch stops the rest.
@@ -62,6 +63,8 @@ class Verdict(Enum):
     GOES_ON = auto()
     DEPOSED = auto()
     GAVE_UP = auto()
+    SHUT = auto()
+    """The store takes nothing any more, so that waiting is of no use."""
 
 
 @dataclass(slots=True)
@@ -309,6 +312,9 @@ class Persist:
                 if not batch.reading:
                     batch.reading = True
                     return Verdict.GOES_ON, [ReadBack(batch.header.slot, certain)]
+            case Unknown(detail=detail, final=True):
+                self.last_trouble = detail
+                return Verdict.SHUT, []
             case Unknown(detail=detail, retry_after_ms=after_ms):
                 return self._again(batch, now_ms, detail, after_ms), []
         return Verdict.GOES_ON, []

@@ -359,6 +359,9 @@ class Pipeline:
         elif verdict is Verdict.GAVE_UP:
             self._end("gave_up", f"the store did not take a batch in time: {self.persist.last_trouble}", effects)
 
+        elif verdict is Verdict.SHUT:
+            self._end("gave_up", f"the store takes nothing any more: {self.persist.last_trouble}", effects)
+
     def _finish(self, now: Instant, effects: list[Effect]) -> None:
         if self.persist.in_flight or self.release.holding:
             return

@@ -360,6 +360,8 @@ async def _put_claim(store: ObjectStore, claim: Header, patience_s: float) -> bo
             own = await _stands(store, claim)
             if own is not None:
                 return own
+        elif answer.final:
+            raise Unavailable("the store takes nothing any more", slot=slot_text(claim.slot), cause=answer.detail)
         tries += 1
         if now().boot_ms >= give_up_at:
             raise Unavailable("the store did not take the claim", slot=slot_text(claim.slot), answer=answer)

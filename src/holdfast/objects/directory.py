@@ -10,9 +10,10 @@ what is missing is started behind it, and a start that fails there is logged and
 ``START_AGAIN_SECONDS`` later.
 
 Failure model: a writer that reports a failed sync, or dies with a create in hand and so with the result of its sync,
-poisons the store: every later create is ``Unknown`` with that reason and nothing is sent, because what is durable is no
-longer known. A restart mends it: names that are there are synced again before anybody is told of them. A reader that
-dies fails its request as ``Unavailable``. Workers that die idle have answered all they were asked and are replaced.
+poisons the store: every later create is ``Unknown`` for good with that reason and nothing is sent, because what is
+durable is no longer known. A restart mends it: names that are there are synced again before anybody is told of them. A
+reader that dies fails its request as ``Unavailable``. Workers that die idle have answered all they were asked and are
+replaced; before one gets a request its socket is asked, since the loop may not have heard of its death.
 Cancelling a request abandons its answer only; a create under way still lands, its worker carries nothing else before it
 has answered, and a sync that fails or a death in that time poisons the store all the same.
 
@@ -69,8 +70,9 @@ class _Request(NamedTuple):
 class _Worker(asyncio.Protocol):
     """One worker process and the one request it is carrying out."""
 
-    def __init__(self, process: subprocess.Popen[bytes], lane: _Lane) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], stream: socket.socket, lane: _Lane) -> None:
         self.process = process
+        self._stream = stream
         self._lane = lane
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
@@ -112,6 +114,15 @@ class _Worker(asyncio.Protocol):
         if asked is not None and not asked.answer.done():
             asked.answer.set_exception(_Died("the worker process ended"))
 
+    def has_ended(self) -> bool:
+        """Whether the idle worker is gone, also where the loop has not heard of it."""
+        try:
+            return not self._stream.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def stop(self) -> None:
         if self._transport is not None:
             self._transport.close()
@@ -138,6 +149,8 @@ class _Lane:
 
     async def ask(self, operation: int, key: str, argument: bytes) -> Answer:
         """Raises: _Died, OSError when there is no worker and none can be started."""
+        while self._idle and self._idle[-1].has_ended():
+            self.lost(self._idle[-1])
         if not self._workers:
             await self._start()
         elif len(self._workers) < self._size and self._may_start_behind():
@@ -197,7 +210,7 @@ class _Lane:
             raise
         self._unreaped.append(process)
         ours.setblocking(False)
-        started = _Worker(process, self)
+        started = _Worker(process, ours, self)
         await asyncio.get_running_loop().create_connection(partial(_itself, started), sock=ours)
         self._workers.append(started)
         self.became_idle(started)
@@ -215,6 +228,8 @@ class _Lane:
             )
 
     def became_idle(self, one: _Worker) -> None:
+        if self._waiting and one.has_ended():
+            return  # the loop hears of it next, and another worker or nobody takes what waits
         while self._waiting:
             request = self._waiting.popleft()
             if not request.answer.done():
@@ -296,15 +311,16 @@ class DirectoryStore:
         """As the port says. Also raises InvalidRequest (store_unfit) where a name cannot be created only if absent."""
         require_key(key)
         if (reason := self._reason_to_refuse()) is not None:
-            return Unknown(reason)
+            return Unknown(reason, final=True)
         try:
             status, payload = await self._writers.ask(worker.CREATE, key, data)
         except _Died as error:
-            return Unknown(self._reason_to_refuse() or str(error))
+            reason = self._reason_to_refuse()
+            return Unknown(str(error)) if reason is None else Unknown(reason, final=True)
         except OSError as error:
             return Unknown(f"no process could be started to write to the directory: {error}")
         if (reason := self._reason_to_refuse()) is not None:
-            return Unknown(reason)
+            return Unknown(reason, final=True)
         match status:
             case worker.DONE:
                 return CREATED
@@ -313,7 +329,7 @@ class DirectoryStore:
             case worker.UNFIT:
                 raise InvalidRequest(payload.decode(), code=Code.STORE_UNFIT, url=self.url)
             case worker.POISONED:
-                return Unknown(self._poisoned(payload.decode()))
+                return Unknown(self._poisoned(payload.decode()), final=True)
             case _:
                 return Unknown(payload.decode())
 

@@ -50,10 +50,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """No usable answer: the object may exist now, may appear later, or never."""
+    """No usable answer: the object may exist now, may appear later, or never.
+
+    ``final`` says that every later create is answered so, until the store is opened anew: sending again is of no use.
+    """
 
     detail: str
     retry_after_ms: int | None = None
+    final: bool = False
 
 
 CreateAnswer = Created | Refused | Unknown

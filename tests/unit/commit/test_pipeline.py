@@ -301,6 +301,15 @@ def test_a_store_that_takes_nothing_in_time_ends_the_reign() -> None:
     assert item.outcome == Unanswered()
 
 
+def test_a_store_that_takes_nothing_any_more_ends_the_reign_at_once(reign: Pipeline) -> None:
+    item = entry()
+    arrive(reign, 0, item)
+    ended = only(Ended, reign.step(PutAnswered(at(10), FIRST_DATA, Unknown("a sync failed", final=True))))
+    assert isinstance(ended, Ended)
+    assert (ended.kind, ended.detail) == ("gave_up", "the store takes nothing any more: a sync failed")
+    assert item.outcome == Unanswered()
+
+
 def test_draining_finishes_what_is_under_way_then_resigns_then_ends(reign: Pipeline) -> None:
     item = entry()
     arrive(reign, 0, item)

@@ -63,6 +63,7 @@ def test_a_writer_that_dies_with_a_create_in_hand_poisons_the_store(tmp_path: Pa
         answer = await creating
         assert isinstance(answer, Unknown)
         assert "died" in answer.detail
+        assert answer.final
         for process in processes_of(store, "writers"):
             process.send_signal(signal.SIGCONT)
         assert await store.create("batches/3", b"c") == answer
@@ -122,7 +123,7 @@ def test_what_a_failed_sync_says_reaches_every_later_create(tmp_path: Path) -> N
         asked: list[str] = []
         store._writers.ask = poisoned  # type: ignore[method-assign]
         first, second = await store.create("batches/1", b"a"), await store.create("batches/2", b"b")
-        assert first == second == Unknown(reason.decode())
+        assert first == second == Unknown(reason.decode(), final=True)
         assert asked == ["batches/1"]
 
     run(tmp_path, scenario)
@@ -214,7 +215,7 @@ def test_close_ends_every_worker_and_removes_their_folders(tmp_path: Path) -> No
 def test_a_closed_store_answers_unknown_and_unavailable(tmp_path: Path) -> None:
     async def scenario(store: DirectoryStore) -> None:
         await store.close()
-        assert await store.create("batches/1", b"a") == Unknown("the store is closed")
+        assert await store.create("batches/1", b"a") == Unknown("the store is closed", final=True)
         with pytest.raises(Unavailable):
             await store.read("batches/1")
 

@@ -27,7 +27,7 @@ from holdfast.objects.port import Created, Unknown
 from holdfast.objects.time_limit import TimeLimited
 
 PATIENCE_SECONDS = 20
-DIED = Unknown("a writer process died with a create in hand, so what is durable is unknown")
+DIED = Unknown("a writer process died with a create in hand, so what is durable is unknown", final=True)
 
 
 def no_room() -> OSError:
@@ -139,7 +139,7 @@ def test_a_sync_that_fails_after_its_create_was_given_up_poisons_the_store(tmp_p
             await a_create_is_given_up(store, played)
             played.answer(worker.POISONED, b"the sync failed")
             await until(lambda: store._writers._idle)
-            assert await store.create("batches/2", b"b") == Unknown("the sync failed")
+            assert await store.create("batches/2", b"b") == Unknown("the sync failed", final=True)
             assert played.nothing_is_asked()
 
     asyncio.run(scenario())
@@ -189,6 +189,37 @@ def test_a_create_given_up_before_a_worker_had_it_poisons_nothing(tmp_path: Path
             assert played.nothing_is_asked()
             played.sockets[0].close()
             await until(lambda: not store._writers._workers)
+            await a_create_is_answered(store, played, 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_writer_that_died_idle_poisons_nothing_where_the_loop_has_not_heard_of_it(
+    tmp_path: Path, played: Played
+) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path) as store:
+            await a_create_is_answered(store, played)
+            played.sockets[0].close()
+            await a_create_is_answered(store, played, 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_writer_that_died_when_it_had_answered_gets_nothing_of_what_waits(tmp_path: Path, played: Played) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path) as store:
+            first = asyncio.ensure_future(store.create("batches/1", b"a"))
+            await until(lambda: played.sockets)
+            await played.request()
+            waiting = asyncio.ensure_future(store.create("batches/2", b"b"))
+            await until(lambda: store._writers._waiting)
+            played.answer(worker.DONE)
+            played.sockets[0].close()
+            assert await first == Created()
+            answer = await waiting
+            assert isinstance(answer, Unknown)
+            assert not answer.final
             await a_create_is_answered(store, played, 1)
 
     asyncio.run(scenario())

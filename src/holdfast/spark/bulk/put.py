@@ -48,6 +48,8 @@ async def put_batch(store: ObjectStore, header: Header, data: bytes, *, patience
                 if await _is_own(store, header, certain=certain):
                     return False
                 trouble = "refused, but nothing there"
+            case Unknown(detail=detail, final=True):
+                raise Unavailable("the store takes nothing any more", slot=slot_text(header.slot), last=detail)
             case Unknown(detail=detail):
                 trouble = detail
         tries += 1
