@@ -518,6 +518,19 @@ async def test_a_start_far_behind_inside_the_ring_catches_up(store: Gate) -> Non
 
 
 @law
+async def test_a_start_near_the_end_that_falls_behind_before_it_is_there_is_still_on_its_way(store: Gate) -> None:
+    service = await lead(store)
+    first = await put(service, b"a")
+    versions = [await put(service, b"k%d" % i, b"x" * 1000) for i in range(3)]
+    stream = subscribe(service, after=first, bytes_behind_max=10_000)
+    events = [*(await anext(stream)).events]
+    versions += [await put(service, b"later%d" % i, b"x" * 1000) for i in range(40)]
+    while transactions(events)[-1].version < versions[-1]:
+        events += (await anext(stream)).events
+    assert [event.version for event in transactions(events)] == versions
+
+
+@law
 async def test_a_look_up_in_a_log_with_a_hole_is_no_verdict(store: Gate) -> None:
     old = await lead(store)
     read_version = await old.version()

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from tests.integration.http_harness import Client, Serving, request, run, serving, until, write
 
-from holdfast.commit.feed import EventBatch
+from holdfast.commit.feed import Checkpoint, EventBatch
+from holdfast.errors import Backpressure, Code
 from holdfast.server import sse
 from holdfast.server.front import FrontLimits
 from holdfast.server.sse import KeyFilter
@@ -319,6 +320,24 @@ def test_a_reader_that_leaves_before_the_first_event_is_no_fault(method: str, mo
             assert not open_readers
             told = {status for (route, status) in here.front.counters.answers if route == "/v1/subscribe"}
             assert told == {200}
+
+    run(scenario)
+
+
+def test_a_reader_without_whom_the_live_events_moved_on_is_told_that_it_lags(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async def moved_on(after: int, durable: bool) -> AsyncIterator[EventBatch]:
+            yield EventBatch(after, 64, (Checkpoint(after, "l" * 32),))
+            raise Backpressure("subscriber is too far behind", code=Code.LAGGING)
+
+        async with serving(view=False) as here:
+            monkeypatch.setattr(here.subscriptions, "_subscribe", moved_on)
+            stream = await Stream.open(here)
+            await stream.next("checkpoint")
+            assert (await stream.next("lagging")).data == {"unsent_bytes": 0}
+            with pytest.raises(EOFError):
+                await stream.next("checkpoint")
+            assert here.subscriptions.lagged == 1
 
     run(scenario)
 

@@ -116,7 +116,8 @@ async def _live(
 ) -> AsyncIterator[EventBatch]:
     """Events of this reign after ``after``, from the ring, or from the store where the ring has moved on.
 
-    Only who has caught up can be lagging: who starts far behind is on the way, and sent away would start there again.
+    Only who has caught up, to the very end, can be lagging: who starts behind is on the way, and sent away would start
+    there again. How near it was by then does not matter: whoever reads for it may still wait for its reader.
     """
     feed = service.feed
     position: int | None = None
@@ -138,14 +139,13 @@ async def _live(
             caught_up = True
             await channel.wait(position)
             continue
-        behind = channel.bytes_behind(position)
         shared = channel.at(position)
         if shared is None and not caught_up:
             position = None
             continue
-        if shared is None or (caught_up and behind > bytes_behind_max):
+        behind = channel.bytes_behind(position) if caught_up else 0
+        if shared is None or behind > bytes_behind_max:
             raise Backpressure("subscriber is too far behind", code=Code.LAGGING, bytes_behind=behind, after=after)
-        caught_up = caught_up or behind <= bytes_behind_max
         position += 1
         batch = _tail(shared, after)
         if batch.events:

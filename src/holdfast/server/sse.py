@@ -16,7 +16,8 @@ only filtered streams are encoded by themselves.
 Failure model: a reader may be slow, stop reading, or vanish. Until it has caught up with the live log it is made to
 wait for its own reading (history is there for ever, nothing is held for it). Once it has caught up it may fall
 ``subscriber_unsent_bytes_max`` behind, measured on its connection; then it is told and closed, and resumes by
-``Last-Event-ID``. A subscription that fails in the middle ends its connection.
+``Last-Event-ID``. It is told the same where one large batch kept it so long that the live events moved on without it.
+A subscription that fails in the middle ends its connection.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import msgspec
 
 from holdfast.commit.feed import Checkpoint, Event, EventBatch, LeaderChange, TransactionEvent
 from holdfast.commit.transaction import VERSION_MAX, Operation, RangeDelete
-from holdfast.errors import Code, InvalidRequest
+from holdfast.errors import Backpressure, Code, InvalidRequest
 from holdfast.server.auth import Role
 from holdfast.server.front import Front
 from holdfast.server.routes import Call, Parameter, Route, whole_number
@@ -310,7 +311,11 @@ class Subscriptions:
                 caught_up = True
                 # From here on a slow reader is measured, not waited for.
                 connection.bound_unsent_bytes(2 * bytes_max)
-            batch = await anext(batches, None)
+            try:
+                batch = await anext(batches, None)
+            except Backpressure:
+                await self._end_lagging(call, connection.unsent_bytes())
+                return
         await call.finish()
         connection.close()
 
