@@ -22,6 +22,7 @@ from typing import Final
 from zlib import crc32
 
 from holdfast.commit.batch import SPAN_MAX, Header, Kind, LoggedTransaction, encode_body, encode_object, jump
+from holdfast.commit.deadline import Deadline
 from holdfast.commit.entry import Batch, CommitEntry, Position
 from holdfast.commit.events import Put, ReadBack
 from holdfast.objects.port import CreateAnswer, Created, Refused, Unknown
@@ -110,7 +111,7 @@ class Persist:
 
     __slots__ = (
         "_claim", "_collecting", "_collecting_floor", "_collecting_since", "_expected", "_expected_since_ms",
-        "_last_put_ms", "_latency", "_nonce_seed", "_returned", "_rules",
+        "_give_up", "_last_put_ms", "_latency", "_nonce_seed", "_returned", "_rules",
         "collecting_bytes", "counters", "durable_header", "last_trouble", "head", "in_flight", "resigned",
     )  # fmt: skip
 
@@ -130,6 +131,7 @@ class Persist:
         self._expected_since_ms = 0.0
         self._returned = 0
         self._latency = _Latency()
+        self._give_up = Deadline()
         self.counters = PersistCounters()
         self.last_trouble = ""
         self.resigned = False
@@ -374,8 +376,11 @@ class Persist:
         return puts
 
     def too_long(self, now_ms: float) -> bool:
-        """Whether the oldest batch has waited so long that the leader must give up."""
-        return bool(self.in_flight) and now_ms >= self.in_flight[0].formed_ms + self._rules.give_up_after_ms
+        """Whether the oldest batch has waited so long that the leader must give up. Not by a pause of this process."""
+        return bool(self.in_flight) and self._give_up.has_passed(self._give_up_at_ms(), now_ms)
+
+    def _give_up_at_ms(self) -> float:
+        return self.in_flight[0].formed_ms + self._rules.give_up_after_ms
 
     def next_deadline_ms(self) -> float | None:
         """When this stage wants to be stepped again without an event, None for never."""
@@ -383,7 +388,7 @@ class Persist:
         if self._collecting and self._may_send():
             deadlines.append(self._due_at_ms())
         if self.in_flight:
-            deadlines.append(self.in_flight[0].formed_ms + self._rules.give_up_after_ms)
+            deadlines.append(self._give_up.at_ms(self._give_up_at_ms()))
             hedge_ms = self._latency.hedge_ms
             for batch in self.in_flight:
                 if batch.done or batch.reading:

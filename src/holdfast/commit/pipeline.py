@@ -20,7 +20,7 @@ Driver's duties (``service`` fulfils them; a simulation may be another driver):
   feeding the next: an effect may lead straight to another event, which then waits.
 2. Carry out every effect, and answer every Put, ReadBack and CheckOwnership with exactly one event, at any time, in any
    order; an effect whose answer was lost is answered ``Unknown``.
-3. Step a Tick no later than ``next_deadline_ms``.
+3. Step a Tick no later than ``next_deadline_ms``. One that comes a second late is taken for a pause of the process.
 4. After Ended, carry out nothing more for this reign.
 """
 
@@ -33,6 +33,7 @@ from typing import Final, assert_never
 
 from holdfast.commit.attempts import Attempts, Known
 from holdfast.commit.batch import Header, Kind
+from holdfast.commit.deadline import Deadline
 from holdfast.commit.entry import Batch, CommitEntry, Position, request_bytes
 from holdfast.commit.events import (
     Abandon,
@@ -100,6 +101,7 @@ class Pipeline:
         self.released_header: Header = claim
         """Of the newest batch that was let go. What stage 3 calls durable may still be held, and be rolled back."""
         self._give_up_after_ms = rules.persist.give_up_after_ms
+        self._give_up_held = Deadline()
         self.ended: Ended | None = None
         self.draining = False
         self._waiting: deque[CommitEntry] = deque()
@@ -345,7 +347,7 @@ class Pipeline:
         if self.persist.too_long(now.boot_ms):
             self._judge(Verdict.GAVE_UP, effects)
             return
-        if self.release.holding and now.boot_ms >= self.release.held_since_ms + self._give_up_after_ms:
+        if self.release.holding and self._give_up_held.has_passed(self._held_until_ms(), now.boot_ms):
             self._end("gave_up", "the store did not tell in time who owns the log", effects)
             return
         effects += self.persist.resend(now.boot_ms)
@@ -353,11 +355,15 @@ class Pipeline:
         if heartbeat and not self.persist.in_flight and not self.draining:
             self._send_empty(now, effects)
 
+    def _held_until_ms(self) -> float:
+        return self.release.held_since_ms + self._give_up_after_ms
+
     def _judge(self, verdict: Verdict, effects: list[Effect]) -> None:
         if verdict is Verdict.DEPOSED:
             self._end("deposed", "another leader's object stands in a slot of this one", effects)
         elif verdict is Verdict.GAVE_UP:
-            self._end("gave_up", f"the store did not take a batch in time: {self.persist.last_trouble}", effects)
+            trouble = self.persist.last_trouble or "it did not answer"
+            self._end("gave_up", f"the store did not take a batch in time: {trouble}", effects)
 
         elif verdict is Verdict.SHUT:
             self._end("gave_up", f"the store takes nothing any more: {self.persist.last_trouble}", effects)
@@ -450,7 +456,7 @@ class Pipeline:
         """When the driver must step a Tick at the latest, None when only an event can change anything."""
         if self.ended is not None:
             return None
-        held_until_ms = self.release.held_since_ms + self._give_up_after_ms if self.release.holding else None
+        held_until_ms = self._give_up_held.at_ms(self._held_until_ms()) if self.release.holding else None
         deadlines = (self.persist.next_deadline_ms(), self._check_again_ms, held_until_ms)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 

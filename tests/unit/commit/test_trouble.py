@@ -11,6 +11,7 @@ from holdfast.commit.entry import CommitEntry
 from holdfast.commit.events import (
     Arrived,
     CheckOwnership,
+    Effect,
     Ended,
     OwnershipSeen,
     PutAnswered,
@@ -70,6 +71,46 @@ def test_commits_that_wait_for_a_proof_of_ownership_in_vain_are_answered_when_th
     assert isinstance(ended, Ended)
     assert ended.kind == "gave_up"
     assert item.outcome == Unanswered()
+
+
+def gave_up(effects: list[Effect]) -> bool:
+    return any(isinstance(effect, Ended) and effect.kind == "gave_up" for effect in effects)
+
+
+def test_a_batch_that_the_store_took_while_this_process_was_paused_is_not_given_up(reign: Pipeline) -> None:
+    """At waking the timer is due before the answer is read."""
+    item = entry()
+    reign.step(Arrived(at(0), [item]))
+    assert reign.step(Tick(at(90_000))) == []
+    assert reign.next_deadline_ms() == 92_000
+    assert reign.step(PutAnswered(at(90_001), FIRST_DATA, CREATED)) == [CheckOwnership()]
+    reign.step(OwnershipSeen(at(90_002), FIRST_DATA))
+    assert item.outcome == Committed(BASE + 1)
+
+
+def test_a_pause_moves_the_end_of_a_batch_once(reign: Pipeline) -> None:
+    reign.step(Arrived(at(0), [entry()]))
+    assert not gave_up(reign.step(Tick(at(90_000))))
+    assert not gave_up(reign.step(Tick(at(91_999))))
+    assert gave_up(reign.step(Tick(at(99_000))))
+
+
+def test_a_proof_that_came_while_this_process_was_paused_is_not_given_up(reign: Pipeline) -> None:
+    since = PROOF_MS_MAX + 1
+    item = held(reign, since)
+    assert reign.step(Tick(at(since + 90_000))) == []
+    assert reign.next_deadline_ms() == since + 92_000
+    # It is too old by now, and the next one is not.
+    assert reign.step(OwnershipSeen(at(since + 90_001), FIRST_DATA)) == [CheckOwnership()]
+    reign.step(OwnershipSeen(at(since + 90_002), FIRST_DATA))
+    assert item.outcome == Committed(BASE + 1)
+
+
+def test_a_pause_moves_the_end_of_the_wait_for_a_proof_once(reign: Pipeline) -> None:
+    since = PROOF_MS_MAX + 1
+    held(reign, since)
+    assert not gave_up(reign.step(Tick(at(since + 90_000))))
+    assert gave_up(reign.step(Tick(at(since + 92_000))))
 
 
 def test_a_proof_that_hangs_is_a_deadline_too(reign: Pipeline) -> None:
