@@ -160,3 +160,12 @@ def test_a_leader_whose_store_takes_nothing_any_more_does_not_wait_for_it() -> N
             await scenario()
 
     asyncio.run(bounded())
+
+
+@law
+async def test_a_foreign_name_among_the_batches_is_named_to_who_asks_for_a_proof(store: Unlisted) -> None:
+    service = await CommitService.lead(store, ServiceOptions(allow_new=True, request_timeout_ms=1_000.0))
+    await store.create("batches/0-notes", b"hello")
+    with pytest.raises(Unavailable, match="batches/0-notes"):
+        await service.version()
+    await service.close()

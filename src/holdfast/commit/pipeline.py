@@ -113,6 +113,8 @@ class Pipeline:
         self._check_again_ms: float | None = None
         self.unproved_since_ms: float | None = None
         """When the first of those ownership checks was asked that the store has not answered; None: there is none."""
+        self.proof_trouble = ""
+        """What came of the last ownership check that proved nothing; empty after one that did."""
         self._unsent: list[Effect] = []
         self._in_hand: Ordered[CommitEntry | Batch] = ()
 
@@ -326,8 +328,10 @@ class Pipeline:
             # Nor does an empty listing prove anything: this leader's own claim is never removed.
             self._checking, self._asked = None, asked + self._asked
             self._check_again_ms = now.boot_ms + OWNERSHIP_RETRY_MS
+            self.proof_trouble = "it lists no object of this log" if newest is None else newest.detail
             return
         self.unproved_since_ms = None
+        self.proof_trouble = ""
         if somebody_is_past(newest, oldest_free=self.persist.next_slot):
             self._checking = None
             self._end("deposed", f"a later leader has written slot {newest:020d}", effects, asked)
@@ -348,7 +352,8 @@ class Pipeline:
             self._judge(Verdict.GAVE_UP, effects)
             return
         if self.release.holding and self._give_up_held.has_passed(self._held_until_ms(), now.boot_ms):
-            self._end("gave_up", "the store did not tell in time who owns the log", effects)
+            trouble = self.proof_trouble or "it did not answer"
+            self._end("gave_up", f"the store did not tell in time who owns the log: {trouble}", effects)
             return
         effects += self.persist.resend(now.boot_ms)
         self._move_floor(now)

@@ -210,7 +210,9 @@ class CommitService:
                 return await self._proof()
         except TimeoutError as error:
             raise Unavailable(
-                "the store did not tell in time who owns the log", retry_after_ms=UNPROVED_RETRY_AFTER_MS
+                "the store did not tell in time who owns the log",
+                retry_after_ms=UNPROVED_RETRY_AFTER_MS,
+                last=self.pipeline.proof_trouble or "no answer",
             ) from error
 
     async def _proof(self) -> int:

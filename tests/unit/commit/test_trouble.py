@@ -113,6 +113,30 @@ def test_a_pause_moves_the_end_of_the_wait_for_a_proof_once(reign: Pipeline) -> 
     assert gave_up(reign.step(Tick(at(since + 92_000))))
 
 
+@pytest.mark.parametrize(
+    ("newest", "told"),
+    [(Unknown("a key under batches/ is not a slot"), "not a slot"), (None, "no object of this log")],
+)
+def test_who_waited_in_vain_for_a_proof_says_what_came_instead(
+    reign: Pipeline, newest: Unknown | None, told: str
+) -> None:
+    since = PROOF_MS_MAX + 1
+    held(reign, since)
+    reign.step(OwnershipSeen(at(since + 1), newest))
+    (ended,) = of(Ended, reign.step(Tick(at(since + 60_000))))
+    assert isinstance(ended, Ended)
+    assert (ended.kind, told in ended.detail) == ("gave_up", True)
+
+
+def test_a_proof_that_came_makes_what_was_before_it_no_reason(reign: Pipeline) -> None:
+    since = PROOF_MS_MAX + 1
+    held(reign, since)
+    reign.step(OwnershipSeen(at(since + 1), TIMEOUT))
+    reign.step(Tick(at(since + 200)))
+    reign.step(OwnershipSeen(at(since + 201), FIRST_DATA))
+    assert reign.proof_trouble == ""
+
+
 def test_a_proof_that_hangs_is_a_deadline_too(reign: Pipeline) -> None:
     since = PROOF_MS_MAX + 1
     held(reign, since)
