@@ -91,6 +91,8 @@ class Consumer:
         # what reads: their numbers may soon be those of others. Taken again where a callback for damage closes.
         self._file_lock = threading.Lock()
         self._reading = threading.RLock()
+        self.read_by = 0
+        """The thread that reads at the moment: a callback for damage runs on it, and may close the queue."""
         # Pages that were read and not committed yet: the first message of each, and the history up to it, packed.
         self._page_starts: list[int] = []
         self._page_values: list[bytes] = []
@@ -209,6 +211,7 @@ class Consumer:
         """Fetch the next messages. False where there are none now."""
         with self._reading:
             self._raise_if_closed()
+            self.read_by = threading.get_ident()
             try:
                 with self._queue.asking():
                     parts = self._read_on()
@@ -217,6 +220,8 @@ class Consumer:
                 if isinstance(error, Exception):
                     self._raise_if_closed()
                 raise
+            finally:
+                self.read_by = 0
             self._raise_if_closed()  # by a callback for damage: then the reader went from under itself
             if parts is None:
                 return False

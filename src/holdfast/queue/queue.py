@@ -14,9 +14,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
-from holdfast.errors import Closed, Code, HoldfastError, NotFound, PermissionDenied
+from holdfast.errors import Backpressure, Closed, Code, HoldfastError, NotFound, PermissionDenied, Unavailable
 from holdfast.queue.arguments import each_of, whole_number
 from holdfast.queue.background import Background
 from holdfast.queue.checksum import CRC32, checksum_for_writing
@@ -123,7 +123,9 @@ class Queue(LogReading):
         self._serializer = serializer_named(serializer)
         self._append: Callable[[bytes], int] = self._refuse
         self._closed = False
-        self._closing = threading.Lock()
+        self._closer: dict[str, tuple[int, int, object]] = {}  # who closes it: process and thread
+        self._ended = threading.Event()
+        self._dependents_closed: list[Consumer | WorkQueue] = []
         self._level, self._full = level, full
         self._clock, self._entropy, self._with_background = clock, entropy, background
         # Held, so that closing the queue also gives back the names of those that a program has lost sight of.
@@ -289,9 +291,11 @@ class Queue(LogReading):
         (self._writer or self._refuse_all()).flush()
 
     def write_buffered(self) -> None:
-        """At the level "buffered": what waited in memory is in the log on return. *Raises*: as ``append``."""
-        if self._linger is not None:
-            self._linger.write()
+        """At the level "buffered": what waited in memory is in the log on return, unless there is no room for it, or
+        may be none."""
+        if self._linger is not None and not self._space.may_wait:
+            with suppress(Backpressure, Unavailable):
+                self._linger.write()
 
     def trim(self, *, before_seq: int) -> int:
         """Remove the pages whose messages are all below ``before_seq``. Returns how many pages went.
@@ -477,22 +481,33 @@ class Queue(LogReading):
             return
 
     def close(self) -> None:
-        """Make everything durable and let go of the files. Doing it twice is harmless.
+        """Make everything durable and let go of the files. Doing it twice is harmless; who does it while another thread
+        does returns when that has, except from a callback for damage.
 
         *Raises*: ``Closed`` when it could not be made durable; ``Unavailable`` when a message that waited at "buffered"
         could not be written, or when all is durable and only the mark that says so could not be. The files are let go
         of all the same.
         """
-        with self._closing:  # who closes at the same time returns when all is durable, too
-            if self._closed:
-                return
-            writer = self._writer
+        closer = os.getpid(), threading.get_ident(), object()
+        first = self._closer.setdefault("", closer)  # one step, also under a signal
+        if first[0] != closer[0]:  # a fork's parent was at it: here nobody is
+            self._closer, self._ended = {"": closer}, threading.Event()
+        elif first is not closer:
+            # In a signal's handler, or a callback for damage, the one who closes may be waiting for this very thread.
+            if first[1] != closer[1] and not any(_is_read_by(closer[1], found) for found in self._dependents_closed):
+                self._ended.wait()
+            return
+        writer = self._writer
+        self._dependents_closed = list(self._dependents)
+        try:
+            with ExitStack() as closing:
+                for dependent in self._dependents_closed:
+                    closing.callback(dependent.close)
+        finally:
             try:
-                with ExitStack() as closing:
-                    for dependent in list(self._dependents):
-                        closing.callback(dependent.close)
-            finally:
                 self._let_go(writer)
+            finally:
+                self._ended.set()
 
     def _let_go(self, writer: Writer | None) -> None:
         self._closed = True
@@ -544,12 +559,15 @@ class Queue(LogReading):
             # A thread of the parent may have held any lock: every way in leads to the writer, which has new ones.
             self._append_by(self._writer.append)
             self._linger = self._background = None
-            self._closing = threading.Lock()
             self._space.poison_after_fork()
             self._pages.be_sole(sole=False)
         if self._lock_file >= 0:
             self._port.close(self._lock_file)
             self._lock_file = -1
+
+
+def _is_read_by(thread: int, dependent: Consumer | WorkQueue) -> bool:
+    return getattr(dependent, "read_by", 0) == thread
 
 
 class _QueueOfWork(Queue):

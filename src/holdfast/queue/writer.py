@@ -298,16 +298,19 @@ class Writer:
             self._tail.close_quick_way()
 
     def notify_no_more(self, listener: Callable[[], None]) -> None:
-        """Take ``listener`` back, if it still waits for its call."""
-        with self._tail.lock, suppress(ValueError):
-            # The quick way is opened by the next append, whose turn it is: here a careful one may be under way.
+        """Take ``listener`` back, if it still waits for its call.
+
+        Takes no lock: the end of an iterator that nobody has any more may call this from wherever its thread is, also
+        from where that holds one. The next append opens the quick way.
+        """
+        with suppress(ValueError):
             self._listeners.remove(listener)
 
     def _notify(self) -> None:
         with self._tail.lock:
             listeners, self._listeners = self._listeners, []
             self._open_quick_way()
-        for listener in listeners:
+        for listener in tuple(listeners):  # one that is taken back meanwhile must not hide the next
             listener()
 
     def _open_quick_way(self) -> None:

@@ -121,7 +121,7 @@ class Subscriber:
         self._waiting: list[asyncio.Future[None]] = []
         self._started = False
         self._pause: Wait | None = None
-        self._unacknowledged: list[Delivery] = []
+        self._unacknowledged: dict[int, None] = {}  # numbers, in the order in which they were handed out
 
     async def __aenter__(self) -> Self:
         self._start()
@@ -146,7 +146,7 @@ class Subscriber:
         if machine.has_outgoing:
             self._pump()
         if not self._options.explicit_ack:
-            self._unacknowledged.append(message)
+            self._unacknowledged[message.seq] = None
         return message
 
     async def batches(self) -> AsyncIterator[list[Delivery]]:
@@ -162,7 +162,7 @@ class Subscriber:
             if machine.has_outgoing:
                 self._pump()
             if not self._options.explicit_ack:
-                self._unacknowledged = messages
+                self._unacknowledged = dict.fromkeys([message.seq for message in messages])
             yield messages
 
     async def receive(self, timeout: float | None = None) -> Delivery | None:
@@ -179,7 +179,7 @@ class Subscriber:
         Raises: what the function raises, after its message was given back with ``redelivery_delay`` seconds.
         """
         while (message := await self.receive()) is not None:
-            self._unacknowledged = []
+            self._unacknowledged = {}
             try:
                 await function(message)
             except BaseException:
@@ -278,24 +278,23 @@ class Subscriber:
 
     def _settles(self, messages: Sequence[Delivery]) -> None:
         """The application says itself what becomes of these: asking for the next one does not acknowledge them."""
-        if self._unacknowledged:
-            numbers = {message.seq for message in messages}
-            self._unacknowledged = [message for message in self._unacknowledged if message.seq not in numbers]
+        for message in messages:
+            self._unacknowledged.pop(message.seq, None)
 
     def _settle_handed_out(self) -> None:
-        handed_out = self._unacknowledged
+        handed_out = list(self._unacknowledged)
         if not handed_out:
             return
-        self._unacknowledged = []
+        self._unacknowledged = {}
         if self._machine.has_ended:
             return
-        first = last = handed_out[0].seq
-        for message in handed_out[1:]:
-            if message.seq == last + 1:
-                last = message.seq
+        first = last = handed_out[0]
+        for seq in handed_out[1:]:
+            if seq == last + 1:
+                last = seq
                 continue
             self._machine.acknowledge(first, last, now_ms())
-            first = last = message.seq
+            first = last = seq
         self._machine.acknowledge(first, last, now_ms())
         self._said()
 

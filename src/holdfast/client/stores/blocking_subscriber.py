@@ -72,7 +72,7 @@ class Subscriber:
         self._wakes, self._woken_by = socket.socketpair()
         self._wakes.setblocking(False)
         self._sleeps_until_ms = math.inf
-        self._unacknowledged: list[Delivery] = []
+        self._unacknowledged: dict[int, None] = {}  # numbers, in the order in which they were handed out
 
     def __enter__(self) -> Self:
         with self._changed:
@@ -108,7 +108,7 @@ class Subscriber:
                     return
                 messages = self._machine.take_all()
                 if not self._options.explicit_ack:
-                    self._unacknowledged = messages
+                    self._unacknowledged = dict.fromkeys([message.seq for message in messages])
                 self._said()
             yield messages
 
@@ -118,7 +118,7 @@ class Subscriber:
         Raises: what the function raises, after its message was given back with ``redelivery_delay`` seconds.
         """
         while (message := self.receive()) is not None:
-            self._unacknowledged = []
+            self._unacknowledged = {}
             try:
                 function(message)
             except BaseException:
@@ -213,24 +213,23 @@ class Subscriber:
                 message = self._machine.take()
                 assert message is not None, "more was there"
             if not self._options.explicit_ack:
-                self._unacknowledged.append(message)
+                self._unacknowledged[message.seq] = None
             self._said()
             return message
 
     def _settle_handed_out(self) -> None:
-        handed_out, self._unacknowledged = self._unacknowledged, []
+        handed_out, self._unacknowledged = self._unacknowledged, {}
         if self._machine.has_ended:
             return
-        for message in handed_out:
-            self._machine.acknowledge(message.seq, message.seq, now_ms())
+        for seq in handed_out:
+            self._machine.acknowledge(seq, seq, now_ms())
         if handed_out:
             self._said()
 
     def _settles(self, messages: Sequence[Delivery]) -> None:
         """The application says itself what becomes of these: asking for the next one does not acknowledge them."""
-        if self._unacknowledged:
-            numbers = {message.seq for message in messages}
-            self._unacknowledged = [message for message in self._unacknowledged if message.seq not in numbers]
+        for message in messages:
+            self._unacknowledged.pop(message.seq, None)
 
     def _settle(self, message: Delivery | None, ask: Callable[[OnAnswer | None], None], *, confirmed: bool) -> None:
         with self._changed:

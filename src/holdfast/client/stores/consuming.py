@@ -117,7 +117,8 @@ class Consuming:
         self._pause: Wait | None = None
         self._ceiling_ms = session.options.retry_base_ms
         self._lost_since_ms: float | None = None
-        """Since when there was no connection on which something was received."""
+        """Since when there was no connection on which something was received. It stands while one is attached."""
+        self._attached_ms = 0.0
         self._away_since_ms: float | None = None
         """Since when it is not attached; what advisories tell."""
         self._was_attached = False
@@ -396,11 +397,10 @@ class Consuming:
 
     def _attached(self, terms: AttachedFrame, now_ms: float) -> None:
         self._terms = terms
-        self._state = _State.ATTACHED
+        self._state, self._attached_ms = _State.ATTACHED, now_ms
         self.attached()
         if self._away_since_ms is not None and self._was_attached:
-            facts = {"away_ms": round(now_ms - self._away_since_ms)}
-            self._advise(Advisory("store_available", facts))
+            self._advise(Advisory("store_available", {"away_ms": round(now_ms - self._away_since_ms)}))
         self._was_attached = True
         self._away_since_ms = None
         credit = self._window.begin(terms.prefetch)
@@ -410,10 +410,8 @@ class Consuming:
             self._outgoing.append(credit_frame(credit))
 
     def _found(self) -> None:
-        """A connection brought something: it is one, and the next loss is another one.
-
-        Being attached alone is not: what ends each connection would be met again at once, and for ever.
-        """
+        """A connection brought something, and the next loss is another one. To be attached is not enough for that: what
+        ends each connection would be met again at once, and for ever."""
         self._ceiling_ms = self._session.options.retry_base_ms
         self._lost_since_ms = None
 
@@ -425,6 +423,8 @@ class Consuming:
         self._window.lost()
         if self._lost_since_ms is None:
             self._lost_since_ms = now_ms
+        elif self._state is _State.ATTACHED:
+            self._lost_since_ms += now_ms - self._attached_ms
         if self._away_since_ms is None:
             self._away_since_ms = now_ms
             if self._was_attached:
