@@ -391,6 +391,18 @@ def test_being_attached_alone_is_no_connection_that_was_found_again() -> None:
     assert kinds == ["store_unavailable", "store_available"] * 6 + ["store_unavailable"]
 
 
+def test_the_time_while_it_was_attached_is_no_time_of_looking_for_the_service() -> None:
+    service = Service(retry_duration=1.0)
+    service.attaches()
+    service.delivers(1)
+    service.loses()
+    service.waits()
+    service.attaches()
+    service.now_ms += 40_000
+    service.loses()
+    assert isinstance(service.step(), Wait)
+
+
 @pytest.mark.parametrize("what", ["messages", "answer", "pong"])
 def test_what_a_connection_brings_starts_pauses_and_time_anew(what: str) -> None:
     service = Service(retry_duration=1.0)

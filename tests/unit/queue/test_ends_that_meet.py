@@ -1,0 +1,148 @@
+"""What ends on a thread that is in the middle of something, or that another end waits for, ends all the same.
+
+Each call that could wait for itself runs on a thread of its own, which is left behind where it does.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import Closed
+from holdfast.queue import Queue
+from holdfast.queue.local_files import LocalFiles
+
+PATIENCE_S = 60.0
+PAGE_BYTES = 64 << 10
+
+
+def ends(work: Callable[[], object]) -> None:
+    """Run it, and fail where it waits for ever; raises nothing of it."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive(), "it waits for ever"
+
+
+def test_an_iterator_may_end_where_its_thread_holds_the_lock_of_the_log(tmp_path: Path) -> None:
+    """The collector ends what is in a cycle, on whatever thread it runs, wherever that is."""
+    with Queue(tmp_path / "q") as queue:
+        queue.append(b"x")
+        cycle: list[object] = [queue.read(follow=True)]
+        assert next(cycle[0]).seq == 1  # type: ignore[call-overload]
+        cycle.append(cycle)
+        assert queue._writer is not None
+        lock = queue._writer._tail.lock
+
+        def collect() -> None:
+            with lock:
+                cycle.clear()
+                gc.collect()
+
+        ends(collect)
+        assert queue.append(b"y") == 2
+
+
+def test_a_listener_that_is_taken_back_by_another_hides_nobody(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q") as queue:
+        queue.append(b"x")
+        writer = queue._writer
+        assert writer is not None
+        told: list[str] = []
+        second, third = (lambda: told.append("second")), (lambda: told.append("third"))
+
+        def first() -> None:
+            told.append("first")
+            writer.notify_no_more(second)
+
+        for listener in (first, second, third):
+            writer.notify_once(listener)
+        queue.append(b"y")
+        assert told[0] == "first"
+        assert told[-1] == "third"
+
+
+@pytest.mark.parametrize("full", ["block", "raise", "drop_oldest"])
+def test_a_consumer_that_holds_the_room_of_a_full_queue_can_go_to_latest(tmp_path: Path, full: str) -> None:
+    queue = Queue(
+        tmp_path / "q", sync="buffered", page_size=PAGE_BYTES, max_bytes=4 * PAGE_BYTES, full=full, background=False
+    )
+    consumer = queue.consumer("a", hold=True)
+    while queue.last_seq < 240:
+        queue.append(bytes(1000))
+        if queue.last_seq % 10 == 0:
+            queue.flush()
+    for _ in range(5):
+        queue.append(bytes(1000))  # these wait in memory, and the log has no room for them
+    ends(lambda: consumer.reset(since="latest"))
+    assert consumer.next_seq == 241
+    ends(queue.flush)
+    assert queue.last_seq == 245
+    queue.close()
+
+
+def test_a_callback_for_damage_may_close_a_queue_that_another_thread_closes(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q", page_size=PAGE_BYTES) as queue:
+        for number in range(100):
+            queue.append(b"%05d" % number * 40)
+    page = tmp_path / "q-1.page"
+    data = bytearray(page.read_bytes())
+    at = data.index(b"%05d" % 50 * 40)
+    data[at : at + 40] = b"#" * 40
+    page.write_bytes(data)
+    queue = Queue(tmp_path / "q", page_size=PAGE_BYTES)
+    told, closing = threading.Event(), threading.Event()
+
+    def damage(_: object) -> None:
+        told.set()
+        assert closing.wait(PATIENCE_S)
+        queue.close()
+
+    consumer = queue.consumer("c", damage=damage)
+    met: list[type[BaseException]] = []
+
+    def read() -> None:
+        try:
+            list(consumer)
+        except Closed as error:
+            met.append(type(error))
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    assert told.wait(PATIENCE_S)
+    others = threading.Thread(target=queue.close, daemon=True)
+    others.start()
+    others.join(0.1)  # by now it waits for the one that reads
+    closing.set()
+    reading.join(PATIENCE_S)
+    others.join(PATIENCE_S)
+    assert not reading.is_alive()
+    assert not others.is_alive()
+    assert met == [Closed]
+
+
+def test_a_handler_of_a_signal_may_close_a_queue_that_its_thread_closes(tmp_path: Path) -> None:
+    class Interrupted(LocalFiles):
+        def sync_data(self, file: int) -> None:
+            super().sync_data(file)
+            if armed:
+                armed.clear()
+                signal.raise_signal(signal.SIGUSR1)
+
+    armed: list[bool] = []
+    queue = Queue(tmp_path / "q", files=Interrupted(), background=False)
+    queue.append(b"x")
+    before = signal.signal(signal.SIGUSR1, lambda *_: queue.close())
+    try:
+        armed.append(True)
+        queue.close()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not armed
+    with Queue(tmp_path / "q", background=False) as found:
+        assert found.last_seq == 1
