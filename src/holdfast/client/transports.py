@@ -13,6 +13,7 @@ import asyncio
 import ipaddress
 import socket
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar, cast
 
@@ -79,7 +80,7 @@ class Departures:
         await asyncio.wait([self._over], timeout=GOODBYE_S_MAX)
 
 
-class Incoming(asyncio.BufferedProtocol):
+class Incoming(asyncio.BufferedProtocol, ABC):
     """A protocol whose bytes arrive in a buffer of its own, and come to ``data_received``.
 
     Without one asyncio makes room for 256 KiB each time, which the allocator has from the system and gives back: that
@@ -98,9 +99,9 @@ class Incoming(asyncio.BufferedProtocol):
         """So many bytes came."""
         self.data_received(bytes(self._incoming[:nbytes]))
 
+    @abstractmethod
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
-        raise NotImplementedError
 
 
 class Connection(Incoming):

@@ -488,13 +488,16 @@ class Queue(LogReading):
         could not be written, or when all is durable and only the mark that says so could not be. The files are let go
         of all the same.
         """
+        if self._ended.is_set():
+            return
         closer = os.getpid(), threading.get_ident(), object()
         first = self._closer.setdefault("", closer)  # one step, also under a signal
         if first[0] != closer[0]:  # a fork's parent was at it: here nobody is
             self._closer, self._ended = {"": closer}, threading.Event()
         elif first is not closer:
             # In a signal's handler, or a callback for damage, the one who closes may be waiting for this very thread.
-            if first[1] != closer[1] and not any(_is_read_by(closer[1], found) for found in self._dependents_closed):
+            dependents = [*self._dependents, *self._dependents_closed]
+            if first[1] != closer[1] and not any(_is_read_by(closer[1], found) for found in dependents):
                 self._ended.wait()
             return
         writer = self._writer
@@ -538,7 +541,8 @@ class Queue(LogReading):
             self._port.unlock(self._lock_file)
             self._lock_file = -1
         directory, self._pages.directory = self._pages.directory, -1  # its number may soon be another directory's
-        self._port.close(directory)
+        if directory >= 0:  # a fork's parent may have come so far
+            self._port.close(directory)
 
     def __enter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ Each call that could wait for itself runs on a thread of its own, which is left 
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -146,3 +147,20 @@ def test_a_handler_of_a_signal_may_close_a_queue_that_its_thread_closes(tmp_path
     assert not armed
     with Queue(tmp_path / "q", background=False) as found:
         assert found.last_seq == 1
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_forked_child_may_close_a_queue_that_its_parent_has_closed(tmp_path: Path, read_only: bool) -> None:
+    with Queue(tmp_path / "q", background=False) as queue:
+        queue.append(b"x")
+    queue = Queue(tmp_path / "q", background=False, read_only=read_only)
+    queue.close()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            queue.close()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
