@@ -46,7 +46,7 @@ from holdfast.stores.commands import (
 )
 from holdfast.stores.disk_limit import DiskUse
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.effects import Effect
+from holdfast.stores.effects import Applied, Effect
 from holdfast.stores.group_commit import LONE_GROUPS
 from holdfast.stores.index import Checkpoint, Index
 from holdfast.stores.message_log import MessageLog
@@ -551,7 +551,7 @@ def test_a_record_that_gives_another_result_is_refused(tmp_path: Path, monkeypat
     def other(storage: Storage, command: object) -> object:
         applied = apply(storage, command)  # type: ignore[arg-type]
         if isinstance(applied.result, Published):
-            object.__setattr__(applied, "result", Published(1, 1, 1, 1))
+            return Applied(Published(1, 1, 1, 1), applied.effects, applied.changed)
         return applied
 
     monkeypatch.setattr(Storage, "apply", other)

@@ -10,16 +10,16 @@ name each other cannot send a client round for ever.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+import msgspec
 
 from holdfast.errors import HoldfastError, InvalidRequest
 
 __all__ = ["Endpoint", "Route", "Unusable", "parse_endpoint"]
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(msgspec.Struct, frozen=True, cache_hash=True):
     """One listening address. ``unix_path`` is set for a Unix socket; otherwise ``host`` and ``port`` count."""
 
     host: str

@@ -21,6 +21,7 @@ from typing import Final
 import httptools
 
 from holdfast.client.effects import Request
+from holdfast.client.endpoint import Endpoint
 
 __all__ = ["AnswerReader", "AnswerTooLarge", "BadAnswer", "KnownHead", "RequestEncoder", "SpeaksTls"]
 
@@ -53,24 +54,24 @@ class RequestEncoder:
 
     def __init__(self, token: str | None) -> None:
         self._token = token
-        self._heads: dict[tuple[str, str, str, tuple[tuple[str, str], ...]], bytes] = {}
+        self._heads: dict[tuple[Endpoint, str, str, tuple[tuple[str, str], ...]], bytes] = {}
 
-    def encode(self, request: Request, authority: str) -> bytes:
+    def encode(self, request: Request, endpoint: Endpoint) -> bytes:
         """The bytes of a request."""
         body = request.body
         if not body:
             end = b"\r\n" if request.method == "GET" else b"content-length: 0\r\n\r\n"
-            return self._head(request, authority) + end
-        key = (authority, request.method, request.target, request.headers)
+            return self._head(request, endpoint) + end
+        key = (endpoint, request.method, request.target, request.headers)
         head = self._heads.get(key)
         if head is None:
             if len(self._heads) >= HEADS_KEPT_MAX:
                 self._heads.clear()
-            head = self._heads[key] = self._head(request, authority) + b"content-length: "
+            head = self._heads[key] = self._head(request, endpoint) + b"content-length: "
         return b"%b%d\r\n\r\n%b" % (head, len(body), body)
 
-    def _head(self, request: Request, authority: str) -> bytes:
-        lines = [f"{request.method} {request.target} HTTP/1.1", f"host: {authority}"]
+    def _head(self, request: Request, endpoint: Endpoint) -> bytes:
+        lines = [f"{request.method} {request.target} HTTP/1.1", f"host: {endpoint.authority}"]
         if self._token is not None:
             lines.append(f"authorization: Bearer {self._token}")
         lines.extend(f"{name}: {value}" for name, value in request.headers)

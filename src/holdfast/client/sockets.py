@@ -166,7 +166,7 @@ class Pool:
         sent = False
         try:
             connection = self._take(effect.endpoint) or self._connect(effect.endpoint, end_ms)
-            data, time_left_s = self._requests.encode(effect.request, effect.endpoint.authority), left_s(end_ms)
+            data, time_left_s = self._requests.encode(effect.request, effect.endpoint), left_s(end_ms)
             reader.known, reader.perhaps_tls = connection.known_head, connection.perhaps_tls
             sent = effect.request.accepted_in_parts
             whole = connection.send_unless_answered(data, time_left_s, reader)
@@ -194,7 +194,7 @@ class Pool:
         end_ms = now_ms() + timeout_ms
         connection = self._connect(endpoint, end_ms)
         try:
-            connection.send(self._requests.encode(request, endpoint.authority), left_s(end_ms))
+            connection.send(self._requests.encode(request, endpoint), left_s(end_ms))
             reader = AnswerReader(self._options.event_bytes_max, perhaps_tls=connection.perhaps_tls)
             while not reader.status or (reader.status != 200 and not reader.complete):
                 connection.receive(reader, left_s(end_ms))

@@ -210,11 +210,11 @@ class Connection(Incoming):
         finally:
             self._changed = None
 
-    def finish(self) -> None:
-        """The answer is complete; the connection is idle."""
+    def finish(self, at_ms: float) -> None:
+        """The answer is complete; the connection is idle since then."""
         self._reader = None
         self._deadline = None
-        self.idle_since_ms = now_ms()
+        self.idle_since_ms = at_ms
         self.perhaps_tls = False
         if self._paused and self.transport is not None:
             self._paused = False
@@ -265,7 +265,7 @@ class Pool:
                 connection = self._take(effect.endpoint)
                 if connection is None:
                     connection = await self.connect(effect.endpoint, deadline)
-                data = self._requests.encode(effect.request, effect.endpoint.authority)
+                data = self._requests.encode(effect.request, effect.endpoint)
                 known, perhaps_tls = connection.known_head, connection.perhaps_tls
                 reader = AnswerReader(self._options.response_bytes_max, known, perhaps_tls=perhaps_tls)
                 connection.start(data, reader, deadline)
@@ -273,10 +273,11 @@ class Pool:
                     await connection.changed()
             finally:
                 self._slots.release()
+            at_ms = now_ms()
             if reader.reusable and not connection.lost and not self.closed:
-                self.give_back(effect.endpoint, connection)
+                self.give_back(effect.endpoint, connection, at_ms)
                 connection = None
-            return Reply(now_ms(), reader.status, reader.headers, reader.take())
+            return Reply(at_ms, reader.status, reader.headers, reader.take())
         except (OSError, UnicodeError, BadAnswer) as error:  # a timeout is an OSError too
             reason, problem = reason_of(error), problem_with(effect.endpoint, error)
             if reader is None or problem is not None:  # nothing was sent, or to nobody who could read it
@@ -295,7 +296,7 @@ class Pool:
             connection = await self.connect(effect.endpoint, deadline)
             try:
                 reader = AnswerReader(self._options.event_bytes_max, perhaps_tls=connection.perhaps_tls)
-                connection.start(self._requests.encode(effect.request, effect.endpoint.authority), reader)
+                connection.start(self._requests.encode(effect.request, effect.endpoint), reader)
                 while not reader.status or (reader.status != 200 and not reader.complete):
                     await connection.changed()
             except BaseException:
@@ -338,23 +339,26 @@ class Pool:
     def _made(self) -> Connection:
         return Connection(self._departures)
 
-    def give_back(self, endpoint: Endpoint, connection: Connection) -> None:
+    def give_back(self, endpoint: Endpoint, connection: Connection, at_ms: float) -> None:
         """The answer was taken: the connection may carry another request. Those idle for too long are dropped."""
-        connection.finish()
+        connection.finish(at_ms)
         self._idle.setdefault(endpoint, []).append(connection)
         # The last used goes first, so those that only a burst needed would never be looked at again.
         for idle in self._idle.values():
-            while idle and self._is_stale(idle[0]):
+            while idle and self._is_stale(idle[0], at_ms):
                 self.drop(idle.pop(0))
 
-    def _is_stale(self, connection: Connection) -> bool:
-        return connection.lost or now_ms() - connection.idle_since_ms >= self._options.idle_connection_ms
+    def _is_stale(self, connection: Connection, at_ms: float) -> bool:
+        return connection.lost or at_ms - connection.idle_since_ms >= self._options.idle_connection_ms
 
     def _take(self, endpoint: Endpoint) -> Connection | None:
         idle = self._idle.get(endpoint)
+        if not idle:
+            return None
+        at_ms = now_ms()
         while idle:
             connection = idle.pop()
-            if not self._is_stale(connection):
+            if not self._is_stale(connection, at_ms):
                 return connection
             self.drop(connection)
         return None

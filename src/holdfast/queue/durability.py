@@ -59,6 +59,7 @@ class Durability:
         "_condition",
         "_ended",
         "_failed",
+        "_followed",
         "_lock",
         "_port",
         "_reached",
@@ -87,6 +88,8 @@ class Durability:
         self._condition = threading.Condition(self._lock)
         self._telling = threading.Lock()
         self._syncing = False
+        self._followed = False
+        """Whether anybody has waited for the sync that is under way."""
         self._ended: Closed | None = None
         self.failure: OSError | None = None
         self.next_seq = next_seq
@@ -149,6 +152,7 @@ class Durability:
                     return
                 self._raise_if_over()
                 if self._syncing:
+                    self._followed = True
                     self._condition.wait()
                     self.raise_if_failed()
                     return
@@ -158,7 +162,9 @@ class Durability:
             if leads:
                 with self._lock:
                     self._syncing = False
-                    self._condition.notify_all()
+                    if self._followed:
+                        self._condition.notify_all()
+                        self._followed = False
 
     def _sync(self, *, sealed_only: bool) -> None:
         target = self._take(sealed_only)

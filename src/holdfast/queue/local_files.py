@@ -112,7 +112,9 @@ class LocalFiles:
         return data
 
     def write(self, file: int, offset: int, parts: Sequence[Octets]) -> None:
-        """See ``FilePort``. One ``pwritev`` unless the system takes less."""
+        """See ``FilePort``. One system call unless it takes less."""
+        if len(parts) == 1 and os.pwrite(file, parts[0], offset) == len(parts[0]):
+            return  # the usual case; what was taken of it is written again below
         expected = sum(map(len, parts))
         if len(parts) <= PARTS_MAX:
             written = os.pwritev(file, parts, offset)

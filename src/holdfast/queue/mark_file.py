@@ -13,12 +13,10 @@ from __future__ import annotations
 from contextlib import suppress
 
 from holdfast.queue.slots import SLOTS_BYTES, encode_slot, newest_slot, slot_offset
-from holdfast.queue.write_mark import encode_mark
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.queue.page_files import PageDirectory
-    from holdfast.queue.write_mark import WriteMark
 
 __all__ = ["MarkFile"]
 
@@ -54,12 +52,13 @@ class MarkFile:
             raise
         self._generation = 0 if slot is None else slot[0]
 
-    def write(self, mark: WriteMark) -> None:
-        """Write the next slot; not synced. Nothing once the file is closed: its number may be another file's."""
+    def write(self, value: bytes) -> None:
+        """Write a mark to the next slot; not synced. Nothing once the file is closed: its number may be another
+        file's."""
         if self._file < 0:
             return
         self._generation += 1
-        slot = encode_slot(self._generation, encode_mark(mark))
+        slot = encode_slot(self._generation, value)
         self._port.write(self._file, slot_offset(self._generation), (slot,))
 
     def distrust_cache(self) -> None:

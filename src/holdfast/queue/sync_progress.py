@@ -15,7 +15,7 @@ from contextlib import suppress
 from holdfast.queue.durability import SyncTarget
 from holdfast.queue.frame import SEQ_MASK
 from holdfast.queue.page_header import HEADER_BYTES
-from holdfast.queue.write_mark import DurableMark, WriteMark
+from holdfast.queue.write_mark import DurableMark, mark_value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from holdfast.queue.log_tail import LogTail
     from holdfast.queue.mark_file import MarkFile
     from holdfast.queue.opening import LogEnd
+    from holdfast.queue.write_mark import WriteMark
 
 __all__ = ["SyncProgress"]
 
@@ -145,23 +146,18 @@ class SyncProgress:
 
     def write_mark(self, *, clean: bool = False) -> None:
         """Write the next slot. Call with the lock held; not synced."""
-        tail, index = self._tail, self._tail.index
-        place = tail.place or self._end_place
-        mark = WriteMark(
-            page=place.page,
-            salt=place.salt,
-            position=place.position,
-            next_seq=place.next_seq,
-            last_time_ns=place.last_time_ns,
-            frames=tail.frames,
-            index_records=index.records,
-            index_check=index.check,
-            index_due=min(index.due, SEQ_MASK),
-            clean=clean,
-            durable=self.durable,
-            boot_id=self._marks.boot_id,
+        tail, index, page = self._tail, self._tail.index, self._tail.page
+        if page is None:
+            place = self._end_place
+            number, salt, end = place.page, place.salt, (place.position, place.next_seq, place.last_time_ns)
+        else:
+            number, salt, end = page.header.number, page.header.salt, tail.end
+        value = mark_value(
+            *(number, salt, *end),
+            *(tail.frames, index.records, index.check, min(index.due, SEQ_MASK), clean),
+            *(self.durable, self._marks.boot_id),
         )
-        self._marks.write(mark)
+        self._marks.write(value)
 
     def close_cleanly(self) -> None:
         """Everything is durable, and the marks say so, durably."""

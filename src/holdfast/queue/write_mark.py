@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from struct import Struct
 
-__all__ = ["DurableMark", "WriteMark", "decode_mark", "encode_mark"]
+__all__ = ["DurableMark", "WriteMark", "decode_mark", "encode_mark", "mark_value"]
 
 FIELDS = Struct("<QQQqIIIIIIQQQqII16s")
 
@@ -101,25 +101,46 @@ class WriteMark:
 
 def encode_mark(mark: WriteMark) -> bytes:
     """The value of the slot."""
-    durable = mark.durable
+    return mark_value(
+        *(mark.page, mark.salt, mark.position, mark.next_seq, mark.last_time_ns),
+        *(mark.frames, mark.index_records, mark.index_check, mark.index_due, mark.clean),
+        *(mark.durable, mark.boot_id),
+    )
+
+
+def mark_value(
+    page: int,
+    salt: int,
+    position: int,
+    next_seq: int,
+    last_time_ns: int,
+    frames: int,
+    index_records: int,
+    index_check: int,
+    index_due: int,
+    clean: bool,
+    durable: DurableMark,
+    boot_id: bytes,
+) -> bytes:
+    """The same without an object: every sync writes one."""
     return FIELDS.pack(
-        mark.page,
-        mark.salt,
-        mark.next_seq,
-        mark.last_time_ns,
-        mark.position,
-        mark.frames,
-        mark.index_records,
-        mark.index_check,
-        mark.index_due,
-        mark.clean,
+        page,
+        salt,
+        next_seq,
+        last_time_ns,
+        position,
+        frames,
+        index_records,
+        index_check,
+        index_due,
+        clean,
         durable.page,
         durable.salt,
         durable.next_seq,
         durable.last_time_ns,
         durable.position,
         0,
-        mark.boot_id,
+        boot_id,
     )
 
 

@@ -14,6 +14,7 @@ import asyncio
 from typing import Final
 
 from holdfast.stores.commands import DeadLetter, Define, Expire
+from holdfast.stores.expiry import earlier
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ __all__ = ["Alarm"]
 
 WAIT_MS_MAX: Final = 60_000
 """The clock is looked at again at least this often: in a suspended machine it goes on, and the timer does not."""
+
+_OF_ANY_STORE: Final = Expire, Define
 
 
 class Alarm:
@@ -44,12 +47,13 @@ class Alarm:
 
     def touch(self, command: Command) -> None:
         """This command was applied."""
-        if self._touched is None or isinstance(command, Expire | Define):
+        touched = self._touched
+        if touched is None or isinstance(command, _OF_ANY_STORE):
             self._touched = None
             return
-        self._touched[command.store] = None
+        touched[command.store] = None
         if isinstance(command, DeadLetter):
-            self._touched[command.to_store] = None
+            touched[command.to_store] = None
 
     def arm(self) -> None:
         """Wake for the next deadline. *Cost*: O(stores touched); O(stores) after an ``Expire`` or a ``Define``."""
@@ -66,11 +70,13 @@ class Alarm:
         state, touched = self._state, self._touched
         self._touched = {}
         if touched is None:
-            found = [state.next_deadline_ms(), state.next_deadline_ms(volatile=True)]
-        else:
-            found = [state.deadlines.next_ms(), state.volatile_deadlines.next_ms()]
-            found += [state.store_deadline_ms(state.stores[name]) for name in touched if name in state.stores]
-        return min((at_ms for at_ms in found if at_ms is not None), default=None)
+            return earlier(state.next_deadline_ms(), state.next_deadline_ms(volatile=True))
+        found = earlier(state.deadlines.next_ms(), state.volatile_deadlines.next_ms())
+        for name in touched:
+            store = state.stores.get(name)
+            if store is not None:
+                found = earlier(found, state.store_deadline_ms(store))
+        return found
 
     def _wake(self) -> None:
         self._timer = self.due_ms = self._touched = None

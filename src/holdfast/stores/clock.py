@@ -13,6 +13,7 @@ behind that. So a log that was once written under a clock years ahead stays ahea
 from __future__ import annotations
 
 import time
+from typing import Final
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,9 +29,14 @@ def _wall_ms() -> int:
 
 
 def _steady_ms() -> int:
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // MS_NS
     return time.monotonic_ns() // MS_NS
+
+
+def _suspended_too_ms() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // MS_NS
+
+
+_STEADY: Final = _suspended_too_ms if hasattr(time, "CLOCK_BOOTTIME") else _steady_ms
 
 
 class StoreClock:
@@ -46,7 +52,7 @@ class StoreClock:
 
     __slots__ = ("_ahead_ms", "_steady")
 
-    def __init__(self, *, wall: Callable[[], int] = _wall_ms, steady: Callable[[], int] = _steady_ms) -> None:
+    def __init__(self, *, wall: Callable[[], int] = _wall_ms, steady: Callable[[], int] = _STEADY) -> None:
         self._steady = steady
         self._ahead_ms = wall() - steady()
 

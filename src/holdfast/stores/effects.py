@@ -6,7 +6,7 @@ of the log as the answer of its command, and carrying one out twice is harmless.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from holdfast.stores.commands import Result
 
@@ -15,16 +15,14 @@ __all__ = ["Advise", "Applied", "Changed", "Displaced", "Dying", "Effect", "Read
 Fact = str | int | bool
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(msgspec.Struct, frozen=True):
     """A subscriber of this durable could be given a message: submit a ``Deliver`` for one with credit."""
 
     store: str
     durable: str
 
 
-@dataclass(frozen=True, slots=True)
-class Advise:
+class Advise(msgspec.Struct, frozen=True):
     """Tell the subscriber (every one of the durable where ``subscriber`` is empty) what happened."""
 
     store: str
@@ -34,8 +32,7 @@ class Advise:
     facts: tuple[tuple[str, Fact], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Displaced:
+class Displaced(msgspec.Struct, frozen=True):
     """A newer session took this subscriber's place: close the older one with ``durable_collision``."""
 
     store: str
@@ -43,8 +40,7 @@ class Displaced:
     subscriber: str
 
 
-@dataclass(frozen=True, slots=True)
-class Dying:
+class Dying(msgspec.Struct, frozen=True):
     """A message that nobody could take goes to ``dead_letter_store``: read it and submit its ``DeadLetter``.
 
     ``cause`` is ``max_delivery`` or ``rejected``. The durable keeps the message until then.
@@ -58,8 +54,7 @@ class Dying:
     dead_letter_store: str
 
 
-@dataclass(frozen=True, slots=True)
-class Changed:
+class Changed(msgspec.Struct, frozen=True):
     """Keys of a map changed: tell whoever watches it. Triples of key, revision and cause, in order of revision.
 
     ``cause`` is ``set``, ``removed``, ``expired``, ``discarded`` or ``deleted``; the last three have the revision that
@@ -74,8 +69,7 @@ class Changed:
 Effect = Ready | Advise | Displaced | Dying | Changed
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(msgspec.Struct, frozen=True):
     """What one command did. ``changed`` is False where nothing did: then it need not be logged."""
 
     result: Result

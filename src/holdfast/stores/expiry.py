@@ -1,6 +1,6 @@
 """Deadlines by key: which is the next one.
 
-Owns: ``Deadlines``. Does not own: what happens at a deadline. Failure model: pure.
+Owns: ``Deadlines``, the earlier of two times. Does not own: what happens at a deadline. Failure model: pure.
 """
 
 from __future__ import annotations
@@ -8,10 +8,17 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
-__all__ = ["Deadlines"]
+__all__ = ["Deadlines", "earlier"]
 
 KeyT = TypeVar("KeyT", int, str, tuple[str, str])
 """Keys that can be ordered, so that equal deadlines have one order."""
+
+
+def earlier(one_ms: int | None, other_ms: int | None) -> int | None:
+    """The earlier of two times, None for never."""
+    if one_ms is None:
+        return other_ms
+    return one_ms if other_ms is None or one_ms <= other_ms else other_ms
 
 
 class Deadlines(Generic[KeyT]):

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+import msgspec
 
 from holdfast.errors import Unavailable
 from holdfast.stores.messages import FieldValue, Message
@@ -29,8 +30,7 @@ class Unread(Unavailable):
     """The disk does not give what is there. No refusal of a command: it may be half carried out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(msgspec.Struct, frozen=True):
     """What the machine needs to know of one kept message. ``size`` is that of key, fields and body, in bytes."""
 
     seq: int
@@ -120,8 +120,7 @@ class Blocks(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One key of a map or of a last-value durable."""
 
     key: str

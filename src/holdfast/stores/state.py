@@ -29,7 +29,7 @@ from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.last_value import LastValue
 from holdfast.stores.durables.map import Map
 from holdfast.stores.effects import Advise, Applied, Displaced, Effect, Ready
-from holdfast.stores.expiry import Deadlines
+from holdfast.stores.expiry import Deadlines, earlier
 from holdfast.stores.matcher import Matcher
 from holdfast.stores.ports import BLOCK_MESSAGES
 from holdfast.stores.store import Store
@@ -304,15 +304,15 @@ class State:
         found = (self.volatile_deadlines if volatile else self.deadlines).next_ms()
         for store in self.stores.values():
             if self.definition.is_volatile(store.definition) is volatile:
-                found = _earlier(found, self.store_deadline_ms(store))
+                found = earlier(found, self.store_deadline_ms(store))
         return found
 
     def store_deadline_ms(self, store: Store) -> int | None:
         """When a store has something to do that is no durable's, or None. Only a command of this store, a letter that
         it is sent, ``Expire`` and ``Define`` change it."""
         left_ms = store.residues[0].since_ms if store.residues else None
-        found = _earlier(left_ms, store.counts.due_blocks.next_ms())
-        return _earlier(found, store.publishers.next_deadline_ms(self.definition.publisher_ttl_ms))
+        found = earlier(left_ms, store.counts.due_blocks.next_ms())
+        return earlier(found, store.publishers.next_deadline_ms(self.definition.publisher_ttl_ms))
 
     def arm(self, store: Store, name: str) -> None:
         """Note when a durable has something to do next."""
@@ -322,7 +322,7 @@ class State:
         durable = store.durables[name]
         at_ms = durable.next_deadline_ms() if isinstance(durable, Consumption) else durable.next_ms()
         ttl_ms = durable.definition.durable_ttl_ms
-        return _earlier(at_ms, store.idle_since_ms[name] + ttl_ms if ttl_ms and name in store.idle_since_ms else None)
+        return earlier(at_ms, store.idle_since_ms[name] + ttl_ms if ttl_ms and name in store.idle_since_ms else None)
 
     def _expire(self, command: commands.Expire, effects: list[Effect]) -> _Outcome:
         now_ms, budget = command.at_ms, max(1, command.count)
@@ -477,10 +477,6 @@ class State:
                 is_bound = not isinstance(durable, Consumption)
                 is_early = armed_ms is not None and (due_ms is None or armed_ms < due_ms)
                 assert armed_ms == due_ms or (is_bound and is_early), "deadlines are those of the durables"
-
-
-def _earlier(one_ms: int | None, other_ms: int | None) -> int | None:
-    return min((at_ms for at_ms in (one_ms, other_ms) if at_ms is not None), default=None)
 
 
 def _attached(durable: Durable) -> list[str]:

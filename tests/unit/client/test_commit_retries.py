@@ -457,9 +457,9 @@ def test_connections_that_an_asynchronous_burst_left_behind_are_not_kept_for_eve
             pool = transports.Pool(QUICK, None, None)
             deadline = asyncio.get_running_loop().time() + 60
             old, new = await pool.connect(place, deadline), await pool.connect(place, deadline)
-            pool.give_back(place, old)
+            pool.give_back(place, old, now_ms[0])
             now_ms[0] += QUICK.idle_connection_ms
-            pool.give_back(place, new)
+            pool.give_back(place, new, now_ms[0])
             assert (old.lost, new.lost) == (True, False)
             pool.close()
             await asyncio.sleep(0)  # lets the transports call connection_lost

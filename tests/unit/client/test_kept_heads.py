@@ -12,11 +12,13 @@ from tests.unit.client.scripted_server import Answer, ScriptedServer
 from holdfast import aio
 from holdfast.client import Client
 from holdfast.client.effects import Request
+from holdfast.client.endpoint import Endpoint
 from holdfast.client.http1 import HEADS_KEPT_MAX, RequestEncoder
 from holdfast.commit.transaction import Write
 
 COMMITTED = Answer(200, {"status": "committed", "version": 1, "leader_id": "ab" * 16, "request_id": None})
 TYPE = (("content-type", "application/json"),)
+PLACE = Endpoint("a", 80)
 
 
 def kept_with(token: str) -> int:
@@ -56,20 +58,23 @@ def test_a_token_does_not_outlive_its_client() -> None:
 def test_what_is_kept_is_the_head_of_this_request_and_no_other() -> None:
     encoder = RequestEncoder("t")
     for _ in range(2):
-        for authority in ("a", "b"):
+        for host in ("a", "b"):
             for method, target, headers in (("POST", "/1", ()), ("POST", "/2", TYPE), ("PUT", "/2", TYPE)):
                 for body in (b"x", b"xyz"):
                     more = b"".join(b"%b: %b\r\n" % (name.encode(), value.encode()) for name, value in headers)
                     head = b"%b %b HTTP/1.1\r\nhost: %b\r\nauthorization: Bearer t\r\n" % (
                         method.encode(),
                         target.encode(),
-                        authority.encode(),
+                        b"%b:80" % host.encode(),
                     )
                     expected = head + more + b"content-length: %d\r\n\r\n" % len(body) + body
-                    assert encoder.encode(Request(method, target, body, headers), authority) == expected
-    assert encoder.encode(Request("GET", "/1"), "a") == b"GET /1 HTTP/1.1\r\nhost: a\r\nauthorization: Bearer t\r\n\r\n"
-    assert RequestEncoder(None).encode(Request("DELETE", "/1"), "a") == (
-        b"DELETE /1 HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n"
+                    assert encoder.encode(Request(method, target, body, headers), Endpoint(host, 80)) == expected
+    assert (
+        encoder.encode(Request("GET", "/1"), PLACE)
+        == b"GET /1 HTTP/1.1\r\nhost: a:80\r\nauthorization: Bearer t\r\n\r\n"
+    )
+    assert RequestEncoder(None).encode(Request("DELETE", "/1"), PLACE) == (
+        b"DELETE /1 HTTP/1.1\r\nhost: a:80\r\ncontent-length: 0\r\n\r\n"
     )
 
 
@@ -77,5 +82,5 @@ def test_few_heads_are_kept() -> None:
     token = secrets.token_hex(16)
     encoder = RequestEncoder(token)
     for number in range(3 * HEADS_KEPT_MAX):
-        encoder.encode(Request("POST", f"/{number}", b"x"), "a")
+        encoder.encode(Request("POST", f"/{number}", b"x"), PLACE)
     assert 1 <= kept_with(token) <= HEADS_KEPT_MAX

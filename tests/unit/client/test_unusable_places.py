@@ -330,4 +330,4 @@ def test_what_was_perhaps_accepted_has_no_problem_that_ends_an_operation() -> No
     with pytest.raises(AssertionError):
         Failed(0, True, "cut", problem=BAD)
     with pytest.raises(AssertionError):
-        dataclasses.replace(unusable(), perhaps_accepted=True)
+        msgspec.structs.replace(unusable(), perhaps_accepted=True)

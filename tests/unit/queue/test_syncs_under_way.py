@@ -18,7 +18,7 @@ from holdfast.queue.file_names import FileNames
 from holdfast.queue.local_files import LocalFiles
 from holdfast.queue.mark_file import MarkFile
 from holdfast.queue.page_files import PageDirectory
-from holdfast.queue.write_mark import DurableMark, WriteMark
+from holdfast.queue.write_mark import DurableMark, mark_value
 from holdfast.testing.queue_world import CrashFiles
 
 PAGE_BYTES = 4096
@@ -141,7 +141,7 @@ def test_a_mark_is_not_written_into_a_file_that_was_closed() -> None:
     marks.close()
     place = DurableMark(1, 0, 64, 1, 0)
     marks.write(
-        WriteMark(
+        mark_value(
             page=1, salt=0, position=64, next_seq=1, last_time_ns=0, frames=0, index_records=0, index_check=0,
             index_due=0, clean=False, durable=place, boot_id=bytes(16),
         )

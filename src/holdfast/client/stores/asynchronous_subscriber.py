@@ -301,7 +301,8 @@ class Subscriber:
     def _said(self) -> None:
         """Something was acknowledged: send it, or see that the timer does."""
         machine = self._machine
-        if machine.has_outgoing or (machine.is_attached and machine.ack_due_ms < self._timer_ms):
+        # What is due within a millisecond of the timer is done with it: the two were computed from different sums.
+        if machine.has_outgoing or (machine.is_attached and machine.ack_due_ms < self._timer_ms - 1):
             self._pump()
 
     async def _answer(
@@ -358,22 +359,23 @@ class Subscriber:
         """Carry out what the machine wants now, and set the timer for what it wants later."""
         if not self._started:
             return
-        step = self._machine.next_step(now_ms())
+        now = now_ms()
+        step = self._machine.next_step(now)
         match step:
             case Talk(outgoing=outgoing, probes=probes, timeout_ms=timeout_ms):
                 self._say(outgoing, probes=probes)
-                self._at(timeout_ms, self._pump)
+                self._look_again(now + timeout_ms)
             case Connect():
                 self._hang_up()
                 line = self._line = _Line(self._arrived, self._web_socket(step), self._departures)
                 self._connecting = asyncio.get_running_loop().create_task(self._connect(line, step))
-                self._at(step.timeout_ms, self._pump)
+                self._look_again(now + step.timeout_ms)
             case Wait():
                 if step is self._pause:
                     return
                 self._pause = step
                 self._hang_up()
-                self._at(draw_wait_ms(step), self._waited)
+                self._at(now + draw_wait_ms(step), self._waited)
             case Ended(outgoing=outgoing):
                 self._say(outgoing, probes=False)
                 self._stop()
@@ -384,6 +386,7 @@ class Subscriber:
         return WebSocket(step.endpoint, step.target, self._token, self._payload_bytes_max)
 
     def _waited(self) -> None:
+        self._timer, self._timer_ms = None, math.inf
         self._machine.waited()
         self._pump()
 
@@ -397,12 +400,22 @@ class Subscriber:
             line.socket.ping()
         line.write()
 
-    def _at(self, ms: float, function: Callable[[], None]) -> None:
+    def _look_again(self, due_ms: float) -> None:
+        """Ask the machine again then, or sooner: a timer that is due before is left as it is. What is due moves on with
+        each message, and a timer for each would cost more than the rest of it."""
+        if self._timer is None or self._timer_ms > due_ms:
+            self._at(due_ms, self._look)
+
+    def _look(self) -> None:
+        self._timer, self._timer_ms = None, math.inf
+        self._pump()
+
+    def _at(self, due_ms: float, function: Callable[[], None]) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_ms = now_ms() + ms
+        self._timer_ms = due_ms
         # A millisecond early would find nothing due and set the timer again.
-        self._timer = asyncio.get_running_loop().call_later((ms + 1) / 1000, function)
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, due_ms - now_ms() + 1) / 1000, function)
 
     async def _connect(self, line: _Line, step: Connect) -> None:
         endpoint, loop = step.endpoint, asyncio.get_running_loop()
@@ -452,5 +465,5 @@ class Subscriber:
         self._hang_up()
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer, self._timer_ms = None, math.inf
         self._tell()

@@ -7,7 +7,8 @@ Failure model: pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from holdfast.client.effects import Wait
 from holdfast.client.endpoint import Endpoint
@@ -15,16 +16,14 @@ from holdfast.client.endpoint import Endpoint
 __all__ = ["Advisory", "Connect", "Ended", "Step", "Talk"]
 
 
-@dataclass(frozen=True, slots=True)
-class Advisory:
+class Advisory(msgspec.Struct, frozen=True):
     """Something happened that no message tells, for example ``store_unavailable`` or ``durable_collision``."""
 
     kind: str
     facts: Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(msgspec.Struct, frozen=True):
     """Drop the connection, if any, and open a WebSocket; then ``opened``, ``refused`` or ``lost``."""
 
     endpoint: Endpoint
@@ -32,8 +31,7 @@ class Connect:
     timeout_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Talk:
+class Talk(msgspec.Struct, frozen=True):
     """Send ``outgoing`` (and a ping when ``probes``), then pass on what arrives, for at most ``timeout_ms``.
 
     Payloads go to ``received``; then, or when nothing came in time or something was added, ``next_step`` again.
@@ -45,8 +43,7 @@ class Talk:
     timeout_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """There is no more to do. ``outgoing`` are last words for an open connection."""
 
     outgoing: tuple[bytes, ...] = ()

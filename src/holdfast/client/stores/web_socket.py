@@ -10,9 +10,9 @@ Failure model: whatever is not a WebSocket ends in ``Hung`` with the reason; it 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+import msgspec
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidStatus, PayloadTooBig
 from websockets.frames import Close, Frame, Opcode
@@ -26,13 +26,11 @@ from holdfast.client.stores.wire import SUBPROTOCOL
 __all__ = ["Happening", "Hung", "Opened", "Payload", "Pong", "Refused", "TooLarge", "WebSocket"]
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(msgspec.Struct, frozen=True):
     """The handshake is done."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """An HTTP answer instead of a WebSocket."""
 
     status: int
@@ -40,20 +38,17 @@ class Refused:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
+class Payload(msgspec.Struct, frozen=True):
     """One message of the other side."""
 
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Pong:
+class Pong(msgspec.Struct, frozen=True):
     """The other side is alive."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hung:
+class Hung(msgspec.Struct, frozen=True):
     """The connection is over. ``code`` and ``name`` are those of a close frame, 1006 and empty without one."""
 
     reason: str
@@ -61,8 +56,7 @@ class Hung:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class TooLarge:
+class TooLarge(msgspec.Struct, frozen=True):
     """The connection is over, because a payload is above ``payload_bytes_max``."""
 
 

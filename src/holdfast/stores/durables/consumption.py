@@ -35,6 +35,7 @@ from holdfast.stores.durables.holdings import Held, Holding, Holdings, joined
 from holdfast.stores.durables.retention import expire_retained, retention_next_ms
 from holdfast.stores.durables.returned import Returned
 from holdfast.stores.effects import Displaced, Dying, Effect, Ready
+from holdfast.stores.expiry import earlier
 from holdfast.stores.ports import BLOCK_MESSAGES
 
 TYPE_CHECKING = False
@@ -142,14 +143,14 @@ class Consumption:
         """When ``expire`` has something to do, or None."""
         found = self.holdings.next_ms()
         if self.returned.later:
-            found = _earlier(found, self.returned.next_ms())
+            found = earlier(found, self.returned.next_ms())
         if self.backlog.scanned_ms:
-            found = _earlier(found, self.backlog.delayed.next_ms())
+            found = earlier(found, self.backlog.delayed.next_ms())
         if self.definition.message_ttl_ms:
-            found = _earlier(found, aging.ttl_next_ms(self))
+            found = earlier(found, aging.ttl_next_ms(self))
         if self.backlog.floor is not None:
-            found = _earlier(found, retention_next_ms(self))
-        return _earlier(found, self.dying_retry_ms) if self.dying and self.definition.dead_letter_store else found
+            found = earlier(found, retention_next_ms(self))
+        return earlier(found, self.dying_retry_ms) if self.dying and self.definition.dead_letter_store else found
 
     def oldest_ms(self) -> int:
         """When the oldest message that is not acknowledged was published, 0 for none. Cost: O(subscribers).
@@ -490,7 +491,3 @@ class Consumption:
     def restore_keys(self, keys: Sequence[tuple[int, str]]) -> None:
         """Take up ``keys_state``."""
         assert not keys, "only a key-ordered durable knows keys"
-
-
-def _earlier(one_ms: int | None, other_ms: int | None) -> int | None:
-    return min((at_ms for at_ms in (one_ms, other_ms) if at_ms is not None), default=None)
