@@ -222,6 +222,9 @@ class BlockCache:
     def put(self, store: str, block: Block) -> None:
         """See ``ports.Blocks``."""
         number = block.number
+        key = (store, number)
+        if block.live and self._dirty.get(key) and self._cache.get(key) is block:
+            return  # it is among the changed ones since it was put here last
         there = self._there.get(store)
         if there is None:
             there = self._there[store] = SequenceSet()
@@ -236,7 +239,6 @@ class BlockCache:
                 self._forget(store, number)
                 return
             there.add(number, number)
-        key = (store, number)
         self._cache[key] = block
         self._cache.move_to_end(key)
         self._dirty[key] = True
