@@ -5,7 +5,8 @@
 Lanes (``stores_peers/worker.py``), with bodies of 100 B and 1 KiB: publish confirmed one at a time, in a window of 256
 and in batches of 100; consume with acknowledgement; end to end at 1,000 messages a second. One asyncio client process
 for each figure, with the system's own Python library; server and client share the cores. All servers run, the others
-idle; rounds are interleaved, figures are medians of the rounds with their extremes.
+idle; rounds are interleaved, figures are medians of the rounds with their extremes. The first round waits until what
+the servers do when they start is over.
 
 P9: window and batches at least 5 times NATS and RabbitMQ and once Redis; one at a time once Redis; consume twice NATS
 and once Redis; end to end p99 at most that of the best of them. What was confirmed is counted at the server. A run
@@ -37,6 +38,9 @@ from stores_peers.servers import SYSTEMS, missing, serving
 from stores_peers.worker import LANES
 
 OTHERS_CORES_MAX = 0.25
+STARTED_CORES_MAX = 0.1
+STARTED_SECONDS = 1.0
+STARTED_SECONDS_MAX = 30.0
 TRIES_MAX = 3
 SIZES = (100, 1024)
 WORKER = Path(__file__).parent / "stores_peers" / "worker.py"
@@ -86,6 +90,16 @@ def busy_seconds() -> float:
     return (sum(fields) - fields[3] - fields[4]) / ticks
 
 
+def wait_until_started() -> None:
+    """Until the machine has been nearly idle for a while, or does not become so."""
+    end = time.monotonic() + STARTED_SECONDS_MAX
+    while time.monotonic() < end:
+        busy = busy_seconds()
+        time.sleep(STARTED_SECONDS)
+        if busy_seconds() - busy < STARTED_CORES_MAX * STARTED_SECONDS:
+            return
+
+
 def measure(system: str, lane: str, size: int, seconds: float, served: Served) -> tuple[dict[str, Any], float, float]:
     """The quietest of a few tries: the worker's word, the server's seconds, the cores that others used."""
     best: tuple[dict[str, Any], float, float] | None = None
@@ -113,6 +127,7 @@ def run(systems: list[str], lanes: list[str], rounds: int, seconds: float, folde
     figures: Figures = {}
     with ExitStack() as stack:
         servers = {system: stack.enter_context(serving(system, folder / system)) for system in systems}
+        wait_until_started()
         for number in range(rounds):
             for size in SIZES:
                 for lane in lanes:
