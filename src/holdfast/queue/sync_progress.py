@@ -149,11 +149,13 @@ class SyncProgress:
         tail, index, page = self._tail, self._tail.index, self._tail.page
         if page is None:
             place = self._end_place
-            number, salt, end = place.page, place.salt, (place.position, place.next_seq, place.last_time_ns)
+            number, salt = place.page, place.salt
+            position, next_seq, time_ns = place.position, place.next_seq, place.last_time_ns
         else:
-            number, salt, end = page.header.number, page.header.salt, tail.end
+            number, salt = page.header.number, page.header.salt
+            position, next_seq, time_ns = tail.end
         value = mark_value(
-            *(number, salt, *end),
+            *(number, salt, position, next_seq, time_ns),
             *(tail.frames, index.records, index.check, min(index.due, SEQ_MASK), clean),
             *(self.durable, self._marks.boot_id),
         )
