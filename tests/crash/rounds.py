@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,12 +25,14 @@ from tests.crash.server_process import ServerProcess
 from tests.crash.wire import Address, StreamedTransaction, events
 from tests.crash.workload import broken_invariants
 
+from holdfast.commit.batch import PREFIX, slot_of
 from holdfast.commit.chain import ChainWalker
-from holdfast.commit.reader import follow
+from holdfast.commit.reader import LoggedBatch, follow
 from holdfast.commit.transaction import Committed, Rejected
 from holdfast.objects.open import open_store
 from holdfast.testing.histories import History, Law, LogEntry, Violation, check_history
 from holdfast.testing.rgw import free_port
+from holdfast.values import Slot
 
 LOAD_ACKNOWLEDGED = (150, 1200)
 """A round crashes after so many acknowledged commits, drawn anew each time; the lower figure must follow the crash."""
@@ -244,26 +247,39 @@ def describe(found: Sequence[Violation]) -> str:
 
 
 async def read_log(url: str) -> list[LogEntry]:
-    """Every transaction of the log by walking the chain, whose rules are checked on the way."""
+    """Every transaction that the log has now, by walking the chain, whose rules are checked on the way.
+
+    No further than the object that was its newest at the beginning: while clients commit, the end may move on as fast
+    as it is come nearer to.
+    """
     store = open_store(url)
     entries: list[LogEntry] = []
     try:
-        async for batch in follow(store, ChainWalker()):
-            previous = batch.header.prev_version
-            for txn in batch.transactions():
-                entries.append(
-                    LogEntry(
-                        version=txn.version,
-                        operations=tuple(txn.operations),
-                        request_id=txn.request_id,
-                        read_version=txn.read_version,
-                        prev_version=previous,
-                    )
-                )
-                previous = txn.version
+        newest = slot_of((await store.list(PREFIX, limit=1))[0].key)
+        assert newest is not None, "there is nothing but slots in the log"
+        async with aclosing(follow(store, ChainWalker())) as batches:
+            await _read_until(newest, batches, entries)
     finally:
         await store.close()
     return entries
+
+
+async def _read_until(newest: Slot, batches: AsyncIterator[LoggedBatch], entries: list[LogEntry]) -> None:
+    async for batch in batches:
+        previous = batch.header.prev_version
+        for txn in batch.transactions():
+            entries.append(
+                LogEntry(
+                    version=txn.version,
+                    operations=tuple(txn.operations),
+                    request_id=txn.request_id,
+                    read_version=txn.read_version,
+                    prev_version=previous,
+                )
+            )
+            previous = txn.version
+        if batch.header.slot <= newest:  # slots count down
+            return
 
 
 async def read_stream(address: Address, last: int) -> list[StreamedTransaction]:
