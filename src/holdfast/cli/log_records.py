@@ -5,10 +5,8 @@ Owns: these two forms. Keys and values are base64 in JSON, as in the HTTP API; v
 
 from __future__ import annotations
 
-import sys
-
 from holdfast.cli.operations import operation_fields, operation_text, short
-from holdfast.cli.output import base64_text
+from holdfast.cli.output import base64_text, print_line
 from holdfast.commit.batch import Header, LoggedTransaction
 from holdfast.commit.transaction import PointRead, Precondition, RangeRead
 from holdfast.values import slot_text
@@ -80,4 +78,4 @@ def print_transaction(txn: LoggedTransaction) -> None:
     lines = [facts]
     lines += [f"    {precondition_text(read)}" for read in txn.preconditions]
     lines += [f"    {operation_text(operation)}" for operation in txn.operations]
-    sys.stdout.write("\n".join(lines) + "\n")
+    print_line("\n".join(lines))

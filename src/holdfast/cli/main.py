@@ -5,13 +5,16 @@ Owns: joining the groups of commands, and turning errors into a clear line and a
 
 from __future__ import annotations
 
+import io
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.cli.exits import Exit, exit_of
-from holdfast.cli.output import print_error
-from holdfast.errors import HoldfastError
+from holdfast.cli.output import flush_output, print_error
+from holdfast.errors import HoldfastError, InvalidRequest
 
 if TYPE_CHECKING:
     import typer
@@ -31,20 +34,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("holdfast: will not run under python -O, which removes the checks of its own laws\n")
         return Exit.BAD_REQUEST
     words = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in words
+    _prepare_streams()
+    code = _run(words, as_json=as_json)
+    try:
+        if not sys.stdout.closed:
+            flush_output()
+    except BrokenPipeError:
+        pass
+    except HoldfastError as error:
+        print_error(error, as_json=as_json)
+        return exit_of(error) if code == Exit.DONE else code
+    return code
+
+
+def _prepare_streams() -> None:
+    """Something to print to where the process was started with none, and no text that cannot be printed."""
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _run(words: list[str], *, as_json: bool) -> int:
     try:
         application()(words, prog_name="holdfast")
     except HoldfastError as error:
-        print_error(error, as_json="--json" in words)
+        print_error(error, as_json=as_json)
         return exit_of(error)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "holdfast":
-            raise
-        sys.stderr.write(MISSING_EXTRA.format(name=error.name))
-        return Exit.BAD_REQUEST
     except BrokenPipeError:
-        # The reader of our output has left, as `head` does. Without this the interpreter complains at exit.
-        sys.stderr.close()
-        return Exit.DONE
+        return Exit.DONE  # the reader of our output has left, as `head` does
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except SystemExit as end:
@@ -52,7 +71,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Typer has met it first, and would end with the code that here means "the answer is no".
             return Exit.DONE
         return end.code if isinstance(end.code, int) else Exit.DONE
+    except Exception as error:  # noqa: BLE001 - whatever it is, the interpreter's own code 1 would say "the answer is no"
+        return _surprise(error, as_json=as_json)
     return Exit.DONE
+
+
+def _surprise(error: Exception, *, as_json: bool) -> Exit:
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+        # So come words that are not UTF-8. A request cannot carry them.
+        print_error(InvalidRequest(f"{error.object!r} is not text"), as_json=as_json)
+        return Exit.BAD_REQUEST
+    if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != "holdfast":
+        sys.stderr.write(MISSING_EXTRA.format(name=error.name))
+        return Exit.BAD_REQUEST
+    traceback.print_exception(error)
+    sys.stderr.write("holdfast: this is a bug of ours: please report it\n")
+    return Exit.INTERNAL
 
 
 def application() -> typer.Typer:

@@ -2,22 +2,31 @@
 
 Owns: the forms. Results go to stdout, everything else to stderr, so that a pipe carries results only. Bytes are printed
 as text where they are text and as ``0x...`` where they are not; in JSON always as base64, as in the HTTP API.
+
+Failure model: a stdout that cannot be written is ``Unavailable``, so that no command ends as if it had been read; a
+reader who has left is ``BrokenPipeError``, and no failure.
 """
 
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import sys
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Protocol
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import Code, HoldfastError, Unavailable
 
 __all__ = [
     "Progress",
+    "answering",
     "base64_text",
+    "flush_output",
+    "output_errors",
+    "output_failed",
     "print_error",
     "print_fields",
     "print_json",
@@ -31,19 +40,60 @@ __all__ = [
 
 def print_json(value: object) -> None:
     """One JSON value on one line of stdout."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
+    is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
+    print_line(json.dumps(value, ensure_ascii=not is_utf8, separators=(",", ":")))
 
 
 def print_line(text: str) -> None:
-    """One line on stdout."""
-    sys.stdout.write(text + "\n")
+    """One line on stdout. What its encoding lacks is written as an escape."""
+    with output_errors():
+        sys.stdout.write(text + "\n")
 
 
 def write_bytes(data: bytes) -> None:
     """Raw bytes on stdout; a terminal gets a line end behind them, a pipe exactly the bytes."""
-    sys.stdout.flush()
-    sys.stdout.buffer.write(data + b"\n" if sys.stdout.isatty() else data)
-    sys.stdout.buffer.flush()
+    with output_errors():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data + b"\n" if sys.stdout.isatty() else data)
+        sys.stdout.buffer.flush()
+
+
+def flush_output() -> None:
+    """What was printed is out on return."""
+    with output_errors():
+        sys.stdout.flush()
+
+
+@contextmanager
+def output_errors(path: Path | None = None) -> Generator[None]:
+    """What fails in here is the output, stdout where there is no ``path``. A reader who has left is no failure."""
+    try:
+        yield
+    except OSError as error:
+        if path is None:
+            with suppress(OSError):
+                sys.stdout.close()  # it holds what could not be written, and the interpreter would try again at the end
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise output_failed(error, path) from error
+
+
+def output_failed(error: OSError, path: Path | None) -> Unavailable:
+    """The error for an output that cannot be written."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return Unavailable(
+        "the output could not be written",
+        code=Code.DISK_FULL if full else Code.STORE_UNAVAILABLE,
+        output=str(path or "stdout"),
+        cause=error.strerror,
+    )
+
+
+@contextmanager
+def answering() -> Generator[None]:
+    """The exit code behind this tells what is printed in here, also to somebody who reads no further."""
+    with suppress(BrokenPipeError):
+        yield
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
@@ -62,11 +112,11 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
             cell.rjust(width) if name in right else cell.ljust(width)
             for cell, width, name in zip(cells, widths, columns, strict=True)
         )
-        return "  ".join(padded).rstrip() + "\n"
+        return "  ".join(padded).rstrip()
 
-    sys.stdout.write(line([name.upper() for name in columns]))
+    print_line(line([name.upper() for name in columns]))
     for row in rows:
-        sys.stdout.write(line(row))
+        print_line(line(row))
 
 
 def print_error(error: HoldfastError, *, as_json: bool) -> None:

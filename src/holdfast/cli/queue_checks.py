@@ -15,7 +15,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Final
 
-from holdfast.cli.output import print_fields, print_json, print_line, progress
+from holdfast.cli.output import answering, print_fields, print_json, print_line, progress
 from holdfast.cli.queue_files import opened_files, parse_time
 from holdfast.cli.queue_repair import KnownGap, Repaired, is_known, known_gaps, repair_queue
 from holdfast.cli.queue_survey import GapFound, QueueSurvey, survey_queue
@@ -40,10 +40,11 @@ def verify(path: str, *, as_json: bool) -> None:
             found = survey_queue(pages, moved)
         known = known_gaps(pages)
     fresh = [gap for gap in found.gaps if not is_known(gap, known)]
-    if as_json:
-        print_json(_survey_fields(path, found, known))
-    else:
-        _print_survey(path, found, known)
+    with answering():
+        if as_json:
+            print_json(_survey_fields(path, found, known))
+        else:
+            _print_survey(path, found, known)
     if fresh:
         raise CorruptData(
             "messages are lost",

@@ -13,18 +13,27 @@ import base64
 import errno
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 from holdfast.cli.options import Encoding
-from holdfast.cli.output import print_fields, print_json, print_line, progress, readable
+from holdfast.cli.output import (
+    flush_output,
+    output_errors,
+    output_failed,
+    print_fields,
+    print_json,
+    print_line,
+    progress,
+    readable,
+)
 from holdfast.cli.queue import Separator
 from holdfast.cli.queue_files import moment_ns, opened_files, parse_time, writer_of
 from holdfast.cli.queue_picture import DrawnPage, draw
-from holdfast.errors import Code, InvalidRequest, Unavailable
+from holdfast.errors import InvalidRequest
 from holdfast.queue import Gap, Message, Queue, Trimmed
 from holdfast.queue.cursor_file import committed_seqs
 from holdfast.queue.identity_file import read_identity
@@ -263,15 +272,9 @@ def tail(
             seq = max(1, queue.first_seq, queue.last_seq + 1 - count)
         messages = queue.read(since=moment, seq=seq, follow=follow, damage=_tell)
         for message in islice(messages, limit or None):
-            with output_errors(None):
-                if as_json:
-                    print_json(message_fields(message, encoding))
-                else:
-                    print_line(message_line(message))
-                if follow:
-                    sys.stdout.flush()
-        with output_errors(None):
-            sys.stdout.flush()
+            print_json(message_fields(message, encoding)) if as_json else print_line(message_line(message))
+            if follow:
+                flush_output()
 
 
 def _starting_point(since: str | None, seq: int | None) -> datetime | None:
@@ -379,29 +382,5 @@ def _new_file(path: Path) -> BinaryIO:
         raise InvalidRequest("the output file exists", path=str(path), hint="name another, or move it away") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-            raise _output_failed(error, path) from error
+            raise output_failed(error, path) from error
         raise InvalidRequest("the output file cannot be made", path=str(path), cause=error.strerror) from error
-
-
-@contextmanager
-def output_errors(path: Path | None) -> Generator[None]:
-    """What fails in here is the output, not the queue. A reader who has left (``BrokenPipeError``) is no failure."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        if path is None:
-            with suppress(OSError):
-                sys.stdout.close()  # it holds what could not be written, and the interpreter would try again at the end
-        raise _output_failed(error, path) from error
-
-
-def _output_failed(error: OSError, path: Path | None) -> Unavailable:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return Unavailable(
-        "the output could not be written",
-        code=Code.DISK_FULL if full else Code.STORE_UNAVAILABLE,
-        output=str(path or "stdout"),
-        cause=error.strerror,
-    )

@@ -21,7 +21,7 @@ import typer
 
 from holdfast.cli.exits import Exit
 from holdfast.cli.options import JsonOption
-from holdfast.cli.output import print_fields, print_json, print_line, print_table
+from holdfast.cli.output import answering, flush_output, print_fields, print_json, print_line, print_table
 from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -253,7 +253,8 @@ def _run(
     made = command.run(
         every_seconds=every, until=until, options=given, stopping=stopped_by_signals, told=tell_steps(as_json=as_json)
     )
-    print_made(made, as_json=as_json)
+    with answering():
+        print_made(made, as_json=as_json)
     if not made.is_good:
         raise typer.Exit(Exit.DAMAGED)
 
@@ -264,7 +265,7 @@ def tell_steps(*, as_json: bool) -> Told:
     def tell(fields: Mapping[str, object]) -> None:
         if as_json:
             print_json({"step": fields})
-            sys.stdout.flush()
+            flush_output()
         else:
             sys.stderr.write("  ".join(f"{name}={value}" for name, value in fields.items()) + "\n")
 

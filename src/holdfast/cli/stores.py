@@ -18,7 +18,7 @@ import typer
 
 from holdfast.cli.exits import Exit
 from holdfast.cli.options import JsonOption, TimeoutOption, TokenOption, UrlOption
-from holdfast.cli.output import print_fields, print_json, print_line, print_table
+from holdfast.cli.output import answering, print_fields, print_json, print_line, print_table
 from holdfast.cli.service import store_asking
 from holdfast.cli.transactions import LOCAL
 from holdfast.errors import InvalidRequest
@@ -155,11 +155,12 @@ def diff(
         in_force = cast("Fields", client.definition()["definition"])
         wanted = cast("Fields", client.check_definition(read_definition(file))["definition"])
     changes = difference(in_force, wanted)
-    for path, before, after in changes:
-        if as_json:
-            print_json({"path": path, "in_force": before, "file": after})
-        else:
-            print_line(f"{path}: {_text(before)} -> {_text(after)}")
+    with answering():
+        for path, before, after in changes:
+            if as_json:
+                print_json({"path": path, "in_force": before, "file": after})
+            else:
+                print_line(f"{path}: {_text(before)} -> {_text(after)}")
     if changes:
         raise typer.Exit(Exit.NO)
 

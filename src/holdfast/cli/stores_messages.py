@@ -26,7 +26,7 @@ from holdfast.cli.options import (
     UrlOption,
     parse_bytes,
 )
-from holdfast.cli.output import base64_text, print_json, print_line, readable
+from holdfast.cli.output import base64_text, flush_output, print_json, print_line, readable
 from holdfast.cli.service import STREAM_SECONDS, TIMEOUT_SECONDS, WaitNotice, store_asking, store_following
 from holdfast.cli.stores import PlaceArgument, commands, parse_value, split_place
 from holdfast.cli.transactions import LOCAL
@@ -154,7 +154,7 @@ def tail(
         printed = 0
         while (message := _receive(messages, wait)) is not None:
             print_json(message_fields(message)) if as_json else print_line(message_text(message))
-            sys.stdout.flush()
+            flush_output()
             if reject:
                 messages.reject(message)
             elif acknowledge:
@@ -191,7 +191,7 @@ def watch(
         printed = 0
         while (change := changes.receive(wait)) is not None:
             print_json(change_fields(change)) if as_json else print_line(change_text(change))
-            sys.stdout.flush()
+            flush_output()
             printed += 1
             if limit and printed == limit:
                 return

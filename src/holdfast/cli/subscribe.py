@@ -7,7 +7,6 @@ Failure model: a gap in the stream ends the command with exit code 6 and names t
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, assert_never
 
 import typer
@@ -21,7 +20,7 @@ from holdfast.cli.options import (
     UrlOption,
     parse_bytes,
 )
-from holdfast.cli.output import print_json, print_line
+from holdfast.cli.output import flush_output, print_json, print_line
 from holdfast.cli.service import STREAM_SECONDS, WaitNotice, following
 from holdfast.cli.transactions import LOCAL
 
@@ -61,7 +60,7 @@ def subscribe(
             for event in events:
                 notice.got_through()
                 print_json(event_fields(event)) if as_json else print_line(event_text(event))
-                sys.stdout.flush()
+                flush_output()
                 seen += isinstance(event, TransactionEvent)
                 if limit and seen == limit:
                     return

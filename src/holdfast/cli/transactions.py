@@ -24,9 +24,9 @@ from holdfast.cli.options import (
     UrlOption,
     parse_bytes,
 )
-from holdfast.cli.output import base64_text, print_json, print_line, readable, write_bytes
+from holdfast.cli.output import answering, base64_text, flush_output, print_json, print_line, readable, write_bytes
 from holdfast.cli.service import asking
-from holdfast.errors import Conflict, InvalidRequest, OutcomeUnknown
+from holdfast.errors import Conflict, InvalidRequest, OutcomeUnknown, Unavailable
 
 if TYPE_CHECKING:
     from holdfast.commit.transaction import Operation, Precondition, Transaction
@@ -83,16 +83,22 @@ def commit(
                 wanted, reads, read_version=read_version, request_id=request_id, leader_id=leader_id
             )
         except Conflict as conflict:
-            _print_conflict(conflict, as_json=as_json)
+            with answering():
+                _print_conflict(conflict, as_json=as_json)
             raise typer.Exit(Exit.NO) from None
         except OutcomeUnknown as unknown:
             if not unknown.hint:
                 unknown.hint = "ask: holdfast status REQUEST_ID --min-version READ_VERSION"
             raise
-    if as_json:
-        print_json({"status": "committed", "version": receipt.version, "leader_id": receipt.leader_id})
-    else:
-        print_line(f"committed {receipt.version}")
+    try:
+        if as_json:
+            print_json({"status": "committed", "version": receipt.version, "leader_id": receipt.leader_id})
+        else:
+            print_line(f"committed {receipt.version}")
+        flush_output()
+    except Unavailable as error:
+        # No code that says "it may work later": it has worked.
+        raise OutcomeUnknown(f"committed {receipt.version}, which could not be written: {error}") from error
 
 
 def get(
@@ -127,8 +133,9 @@ def get(
             return
         one = client.get(begin, at)
     if one is None:
-        if as_json:
-            print_json(None)
+        with answering():
+            if as_json:
+                print_json(None)
         raise typer.Exit(Exit.NO)
     if as_json:
         print_json({"key": base64_text(one.key), "value": base64_text(one.value), "version": one.version})
@@ -150,10 +157,11 @@ def status(
     """
     with asking(url, token, timeout, as_json=as_json) as client:
         answer = client.status(request_id, min_version)
-    if as_json:
-        print_json({"status": answer.status} | ({} if answer.version is None else {"version": answer.version}))
-    else:
-        print_line(answer.status if answer.version is None else f"{answer.status} {answer.version}")
+    with answering():
+        if as_json:
+            print_json({"status": answer.status} | ({} if answer.version is None else {"version": answer.version}))
+        else:
+            print_line(answer.status if answer.version is None else f"{answer.status} {answer.version}")
     if answer.status != "committed":
         raise typer.Exit(Exit.NO)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from holdfast import Queue
+from holdfast.cli import check_config
 from holdfast.cli.exits import Exit, exit_of
 from holdfast.cli.main import main
 from holdfast.commit.batch import object_name
@@ -175,19 +178,85 @@ async def a_reign(url: str, *, commits: int = 0) -> None:
         await store.close()
 
 
-def test_a_reader_that_leaves_early_is_no_failure(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_leaves_early_is_no_failure(unbuffered: str, tmp_path: Path) -> None:
     url = (tmp_path / "log").as_uri()
     main(["log", "init", url])
-    listing = f"import sys; from holdfast.cli.main import main; sys.exit(main(['log', 'ls', {url!r}]))"
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        ended = subprocess.run(
-            [sys.executable, "-u", "-c", listing], stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False
-        )
+        ended = ends(["log", "ls", url], stdout=writer, unbuffered=unbuffered)
     finally:
         os.close(writer)
-    assert (ended.returncode, ended.stderr) == (Exit.DONE, b"")
+    assert (ended.returncode, ended.stderr) == (Exit.DONE, "")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_who_reads_no_answer_does_not_change_it(unbuffered: str, tmp_path: Path) -> None:
+    """`holdfast queue verify | head` must not say that a damaged queue is good."""
+    with Queue(tmp_path / "q", page_size=8192, background=False) as queue:
+        queue.append_many([b"message"] * 10)
+    page = tmp_path / "q-1.page"
+    page.write_bytes(page.read_bytes()[:64] + b"\xff" * 8 + page.read_bytes()[72:])
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = ends(["queue", "verify", str(tmp_path / "q")], stdout=writer, unbuffered=unbuffered)
+    finally:
+        os.close(writer)
+    assert ended.returncode == Exit.DAMAGED
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_result_that_cannot_be_written_is_told(unbuffered: str, tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        ended = ends(["log", "init", (tmp_path / "log").as_uri()], stdout=full.fileno(), unbuffered=unbuffered)
+    assert ended.returncode == Exit.UNAVAILABLE
+    assert ended.stderr == ("holdfast: the output could not be written output=stdout cause=No space left on device\n")
+
+
+def test_a_bug_is_no_answer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_config, "configuration", lambda *_: 1 // 0)
+    assert main(["check-config"]) == Exit.INTERNAL
+    told = capsys.readouterr().err
+    assert "ZeroDivisionError" in told
+    assert "report it" in told
+
+
+@pytest.mark.parametrize("words", [["queue", "info", "q"], ["queue", "info", "q", "--json"]])
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "utf-8:surrogateescape", "ascii:strict"])
+def test_a_path_that_is_no_text_is_printed_all_the_same(encoding: str, words: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode("ä\U0001f600".encode() + b"\xff")
+    folder.mkdir()
+    Queue(folder / "q", page_size=8192, background=False).close()
+    words[2] = str(folder / "q")
+    ended = ends(words, PYTHONIOENCODING=encoding)
+    assert (ended.returncode, ended.stderr) == (Exit.DONE, "")
+    if "--json" in words:
+        assert json.loads(ended.stdout)["path"] == words[2]
+
+
+def test_words_that_are_no_text_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        words = ["status", "a" * 20 + "\udcff", "--min-version", "0", "--url", f"unix:{tmp_path / 's'}"]
+        assert main(words) == Exit.BAD_REQUEST
+    assert "is not text" in capsys.readouterr().err
+
+
+def ends(
+    words: list[str], *, stdout: int = subprocess.PIPE, unbuffered: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "holdfast.cli.main", *words],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered, **environment},
+        timeout=60,
+        check=False,
+    )
 
 
 def test_a_log_that_is_not_there_ends_with_5(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +32,23 @@ def test_a_request_from_a_file_is_sent_whole(capsys: pytest.CaptureFixture[str],
         assert main(["commit", "--file", str(file), "--url", server.url]) == Exit.DONE
         assert server.asked[0].json() == request
     assert capsys.readouterr().out == "committed 41\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_commit_whose_answer_cannot_be_written_is_not_told_as_refused(unbuffered: str) -> None:
+    verdict = {"status": "committed", "version": 41, "leader_id": "cd" * 16, "request_id": "r" * 20}
+    with ScriptedServer(Answer(200, verdict), Answer(200, verdict)) as server, open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "holdfast.cli.main", "commit", "k=v", "--read-version", "1", "--url", server.url],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode == Exit.OUTCOME_UNKNOWN
+    assert ended.stderr.startswith("holdfast: committed 41, which could not be written")
 
 
 @pytest.mark.parametrize("data", [b'{"operations":"\xff"}', b"[" * 100_000, b'{"request_id":"\xff"}'])
