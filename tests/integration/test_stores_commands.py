@@ -150,6 +150,18 @@ def test_messages_are_published_browsed_consumed_purged_and_rewound(shell: Shell
     shell.run("tail", "three", expected=Exit.BAD_REQUEST)
 
 
+def test_no_message_writes_a_line_of_its_own_or_moves_the_cursor(shell: Shell) -> None:
+    shell.run("define", "sly", "description=a\nb\x1b[2J")
+    shell.run("define", "sly/work", "type=shared")
+    shell.run("define", "sly/m", "type=map")
+    shell.run("publish", "sly", "x", "--field", "a=b\n8  forged", "--key", "k\x1b[2J")
+    with StoreClient(f"http://127.0.0.1:{shell.port}") as client:
+        client.map("sly", "m").set("\x9b2J", b"v")
+    assert shell.run("browse", "sly/work") == "1  [k\\x1b[2J]  a=b\\n8  forged  x\n"
+    assert "[\\x9b2J]" in shell.run("watch", "sly/m", "--limit", "1")
+    assert "a\\nb\\x1b[2J" in shell.run("show", "sly")
+
+
 def test_lines_of_standard_input_are_messages(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     import io
     import sys

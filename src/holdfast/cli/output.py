@@ -32,6 +32,7 @@ __all__ = [
     "print_json",
     "print_line",
     "print_table",
+    "printable",
     "progress",
     "readable",
     "write_bytes",
@@ -129,9 +130,9 @@ def print_error(error: HoldfastError, *, as_json: bool) -> None:
             body["retry_after_ms"] = error.retry_after_ms
         sys.stderr.write(json.dumps({"error": body}) + "\n")
         return
-    sys.stderr.write(f"holdfast: {error}\n")
+    sys.stderr.write(f"holdfast: {printable(str(error))}\n")
     if error.hint:
-        sys.stderr.write(f"  hint: {error.hint}\n")
+        sys.stderr.write(f"  hint: {printable(error.hint)}\n")
 
 
 def base64_text(data: bytes) -> str:
@@ -141,6 +142,15 @@ def base64_text(data: bytes) -> str:
     'a2V5'
     """
     return base64.b64encode(data).decode("ascii")
+
+
+def printable(text: str) -> str:
+    """A text for people, of one line: what a terminal would obey is written as an escape.
+
+    >>> print(printable("a\\n\\x1b[31m"))
+    a\\n\\x1b[31m
+    """
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 def readable(data: bytes, *, characters_max: int = 0) -> str:

@@ -18,7 +18,7 @@ import typer
 
 from holdfast.cli.exits import Exit
 from holdfast.cli.options import JsonOption, TimeoutOption, TokenOption, UrlOption
-from holdfast.cli.output import answering, print_fields, print_json, print_line, print_table
+from holdfast.cli.output import answering, print_fields, print_json, print_line, print_table, printable
 from holdfast.cli.service import store_asking
 from holdfast.cli.transactions import LOCAL
 from holdfast.errors import InvalidRequest
@@ -269,4 +269,4 @@ def _with_counts(found: object) -> list[Fields]:
 def _text(value: object) -> str:
     if value is None:
         return "-"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

@@ -26,7 +26,7 @@ from holdfast.cli.options import (
     UrlOption,
     parse_bytes,
 )
-from holdfast.cli.output import base64_text, flush_output, print_json, print_line, readable
+from holdfast.cli.output import base64_text, flush_output, print_json, print_line, printable, readable
 from holdfast.cli.service import STREAM_SECONDS, TIMEOUT_SECONDS, WaitNotice, store_asking, store_following
 from holdfast.cli.stores import PlaceArgument, commands, parse_value, split_place
 from holdfast.cli.transactions import LOCAL
@@ -325,8 +325,8 @@ def message_text(message: Delivery) -> str:
     """A message on one line: number, fields, body, and how often it was delivered where that is not once."""
     parts = [str(message.seq)]
     if message.key is not None:
-        parts.append(f"[{message.key}]")
-    parts += [f"{name}={value}" for name, value in message.fields.items()]
+        parts.append(f"[{printable(message.key)}]")
+    parts += [printable(f"{name}={value}") for name, value in message.fields.items()]
     parts.append(readable(message.body))
     if message.redelivered:
         parts.append(f"(delivery {message.delivery_count})")
@@ -342,7 +342,7 @@ def change_fields(change: KeyChange) -> dict[str, object]:
 def change_text(change: KeyChange) -> str:
     """A change on one line: revision, key, and the value or how it went."""
     said = f"({change.cause})" if change.value is None else readable(change.value)
-    return f"{change.revision}  [{change.key}]  {said}"
+    return f"{change.revision}  [{printable(change.key)}]  {said}"
 
 
 def _field(text: str) -> tuple[str, FieldValue]:
