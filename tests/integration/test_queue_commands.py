@@ -236,6 +236,12 @@ def test_dump_keeps_to_its_bounds(path: Path, capsys: pytest.CaptureFixture[str]
     assert seqs("--since", "20000w")[:1] == [] or seqs("--since", "2000w")[:1] == [1]
 
 
+@pytest.mark.parametrize("command", ["dump", "tail"])
+def test_a_limit_above_all_numbers_is_none(command: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines, _ = run(capsys, command, path, "--seq", 1, "--limit", 2**64)
+    assert (code, len(lines)) == (ANSWERED, 400)
+
+
 @pytest.mark.parametrize(("separator", "behind"), [("newline", b"\n"), ("nul", b"\0"), ("none", b"")])
 def test_a_raw_dump_is_the_payloads_and_nothing_else(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], separator: str, behind: bytes

@@ -73,6 +73,24 @@ def test_a_wrong_parameter_is_named_with_its_path(shell: Shell, capsys: pytest.C
     shell.run("define", expected=Exit.BAD_REQUEST)
 
 
+@pytest.mark.parametrize("words", [
+    ["publish", "one", "x", "--field", f"n={2**64}"],
+    ["publish", "one", "x", "--ttl-ms", f"{2**64}"],
+    ["publish", "one", "x", "--deliver-at-ms", f"{2**64}"],
+    ["publish", "one", "x", "--key", "\udcff"],
+    ["rewind", "one/work", "--seq", f"{2**64}"],
+    ["rewind", "one/work", "--time-ms", f"{2**64}"],
+    ["define", "one/work", f"max_delivery={2**64}"],
+    ["define", "one/work", f"max_delivery={'[' * 50_000}"],
+    ["tail", "one/work", "--wait", "1e300"],
+    ["watch", "one/work", "--wait", "1e300"],
+])  # fmt: skip
+def test_a_number_beyond_all_bounds_is_bad_usage(words: list[str], shell: Shell) -> None:
+    shell.run("define", "one")
+    shell.run("define", "one/work", "type=shared")
+    shell.run(*words, expected=Exit.BAD_REQUEST)
+
+
 @pytest.mark.parametrize("place", ["a/b/c", "a/", "/b", "", "/"])
 @pytest.mark.parametrize("words", [["define"], ["show"], ["rm"]])
 def test_a_place_that_is_none_is_refused_before_anything_is_asked(
@@ -183,6 +201,12 @@ def test_rejected_messages_are_found_among_the_dead_letters(shell: Shell) -> Non
     shell.run("tail", "five/work", "--reject", "--limit", "1")
     found = shell.rows("tail", "dead/letters", "--limit", "1")
     assert "rejected" in found[0]["fields"].values()  # type: ignore[attr-defined]
+
+
+def test_a_definition_that_is_nested_for_ever_is_none(shell: Shell, tmp_path: Path) -> None:
+    for name, text in (("deep.json", "[" * 100_000), ("deep.toml", "a = " + "[" * 100_000)):
+        (tmp_path / name).write_text(text)
+        shell.run("diff", str(tmp_path / name), expected=Exit.BAD_REQUEST)
 
 
 def test_a_whole_definition_is_compared_and_applied(shell: Shell, tmp_path: Path) -> None:

@@ -271,10 +271,14 @@ def tail(
         if moment is None and seq is None:
             seq = max(1, queue.first_seq, queue.last_seq + 1 - count)
         messages = queue.read(since=moment, seq=seq, follow=follow, damage=_tell)
-        for message in islice(messages, limit or None):
+        for message in islice(messages, _at_most(limit)):
             print_json(message_fields(message, encoding)) if as_json else print_line(message_line(message))
             if follow:
                 flush_output()
+
+
+def _at_most(limit: int) -> int:
+    return min(limit or sys.maxsize, sys.maxsize)
 
 
 def _starting_point(since: str | None, seq: int | None) -> datetime | None:
@@ -309,11 +313,11 @@ def dump(
     encode = _raw_encoder(separator) if separator is not None else _json_encoder(encoding)
     with opened_files(path), Queue(path, read_only=True) as queue:
         first = max(1, queue.first_seq, seq or 1)
-        total = min(queue.last_seq + 1 - first, limit or sys.maxsize)
+        total = min(queue.last_seq + 1 - first, _at_most(limit))
         messages = queue.read(since=moment, seq=seq, damage=_tell if skip_damage else "raise")
         shown = output is not None or not sys.stdout.isatty()
         with _output(output) as write, progress("dumping", shown=shown) as moved:
-            for done, message in enumerate(islice(messages, limit or None), 1):
+            for done, message in enumerate(islice(messages, _at_most(limit)), 1):
                 if end_ns is not None and message.time_ns >= end_ns:
                     break
                 write(encode(message))

@@ -189,7 +189,7 @@ def read_definition(file: Path) -> Fields:
     try:
         text = file.read_text(encoding="utf-8")
         loaded: object = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"{file} cannot be read: {error}") from error
     if not isinstance(loaded, dict):
         raise InvalidRequest(f"{file} is not a definition", hint='a map, for example {"stores": {"orders": {}}}')
@@ -231,7 +231,7 @@ def parse_value(text: str) -> object:
     """
     try:
         value: object = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return value
 

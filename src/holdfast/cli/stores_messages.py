@@ -69,8 +69,12 @@ def publish(
     For example: holdfast stores publish orders hello -f kind=a
     """
     from holdfast.client.stores import PublisherOptions
+    from holdfast.client.stores.wire import publish_request
+    from holdfast.stores.messages import Message
 
     fields = dict(_field(text) for text in field or ())
+    # What all messages share is refused here, if it cannot be sent, and not by a thread of the publisher.
+    publish_request(store, "", [Message(b"", fields, key, 0, ttl_ms, deliver_at_ms)])
     options = PublisherOptions(retry_duration=TIMEOUT_SECONDS if timeout is None else timeout)
     kept = _Kept()
     try:
@@ -118,7 +122,9 @@ def tail(
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="End after so many messages; 0 is never.")] = 0,
     wait: Annotated[
         float | None,
-        typer.Option("--wait", min=0, metavar="SECONDS", help="End when so long nothing came, once connected."),
+        typer.Option(
+            "--wait", min=0, max=86_400, metavar="SECONDS", help="End when so long nothing came, once connected."
+        ),
     ] = None,
     acknowledge: Annotated[
         bool, typer.Option("--ack/--no-ack", help="Acknowledge what was printed, or let it be delivered again.")
@@ -171,7 +177,8 @@ def watch(
     prefix: Annotated[str, typer.Option("--prefix", help="Keys that begin so.", show_default=False)] = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="End after so many changes; 0 is never.")] = 0,
     wait: Annotated[
-        float | None, typer.Option("--wait", min=0, metavar="SECONDS", help="End when so long nothing came.")
+        float | None,
+        typer.Option("--wait", min=0, max=86_400, metavar="SECONDS", help="End when so long nothing came."),
     ] = None,
     url: UrlOption = LOCAL,
     token: TokenOption = None,

@@ -199,12 +199,19 @@ def request_of(method: str, target: str, body: object = None, headers: tuple[tup
     """A request whose body, where there is one, is msgpack."""
     if body is None:
         return Request(method, target, b"", _ACCEPT + headers)
-    return Request(method, target, _ENCODER.encode(body), _HEADERS + headers)
+    return Request(method, target, _encoded(body), _HEADERS + headers)
 
 
 def publish_request(store: str, publisher_id: str, messages: Sequence[Message]) -> Request:
     """``POST /v1/stores/{store}/messages``."""
-    return Request("POST", f"{store_path(store)}/messages", _ENCODER.encode(_Batch(messages, publisher_id)), _HEADERS)
+    return Request("POST", f"{store_path(store)}/messages", _encoded(_Batch(messages, publisher_id)), _HEADERS)
+
+
+def _encoded(body: object) -> bytes:
+    try:
+        return _ENCODER.encode(body)
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise InvalidRequest("a whole number has at most 64 bits, and a text is UTF-8", cause=str(error)) from error
 
 
 def subscribe_target(
