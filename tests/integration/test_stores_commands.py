@@ -13,6 +13,8 @@ from tests.crash.server_process import ServerProcess
 from holdfast.cli.exits import Exit
 from holdfast.cli.main import main
 from holdfast.client.stores import StoreClient
+from holdfast.errors import InvalidRequest
+from holdfast.stores.storage import MANIFEST_NAME, Storage
 from holdfast.testing.rgw import free_port
 
 
@@ -245,9 +247,41 @@ def test_a_backup_is_verified_and_restored(shell: Shell, tmp_path: Path, capsys:
     assert int(str(before["messages"])) >= 3
     shell.run("restore", path, str(tmp_path / "again"), expected=Exit.BAD_REQUEST)
     shell.run("verify", str(tmp_path / "absent"), expected=Exit.NO)
+    shell.run("repair", path, "--lose", expected=Exit.BAD_REQUEST)
+    with pytest.raises(InvalidRequest, match="this is a backup"):
+        Storage.open(path)
+    assert shell.rows("verify", path) == [before]
     with (tmp_path / "again" / "index.sqlite").open("r+b") as index:
         index.write(b"no database any more")
     assert main(["stores", "verify", str(tmp_path / "again")]) == Exit.DAMAGED
     said = capsys.readouterr().err
     assert "stores restore BACKUP NEW" in said
     assert "stores verify" not in said
+
+
+@pytest.mark.parametrize("words", [["verify"], ["repair"], ["repair", "--lose"], ["restore"]])
+def test_a_file_is_no_directory(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    make_backup(tmp_path / "backup")
+    code = main(["stores", *words, *([str(tmp_path / "backup")] if words == ["restore"] else []), str(file)])
+    assert code in (Exit.NO, Exit.BAD_REQUEST)
+    assert str(file) in capsys.readouterr().err
+    assert file.read_bytes() == b""
+
+
+@pytest.mark.parametrize("lose", [[], ["--lose"]])
+def test_a_repair_where_no_stores_are_makes_none(
+    lose: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes").touch()
+    assert main(["stores", "repair", *lose, str(tmp_path)]) == Exit.NO
+    assert "there are no stores here" in capsys.readouterr().err
+    assert main(["stores", "repair", *lose, str(tmp_path / "absent")]) == Exit.NO
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+
+
+def make_backup(directory: Path) -> None:
+    """The smallest backup there can be: nothing but its manifest."""
+    directory.mkdir()
+    (directory / MANIFEST_NAME).write_text('{"format": 1, "frame": 0, "at_ms": 0, "files": {}}')

@@ -101,6 +101,8 @@ def system_errors(path: str) -> Generator[None]:
         raise PermissionDenied("the file system refuses", path=error.filename or path, cause=error.strerror) from error
     except BrokenPipeError:
         raise
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InvalidRequest("a file is where a directory must be", path=error.filename or path) from error
     except OSError as error:
         if error.errno == errno.EROFS:
             raise PermissionDenied("nothing may be written here", path=path, cause=error.strerror) from error

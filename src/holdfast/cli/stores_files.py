@@ -20,6 +20,7 @@ import typer
 from holdfast.cli.exits import Exit
 from holdfast.cli.options import JsonOption, TimeoutOption, TokenOption, UrlOption
 from holdfast.cli.output import print_json, print_line
+from holdfast.cli.queue_files import system_errors
 from holdfast.cli.service import store_asking
 from holdfast.cli.stores import commands
 from holdfast.cli.transactions import LOCAL
@@ -67,7 +68,8 @@ def restore(
     """Put a backup into an empty directory, for a service to serve."""
     from holdfast.stores.backup import restore as put_back
 
-    manifest = put_back(str(source), str(directory))
+    with system_errors(str(directory)):
+        manifest = put_back(str(source), str(directory))
     if as_json:
         print_json({"files": len(manifest.files), "at_ms": manifest.at_ms})
     else:
@@ -82,12 +84,16 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Read stores or a backup from end to end, and change nothing."""
+    from holdfast.stores.backup import MANIFEST_NAME
     from holdfast.stores.backup import verify as check
 
     try:
-        found = check(str(directory))
+        with system_errors(str(directory)):
+            found = check(str(directory))
     except CorruptData as error:
-        error.hint = "holdfast stores restore BACKUP NEW makes stores of a backup"  # instead of this very command
+        is_backup = (directory / MANIFEST_NAME).exists()
+        # Instead of this very command.
+        error.hint = "" if is_backup else "holdfast stores restore BACKUP NEW makes stores of a backup"
         raise
     if as_json:
         print_json(
@@ -122,7 +128,8 @@ def repair(
     from holdfast.stores.repair import repair as let_go
     from holdfast.stores.repair import survey
 
-    losses = let_go(str(directory)) if lose else survey(str(directory))
+    with system_errors(str(directory)):
+        losses = let_go(str(directory)) if lose else survey(str(directory))
     if as_json:
         print_json(
             {

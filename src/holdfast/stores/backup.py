@@ -33,9 +33,8 @@ import msgspec
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.stores.frames import decode_frame
 from holdfast.stores.index import INDEX_NAME
-from holdfast.stores.message_log import LOG_NAME
 from holdfast.stores.ports import BLOCK_MESSAGES
-from holdfast.stores.storage import UNFINISHED_NAME, Storage, require_whole
+from holdfast.stores.storage import MANIFEST_NAME, UNFINISHED_NAME, Storage, require_stores
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MANIFEST_NAME", "Manifest", "Verified", "copy_stores", "restore", "verify"]
 
-MANIFEST_NAME: Final = "backup.json"
 FORMAT: Final = 1
 CHUNK_BYTES: Final = 1 << 20
 
@@ -171,26 +169,8 @@ def verify(directory: str) -> Verified:
     """
     if os.path.exists(os.path.join(directory, MANIFEST_NAME)):
         check_copy(directory)
-    if not os.path.isdir(directory):
-        raise NotFound("there is no such directory", path=directory)
-    require_whole(directory)
+    require_stores(directory)
     has_index = os.path.exists(os.path.join(directory, INDEX_NAME))
-    has_log = any(name.startswith(f"{LOG_NAME}-") for name in os.listdir(directory))
-    if not has_log and has_index:
-        raise CorruptData(
-            "the log of the stores is missing",
-            code=Code.CORRUPT_LOG,
-            path=directory,
-            missing=f"{LOG_NAME}-*.page",
-            hint="holdfast stores restore BACKUP NEW makes stores of a backup, which has both",
-        )
-    if not has_log:
-        raise NotFound(
-            "there are no stores here",
-            path=directory,
-            missing=f"{LOG_NAME}-*.page and {INDEX_NAME}",
-            hint="name the folder of stores.directory, or of a backup",
-        )
     if has_index:
         return _read_all(Storage.open(directory, read_only=True), has_index=True)
     with TemporaryDirectory(prefix="holdfast-verify-") as made:

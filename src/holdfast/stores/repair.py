@@ -22,7 +22,7 @@ from holdfast.stores.locations import Extent
 from holdfast.stores.losing import lose
 from holdfast.stores.ports import BLOCK_MESSAGES
 from holdfast.stores.sequence_set import SequenceSet
-from holdfast.stores.storage import Storage
+from holdfast.stores.storage import Storage, require_stores
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def survey(directory: str) -> list[Loss]:
     *Raises*: ``CorruptData`` where only a backup helps; ``NotFound``; ``AlreadyOpen``; ``OSError``. *Cost*: reads the
     log once.
     """
+    require_stores(directory)
     storage = Storage.open(directory, read_only=True)
     try:
         return [Loss(store, lost.runs(), {}) for store, lost, _ in _damage(storage) if lost]
@@ -68,8 +69,10 @@ def survey(directory: str) -> list[Loss]:
 def repair(directory: str) -> list[Loss]:
     """Let go of every message that is kept and cannot be read, so that everything behind it can be had.
 
-    *Raises*: as ``survey``; ``sqlite3.Error``. *After a crash*: nothing was changed, or all of it.
+    *Raises*: as ``survey``; ``InvalidRequest`` for a backup; ``sqlite3.Error``. *After a crash*: nothing was changed,
+    or all of it.
     """
+    require_stores(directory)
     storage = Storage.open(directory)
     try:
         losses: list[Loss] = []

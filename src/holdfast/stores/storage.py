@@ -23,16 +23,16 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from holdfast.errors import Code, CorruptData, HoldfastError
+from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound
 from holdfast.stores.block_cache import BLOCK_BYTES
 from holdfast.stores.commands import Define
 from holdfast.stores.definitions import parse_definition
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.frames import Relocated, decode_frame
-from holdfast.stores.index import Checkpoint, Index
+from holdfast.stores.index import INDEX_NAME, Checkpoint, Index
 from holdfast.stores.index_rows import UNREADABLE, Loaded
 from holdfast.stores.locations import Extent, Locations
-from holdfast.stores.message_log import MessageLog
+from holdfast.stores.message_log import LOG_NAME, MessageLog
 from holdfast.stores.ports import Unread
 from holdfast.stores.routed import RoutedBlocks, RoutedEntries, RoutedMessages
 from holdfast.stores.state import State
@@ -45,8 +45,10 @@ if TYPE_CHECKING:
     from holdfast.stores.commands import Command, Record
     from holdfast.stores.effects import Applied, Effect
 
-__all__ = ["MEMORY_BYTES", "UNFINISHED_NAME", "Storage", "require_whole"]
+__all__ = ["MANIFEST_NAME", "MEMORY_BYTES", "UNFINISHED_NAME", "Storage", "require_stores"]
 
+MANIFEST_NAME: Final = "backup.json"
+"""What makes a backup one. See ``backup``."""
 UNFINISHED_NAME: Final = "restore.unfinished"
 """A file that is there while a backup is put back: without an index its first pages would look like whole stores."""
 MEMORY_BYTES: Final = 128 << 20
@@ -100,12 +102,14 @@ class Storage:
         ``memory_bytes`` bounds what is held of messages and counts, whatever the backlog: half of it new messages, a
         quarter those read again, a quarter blocks. What the state itself needs comes on top.
 
-        *Raises*: ``AlreadyOpen``; ``CorruptData``; ``NotFound`` when ``read_only`` and there are none; ``OSError``.
+        *Raises*: ``AlreadyOpen``; ``CorruptData``; ``NotFound`` when ``read_only`` and there are none;
+        ``InvalidRequest`` for a backup, which is opened with ``read_only`` only; ``OSError``.
         *Cost*: the state, the log behind the last checkpoint, and a look at the entries of maps and last
         values; whatever the backlog.
         """
-        require_whole(directory)
+        _require_whole(directory)
         if not read_only:
+            _require_no_backup(directory)
             os.makedirs(directory, exist_ok=True)
         log = MessageLog(directory, page_bytes=page_bytes, read_only=read_only)
         try:
@@ -285,7 +289,7 @@ class Storage:
             self.index.close()
 
 
-def require_whole(directory: str) -> None:
+def _require_whole(directory: str) -> None:
     """Raises ``CorruptData`` where a backup was begun to be put back, and not to its end."""
     if os.path.exists(os.path.join(directory, UNFINISHED_NAME)):
         raise CorruptData(
@@ -293,6 +297,38 @@ def require_whole(directory: str) -> None:
             code=Code.CORRUPT_LOG,
             path=directory,
             hint="holdfast stores restore BACKUP NEW again, into an empty directory",
+        )
+
+
+def require_stores(directory: str) -> None:
+    """Raises ``NotFound`` where there are no stores and no backup; ``CorruptData`` where only a part of them is."""
+    _require_whole(directory)
+    if not os.path.isdir(directory):
+        raise NotFound("there is no such directory", path=directory)
+    if any(name.startswith(f"{LOG_NAME}-") for name in os.listdir(directory)):
+        return
+    if os.path.exists(os.path.join(directory, INDEX_NAME)):
+        raise CorruptData(
+            "the log of the stores is missing",
+            code=Code.CORRUPT_LOG,
+            path=directory,
+            missing=f"{LOG_NAME}-*.page",
+            hint="holdfast stores restore BACKUP NEW makes stores of a backup, which has both",
+        )
+    raise NotFound(
+        "there are no stores here",
+        path=directory,
+        missing=f"{LOG_NAME}-*.page and {INDEX_NAME}",
+        hint="name the folder of stores.directory, or of a backup",
+    )
+
+
+def _require_no_backup(directory: str) -> None:
+    if os.path.exists(os.path.join(directory, MANIFEST_NAME)):
+        raise InvalidRequest(
+            "this is a backup, which would be none once it is written to",
+            path=directory,
+            hint=f"holdfast stores restore {directory} NEW makes stores of it",
         )
 
 
