@@ -9,6 +9,8 @@ Failure model: as the client's. A commit that is not committed ends with exit co
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -107,7 +109,10 @@ def get(
         str | None, typer.Option("--end", help="Read all keys from KEY up to this one, not included.")
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most this many keys of a range.")
+        int,
+        typer.Option(
+            "--limit", "-n", min=1, max=10_000, help="At most this many keys of a range; more are told on stderr."
+        ),
     ] = 100,
     at: Annotated[int | None, typer.Option("--at", min=0, help="Wait until the view has reached this version.")] = None,
     url: UrlOption = LOCAL,
@@ -130,6 +135,8 @@ def get(
                     print_json(fields)
                 else:
                     print_line(f"{readable(item.key)} = {readable(item.value)}  @{item.version}")
+            if found.more:
+                _tell_more(found.items[-1].key, as_json=as_json)
             return
         one = client.get(begin, at)
     if one is None:
@@ -180,6 +187,16 @@ def version(
         print_json({"version": answer.version, "leader_id": answer.leader_id})
     else:
         print_line(str(answer.version))
+
+
+def _tell_more(last: bytes, *, as_json: bool) -> None:
+    following = last + b"\0"
+    if as_json:
+        sys.stderr.write(json.dumps({"more": {"begin": base64_text(following)}}) + "\n")
+    else:
+        sys.stderr.write(
+            f"holdfast: there are more keys\n  hint: a larger --limit, or go on at --encoding hex {following.hex()}\n"
+        )
 
 
 def _read_request(file: Path) -> Transaction:

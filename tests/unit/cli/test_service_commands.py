@@ -51,6 +51,21 @@ def test_a_commit_whose_answer_cannot_be_written_is_not_told_as_refused(unbuffer
     assert ended.stderr.startswith("holdfast: committed 41, which could not be written")
 
 
+def test_a_range_that_is_cut_short_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"items": [{"key": "aw==", "value": "dg==", "version": 7}], "version": 9, "more": True}
+    with ScriptedServer(Answer(200, found), Answer(200, found), Answer(200, found | {"more": False})) as server:
+        words = ["get", "a", "--end", "z", "--limit", "1", "--url", server.url]
+        assert main(words) == Exit.DONE
+        printed = capsys.readouterr()
+        assert printed.out == "k = v  @7\n"
+        assert "there are more keys" in printed.err
+        assert "--encoding hex 6b00" in printed.err
+        assert main([*words, "--json"]) == Exit.DONE
+        assert json.loads(capsys.readouterr().err) == {"more": {"begin": "awA="}}
+        assert main(words) == Exit.DONE
+        assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("data", [b'{"operations":"\xff"}', b"[" * 100_000, b'{"request_id":"\xff"}'])
 def test_a_file_that_holds_no_request_is_bad_usage(
     data: bytes, capsys: pytest.CaptureFixture[str], tmp_path: Path
