@@ -134,6 +134,7 @@ def test_a_map_is_watched(shell: Shell) -> None:
     assert shell.run("watch", "watched/m", "--prefix", "eu.", "--limit", "1") == f"{revision}  [eu.one]  1\n"
     (row,) = shell.rows("watch", "watched/m", "--key", "eu.one", "--limit", "1")
     assert row == {"key": "eu.one", "revision": revision, "cause": "present", "value": "MQ=="}
+    assert len(shell.rows("watch", "watched/m", "--wait", "0")) == 2
 
 
 def test_who_follows_a_map_is_told_to_watch_it(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:

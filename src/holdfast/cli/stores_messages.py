@@ -33,7 +33,7 @@ from holdfast.cli.transactions import LOCAL
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, PermissionDenied
 
 if TYPE_CHECKING:
-    from holdfast.client.stores import Delivery, KeyChange, Sent, StoreClient, Subscriber
+    from holdfast.client.stores import Delivery, KeyChange, Sent, StoreClient, Subscriber, Watch
     from holdfast.stores.messages import FieldValue
 
 __all__ = ["browse", "commands", "message_text", "publish", "purge", "rewind", "tail", "watch"]
@@ -178,7 +178,9 @@ def watch(
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="End after so many changes; 0 is never.")] = 0,
     wait: Annotated[
         float | None,
-        typer.Option("--wait", min=0, max=86_400, metavar="SECONDS", help="End when so long nothing came."),
+        typer.Option(
+            "--wait", min=0, max=86_400, metavar="SECONDS", help="End when so long nothing came, once connected."
+        ),
     ] = None,
     url: UrlOption = LOCAL,
     token: TokenOption = None,
@@ -196,7 +198,7 @@ def watch(
         client.map(store, name).watch(key=key, prefix=prefix, options=options) as changes,
     ):
         printed = 0
-        while (change := changes.receive(wait)) is not None:
+        while (change := _next_change(changes, wait)) is not None:
             print_json(change_fields(change)) if as_json else print_line(change_text(change))
             flush_output()
             printed += 1
@@ -313,6 +315,17 @@ def _receive(messages: Subscriber, wait: float | None) -> Delivery | None:
         message = messages.receive(max(wait, DELIVERY_SECONDS))
         if message is not None or was_attached:
             return message
+
+
+def _next_change(changes: Watch, wait: float | None) -> KeyChange | None:
+    """As ``_receive``: all that is in the map comes before the first pause that counts."""
+    if wait is None:
+        return changes.receive()
+    while True:
+        was_current = changes.is_current
+        change = changes.receive(max(wait, DELIVERY_SECONDS))
+        if change is not None or was_current:
+            return change
 
 
 def message_fields(message: Delivery) -> dict[str, object]:
