@@ -648,6 +648,18 @@ def test_trim_removes_whole_old_pages_and_stops_at_a_consumer(path: Path, capsys
     assert run(capsys, "verify", path)[0] == ANSWERED
 
 
+@pytest.mark.parametrize("bound", [("--before-seq", 260), ("--max-bytes", "20K")])
+def test_a_dry_run_of_trim_counts_the_pages_that_go(
+    path: Path, bound: tuple[object, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = path.with_name("orders-2.page")
+    page.write_bytes(b"\xff" * HEADER_BYTES + page.read_bytes()[HEADER_BYTES:])
+    _, said = run_json(capsys, "trim", path, *bound, "--ignore-cursors", "--dry-run")
+    _, done = run_json(capsys, "trim", path, *bound, "--ignore-cursors")
+    assert done["removed_pages"] > 2
+    assert said["removed_pages"] == done["removed_pages"]
+
+
 def test_trim_by_time_keeps_everything_that_arrived_since(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     moment = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=180)
     with Queue(path, read_only=True) as queue:

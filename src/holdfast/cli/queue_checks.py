@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
-from itertools import pairwise
 from typing import Final
 
 from holdfast.cli.output import answering, print_fields, print_json, print_line, progress
@@ -205,13 +204,19 @@ def trim(
 
 
 def _closed_pages(pages: PageDirectory) -> list[tuple[int, int]]:
-    """Number and last sequence number of every page that another one follows."""
-    begun = [
-        (number, header.base_seq)
-        for number in pages.numbers()
-        if (header := pages.header_of(number)) is not None and not header.prepared
-    ]
-    return [(number, base - 1) for (number, _), (_, base) in pairwise(begun)]
+    """Number and last sequence number of every page that another one follows, as retention sees them.
+
+    Also of those whose header is damaged: the next one that can be read tells where they end at the latest.
+    """
+    closed: list[tuple[int, int]] = []
+    last: int | None = None
+    for number in reversed(pages.numbers()):
+        if last is not None:
+            closed.append((number, last))
+        header = pages.header_of(number)
+        if header is not None and not header.prepared:
+            last = header.base_seq - 1
+    return closed
 
 
 def _first_seq_within(pages: PageDirectory, bytes_max: int, last_seq: int) -> int:
