@@ -671,6 +671,21 @@ def test_trim_by_time_keeps_everything_that_arrived_since(path: Path, capsys: py
         assert queue.first_seq > 1
 
 
+def test_trim_by_time_keeps_what_is_damaged_and_may_have_arrived_since(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = {message.seq: message.time for message in Queue(path, read_only=True).read(since="earliest")}
+    page = path.with_name("orders-2.page")
+    data = bytearray(page.read_bytes())
+    data[20] ^= 1
+    page.write_bytes(data)
+    missing = [seq for seq in times if seq not in readable(path)[0]]
+    moment = times[missing[len(missing) // 2]].isoformat()
+    run_json(capsys, "trim", path, "--before", moment, "--ignore-cursors")
+    run_json(capsys, "repair", path)
+    assert set(range(missing[0], 401)) <= set(readable(path)[0])
+
+
 def test_trim_by_size_takes_the_oldest_until_the_rest_fits(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, done = run_json(capsys, "trim", path, "--max-bytes", "24K", "--ignore-cursors")
     pages = list(path.parent.glob("orders-*.page"))

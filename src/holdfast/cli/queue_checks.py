@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
+from datetime import datetime
 from typing import Final
 
 from holdfast.cli.output import answering, print_fields, print_json, print_line, progress
@@ -20,7 +21,7 @@ from holdfast.cli.queue_repair import KnownGap, Repaired, is_known, known_gaps, 
 from holdfast.cli.queue_survey import GapFound, QueueSurvey, survey_queue
 from holdfast.cli.queue_views import counted, size_text
 from holdfast.errors import Code, CorruptData, InvalidRequest
-from holdfast.queue import Queue
+from holdfast.queue import Gap, Queue, Trimmed
 from holdfast.queue.cursor_file import committed_seqs
 from holdfast.queue.page_files import PageDirectory
 
@@ -177,8 +178,7 @@ def trim(
     bytes_max = None if max_bytes is None else _parse_size(max_bytes)
     with opened_files(path) as pages, Queue(path, read_only=dry_run, background=False) as queue:
         if moment is not None:
-            first = next(iter(queue.read(since=moment, damage="skip")), None)
-            wanted = first.seq if first is not None else queue.last_seq + 1
+            wanted = _first_seq_since(queue, moment)
         elif bytes_max is not None:
             wanted = _first_seq_within(pages, bytes_max, queue.last_seq)
         else:
@@ -201,6 +201,18 @@ def trim(
     print_line(f"{counted(removed, 'page')} {verb}; messages {facts['first_seq']}..{facts['last_seq']} are there")
     if facts["held_by"]:
         print_line(f"held back by {', '.join(name for name, seq in held.items() if seq + 1 < wanted)}")
+
+
+def _first_seq_since(queue: Queue, moment: datetime) -> int:
+    """The first message that arrived at ``moment`` or later, or may have: when a damaged one arrived is not known."""
+    doubtful: list[int] = []
+
+    def note(report: Gap | Trimmed) -> None:
+        if isinstance(report, Gap):
+            doubtful.append(report.first)
+
+    first = next(iter(queue.read(since=moment, damage=note)), None)
+    return min([first.seq if first is not None else queue.last_seq + 1, *doubtful])
 
 
 def _closed_pages(pages: PageDirectory) -> list[tuple[int, int]]:
