@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +16,7 @@ from tests.crash.server_process import ServerProcess
 
 from holdfast.cli.exits import Exit
 from holdfast.cli.main import main
+from holdfast.cli.service import TELL_AFTER_SECONDS
 from holdfast.client.stores import StoreClient
 from holdfast.errors import InvalidRequest
 from holdfast.stores.storage import MANIFEST_NAME, Storage
@@ -193,6 +198,29 @@ def test_lines_of_standard_input_are_messages(shell: Shell, monkeypatch: pytest.
     shell.run("define", "four")
     monkeypatch.setattr(sys, "stdin", Input())
     assert shell.rows("publish", "four") == [{"messages": 2_500, "first_seq": 1, "last_seq": 2_500}]
+
+
+def test_who_types_messages_is_told_of_no_waiting_and_how_many_were_kept(shell: Shell) -> None:
+    shell.run("define", "typed")
+    shell.run("define", "typed/work", "type=shared")
+    with subprocess.Popen(
+        [sys.executable, "-m", "holdfast.cli.main", "stores", "publish", "typed"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as typing:
+        assert typing.stdin is not None
+        typing.stdin.write("a\nb\n")
+        typing.stdin.flush()
+        while len(shell.rows("browse", "typed/work")) < 2:
+            time.sleep(0.1)
+        time.sleep(TELL_AFTER_SECONDS)
+        typing.send_signal(signal.SIGINT)
+        typing.stdin.close()
+        assert typing.stderr is not None
+        assert typing.stderr.read() == "holdfast: interrupted, kept 2\n"
+    assert typing.returncode == Exit.INTERRUPTED
 
 
 def test_rejected_messages_are_found_among_the_dead_letters(shell: Shell) -> None:

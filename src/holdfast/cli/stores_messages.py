@@ -9,6 +9,7 @@ Failure model: as the client's. ``tail`` acknowledges what it has printed; what 
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import sys
 from collections import deque
@@ -77,9 +78,13 @@ def publish(
     publish_request(store, "", [Message(b"", fields, key, 0, ttl_ms, deliver_at_ms)])
     options = PublisherOptions(retry_duration=TIMEOUT_SECONDS if timeout is None else timeout)
     kept = _Kept()
+    notice = WaitNotice(url, TIMEOUT_SECONDS if timeout is None else timeout, as_json=as_json)
     try:
         with (
-            store_asking(url, token, timeout, as_json=as_json) as client,
+            # While whoever writes to standard input thinks, nobody waits for the service.
+            store_asking(url, token, timeout, as_json=as_json)
+            if bodies
+            else store_following(url, token, timeout, notice) as client,
             # Numbered by this command, it ends with the first failure: --timeout is waited once, not for each request.
             client.publisher(
                 store, publisher_id=f"publish-{secrets.token_hex(16)}", next_seq=1, options=options
@@ -90,7 +95,12 @@ def publish(
             publisher.flush()
     except HoldfastError as error:
         kept.settle()
-        error.fields = {**error.fields, "kept_messages": kept.messages, "kept_through_seq": kept.last_seq}
+        error.fields = {**error.fields, **kept.fields}
+        raise
+    except KeyboardInterrupt:
+        kept.settle()
+        told = json.dumps({"interrupted": kept.fields}) if as_json else f"holdfast: interrupted, kept {kept.messages}"
+        sys.stderr.write(told + "\n")
         raise
     kept.settle()
     if not kept.messages:
@@ -276,6 +286,11 @@ class _Kept:
         self.first_seq = 0
         self.last_seq = 0
         self._unconfirmed: deque[Sent] = deque()
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """For an error."""
+        return {"kept_messages": self.messages, "kept_through_seq": self.last_seq}
 
     def sent(self, message: Sent) -> None:
         self._unconfirmed.append(message)
