@@ -64,9 +64,15 @@ def ls(url: str, *, limit: int, long: bool, as_json: bool) -> None:
 
     async def work(store: ObjectStore) -> None:
         found = await survey(store, objects_max=limit or None)
+        if found.head is None:
+            raise _empty(url)
         await (_ls_json if as_json else _ls_table)(store, found, long=long)
 
     with_store(url, work)
+
+
+def _empty(url: str) -> NotFound:
+    return NotFound("log is empty", code=Code.LOG_EMPTY, hint=f"`holdfast log init {url}` begins one")
 
 
 async def _ls_json(store: ObjectStore, found: Survey, *, long: bool) -> None:
@@ -177,7 +183,7 @@ def stat(url: str, *, as_json: bool) -> None:
     """Totals and leaders."""
     found = with_store(url, lambda store: survey(store, objects_max=None))
     if found.head is None:
-        raise NotFound("log is empty", code=Code.LOG_EMPTY, hint=f"`holdfast log init {url}` begins one")
+        raise _empty(url)
     live = sum(1 for row in found.objects if found.is_live(found.slot(row)))
     totals: dict[str, object] = {
         "url": url,

@@ -264,6 +264,16 @@ def test_a_log_that_is_not_there_ends_with_5(capsys: pytest.CaptureFixture[str],
     assert "absent" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["ls"], ["show", "newest"], ["cat"], ["verify"], ["stat"]])
+def test_a_directory_without_a_log_ends_with_5(
+    words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["log", *words, tmp_path.as_uri()]) == Exit.LOG_EMPTY
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "log is empty" in printed.err
+
+
 def test_programs_do_not_start_under_python_optimised() -> None:
     done = subprocess.run(
         [sys.executable, "-O", "-m", "holdfast.cli.main", "check-config"], capture_output=True, text=True, check=False
