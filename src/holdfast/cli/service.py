@@ -7,6 +7,7 @@ a silent terminal. Does not own: when something is sent again (``holdfast.Client
                                service that was not started, and a minute would not change that
     no answer for a second     one line on stderr: what is waited for, why, and for how long at most
     nobody leads, or full      waited for as the client does, a minute unless ``--timeout`` says otherwise
+    a service at long work     its one answer is waited for, an hour unless ``--timeout`` says otherwise
 
 Failure model: as the client's; exit code 7 when the time is over. With an explicit ``--timeout`` a service that is only
 about to be started is waited for just as long.
@@ -30,12 +31,22 @@ if TYPE_CHECKING:
     from holdfast.client.endpoint import Endpoint
     from holdfast.client.stores import StoreClient
 
-__all__ = ["STREAM_SECONDS", "TIMEOUT_SECONDS", "WaitNotice", "asking", "following", "store_asking", "store_following"]
+__all__ = [
+    "STREAM_SECONDS",
+    "TIMEOUT_SECONDS",
+    "WaitNotice",
+    "asking",
+    "following",
+    "store_asking",
+    "store_following",
+    "store_working",
+]
 
 TELL_AFTER_SECONDS: Final = 1.0
 REFUSED_SECONDS: Final = 5.0
 LOOK_EVERY_SECONDS: Final = 0.1
 TIMEOUT_SECONDS: Final = 60.0
+WORK_SECONDS: Final = 3600.0
 STREAM_SECONDS: Final = 300.0
 """How long a stream that was heard is looked for again."""
 REQUEST_SECONDS_MAX: Final = 15.0
@@ -110,12 +121,25 @@ def following(url: str, token: str | None, timeout: float | None, notice: WaitNo
 def store_asking(url: str, token: str | None, timeout: float | None, *, as_json: bool) -> Generator[StoreClient]:
     """The message stores' client of a command with one question. Raises: as ``asking``."""
     seconds = TIMEOUT_SECONDS if timeout is None else timeout
+    yield from _store_asking(url, token, timeout, seconds, REQUEST_SECONDS_MAX, as_json=as_json)
+
+
+@contextmanager
+def store_working(url: str, token: str | None, timeout: float | None, *, as_json: bool) -> Generator[StoreClient]:
+    """As ``store_asking``, for a question whose answer comes at the end of long work."""
+    seconds = WORK_SECONDS if timeout is None else timeout
+    yield from _store_asking(url, token, timeout, seconds, seconds, as_json=as_json)
+
+
+def _store_asking(
+    url: str, token: str | None, timeout: float | None, seconds: float, request_seconds: float, *, as_json: bool
+) -> Generator[StoreClient]:
     notice = WaitNotice(url, seconds, as_json=as_json)
     telling = threading.Timer(TELL_AFTER_SECONDS, notice.tell)
     telling.daemon = True
     telling.start()
     try:
-        yield from _store_client(url, token, timeout, seconds, notice)
+        yield from _store_client(url, token, timeout, seconds, notice, request_seconds)
     finally:
         telling.cancel()
 
@@ -123,28 +147,29 @@ def store_asking(url: str, token: str | None, timeout: float | None, *, as_json:
 @contextmanager
 def store_following(url: str, token: str | None, timeout: float | None, notice: WaitNotice) -> Generator[StoreClient]:
     """The message stores' client of a command that subscribes. Raises: as ``asking``."""
-    yield from _store_client(url, token, timeout, TIMEOUT_SECONDS if timeout is None else timeout, notice)
+    seconds = TIMEOUT_SECONDS if timeout is None else timeout
+    yield from _store_client(url, token, timeout, seconds, notice, REQUEST_SECONDS_MAX)
 
 
 def _store_client(
-    url: str, token: str | None, timeout: float | None, seconds: float, notice: WaitNotice
+    url: str, token: str | None, timeout: float | None, seconds: float, notice: WaitNotice, request_seconds: float
 ) -> Generator[StoreClient]:
     from holdfast.client.endpoint import parse_endpoint
     from holdfast.client.stores import StoreClient
 
-    with StoreClient(url, token=token, options=_options(timeout, seconds)) as client:
+    with StoreClient(url, token=token, options=_options(timeout, seconds, request_seconds)) as client:
         _wait_for_listener(parse_endpoint(url), REFUSED_SECONDS if timeout is None else timeout, notice)
         yield client
 
 
-def _options(timeout: float | None, seconds: float) -> ClientOptions:
+def _options(timeout: float | None, seconds: float, request_seconds: float) -> ClientOptions:
     from holdfast.client import ClientOptions
 
     ms = seconds * 1000
     return ClientOptions(
         give_up_after_ms=ms,
         resolve_within_ms=ms,
-        request_timeout_ms=min(ms, REQUEST_SECONDS_MAX * 1000),
+        request_timeout_ms=min(ms, request_seconds * 1000),
         stream_give_up_after_ms=STREAM_SECONDS * 1000 if timeout is None else ms,
     )
 
@@ -164,7 +189,7 @@ def _client(
             notice.waits(wait.reason)
             return super().sleep(wait)
 
-    with TellingClient(url, token=token, options=_options(timeout, seconds)) as client:
+    with TellingClient(url, token=token, options=_options(timeout, seconds, REQUEST_SECONDS_MAX)) as client:
         _wait_for_listener(parse_endpoint(url), REFUSED_SECONDS if timeout is None else timeout, notice)
         yield client
 

@@ -13,20 +13,32 @@ too, unless it was told to let go of what is damaged.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
 from holdfast.cli.exits import Exit
-from holdfast.cli.options import JsonOption, TimeoutOption, TokenOption, UrlOption
+from holdfast.cli.options import JsonOption, TokenOption, UrlOption
 from holdfast.cli.output import print_json, print_line
 from holdfast.cli.queue_files import system_errors
-from holdfast.cli.service import store_asking
+from holdfast.cli.service import store_working
 from holdfast.cli.stores import commands
 from holdfast.cli.transactions import LOCAL
 from holdfast.errors import CorruptData
 
 __all__ = ["backup", "commands", "compact", "repair", "restore", "verify"]
+
+WorkTimeoutOption: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        min=0.001,
+        max=86_400,
+        metavar="SECONDS",
+        help="How long to wait for the end of it, which comes all the same; an hour by default.",
+        show_default=False,
+    ),
+]
 
 
 @commands.command()
@@ -34,11 +46,11 @@ def backup(
     name: Annotated[str, typer.Argument(help="The backup's folder, below the service's own folder of backups.")],
     url: UrlOption = LOCAL,
     token: TokenOption = None,
-    timeout: TimeoutOption = None,
+    timeout: WorkTimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Copy all stores as they are now, on the service's machine, while it serves."""
-    with store_asking(url, token, timeout, as_json=as_json) as client:
+    with store_working(url, token, timeout, as_json=as_json) as client:
         answer = client.cluster_command("backup", {"name": name})
     print_json(answer) if as_json else print_line(f"backed up to {answer['path']}")
 
@@ -47,11 +59,11 @@ def backup(
 def compact(
     url: UrlOption = LOCAL,
     token: TokenOption = None,
-    timeout: TimeoutOption = None,
+    timeout: WorkTimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Give back the space of messages that are no longer kept. The service does so by itself, too."""
-    with store_asking(url, token, timeout, as_json=as_json) as client:
+    with store_working(url, token, timeout, as_json=as_json) as client:
         answer = client.cluster_command("compact")
     if as_json:
         print_json(answer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,14 @@ COMMANDS = [
     ["version"],
     ["subscribe"],
 ]
+
+
+class Late(Answer):
+    """An answer that takes its time."""
+
+    def encoded(self) -> bytes:
+        time.sleep(0.6)
+        return super().encoded()
 
 
 @pytest.fixture
@@ -75,6 +84,17 @@ def test_a_service_that_is_silent_is_told_of_while_the_request_waits(
         assert main(["version", "--json", "--url", server.url, "--timeout", "0.3"]) == Exit.UNAVAILABLE
     first, *_ = capsys.readouterr().err.splitlines()
     assert json.loads(first)["waiting"] == {"for": server.url, "reason": "no answer yet", "seconds_max": 0.3}
+
+
+@pytest.mark.parametrize("words", [["backup", "name"], ["compact"]])
+def test_long_work_is_waited_for_beyond_the_time_of_a_request(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "REQUEST_SECONDS_MAX", 0.2)
+    answer = {"path": "/backups/name", "allocated_before": 2, "allocated": 1, "in_use": 1}
+    with ScriptedServer(Late(200, answer)) as server:
+        assert main(["stores", *words, "--url", server.url]) == Exit.DONE
+        assert len(server.asked) == 1
 
 
 def test_who_is_answered_at_once_is_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
