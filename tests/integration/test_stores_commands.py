@@ -262,7 +262,9 @@ def test_figures_are_printed_for_the_cluster_and_for_each_durable(shell: Shell) 
     assert dict(zip(header, row, strict=True))["BACKLOG"] == "1"
 
 
-def test_a_backup_is_verified_and_restored(shell: Shell, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_backup_is_verified_and_restored(
+    shell: Shell, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shell.run("define", "eight")
     shell.run("define", "eight/work", "type=shared")
     shell.run("publish", "eight", "a", "b", "c")
@@ -276,6 +278,8 @@ def test_a_backup_is_verified_and_restored(shell: Shell, tmp_path: Path, capsys:
     assert int(str(before["messages"])) >= 3
     shell.run("restore", path, str(tmp_path / "again"), expected=Exit.BAD_REQUEST)
     shell.run("verify", str(tmp_path / "absent"), expected=Exit.NO)
+    for words in (["verify"], ["repair"], ["repair", "--lose"]):
+        shell.run(*words, str(folder / "log-stores"), expected=Exit.UNAVAILABLE)
     shell.run("repair", path, "--lose", expected=Exit.BAD_REQUEST)
     with pytest.raises(InvalidRequest, match="this is a backup"):
         Storage.open(path)

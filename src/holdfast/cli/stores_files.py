@@ -12,6 +12,7 @@ too, unless it was told to let go of what is damaged.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -20,11 +21,11 @@ import typer
 from holdfast.cli.exits import Exit
 from holdfast.cli.options import JsonOption, TokenOption, UrlOption
 from holdfast.cli.output import print_json, print_line
-from holdfast.cli.queue_files import system_errors
+from holdfast.cli.queue_files import opened_files, system_errors, writer_of
 from holdfast.cli.service import store_working
 from holdfast.cli.stores import commands
 from holdfast.cli.transactions import LOCAL
-from holdfast.errors import CorruptData
+from holdfast.errors import AlreadyOpen, CorruptData, InvalidRequest, NotFound
 
 __all__ = ["backup", "commands", "compact", "repair", "restore", "verify"]
 
@@ -100,6 +101,7 @@ def verify(
     from holdfast.stores.backup import verify as check
 
     try:
+        _require_unused(directory)
         with system_errors(str(directory)):
             found = check(str(directory))
     except CorruptData as error:
@@ -140,6 +142,7 @@ def repair(
     from holdfast.stores.repair import repair as let_go
     from holdfast.stores.repair import survey
 
+    _require_unused(directory)
     with system_errors(str(directory)):
         losses = let_go(str(directory)) if lose else survey(str(directory))
     if as_json:
@@ -162,3 +165,20 @@ def repair(
             print_line("every message that is kept can be read")
     if losses and not lose:
         raise typer.Exit(Exit.DAMAGED)
+
+
+def _require_unused(directory: Path) -> None:
+    """Raises: AlreadyOpen while a service writes here: what is read in pieces meanwhile looks like damage.
+
+    Takes no lock, which could turn a service away that starts now.
+    """
+    from holdfast.stores.message_log import LOG_NAME
+
+    with suppress(NotFound, InvalidRequest), opened_files(str(directory / LOG_NAME)) as pages:
+        if pid := writer_of(pages):
+            raise AlreadyOpen(
+                "a service has these stores open",
+                path=str(directory),
+                pid=pid,
+                hint="stop it first, or verify a backup: holdfast stores backup NAME",
+            )
