@@ -113,7 +113,7 @@ def _from_file(path: Path, problems: list[str]) -> dict[str, _Given]:
     """The values of a TOML file: one table for each section."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidRequest(f"{path} cannot be read: {error}", code=Code.BAD_CONFIGURATION) from error
     given: dict[str, _Given] = {}
     for section, table in cast("dict[str, object]", document).items():

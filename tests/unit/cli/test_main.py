@@ -83,6 +83,15 @@ def test_with_json_an_error_is_the_error_object(capsys: pytest.CaptureFixture[st
     assert json.loads(captured.err)["error"]["code"] == "bad_configuration"
 
 
+@pytest.mark.parametrize("text", [b"\xff", b"a = " + b"[" * 100_000, b"a ="])
+def test_a_configuration_that_cannot_be_read_is_bad_usage(
+    text: bytes, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "h.toml").write_bytes(text)
+    assert main(["check-config", "--config", str(tmp_path / "h.toml")]) == Exit.BAD_REQUEST
+    assert "h.toml cannot be read" in capsys.readouterr().err
+
+
 def test_check_config_names_the_source_of_every_key(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
