@@ -19,7 +19,8 @@ import pytest
 
 from holdfast import Queue
 from holdfast.cli.main import main
-from holdfast.cli.queue_files import paths_like
+from holdfast.cli.queue_files import opened_files, paths_like
+from holdfast.cli.queue_survey import survey_queue
 from holdfast.queue import Gap
 from holdfast.queue.frame import HEAD_BYTES
 from holdfast.queue.local_files import LocalFiles
@@ -320,6 +321,20 @@ def test_a_queue_that_is_written_to_verifies(path: Path, capsys: pytest.CaptureF
             queue.append(b"y" * 90)
         code, found = run_json(capsys, "verify", path)
         assert (code, found["messages"], found["tail_bytes"], found["pages_outside"]) == (ANSWERED, 600, 0, [])
+
+
+@pytest.mark.parametrize("until", [200, 400])
+def test_what_retention_removes_while_it_is_verified_is_not_lost(path: Path, until: int) -> None:
+    removed: list[int] = []
+
+    def trims(*_: object) -> None:
+        if not removed:
+            removed.append(queue.trim(before_seq=until))
+
+    with Queue(path, page_size=PAGE, background=False) as queue, opened_files(str(path)) as pages:
+        found = survey_queue(pages, trims)
+    assert removed[0] > 1
+    assert found.gaps == []
 
 
 def test_a_queue_whose_writer_was_killed_verifies(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,6 +144,7 @@ class _Survey:
         self._expected: int | None = None
         self._last_time_ns = 0
         self._read_bytes = 0
+        self._has_removed = False
 
     def run(self) -> QueueSurvey:
         found, pages = self._found, self._pages
@@ -153,7 +154,8 @@ class _Survey:
         for place, number in enumerate(self._numbers):
             header = pages.header_of(number)
             if number not in sizes or (header is None and number not in pages.numbers()):
-                continue  # retention has removed it since the walk began
+                self._went()
+                continue
             if header is None:
                 found.unreadable.append(number)
                 continue
@@ -168,6 +170,12 @@ class _Survey:
         else:
             self._check_end(before)
         return found
+
+    def _went(self) -> None:
+        """Retention has removed a page since the walk began, and all before it: the next one begins anew."""
+        self._has_removed = True
+        self._expected = None
+        self._found.unreadable.clear()
 
     def _size(self, number: int) -> int | None:
         try:
@@ -230,6 +238,8 @@ class _Survey:
 
     def _check_end(self, before: int) -> None:
         """What the writer's mark says was there behind the last page."""
+        if self._expected is None and self._has_removed:
+            return  # the log goes on in pages that are newer than the walk
         expected = self._expected if self._expected is not None else 1
         if self._owed > expected:
             self._lost_pages(expected, self._owed - 1, before, None)
@@ -239,6 +249,7 @@ class _Survey:
     def _walk_page(self, number: int, header: PageHeader, size: int) -> None:
         file = self._pages.open(number)
         if file is None:
+            self._went()
             return
         page = PageFound(number, header, size, next_seq=header.base_seq, last_time_ns=self._last_time_ns)
         try:
