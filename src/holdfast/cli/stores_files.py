@@ -21,7 +21,6 @@ import typer
 from holdfast.cli.exits import Exit
 from holdfast.cli.options import JsonOption, TokenOption, UrlOption
 from holdfast.cli.output import print_json, print_line
-from holdfast.cli.queue_files import opened_files, system_errors, writer_of
 from holdfast.cli.service import store_working
 from holdfast.cli.stores import commands
 from holdfast.cli.transactions import LOCAL
@@ -79,6 +78,7 @@ def restore(
     as_json: JsonOption = False,
 ) -> None:
     """Put a backup into an empty directory, for a service to serve."""
+    from holdfast.cli.queue_files import system_errors
     from holdfast.stores.backup import restore as put_back
 
     with system_errors(str(directory)):
@@ -97,6 +97,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Read stores or a backup from end to end, and change nothing."""
+    from holdfast.cli.queue_files import system_errors
     from holdfast.stores.backup import MANIFEST_NAME
     from holdfast.stores.backup import verify as check
 
@@ -139,6 +140,7 @@ def repair(
     as_json: JsonOption = False,
 ) -> None:
     """Tell which messages cannot be read, or go on without them. Copy the directory before."""
+    from holdfast.cli.queue_files import system_errors
     from holdfast.stores.repair import repair as let_go
     from holdfast.stores.repair import survey
 
@@ -172,6 +174,7 @@ def _require_unused(directory: Path) -> None:
 
     Takes no lock, which could turn a service away that starts now.
     """
+    from holdfast.cli.queue_files import opened_files, writer_of
     from holdfast.stores.message_log import LOG_NAME
 
     with suppress(NotFound, InvalidRequest), opened_files(str(directory / LOG_NAME)) as pages:
