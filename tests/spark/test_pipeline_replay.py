@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Self, cast
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 from tests.spark.log_builder import random_log, read_plainly
+from tests.spark.plain import operation_row
 
 from holdfast.commit.batch import slot_of
 from holdfast.commit.transaction import Operation, RangeDelete
-from holdfast.errors import Closed
+from holdfast.errors import Closed, Unavailable
 from holdfast.spark.pipeline import Replay, Schedule, run_pipeline
 from holdfast.spark.pipeline import replay as replay_module
 
@@ -75,4 +78,53 @@ def test_a_replay_that_is_deposed_says_so_and_the_next_goes_on(spark: SparkSessi
     with pytest.raises(Closed):
         older.advance(older.look(versions[3], versions[-1], 2**40))
     older.close()
+    assert transactions(objects_in(target), replayed=True) == transactions(builder.objects, replayed=False)
+
+
+class FailingSource:
+    """What a replay asks Spark for, without Spark: a source whose first read fails after some of its rows."""
+
+    def __init__(self, rows: list[Row], fails_after: int) -> None:
+        self.read = self
+        self._rows = rows
+        self._left: int | None = fails_after
+        self._after = 0
+
+    def format(self, _name: str) -> Self:
+        return self
+
+    def option(self, name: str, value: str) -> Self:
+        if name == "startingVersion":
+            self._after = int(value) - 1
+        return self
+
+    def load(self) -> Self:
+        return self
+
+    def toLocalIterator(self, prefetchPartitions: bool) -> Iterator[Row]:  # noqa: N802, N803  Spark's names
+        left, self._left = self._left, None
+        for number, row in enumerate(row for row in self._rows if row["version"] > self._after):
+            if number == left:
+                raise Unavailable("the source's store does not answer")
+            yield row
+
+
+def test_a_step_whose_reading_fails_is_tried_again_behind_what_it_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_module, "CHUNK_TRANSACTIONS", 3)
+    builder = random_log(53, reigns=2, batches=6)
+    log = builder.write_to(tmp_path / "log")
+    rows = [
+        Row(version=txn.version, operations=[operation_row(each) for each in txn.operations])
+        for batch in read_plainly(builder.objects)
+        for txn in batch.transactions
+    ]
+    target = tmp_path / "target"
+    job = Replay(cast("SparkSession", FailingSource(rows, fails_after=8)), log, target.as_uri())
+    try:
+        report = run_pipeline(job, log, target.as_uri())
+    finally:
+        job.close()
+    assert report.retries == 1
     assert transactions(objects_in(target), replayed=True) == transactions(builder.objects, replayed=False)

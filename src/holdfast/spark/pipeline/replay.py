@@ -90,15 +90,30 @@ class Replay:
         reader = self._spark.read.format("holdfast").option("url", self._log_url).option("shape", "transactions")
         reader = reader.option("columns", "version,operations").option("startingVersion", str(increment.after + 1))
         rows = reader.option("endingVersion", str(increment.through)).load()
-        in_flight: deque[Future[int]] = deque()
+        in_flight: deque[tuple[Future[int], int]] = deque()
         committed = 0
-        for chunk in _chunks(self._transactions(rows.toLocalIterator(prefetchPartitions=True))):
-            in_flight.append(self._start(self._commit(chunk)))
-            if len(in_flight) >= CHUNKS_IN_FLIGHT:
-                committed += in_flight.popleft().result()
-        committed += sum(each.result() for each in in_flight)
+        try:
+            for chunk in _chunks(self._transactions(rows.toLocalIterator(prefetchPartitions=True))):
+                in_flight.append((self._start(self._commit(chunk)), _source_version(chunk[-1])))
+                if len(in_flight) >= CHUNKS_IN_FLIGHT:
+                    committed += self._settle(in_flight)
+        finally:
+            # Also when reading has failed: what was sent is in the target, and the next try goes on behind it.
+            while in_flight:
+                committed += self._settle(in_flight)
         self._offset = increment.through
         return StepResult(rows=committed)
+
+    def _settle(self, in_flight: deque[tuple[Future[int], int]]) -> int:
+        """Wait for the oldest chunk in flight, and move the offset behind it."""
+        chunk, through = in_flight.popleft()
+        try:
+            committed = chunk.result()
+        except BaseException:
+            in_flight.clear()  # none of those behind it may move the offset over it
+            raise
+        self._offset = through
+        return committed
 
     def close(self) -> None:
         """Resign, so that the next leader need not wait. Harmless when nothing was led."""
@@ -185,6 +200,13 @@ async def _newest_value(store: ObjectReader, header: Header, key: bytes) -> byte
             if isinstance(operation, Write) and operation.key == key:
                 return operation.value
     return None
+
+
+def _source_version(txn: Transaction) -> int:
+    """The version in the source, which the last operation keeps."""
+    offset = txn.operations[-1]
+    assert isinstance(offset, Write), "a replayed transaction ends with its offset"
+    return int(offset.value)
 
 
 def _chunks(transactions: Iterator[Transaction]) -> Iterator[list[Transaction]]:
