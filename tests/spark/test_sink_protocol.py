@@ -17,7 +17,15 @@ from holdfast.errors import Fenced, InvalidRequest
 from holdfast.spark import sink_task
 from holdfast.spark.sink_driver import Wanted, begin, finish, read_record
 from holdfast.spark.sink_options import WriteOptions
-from holdfast.spark.sink_records import Record, encode, progress_range, record_key, token_of
+from holdfast.spark.sink_records import (
+    Record,
+    StreamRange,
+    encode,
+    progress_range,
+    record_key,
+    stream_range,
+    token_of,
+)
 from holdfast.spark.sink_task import send_partition
 
 _applications = itertools.count()
@@ -260,6 +268,22 @@ def test_records_are_what_they_say() -> None:
         b'{"state":"intent","token":"' + b"9f" * 16 + b'","read_version":7,"name":"2026-01-31","end":null,"recent":[],'
         b'"format":1}'
     )
+
+
+def test_micro_batches_without_new_offsets_are_told_apart_and_known_again(tmp_path: Path) -> None:
+    """Timers and watermarks make rows where the source has nothing new: a micro-batch of its own each time."""
+    (tmp_path / "offsets").mkdir()
+
+    def begun(number: int, offset: int) -> StreamRange:
+        metadata = f'{{"batchWatermarkMs":0,"batchTimestampMs":{number}}}'
+        (tmp_path / "offsets" / str(number)).write_text(f'v1\n{metadata}\n{{"seq":{offset},"version":{offset}}}')
+        return stream_range(str(tmp_path))
+
+    ranges = [begun(number, offset) for number, offset in enumerate((5, 9, 9, 9, 12))]
+    assert len({each.token for each in ranges}) == len(ranges)
+    assert all(before.end == after.start for before, after in itertools.pairwise(ranges))
+    (tmp_path / "offsets" / "4").unlink()
+    assert stream_range(str(tmp_path)).token == ranges[3].token, "the same micro-batch again"
 
 
 class SlowTask:

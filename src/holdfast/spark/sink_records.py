@@ -141,16 +141,23 @@ def token_of(*parts: str) -> str:
 class StreamRange(msgspec.Struct, frozen=True):
     """The source's offset range of the micro-batch under way: digests of its two ends, and the range for people.
 
-    ``start`` is None for the first micro-batch of a checkpoint.
+    ``start`` is None for the first micro-batch of a checkpoint. ``number`` is Spark's for the micro-batch.
     """
 
     start: str | None
     end: str
     name: str
+    number: int = 0
 
     @property
     def token(self) -> str:
-        """What names this range, whatever number Spark gives the micro-batch."""
+        """What names this range, whatever number Spark gives the micro-batch.
+
+        One without new offsets, which timers and watermarks make, may have rows all the same, and there may be many at
+        one place of the source: only their numbers tell them apart.
+        """
+        if self.start is not None and self.start == self.end:
+            return token_of(self.start, self.end, str(self.number))
         return token_of(self.start or "", self.end)
 
 
@@ -172,7 +179,7 @@ def stream_range(checkpoint: str) -> StreamRange:
     except OSError as error:
         raise _no_offsets(checkpoint, str(error)) from error
     return StreamRange(
-        None if start is None else token_of(start), token_of(end), f"{start or '(first)'} -> {end}"[:500]
+        None if start is None else token_of(start), token_of(end), f"{start or '(first)'} -> {end}"[:500], numbers[-1]
     )
 
 
