@@ -87,7 +87,7 @@ def write(client: Client, options: WriteOptions, wanted: Wanted) -> None:
     for partition, count in PARTITIONS.items():
         sent = send_partition(client, options, intent, partition, [rows(wanted.name, partition, count)])
         assert sent == count
-    finish(client, options, wanted)
+    finish(client, options, wanted, len(PARTITIONS))
 
 
 def written(service: ServiceProcess, name: str) -> list[bytes]:
@@ -155,8 +155,9 @@ def test_killed_again_and_again_it_goes_on_where_it_was_and_comes_to_its_end(ser
         with MortalClient(service.url, dies_at=14, after=True) as client:
             try:
                 intent = begin(client, options, wanted("again"))
-                send_partition(client, options, intent, 0, [rows("again", 0, 40)])
-                finish(client, options, wanted("again"))
+                if intent.version is not None:  # else the last one died after its very end
+                    send_partition(client, options, intent, 0, [rows("again", 0, 40)])
+                    finish(client, options, wanted("again"), len(PARTITIONS))
             except Killed:
                 deaths += 1
                 continue
@@ -185,7 +186,7 @@ def test_tasks_that_run_twice_at_once_write_once(service: ServiceProcess) -> Non
         for thread in threads:
             thread.join()
         assert failures == []
-        finish(client, options, wanted("twins"))
+        finish(client, options, wanted("twins"), len(PARTITIONS))
     assert written(service, "twins") == sorted(rows("twins", 0, 50)["key"].to_pylist())
 
 
@@ -196,7 +197,7 @@ def test_a_zombie_driver_is_refused_in_its_tasks_and_at_its_end(service: Service
         write(client, options, wanted("old"))
         write(client, options, wanted("new"))
         send_partition(client, options, zombie, 0, [rows("old", 0, 11)])
-        finish(client, options, wanted("old"))
+        finish(client, options, wanted("old"), len(PARTITIONS))
         assert written(service, "old") == expected("old"), "what was done already stays done, and once"
         lost = begin(client, options, wanted("third"))
         with pytest.raises(InvalidRequest, match="begun another write"):
@@ -205,8 +206,8 @@ def test_a_zombie_driver_is_refused_in_its_tasks_and_at_its_end(service: Service
         with pytest.raises(Fenced, match="moved on"):
             send_partition(client, options, lost, 0, [rows("third", 0, 11)])
         with pytest.raises(Fenced, match="moved on"):
-            finish(client, options, wanted("third"))
-        finish(client, new, wanted("fifth"))
+            finish(client, options, wanted("third"), len(PARTITIONS))
+        finish(client, new, wanted("fifth"), len(PARTITIONS))
     assert written(service, "third") == []
 
 
@@ -222,6 +223,31 @@ def test_other_rows_under_the_same_token_are_refused_and_not_lost(service: Servi
         with pytest.raises(InvalidRequest, match="not those that an earlier try"):
             send_partition(client, options, intent, 0, [backwards])
     assert written(service, "changed") == sorted(rows("changed", 0, 10)["key"].to_pylist())
+
+
+def test_a_partition_that_has_lost_all_its_rows_is_refused_whatever_it_had(service: ServiceProcess) -> None:
+    options = new_options(service)
+    with Client(service.url) as client:
+        intent = begin(client, options, wanted("emptied"))
+        send_partition(client, options, intent, 0, [rows("emptied", 0, 3)])
+        with pytest.raises(InvalidRequest, match="not those that an earlier try"):
+            send_partition(client, options, intent, 0, [rows("emptied", 0, 0)])
+
+
+def test_a_write_tried_again_with_fewer_partitions_is_not_called_done(service: ServiceProcess) -> None:
+    """What a partition sent that is not there any more may have come again as rows of another one."""
+    options = new_options(service)
+    with Client(service.url) as client:
+        first = begin(client, options, wanted("fewer"))
+        send_partition(client, options, first, 2, [rows("fewer", 2, 4)])
+        again = begin(client, options, wanted("fewer"))
+        for partition in range(2):
+            send_partition(client, options, again, partition, [rows("fewer", partition, 5)])
+        with pytest.raises(InvalidRequest, match="more partitions"):
+            finish(client, options, wanted("fewer"), 2)
+        record, _ = read_record(client, options.application)
+    assert record is not None
+    assert record.state == "intent"
 
 
 def test_a_stream_must_go_on_where_the_record_ends(service: ServiceProcess) -> None:

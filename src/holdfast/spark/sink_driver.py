@@ -25,7 +25,15 @@ from holdfast.client import Client
 from holdfast.commit.transaction import Operation, PointRead, RangeDelete, Write
 from holdfast.errors import Code, Conflict, Fenced, InvalidRequest
 from holdfast.spark.sink_options import WriteOptions
-from holdfast.spark.sink_records import RECENT_MAX, Record, decode_record, encode, progress_range, record_key
+from holdfast.spark.sink_records import (
+    RECENT_MAX,
+    Record,
+    decode_record,
+    encode,
+    progress_key,
+    progress_range,
+    record_key,
+)
 
 __all__ = ["Intent", "Wanted", "begin", "finish", "read_record"]
 
@@ -132,10 +140,12 @@ def _require_follows(record: Record, wanted: Wanted, options: WriteOptions) -> N
         )
 
 
-def finish(client: Client, options: WriteOptions, wanted: Wanted) -> None:
-    """Commit that ``wanted`` is written, and drop the notes of its tasks. Doing it twice changes nothing.
+def finish(client: Client, options: WriteOptions, wanted: Wanted, partitions: int) -> None:
+    """Commit that ``wanted`` is written by so many ``partitions``, and drop the notes of its tasks. Doing it twice
+    changes nothing.
 
-    Raises: Fenced when the application has moved on; what the client raises. Cost: three requests.
+    Raises: Fenced when the application has moved on; InvalidRequest when an earlier try had more partitions; what the
+    client raises. Cost: four requests.
     """
     key = record_key(options.application)
     notes = progress_range(options.application, wanted.token)
@@ -147,6 +157,7 @@ def finish(client: Client, options: WriteOptions, wanted: Wanted) -> None:
             return
         if record.token != wanted.token:
             break
+        _require_no_further(client, options, wanted, partitions, read_version)
         done = Record(
             state="done",
             token=wanted.token,
@@ -158,6 +169,23 @@ def finish(client: Client, options: WriteOptions, wanted: Wanted) -> None:
         if _replace(client, key, done, read_version, RangeDelete(*notes)) is not None:
             return
     raise _fenced(options.application, wanted.token)
+
+
+def _require_no_further(
+    client: Client, options: WriteOptions, wanted: Wanted, partitions: int, read_version: int
+) -> None:
+    """Raise if a task has begun a partition that this write does not have: no task of this one saw its note."""
+    begin_key = progress_key(options.application, wanted.token, partitions)
+    _, end_key = progress_range(options.application, wanted.token)
+    if client.range(begin_key, end_key, limit=1, at=read_version).items:
+        raise InvalidRequest(
+            "an earlier try of this write had more partitions, and what they sent may be there twice",
+            code=Code.REQUEST_ID_REUSED,
+            hint="a write that is tried again must get the same rows in the same order: repartition and sort them, or "
+            "write from a table that keeps them; look for rows that are there twice",
+            application=options.application,
+            partitions=partitions,
+        )
 
 
 def _replace(client: Client, key: bytes, record: Record, read_version: int, *also: Operation) -> int | None:

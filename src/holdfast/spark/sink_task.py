@@ -143,11 +143,13 @@ class _Sender:
         self._key = progress_key(options.application, intent.token, partition)
         found = client.get(self._key, at=intent.version)
         self._note = None if found is None else _Note(decode_progress(found.value, self._key), found.version)
+        # A view may be behind the notes of an earlier try. A conflict tells, but not where nothing is noted here.
+        self._may_be_behind = True
 
     def require_whole(self, chunks: int) -> None:
         """Raise InvalidRequest when an earlier try of this partition came further than its rows go now."""
-        note = self._note
-        if note is not None and not note.is_done and note.progress.chunk >= max(1, chunks):
+        note = self._read_note() if self._may_be_behind else self._note
+        if note is not None and not note.is_done and note.progress.chunk >= chunks:
             raise self._other_rows(chunks)
 
     def _other_rows(self, chunk: int) -> InvalidRequest:
@@ -189,6 +191,7 @@ class _Sender:
             if note is not None and (note.is_done or _place(note.progress) >= _place(wanted)):
                 return note
             version = self._try_note(wanted)
+            self._may_be_behind = False
             if version is not None:
                 self._note = _Note(wanted, version)
                 return self._note

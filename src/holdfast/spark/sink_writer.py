@@ -96,7 +96,7 @@ class _Writer:
                     application=self._options.application,
                 )
         with open_client(self._options) as client:
-            finish(client, self._options, self._wanted)
+            finish(client, self._options, self._wanted, len(messages))
 
 
 class HoldfastBatchWriter(DataSourceArrowWriter):
