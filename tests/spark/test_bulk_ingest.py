@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from deltalake import DeltaTable
@@ -22,6 +23,7 @@ from holdfast.commit.transaction import Transaction, Write
 from holdfast.errors import InvalidRequest
 from holdfast.spark.bulk import ingest as module
 from holdfast.spark.bulk.ingest import Ingest
+from holdfast.spark.bulk.parsed_requests import ParsedRequest
 from holdfast.spark.bulk.reign import BulkLeading
 from holdfast.spark.pipeline import audit
 
@@ -142,6 +144,59 @@ def test_a_stream_that_lost_its_checkpoint_is_refused(spark: SparkSession, tmp_p
     with pytest.raises(InvalidRequest, match="further than its checkpoint"):
         again.micro_batch(batch(spark, 0, 5), 0)
     again.close()
+
+
+class Frame:
+    """A micro-batch without Spark: as much of a data frame as an ingest asks for itself."""
+
+    sparkSession = None  # noqa: N815  Spark's name
+
+    def __init__(self, first: int, past: int) -> None:
+        self.requests = [
+            ParsedRequest(str(place), None, Transaction([Write(b"key", b"value %d" % place)]), None)
+            for place in range(first, past)
+        ]
+
+    def count(self) -> int:
+        return len(self.requests)
+
+
+@pytest.mark.parametrize("offered", [(0, 13), (0, 5)])
+def test_a_new_checkpoint_is_refused_by_the_table_too_and_nothing_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offered: tuple[int, int]
+) -> None:
+    """The stream begins at 0 again, with files that were never offered among the first ones: none may be left out."""
+    monkeypatch.setattr(Ingest, "_requests", lambda _, frame: frame.requests)
+    ingest = an_ingest(tmp_path)
+    for number, frame in enumerate((Frame(0, 5), Frame(5, 9), Frame(9, 9))):
+        ingest.micro_batch(cast("DataFrame", frame), number)
+        ingest.micro_batch(cast("DataFrame", frame), number)  # as Spark repeats the last one
+    ingest.close()
+    again = an_ingest(tmp_path)
+    with pytest.raises(InvalidRequest, match="further than its checkpoint"):
+        again.micro_batch(cast("DataFrame", Frame(*offered)), 0)
+    again.micro_batch(cast("DataFrame", Frame(9, 9)), 2)
+    again.micro_batch(cast("DataFrame", Frame(9, 11)), 3)
+    again.close()
+    assert values_of(tmp_path) == [b"value %d" % place for place in range(11)]
+
+
+@pytest.mark.parametrize("count", [4, 6])
+def test_the_last_micro_batch_comes_again_with_the_same_requests_or_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(Ingest, "_requests", lambda _, frame: frame.requests)
+    ingest = an_ingest(tmp_path, group_requests=2)
+    ingest.micro_batch(cast("DataFrame", Frame(0, 5)), 0)
+    ingest.close()
+    for verdicts in ("verdicts", "other"):
+        again = Ingest((tmp_path / "log").as_uri(), (tmp_path / verdicts).as_uri(), "orders", leading=POLITE)
+        if (verdicts, count) != ("other", 6):  # more requests than are settled may be those that a crash left
+            with pytest.raises(InvalidRequest, match="further than its checkpoint"):
+                again.micro_batch(cast("DataFrame", Frame(0, count)), 0)
+        again.micro_batch(cast("DataFrame", Frame(0, 5)), 0)
+        again.close()
+    assert values_of(tmp_path) == [b"value %d" % place for place in range(5)]
 
 
 def test_conflicts_are_found_across_micro_batches_as_the_service_finds_them(

@@ -115,7 +115,8 @@ class Ingest:
         self._output = DeltaOutput(table_location(verdicts_url), "ingest", VERDICTS)
         self._thread: StoreThread | None = None
         self._stages: _Stages | None = None
-        self._settled: list[GroupRecord] = []
+        # The newest micro-batch's records as they were when this process began to lead; None once it has settled one.
+        self._settled: list[GroupRecord] | None = None
 
     def micro_batch(self, frame: DataFrame, number: int) -> None:
         """Commit the requests of one micro-batch and add their verdicts to the table. Harmless when repeated.
@@ -124,26 +125,27 @@ class Ingest:
         """
         stages = self._stages or self._begin(frame.sparkSession)
         state = self._output.open(f"{stages.log_id}/{self._name}", {})
+        settled = self._settled or []
+        settled_batch = settled[0].batch if settled else -1
+        told = [each for record in settled for each in record.told] if number == settled_batch else []
         if number < state.offset:
+            # Spark repeats the last micro-batch alone, with the same requests: anything else is another checkpoint's.
+            if number < state.offset - 1 or (self._settled is not None and frame.count() != len(told)):
+                raise _behind(number, state.offset - 1)
             return
-        settled_batch = self._settled[0].batch if self._settled else -1
         if number < settled_batch:
-            raise InvalidRequest(
-                "this stream's log is further than its checkpoint",
-                code=Code.BAD_CONFIGURATION,
-                hint="restore the checkpoint, or take another name if these requests were never offered before",
-                micro_batch=number,
-                settled=settled_batch,
-            )
-        told = [each for record in self._settled for each in record.told] if number == settled_batch else []
+            raise _behind(number, settled_batch)
         self.counts.found += len(told)
         try:
             requests = self._requests(frame)
+            if len(requests) < len(told):
+                raise _behind(number, settled_batch)
             self._commit(stages, requests, told, number)
             rows = [_row(place, request, told[place]) for place, request in enumerate(requests)]
             table = pa.Table.from_pylist(rows, schema=VERDICTS)
             files = [write_table(self._output.location.url, table, {})] if rows else []
             self._output.commit(state, number + 1, files, ())
+            self._settled = None
         except BaseException:
             # What is in flight is not known any more, and whoever comes next learns it from the log.
             self._stages = None
@@ -209,6 +211,16 @@ class Ingest:
         counts.committed += sum(each.code is None for each in told)
         counts.invalid += sum(each.code in INVALID_CODES for each in told)
         counts.not_committed = counts.requests - counts.committed - counts.invalid
+
+
+def _behind(number: int, settled: int) -> InvalidRequest:
+    return InvalidRequest(
+        "this stream's log is further than its checkpoint",
+        code=Code.BAD_CONFIGURATION,
+        hint="restore the checkpoint, or take another name if these requests were never offered before",
+        micro_batch=number,
+        settled=settled,
+    )
 
 
 def _row(place: int, request: ParsedRequest, told: Told) -> dict[str, object]:
