@@ -169,10 +169,19 @@ def test_names_and_types_of_fields_make_no_difference(spark: SparkSession) -> No
 def test_the_digest_of_an_input_does_not_depend_on_which_requests_share_a_chunk() -> None:
     draw = random.Random(5)
     rows = [
-        {"order": f"{place:03}", "kind": "write", "key": draw.randbytes(draw.randrange(9)), "end": None, "value": value}
+        {
+            "order": f"{place:03}",
+            "kind": "write",
+            "key": draw.randbytes(draw.randrange(9)),
+            "end": None,
+            "value": value,
+            "request_id": draw.choice([None, f"a-request-with-an-id-{place}"]),
+            "read_version": "#0",
+        }
         for place, value in enumerate(draw.randbytes(draw.choice([0, 1, 100, 40_000])) for _ in range(60))
     ]
-    kinds = {"order": pa.string(), "kind": pa.string(), "key": pa.binary(), "end": pa.binary(), "value": pa.binary()}
+    texts = dict.fromkeys(("order", "kind", "request_id", "read_version"), pa.string())
+    kinds = {**texts, **dict.fromkeys(("key", "end", "value"), pa.binary())}
     whole = pa.RecordBatch.from_pylist(rows, schema=pa.schema(list(kinds.items())))
 
     def digest(batch: pa.RecordBatch, size: int) -> int:
@@ -193,12 +202,14 @@ def test_the_digest_of_an_input_depends_on_every_part_of_every_request() -> None
         operation = {"kind": "range_delete", "key": b"a", "end": b"c", "value": None} | changes.get("operation", {})  # type: ignore[operator]
         read = {"kind": "range_read", "key": b"a", "end": b"b", "version": None} | changes.get("read", {})  # type: ignore[operator]
         plain = {"kind": "write", "key": b"k", "end": None, "value": b"v"}
-        row = {"order": "1", "operations": [operation, plain], "reads": [read], "read_version": "#0", **changes}
+        row = {"order": "1", "operations": [operation, plain], "reads": [read], "read_version": "#0"}
+        row |= {"request_id": None, **changes}
         kinds = {
             "order": pa.string(),
             "operations": pa.list_(struct_of(end=pa.binary(), value=pa.binary())),
             "reads": pa.list_(struct_of(end=pa.binary(), version=pa.string())),
             "read_version": pa.string(),
+            "request_id": pa.string(),
         }
         batch = pa.RecordBatch.from_pylist([row], schema=pa.schema(list(kinds.items())))
         (chunk,) = pack(iter([batch]))
@@ -220,6 +231,9 @@ def test_the_digest_of_an_input_depends_on_every_part_of_every_request() -> None
         {"read": {"version": "7"}},
         {"read_version": "7"},
         {"read_version": None, "read": {"version": "#0"}},
+        {"request_id": "one-request-of-today"},
+        {"request_id": "one-request-of-today", "read_version": "7"},
+        {"request_id": "one-request-of-yesterday"},
     ]
     assert len({digest(**each) for each in changed}) == len(changed)
 

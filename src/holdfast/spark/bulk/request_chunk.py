@@ -53,6 +53,7 @@ _INVERSE: Final = pow(_BASE, -1, 2**64)
 _SLAB: Final = 2**14
 _POWERS: Final = np.power(np.uint64(_BASE), np.arange(_SLAB, dtype=np.uint64))
 _PRIMES: Final = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
+_ID_PRIME: Final = 0x27D4EB2F165667C5
 
 Numbers = npt.NDArray[np.int64]
 
@@ -264,7 +265,7 @@ def _chunk(batch: pa.RecordBatch, items: _Items) -> Chunk:
     refusals = _refusals(items, ids, read_index, read_version)
     has_versions, has_ids = bool((versions != _NONE).any()), ids.null_count < rows
     only_changes = not items.reads.any() and not refusals.any() and bool((indexes == _NONE).all())
-    sums = _checksums(items, read_index, read_version)
+    sums = _checksums(items, ids, read_index, read_version)
     asks = pa.RecordBatch.from_pydict(
         {
             "order": batch.column("order"),
@@ -391,7 +392,7 @@ def _fingerprints(items: _Items, ids: pa.Array, read_index: pa.Array, read_versi
     return pa.array(found, pa.binary())
 
 
-def _checksums(items: _Items, read_index: pa.Array, read_version: pa.Array) -> npt.NDArray[np.uint64]:
+def _checksums(items: _Items, ids: pa.Array, read_index: pa.Array, read_version: pa.Array) -> npt.NDArray[np.uint64]:
     """A number for each request that depends on all of it. Guards against another input, not against an adversary."""
     columns = items.columns
     starts = _starts(items)
@@ -417,6 +418,10 @@ def _checksums(items: _Items, read_index: pa.Array, read_version: pa.Array) -> n
         )
     for prime, numbers in zip(_PRIMES, (read_index, read_version), strict=False):
         found += _unsigned(numbers) * np.uint64(prime)
+    if ids.null_count < len(ids):
+        offsets, data = _bytes_of(ids.cast(pa.binary()))
+        named = pc.is_valid(ids).to_numpy(zero_copy_only=False).astype(np.uint64)
+        found += (_polynomials(np.frombuffer(data, np.uint8), offsets) + np.uint64(1)) * np.uint64(_ID_PRIME) * named
     return found
 
 
