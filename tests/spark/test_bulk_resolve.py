@@ -29,7 +29,7 @@ from holdfast.server.requests import problem_with
 from holdfast.spark.bulk.request_chunk import Refusal, pack, read_stream
 from holdfast.spark.bulk.request_frame import RequestFormat
 from holdfast.spark.bulk.resolve import Resolution, resolve_requests
-from holdfast.spark.bulk.sequencing import Fate, Windows
+from holdfast.spark.bulk.sequencing import Fate, Windows, sequence_requests
 from holdfast.spark.bulk.staging import stage
 from holdfast.spark.bulk.sweep import (
     CLEAR,
@@ -236,6 +236,26 @@ def test_the_digest_of_an_input_depends_on_every_part_of_every_request() -> None
         {"request_id": "one-request-of-yesterday"},
     ]
     assert len({digest(**each) for each in changed}) == len(changed)
+
+
+@pytest.mark.timeout(30)
+def test_requests_that_come_twice_are_sequenced_in_time_that_grows_with_their_number() -> None:
+    count = 100_000
+    versions = pa.array([BASE] * count, pa.int64())
+    asks = pa.table(
+        {
+            "refusal": pa.array([0] * count, pa.uint8()),
+            "index_max": pa.array([-1] * count, pa.int64()),
+            "version_max": versions,
+            "read_index": pa.nulls(count, pa.int64()),
+            "read_version": versions,
+            "request_id": [f"request-number-{place // 2:06d}" for place in range(count)],
+            "fingerprint": pa.array([b"same"] * count, pa.binary()),
+        }
+    )
+    found = sequence_requests(asks, BASE, Windows())
+    assert found.assigned[-1] == count // 2
+    assert found.originals == {place: place - 1 for place in range(1, count, 2)}
 
 
 def test_every_refusal_has_its_fate() -> None:

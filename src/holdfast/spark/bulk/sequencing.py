@@ -21,6 +21,7 @@ version above the base. Memory: about 60 bytes a request.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -219,8 +220,7 @@ class _OneByOne:
             self._known[group] = place
 
     def _ordinal_after(self, index: int) -> int:
-        low = int(np.searchsorted(self._taken, index)) if self._taken else 0
-        return int(self._assigned_without[index]) + low
+        return int(self._assigned_without[index]) + bisect_left(self._taken, index)
 
     def _below_floor(self, read_index: int, read_version: int, floor_index: int) -> bool:
         floor = self._ordinal_after(floor_index)
