@@ -12,7 +12,9 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 from random import Random
+from typing import cast
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -33,10 +35,11 @@ from holdfast.errors import CorruptData
 from holdfast.objects import memory
 from holdfast.objects.open import open_store
 from holdfast.spark.pipeline import Schedule, Verify, run_pipeline
+from holdfast.spark.pipeline import verify as verify_module
 from holdfast.spark.pipeline.audit_piece import audit_piece
 from holdfast.spark.pipeline.audit_survey import Finding, survey
 from holdfast.spark.pipeline.verify import audit, heads_before
-from holdfast.spark.plan import cut
+from holdfast.spark.plan import Piece, cut
 from holdfast.spark.store_thread import StoreThread
 from holdfast.testing.simulation.shape import draw_shape
 from holdfast.testing.simulation.world import World
@@ -386,6 +389,48 @@ def test_a_finding_is_a_row_and_holds_the_mark_back(
     assert [each.slot for each in audit(spark, log).findings] == [slot_text(slot)]
     again = verified(spark, log, tmp_path / "table")
     assert again.audit.verified == before and not again.is_good(live[-1].header.last_version)
+
+
+def a_write_behind(head: Header) -> LoggedTransaction:
+    return LoggedTransaction(head.last_version + 1, None, None, [Write(b"k", b"v")], [])
+
+
+@pytest.mark.parametrize("damage", ["header", "size"])
+def test_what_came_behind_a_step_without_a_version_of_its_own_is_audited_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    """The resign record of a leader whose last batch the audit had reached."""
+
+    def told_here(spark: SparkSession, url: str, pieces: list[tuple[Piece, int | None]]) -> pa.Table:
+        found = [audit_piece(url, piece, before_head) for piece, before_head in pieces]
+        rows: list[dict[str, object]] = [
+            {"rule": f.rule, "slot": f.slot, "version": f.version, "detail": f.detail}
+            for each in found
+            for f in each.findings
+        ]
+        rows += [{name: getattr(each, name) for name in verify_module.Counts.__slots__} for each in found]
+        return pa.Table.from_pylist(rows, schema=verify_module._TOLD_SCHEMA)
+
+    monkeypatch.setattr(verify_module, "_told", told_here)
+    spark = cast("SparkSession", None)
+    builder = LogBuilder(8)
+    leader = builder.lead()
+    for _ in range(4):
+        leader.send([a_write_behind(leader.head)])
+    log = builder.write_to(tmp_path / "log")
+    assert verified(spark, log, tmp_path / "table", step_bytes=2000).audit.counts.objects == 5
+    leader.resign()
+    slot = leader.head.slot
+    resigned = builder.objects[slot]
+    successor = builder.lead()
+    successor.send([a_write_behind(successor.head)])
+    flipped = bytes([*resigned[:100], resigned[100] ^ 1, *resigned[101:]])
+    builder.objects[slot] = flipped if damage == "header" else resigned + b"more"
+    builder.write_to(tmp_path / "log")
+    job = verified(spark, log, tmp_path / "table")
+    assert job.audit.counts.objects == 3, "what was audited before is not audited again"
+    assert [each.slot for each in job.audit.findings] == [slot_text(slot)]
+    assert not job.is_good(successor.head.last_version)
 
 
 def test_a_damaged_newest_object_is_an_error_that_names_it(spark: SparkSession, tmp_path: Path) -> None:

@@ -44,13 +44,17 @@ from holdfast.spark.pipeline.increments import Increment, LogHead, first_above
 from holdfast.spark.pipeline.runner import StepResult
 from holdfast.spark.pipeline.table_files import write_table
 from holdfast.spark.pipeline.task_errors import task_errors
-from holdfast.spark.plan import Chain, Piece, cut
+from holdfast.spark.plan import Chain, Piece, cut, index_after
+from holdfast.spark.shapes import seq_of
 from holdfast.spark.store_thread import StoreThread
 from holdfast.values import slot_text
 
 __all__ = ["Audit", "Counts", "Verify", "audit", "heads_before"]
 
 VERIFIED: Final = "verified up to"
+AUDITED: Final = "audited to"
+"""The mark with the ``seq`` of the last object that was looked at. What came behind it, as a resign record, may have no
+version above the one that was reached."""
 PIECE_BYTES: Final = 64 * 2**20
 WINDOWS_IN_A_PIECE: Final = 4
 FINDINGS_MAX: Final = 100_000
@@ -125,7 +129,7 @@ class _Share:
 
 def audit(spark: SparkSession, url: str) -> Audit:
     """Audit the whole log at ``url`` now, without a table. Raises: NotFound, CorruptData, Unavailable."""
-    share = _look(url, 0, None, 2**63)
+    share = _look(url, 0, None, 2**63, audited=0)
     with task_errors():
         return _audit(spark, url, share, verified=0)
 
@@ -159,17 +163,18 @@ class Verify:
 
     def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
         """As ``Job``, on a log that may be damaged."""
-        return _look(self._log_url, after, until, step_bytes).increment()
+        return _look(self._log_url, after, until, step_bytes, audited=self._output.mark(AUDITED)).increment()
 
     def advance(self, increment: Increment) -> StepResult:
         """As ``Job``."""
         state = self._output.open(self._log_id, {})
         state.require(increment.after)
-        share = _look(self._log_url, increment.after, increment.through, 2**63)
+        share = _look(self._log_url, increment.after, increment.through, 2**63, audited=self._output.mark(AUDITED))
         step = _audit(self._spark, self._log_url, share, verified=self._mark())
         rows = _rows(step, increment.through)
         written = write_table(self._output.location.url, rows, {}, ("version", "step"))
-        self._output.commit(state, increment.through, [written], (), marks={VERIFIED: step.verified})
+        marks = {VERIFIED: step.verified, AUDITED: seq_of(int(share.survey.chain.slots[share.past - 1]))}
+        self._output.commit(state, increment.through, [written], (), marks=marks)
         self._add(step)
         return StepResult(rows=len(step.findings), files_added=1, bytes_written=written.size)
 
@@ -195,12 +200,12 @@ def _rows(step: Audit, through: int) -> pa.Table:
     )
 
 
-def _look(url: str, after: int, until: int | None, step_bytes: int) -> _Share:
+def _look(url: str, after: int, until: int | None, step_bytes: int, *, audited: int) -> _Share:
     with StoreThread(url) as thread:
-        return thread.start(lambda store: _choose(store, after, until, step_bytes)).result()
+        return thread.start(lambda store: _choose(store, after, until, step_bytes, audited)).result()
 
 
-async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes: int) -> _Share:
+async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes: int, audited: int) -> _Share:
     found = await survey(store)
     chain = found.chain
     readable = await last_readable(store, chain, 0, len(chain.slots) - 1)
@@ -216,6 +221,8 @@ async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes:
             )
         return _Share(found, head, 0, 0, after, after, 0)
     first = 0 if after == 0 else await first_above(store, chain, after)
+    if audited:
+        first = min(first, index_after(chain, audited))
     ends = np.cumsum(chain.sizes[first:])
     past = first + max(1, int(np.searchsorted(ends, step_bytes, side="right")))
     # A step ends with an object that can be read, because only a header says which version was reached.
