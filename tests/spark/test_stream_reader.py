@@ -252,6 +252,22 @@ def test_a_stream_that_begins_above_the_end_waits_for_that_version() -> None:
     assert [row["key"] for row in world.rows] == [b"c"]
 
 
+def test_a_bounded_run_that_begins_above_the_end_keeps_that_version_too() -> None:
+    builder = LogBuilder()
+    leader = builder.lead()
+    leader.commit([Write(b"a", b"")])
+    head = leader.head.last_version
+    world = World(builder, startingVersion=head + 100)
+    for key in (b"b", b"c"):
+        leader.commit([Write(key, b"")])
+        world.publish()
+        world.restart()
+        world.reader.prepareForTriggerAvailableNow()
+        world.drain()
+    world.reader.stop()
+    assert world.rows == [], "none of them is of version 100 and more behind the first"
+
+
 def retained_log() -> tuple[LogBuilder, dict[int, bytes]]:
     """A log whose oldest data was removed as retention does it, a whole span behind the head; and all it ever held."""
     builder = LogBuilder(seed=5)

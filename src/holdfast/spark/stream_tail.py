@@ -128,7 +128,8 @@ class LogTail:
         Raises: NotFound, CorruptData, Unavailable. Cost: one read when there is nothing new, one per new object.
         """
         if limit is not None and not bounds.is_limited:
-            return Found(limit if _seq(limit) > _seq(start) else start, 0, is_end_of_log=True)
+            end = Position(limit.seq, max(limit.version, start.version))
+            return Found(end if _seq(limit) > _seq(start) else start, 0, is_end_of_log=True)
         await self._stand_at(store, start)
         taken = transactions = size = 0
         while True:
