@@ -163,6 +163,12 @@ def a_cut_object(log: Log) -> int:
     return header.slot
 
 
+def an_object_cut_to_the_size_of_a_claim(log: Log) -> int:
+    slot = log.random.choice([b.header.slot for b in log.live[:-1] if b.header.kind is Kind.DATA])
+    log.objects[slot] = log.objects[slot][:512]
+    return slot
+
+
 def a_wrong_prev(log: Log) -> int:
     header = log.data().header
     return log.put(replace(header, prev=Slot(header.prev + 1)))
@@ -282,6 +288,7 @@ DAMAGES: list[Callable[[Log], int]] = [
     a_missing_object,
     a_missing_genesis,
     a_cut_object,
+    an_object_cut_to_the_size_of_a_claim,
     a_wrong_prev,
     an_object_of_another_log,
     an_object_of_a_leader_that_never_claimed,

@@ -11,7 +11,16 @@ from itertools import pairwise
 import pytest
 from tests.spark.log_builder import LogBuilder, random_log, read_plainly
 
-from holdfast.commit.batch import CLAIM_BYTES, FIRST_SLOT, Kind, decode_header, encode_object, jump, object_name
+from holdfast.commit.batch import (
+    CLAIM_BYTES,
+    FIRST_SLOT,
+    HEADER_BYTES,
+    Kind,
+    decode_header,
+    encode_object,
+    jump,
+    object_name,
+)
 from holdfast.commit.transaction import Write
 from holdfast.errors import CorruptData, HoldfastError, NotFound
 from holdfast.objects.memory import MemoryObjects, MemoryStore
@@ -135,6 +144,19 @@ def test_a_missing_genesis_claim_is_data_loss() -> None:
     builder = random_log(2)
     del builder.objects[FIRST_SLOT]
     with pytest.raises(CorruptData, match="no genesis claim"):
+        chain_of(builder)
+
+
+def test_an_object_that_was_cut_to_the_size_of_a_claim_does_not_end_the_log() -> None:
+    """It has no body that could be missed: only its size is wrong, and what a listing tells is sizes."""
+    builder = LogBuilder(seed=3)
+    leader = builder.lead()
+    leader.commit([Write(b"k", b"v")])
+    leader.send([])
+    cut_slot = leader.head.slot
+    leader.commit([Write(b"k", b"v")])
+    builder.objects[cut_slot] = builder.objects[cut_slot][:HEADER_BYTES]
+    with pytest.raises(CorruptData, match=f"object of claim size is no claim slot={cut_slot}"):
         chain_of(builder)
 
 

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.spark.log_builder import Leader, LogBuilder, random_log, read_plainly, seq
 from tests.spark.plain import PlainRow, batch_rows, operation_rows, transaction_rows
 
-from holdfast.commit.batch import FIRST_SLOT, SPAN_MAX, object_name
+from holdfast.commit.batch import FIRST_SLOT, HEADER_BYTES, SPAN_MAX, object_name
 from holdfast.commit.transaction import Write
 from holdfast.errors import CorruptData, NotFound
 from holdfast.objects import memory
@@ -335,6 +335,23 @@ def test_retention_that_overtakes_a_running_stream_is_noticed_and_not_taken_for_
     world.restart()
     with pytest.raises(NotFound, match="retention has removed"):
         world.step()
+    world.reader.stop()
+
+
+def test_an_object_between_two_offsets_that_was_cut_to_the_size_of_a_claim_is_damage() -> None:
+    builder = LogBuilder()
+    leader = builder.lead()
+    leader.commit([Write(b"k", b"v")])
+    leader.send([])
+    cut_slot = leader.head.slot
+    leader.commit([Write(b"k", b"v")])
+    world = World(builder)
+    end = world.reader.latestOffset(world.offset, ReadAllAvailable())
+    world.objects.delete(object_name(cut_slot))
+    assert world.objects.create(object_name(cut_slot), builder.objects[cut_slot][:HEADER_BYTES])
+    world.restart()
+    with pytest.raises(CorruptData, match=f"object of claim size is no claim slot={cut_slot}"):
+        read(world.reader, world.offset, end)
     world.reader.stop()
 
 

@@ -34,11 +34,13 @@ from holdfast.commit.batch import (
     HEADER_BYTES,
     PREFIX,
     Header,
+    Kind,
     decode_header,
     jump,
     object_name,
     slot_of,
 )
+from holdfast.commit.chain import broken
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.spark.options import Position, ReadOptions
@@ -213,6 +215,7 @@ async def live_chain(store: ObjectStore) -> Chain:
         slots, sizes = await list_slots(store, newest.slot)
         live, missing = walk(slots, sizes == CLAIM_BYTES, newest.durable)
         chain = Chain(slots[live], sizes[live], truncated=bool(missing))
+        await _require_claim_at_end(store, chain)
         if not missing:
             return chain
         hole = missing[-1]
@@ -226,6 +229,14 @@ async def live_chain(store: ObjectStore) -> Chain:
             raise lost("an acknowledged object is missing", hole[0], hole[1])
         before = hole
     raise Unavailable("log changes faster than it can be listed", url=store.url)
+
+
+async def _require_claim_at_end(store: ObjectStore, chain: Chain) -> None:
+    """Raise if the chain ends with an object that is no claim but has the size of one: it has been cut, and the walk
+    has jumped over what follows it. One that does not stand at the end is found by the link behind it."""
+    newest = int(chain.slots[-1])
+    if chain.sizes[-1] == CLAIM_BYTES and (await read_header(store, newest)).kind is not Kind.CLAIM:
+        raise broken("object of claim size is no claim", newest)
 
 
 def _slot(key: str) -> int:

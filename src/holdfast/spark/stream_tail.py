@@ -322,7 +322,7 @@ async def _listed_between(
     if int(slots[-1]) == begin:
         live, missing = walk(slots, sizes == CLAIM_BYTES, last, begin)
         if not missing:
-            return Chain(slots[live], sizes[live], truncated=False), first
+            return _ending_at(last, Chain(slots[live], sizes[live], truncated=False)), first
     oldest = await _oldest_behind(store, start, options)
     if oldest is None:
         raise lost("an acknowledged object is missing", *missing[-1])
@@ -331,4 +331,12 @@ async def _listed_between(
     live, missing = walk(slots, sizes == CLAIM_BYTES, last, oldest.slot)
     if missing:
         raise lost("an acknowledged object is missing", *missing[-1])
-    return Chain(slots[live], sizes[live], truncated=True), 0
+    return _ending_at(last, Chain(slots[live], sizes[live], truncated=True)), 0
+
+
+def _ending_at(last: int, chain: Chain) -> Chain:
+    """The chain, which ends with the object that an offset names. An object that was cut to the size of a claim has the
+    walk jump over those that follow it."""
+    if int(chain.slots[-1]) != last:
+        raise broken("object of claim size is no claim", int(chain.slots[-1]))
+    return chain

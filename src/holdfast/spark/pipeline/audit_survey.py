@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.commit.batch import CLAIM_BYTES, FIRST_SLOT, PREFIX, Header, slot_of
+from holdfast.commit.batch import CLAIM_BYTES, FIRST_SLOT, PREFIX, Header, Kind, slot_of
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.plan import Chain, read_header, walk
@@ -106,7 +106,8 @@ async def _listing(store: ObjectStore, findings: list[Finding]) -> tuple[npt.NDA
 async def _claims(
     store: ObjectStore, slots: npt.NDArray[np.uint64], sizes: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Which objects the walk follows as claims: those of a claim's size, but for copies, which name another slot.
+    """Which objects the walk follows as claims: those of a claim's size, but for copies, which name another slot, and
+    for what was cut to that size.
 
     A jump from where nobody claimed would have the walk miss what was never there.
     """
@@ -120,10 +121,9 @@ async def _claims(
 
 async def _stands_here(store: ObjectStore, slot: int) -> bool:
     try:
-        await read_header(store, slot)
+        return (await read_header(store, slot)).kind is Kind.CLAIM
     except CorruptData as error:
         return "header_slot" not in error.fields
-    return True
 
 
 async def _first_readable(store: ObjectStore, slots: npt.NDArray[np.uint64]) -> Header:
