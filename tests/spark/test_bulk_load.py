@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,15 +25,17 @@ from tests.spark.service_process import ServiceProcess
 from tests.spark.test_pipeline_cli import common
 
 from holdfast.client import Client
-from holdfast.commit.batch import Kind, LoggedTransaction, decode_header, slot_of
+from holdfast.commit.batch import Header, Kind, LoggedTransaction, decode_header, encode_object, slot_of
 from holdfast.commit.transaction import Delete, RangeDelete, Write
 from holdfast.errors import Conflict, Fenced, InvalidRequest
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.spark.bulk.load import LoadOptions, LoadReport, load_requests
 from holdfast.spark.bulk.load_progress import decode_progress
 from holdfast.spark.bulk.put import put_batch
+from holdfast.spark.bulk.reign import BulkLeading, Reign
 from holdfast.spark.bulk.sequencing import Windows
 from holdfast.spark.pipeline import audit
+from holdfast.spark.store_thread import StoreThread
 
 __all__ = ["gateway", "s3_bucket", "s3_url"]
 
@@ -272,6 +275,29 @@ def test_an_attempt_of_the_log_is_not_committed_again(spark: SparkSession, tmp_p
     found = [(row["code"], row["version"]) for row in told(tmp_path / "verdicts")]
     assert found == [(None, receipt.version), ("too_old", None)]
     assert len(transactions(tmp_path / "log")) == 1
+
+
+def test_batches_that_workers_have_written_elsewhere_are_not_called_durable(tmp_path: Path) -> None:
+    """On a cluster a path is another directory on every machine, unless it is mounted there."""
+    log, elsewhere = tmp_path / "log", tmp_path / "a-worker"
+    log.mkdir()
+    elsewhere.mkdir()
+
+    def write(root: Path, headers: list[Header]) -> None:
+        with StoreThread(root.as_uri()) as thread:
+            for header in headers:
+                thread.start(partial(put_batch, header=header, data=encode_object(header))).result()
+
+    with StoreThread(log.as_uri()) as thread:
+        reign = Reign(thread, BulkLeading(silence_ms=20.0))
+        version = reign.claim().last_version
+        first, second = (reign.next_header(version, version, 0, 0, 0) for _ in range(2))
+        write(elsewhere, [first])
+        write(log, [second])
+        with pytest.raises(InvalidRequest, match="not in this log"):
+            reign.confirm(second, 2)
+        write(log, [first])
+        reign.confirm(second, 2)
 
 
 def test_a_refused_batch_is_ours_by_its_leader_nonce_and_body_and_otherwise_deposes() -> None:

@@ -328,7 +328,7 @@ class _Stages:
             await asyncio.gather(*(put_batch(store, header, data) for header, data in objects))
 
         self._thread.start(put).result()
-        self.reign.confirm(objects[-1][0])
+        self.reign.confirm(objects[-1][0], len(objects))
         self._durable = objects[-1][0]
         for group in groups:
             for entry in group.entries:

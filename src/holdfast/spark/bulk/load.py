@@ -248,7 +248,7 @@ class _Load:
         while wave := [batch for _, batch in zip(range(self._options.wave), batches, strict=False)]:
             result = write_wave(self._spark, staged, self._url, plan, wave)
             self._step("wave", {"objects": len(wave)})
-            reign.confirm(wave[-1].header)
+            reign.confirm(wave[-1].header, len(wave))
             self._report.waves += 1
             self._report.batches += len(wave)
             self._report.object_bytes += result.object_bytes

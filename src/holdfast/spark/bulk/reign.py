@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final
 
-from holdfast.commit.batch import Header, Kind, encode_object, jump
+from holdfast.commit.batch import PREFIX, Header, Kind, encode_object, jump, object_name
 from holdfast.commit.leadership import Identity, somebody_is_past
 from holdfast.commit.takeover import Takeover, TakeoverOptions, newest_slot, take_the_lead
-from holdfast.errors import Code, Fenced
+from holdfast.errors import Code, Fenced, InvalidRequest
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.bulk.put import put_batch
 from holdfast.spark.bulk.step_down import ask_to_step_down
@@ -93,14 +93,25 @@ class Reign:
         )
         return self.head
 
-    def confirm(self, last: Header) -> None:
-        """All slots down to ``last`` are created: durable, if nobody has claimed since. Raises: Fenced, Unavailable."""
+    def confirm(self, last: Header, objects: int) -> None:
+        """The last so many slots, down to ``last``, are created: durable, if nobody has claimed since.
+
+        Raises: Fenced, Unavailable; InvalidRequest when they are not where this job reads.
+        """
         newest = self._thread.start(newest_slot).result()
         if somebody_is_past(newest, oldest_free=Slot(last.slot - 1)):
             raise Fenced(
                 "another leader has taken over the log",
                 code=Code.DEPOSED,
                 hint="run the load again: it goes on where the log ends",
+            )
+        first = object_name(last.slot - 1)
+        listed = self._thread.start(lambda store: store.list(PREFIX, after=first, limit=objects)).result()
+        if [row.key for row in listed] != [object_name(slot) for slot in range(last.slot, last.slot + objects)]:
+            raise InvalidRequest(
+                "the batches that tasks have written are not in this log",
+                code=Code.BAD_CONFIGURATION,
+                hint="a log in a directory: every worker must see that same directory under the same path",
             )
         self._durable = last.slot
 

@@ -25,6 +25,7 @@ Source: the Delta transaction protocol, "Transaction Identifiers"; PROTOCOL.md o
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -193,14 +194,14 @@ class DeltaOutput:
         ``marks`` (further versions by name) with them, or nothing at all.
 
         Raises: Conflict when another runner has moved the table on from ``state`` first, Unavailable when the commit
-        did not happen. After a crash: all of it or nothing.
+        did not happen, InvalidRequest when the files are not where the table is. After a crash: all of it or nothing.
         """
         now_ms = time.time_ns() // 1_000_000
-        actions: list[AddAction | RemoveAction] = [
-            AddAction(file.path, file.size, dict(file.partition), now_ms, True, file.stats)
-            for file in added
-            if file.path is not None
-        ]
+        actions: list[AddAction | RemoveAction] = []
+        for file in added:
+            if file.path is not None:
+                self._require_here(file.path, file.size)
+                actions.append(AddAction(file.path, file.size, dict(file.partition), now_ms, True, file.stats))
         actions += [RemoveAction(file.path, True, now_ms, file.size, dict(file.partition)) for file in removed]
         properties = CommitProperties(
             custom_metadata={"holdfast.pipeline": self.pipeline, "holdfast.version": str(through)},
@@ -215,6 +216,24 @@ class DeltaOutput:
             )
         except (DeltaError, OSError) as error:
             self._settle(state, through, error)
+
+    def _require_here(self, path: str, size: int) -> None:
+        """Raise if a file that a task has written into a directory is not in that directory here."""
+        if not self.location.url.lower().startswith("file:"):
+            return
+        try:
+            found = os.stat(os.path.join(self.location.uri, path)).st_size
+        except FileNotFoundError:
+            found = None
+        if found != size:
+            raise InvalidRequest(
+                "a file that a task has written is not in the table's directory",
+                code=Code.BAD_CONFIGURATION,
+                hint="a table in a directory: every worker must see that same directory under the same path",
+                path=path,
+                size=size,
+                found=found,
+            )
 
     def _settle(self, state: TableState, through: int, error: Exception) -> None:
         """What a failed commit came to, by the offset that the table has now."""
