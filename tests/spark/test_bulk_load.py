@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
@@ -21,6 +22,7 @@ from tests.s3_lane import gateway, s3_bucket, s3_url
 from tests.spark.bulk_requests import SCHEMA, Request, as_transaction, draw_requests, judge_plainly
 from tests.spark.command_process import CommandProcess
 from tests.spark.log_builder import LogBuilder, PlainBatch, read_plainly
+from tests.spark.plain import operation_row
 from tests.spark.service_process import ServiceProcess
 from tests.spark.test_pipeline_cli import common
 
@@ -31,9 +33,12 @@ from holdfast.errors import Conflict, Fenced, InvalidRequest
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.spark.bulk.load import LoadOptions, LoadReport, load_requests
 from holdfast.spark.bulk.load_progress import decode_progress
+from holdfast.spark.bulk.looked_up import asked_changes, logged_changes
 from holdfast.spark.bulk.put import put_batch
 from holdfast.spark.bulk.reign import BulkLeading, Reign
+from holdfast.spark.bulk.request_chunk import pack
 from holdfast.spark.bulk.sequencing import Windows
+from holdfast.spark.bulk.staging import chunk_key
 from holdfast.spark.pipeline import audit
 from holdfast.spark.store_thread import StoreThread
 
@@ -269,11 +274,16 @@ def test_an_attempt_of_the_log_is_not_committed_again(spark: SparkSession, tmp_p
         read_version = client.version().version
         request_id = "an-order-of-yesterday-1"
         receipt = client.commit([Write(b"a", b"1")], request_id=request_id, read_version=read_version)
-    rows = [(1, "a", "1", request_id, str(read_version)), (2, "b", "1", "an-order-of-yesterday-2", str(read_version))]
+    rows = [
+        (1, "a", "1", request_id, str(read_version)),
+        (2, "b", "1", "an-order-of-yesterday-2", str(read_version)),
+        (3, "a", "another", request_id, str(read_version)),
+    ]
     frame = spark.createDataFrame(rows, "order int, key string, value string, request_id string, read_version string")
-    load_requests(spark, frame, (tmp_path / "log").as_uri(), (tmp_path / "verdicts").as_uri(), OPTIONS)
+    report = load_requests(spark, frame, (tmp_path / "log").as_uri(), (tmp_path / "verdicts").as_uri(), OPTIONS)
     found = [(row["code"], row["version"]) for row in told(tmp_path / "verdicts")]
-    assert found == [(None, receipt.version), ("too_old", None)]
+    assert found == [(None, receipt.version), ("too_old", None), ("request_id_reused", None)]
+    assert (report.committed, report.not_committed, report.invalid) == (1, 1, 1)
     assert len(transactions(tmp_path / "log")) == 1
 
 
@@ -298,6 +308,51 @@ def test_batches_that_workers_have_written_elsewhere_are_not_called_durable(tmp_
             reign.confirm(second, 2)
         write(log, [first])
         reign.confirm(second, 2)
+
+
+def test_changes_of_the_log_and_of_requests_are_compared_by_one_digest(tmp_path: Path) -> None:
+    builder = LogBuilder(4)
+    leader = builder.lead()
+    operations = [Write(b"a", b"1"), Delete(b"b"), RangeDelete(b"c", None)]
+    record = Write(b"spark/load/earlier", b"{}")
+    base = leader.head.last_version
+    changes = [operations, [*operations, record], [Write(b"a", b"2")], [Delete(b"a")]]
+    leader.send([LoggedTransaction(base + 1 + n, None, None, list(each), []) for n, each in enumerate(changes)])
+    log = builder.write_to(tmp_path / "log")
+    wanted = pa.RecordBatch.from_pydict({"seq": [1], "versions": [[base + 1 + n for n in range(len(changes))]]})
+    (logged,) = logged_changes(log, iter([wanted]))
+    assert logged["version"].to_pylist() == [base + 1 + n for n in range(len(changes))]
+    kind = pa.struct([("kind", pa.string()), ("key", pa.binary()), ("end", pa.binary()), ("value", pa.binary())])
+    read = pa.struct([("kind", pa.string()), ("key", pa.binary()), ("end", pa.binary()), ("version", pa.string())])
+    asked = [operation_row(each) for each in operations]
+    batch = pa.RecordBatch.from_arrays(
+        [
+            pa.array(["1", "2", "3"]),
+            pa.array([[operation_row(Write(b"a", b"2"))], asked, asked[:2]], pa.list_(kind)),
+            pa.array([[], [{"kind": "point_read", "key": b"a", "end": None, "version": "7"}], []], pa.list_(read)),
+        ],
+        ["order", "operations", "reads"],
+    )
+    (chunk,) = pack(iter([batch]))
+    row = pa.RecordBatch.from_pylist(
+        [
+            {
+                "partition": 3,
+                "number": 0,
+                "asks": chunk.asks,
+                "item_rows": chunk.item_rows,
+                "values": chunk.values,
+            }
+        ]
+    )
+    (found,) = asked_changes({chunk_key(3, 0): 100}, [7, 100, 101, 102, 103], iter([row]))
+    digests = dict(zip(found["place"].to_pylist(), found["changes"].to_pylist(), strict=True))
+    whole, without_record = logged["whole"].to_pylist(), logged["without_record"].to_pylist()
+    assert digests == {100: whole[2], 101: whole[0], 102: digests[102]}
+    assert without_record[1] == whole[0] != whole[1], "an earlier load's record is no part of the request"
+    assert without_record[0] == whole[0]
+    assert digests[102] not in {*whole, *without_record}
+    assert list(asked_changes({chunk_key(3, 0): 100}, [7, 103], iter([row]))) == []
 
 
 def test_a_refused_batch_is_ours_by_its_leader_nonce_and_body_and_otherwise_deposes() -> None:

@@ -3,9 +3,13 @@
 Owns: finding them there. Does not own: which attempts these are (``sequencing``).
 
 As the service does it: an attempt that the log holds above its read version is told its original version; one that it
-does not hold is too old to be judged.
+does not hold is too old to be judged; and one whose id the log holds with other changes is another attempt.
 
-Failure model: what reading the log raises. Cost: a scan of the log by tasks, only when there is such an attempt.
+Changes are compared, and not what was read: an earlier load has written read versions as its own leader's, and its
+record as one change more in the last request of a batch.
+
+Failure model: what reading the log raises. Cost: a scan of the log by tasks, only when there is such an attempt, and
+the objects that hold those that were found.
 """
 
 # pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
@@ -13,21 +17,39 @@ Failure model: what reading the log raises. Cost: a scan of the log by tasks, on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from hashlib import blake2b
+from typing import Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
+from holdfast.commit.batch import FIRST_SLOT, decode_body, decode_header, object_name
+from holdfast.commit.transaction import Operation, Write
+from holdfast.objects.port import ObjectReader
+from holdfast.spark.bulk.load_progress import progress_key
+from holdfast.spark.bulk.parsed_requests import operations_at
 from holdfast.spark.bulk.request_chunk import read_stream
 from holdfast.spark.bulk.resolve import Resolution
 from holdfast.spark.bulk.sequencing import Fate
 from holdfast.spark.bulk.staging import Staged, chunk_key
 from holdfast.spark.pipeline.task_errors import task_errors
+from holdfast.spark.store_thread import PlannedObjectsThread
 
-__all__ = ["look_up"]
+__all__ = ["asked_changes", "logged_changes", "look_up"]
+
+_LOGGED: Final = pa.schema(
+    [pa.field("version", pa.int64()), pa.field("whole", pa.binary()), pa.field("without_record", pa.binary())]
+)
+_ASKED: Final = pa.schema([pa.field("place", pa.int64()), pa.field("changes", pa.binary())])
+
+_encode: Final = msgspec.msgpack.Encoder().encode
 
 
 def look_up(spark: SparkSession, url: str, staged: Staged, resolution: Resolution, through: int) -> Resolution:
@@ -53,16 +75,88 @@ def look_up(spark: SparkSession, url: str, staged: Staged, resolution: Resolutio
                     yield pa.RecordBatch.from_arrays([pa.array(places + first), ids, versions], ["place", "id", "at"])
 
     frame = staged.frame.select("partition", "number", "asks").mapInArrow(asked, "place long, id string, at long")
-    found_versions: dict[int, int] = {}
+    found: dict[int, tuple[int, int]] = {}
     if through:
         log = spark.read.format("holdfast").option("url", url).option("shape", "transactions")
-        known = log.option("columns", "version,request_id").option("endingVersion", str(through)).load()
+        known = log.option("columns", "version,seq,request_id").option("endingVersion", str(through)).load()
         matches = known.join(F.broadcast(frame), known["request_id"] == frame["id"])
         matches = matches.where(F.col("at").isNotNull() & (F.col("version") > F.col("at")))
         with task_errors():
-            rows = matches.groupBy("place").agg(F.min("version").alias("version")).toArrow().to_pylist()
-        found_versions = {row["place"]: row["version"] for row in rows}
+            first = F.min(F.struct("version", "seq")).alias("first")
+            rows = (
+                matches.groupBy("place").agg(first).select("place", "first.version", "first.seq").toArrow().to_pylist()
+            )
+        found = {row["place"]: (row["version"], row["seq"]) for row in rows}
+    others = _others(spark, url, staged, firsts, found) if found else []
     told = fates.copy()
     told[waiting] = Fate.TOO_OLD
-    told[list(found_versions)] = Fate.COMMITTED
+    told[list(found)] = Fate.COMMITTED
+    told[others] = Fate.REQUEST_ID_REUSED
+    found_versions = {place: version for place, (version, _) in found.items() if told[place] == Fate.COMMITTED}
     return replace(resolution, fates=told, found_versions=found_versions)
+
+
+def _others(
+    spark: SparkSession, url: str, staged: Staged, firsts: Mapping[int, int], found: Mapping[int, tuple[int, int]]
+) -> list[int]:
+    """The places of those requests whose changes are not those that the log holds at the version and ``seq`` found."""
+    versions: dict[int, set[int]] = {}
+    for version, seq in found.values():
+        versions.setdefault(seq, set()).add(version)
+    objects = spark.createDataFrame(
+        [(seq, sorted(wanted)) for seq, wanted in versions.items()], "seq long, versions array<long>"
+    )
+    wanted = staged.frame.select("partition", "number", "asks", "item_rows", "values")
+    with task_errors():
+        logged = objects.mapInArrow(partial(logged_changes, url), "version long, whole binary, without_record binary")
+        asked = wanted.mapInArrow(partial(asked_changes, firsts, sorted(found)), "place long, changes binary")
+        held = {row["version"]: (row["whole"], row["without_record"]) for row in logged.toArrow().to_pylist()}
+        return [
+            row["place"] for row in asked.toArrow().to_pylist() if row["changes"] not in held[found[row["place"]][0]]
+        ]
+
+
+def logged_changes(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Digests of what transactions of the log change, and of that without a load's record, for objects by ``seq``."""
+    with PlannedObjectsThread(url) as thread:
+        for batch in batches:
+            rows: list[dict[str, object]] = []
+            for seq, versions in zip(batch["seq"].to_pylist(), batch["versions"].to_pylist(), strict=True):
+                slot = FIRST_SLOT - seq
+                data = thread.start(partial(_read, slot=slot)).result()
+                for txn in decode_body(data, decode_header(data, slot=slot)):
+                    if txn.version in versions:
+                        last = txn.operations[-1]
+                        of_load = isinstance(last, Write) and last.key.startswith(progress_key(""))
+                        changes = txn.operations[:-1] if of_load else txn.operations
+                        rows.append(
+                            {
+                                "version": txn.version,
+                                "whole": _digest(txn.operations),
+                                "without_record": _digest(changes),
+                            }
+                        )
+            yield pa.RecordBatch.from_pylist(rows, schema=_LOGGED)
+
+
+def asked_changes(
+    firsts: Mapping[int, int], places: Sequence[int], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """A digest of what each request at one of these ``places``, which rise, changes."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            asks, first = read_stream(row["asks"]), firsts[chunk_key(row["partition"], row["number"])]
+            own = places[bisect_left(places, first) : bisect_left(places, first + asks.num_rows)]
+            if own:
+                items, values = read_stream(row["item_rows"]), read_stream(row["values"])
+                changes = operations_at(asks, items, values, [place - first for place in own])
+                rows = [{"place": place, "changes": _digest(each)} for place, each in zip(own, changes, strict=True)]
+                yield pa.RecordBatch.from_pylist(rows, schema=_ASKED)
+
+
+async def _read(store: ObjectReader, *, slot: int) -> bytes:
+    return await store.read(object_name(slot))
+
+
+def _digest(operations: Sequence[Operation]) -> bytes:
+    return blake2b(_encode(operations), digest_size=16).digest()

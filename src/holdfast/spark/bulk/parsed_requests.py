@@ -5,12 +5,17 @@ Owns: that translation, and its form on the way from a task to the driver. Does 
 Failure model: a version ``#k`` raises InvalidRequest: only an input that is there as a whole has a k-th request.
 """
 
+# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
+# pyright: reportUnknownParameterType=false
+
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import Final
 
 import msgspec
+import pyarrow as pa
 
 from holdfast.commit.batch import ItemKind
 from holdfast.commit.transaction import (
@@ -26,7 +31,7 @@ from holdfast.commit.transaction import (
 from holdfast.errors import InvalidRequest
 from holdfast.spark.bulk.request_chunk import Chunk, Refusal, read_stream
 
-__all__ = ["ParsedRequest", "decode_request", "parsed_requests"]
+__all__ = ["ParsedRequest", "decode_request", "operations_at", "parsed_requests"]
 
 
 class ParsedRequest(msgspec.Struct, frozen=True):
@@ -70,6 +75,22 @@ def parsed_requests(chunk: Chunk) -> Iterator[ParsedRequest]:
             txn = Transaction(operations, reads, ask["request_id"], None, ask["read_version"])
             yield ParsedRequest(ask["order"], ask["request_id"], txn, None)
         begin = end
+
+
+def operations_at(
+    asks: pa.Table, items: pa.Table, values: pa.Table, places: Iterable[int]
+) -> Iterator[list[Operation]]:
+    """What the requests at these places of a chunk change."""
+    counts = asks["items"].to_pylist()
+    ends = list(accumulate(counts))
+    for place in places:
+        begin = ends[place] - counts[place]
+        rows = zip(
+            items.slice(begin, counts[place]).to_pylist(),
+            values["value"].slice(begin, counts[place]).to_pylist(),
+            strict=True,
+        )
+        yield [_operation(item, value) for item, value in rows if item["kind"] < ItemKind.POINT_READ]
 
 
 def _operation(item: Mapping[str, object], value: bytes | None) -> Operation:
