@@ -161,6 +161,24 @@ class Frame:
         return len(self.requests)
 
 
+def test_an_object_holds_no_more_bytes_than_its_bound_and_one_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ingest, "_requests", lambda _, frame: frame.requests)
+    monkeypatch.setattr(module, "GROUP_BYTES", 300_000)
+    frame = Frame(0, 0)
+    values = [bytes(size) for size in (100_000, 100_000, 100_000, 700_000, 1, 1, 299_000, 200_000, 200_000)]
+    for place, value in enumerate(values):
+        frame.requests.append(ParsedRequest(str(place), None, Transaction([Write(b"key", value)]), None))
+    ingest = an_ingest(tmp_path, group_requests=5_000)
+    ingest.micro_batch(cast("DataFrame", frame), 0)
+    ingest.close()
+    assert values_of(tmp_path) == values
+    objects = [path.stat().st_size for path in (tmp_path / "log" / "batches").iterdir()]
+    assert len([size for size in objects if size > 10_000]) == 4
+    assert max(objects) < 300_000 + 700_000
+
+
 @pytest.mark.parametrize("offered", [(0, 13), (0, 5)])
 def test_a_new_checkpoint_is_refused_by_the_table_too_and_nothing_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offered: tuple[int, int]

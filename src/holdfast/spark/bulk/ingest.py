@@ -44,7 +44,7 @@ from pyspark.sql import DataFrame, SparkSession
 from holdfast.commit.attempt_history import AttemptHistory
 from holdfast.commit.attempts import Attempts, Known, fingerprint
 from holdfast.commit.batch import SPAN_MAX, Header, LoggedTransaction, encode_body, encode_object
-from holdfast.commit.entry import CommitEntry
+from holdfast.commit.entry import CommitEntry, request_bytes
 from holdfast.commit.pipeline import PipelineRules
 from holdfast.commit.resolve import Resolve
 from holdfast.commit.sequence import Sequence as SequenceStage
@@ -69,6 +69,8 @@ __all__ = ["Ingest", "IngestCounts"]
 
 GROUP_REQUESTS: Final = 5_000
 assert GROUP_REQUESTS < 1_000_000, "a wave of groups stays far below the bound on versions that are not durable"
+GROUP_BYTES: Final = 4 * 2**20
+"""A group ends with the request that reaches this, as a chunk of a load does: an object is a PUT, whole in memory."""
 WAVE: Final = 64
 assert WAVE <= SPAN_MAX, "a wave is within the span"
 
@@ -197,7 +199,7 @@ class Ingest:
             groups: list[_Group] = []
             first = len(told)
             while first < len(requests) and len(groups) < WAVE:
-                past = min(first + self._group_requests, len(requests))
+                past = _group_end(requests, first, self._group_requests)
                 groups.append(stages.decide(requests[first:past], self._key, number, first))
                 first = past
             stages.persist(groups)
@@ -211,6 +213,16 @@ class Ingest:
         counts.committed += sum(each.code is None for each in told)
         counts.invalid += sum(each.code in INVALID_CODES for each in told)
         counts.not_committed = counts.requests - counts.committed - counts.invalid
+
+
+def _group_end(requests: Sequence[ParsedRequest], first: int, count: int) -> int:
+    """The place behind the group that begins at ``first``: at most ``count`` requests, as many as an object holds."""
+    past, size = first, 0
+    while past < min(first + count, len(requests)) and size < GROUP_BYTES:
+        txn = requests[past].transaction
+        size += 0 if txn is None else request_bytes(txn)
+        past += 1
+    return past
 
 
 def _behind(number: int, settled: int) -> InvalidRequest:
