@@ -311,6 +311,13 @@ def test_rows_that_are_no_requests_are_refused_by_name(
         stage(spark.createDataFrame(values, columns), RequestFormat(), partitions=1)
 
 
+@pytest.mark.parametrize("key", ["YQ-_", "Y", "YW*I="])
+def test_what_is_no_base64_is_an_error_and_no_other_key(spark: SparkSession, key: str) -> None:
+    frame = spark.createDataFrame([(1, key, "Yg==")], "order int, key string, value string")
+    with pytest.raises(PySparkException, match="CONVERSION_INVALID_INPUT"):
+        stage(frame, RequestFormat(text="base64"), partitions=1)
+
+
 def random_problem(
     draw: np.random.Generator, requests: int, keys: int, *, skew: float = 0.0, lag: int = 2000, ranges: float = 0.1
 ) -> Problem:

@@ -114,7 +114,8 @@ def _bytes(column: Column, kind: DataType, request_format: RequestFormat) -> Col
         return column
     if not isinstance(kind, StringType):
         raise _misfit(f"a key or value is binary or string, not {kind.simpleString()}")
-    return F.unbase64(column) if request_format.text == "base64" else column.cast("binary")
+    # Not unbase64, which passes over what is no base64 and makes another key of the rest.
+    return F.to_binary(column, F.lit("base64")) if request_format.text == "base64" else column.cast("binary")
 
 
 class _Fields:
