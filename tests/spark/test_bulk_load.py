@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -37,10 +39,12 @@ from holdfast.spark.bulk.looked_up import asked_changes, logged_changes
 from holdfast.spark.bulk.put import put_batch
 from holdfast.spark.bulk.reign import BulkLeading, Reign
 from holdfast.spark.bulk.request_chunk import pack
-from holdfast.spark.bulk.sequencing import Windows
+from holdfast.spark.bulk.sequencing import Fate, Windows
 from holdfast.spark.bulk.staging import chunk_key
+from holdfast.spark.bulk.wave import BatchPlan, ReignPlan, batch_object
 from holdfast.spark.pipeline import audit
 from holdfast.spark.store_thread import StoreThread
+from holdfast.values import Version
 
 __all__ = ["gateway", "s3_bucket", "s3_url"]
 
@@ -353,6 +357,29 @@ def test_changes_of_the_log_and_of_requests_are_compared_by_one_digest(tmp_path:
     assert without_record[0] == whole[0]
     assert digests[102] not in {*whole, *without_record}
     assert list(asked_changes({chunk_key(3, 0): 100}, [7, 103], iter([row]))) == []
+
+
+def test_a_chunk_that_was_made_again_with_other_requests_is_not_written() -> None:
+    def packed(request_id: str) -> dict[str, object]:
+        names = ["order", "kind", "key", "end", "value", "read_version", "request_id"]
+        values = ["1", "write", b"k", None, b"v", "#0", request_id]
+        kinds = [pa.string(), pa.string(), *[pa.binary()] * 3, pa.string(), pa.string()]
+        arrays = [pa.array([value], kind) for value, kind in zip(values, kinds, strict=True)]
+        (chunk,) = pack(iter([pa.RecordBatch.from_arrays(arrays, names)]))
+        return asdict(chunk)
+
+    builder = LogBuilder(1)
+    header = builder.lead().head
+    base = header.last_version
+    header = replace(header, kind=Kind.DATA, first_version=Version(base + 1), last_version=Version(base + 1))
+    reign = ReignPlan(b"spark/load/it", base, base, 0, np.zeros(0, np.int64))
+    judged, again = packed("an-id-that-uuid()-has-made"), packed("another-id-that-it-has-made")
+    weighted = cast("int", judged["weighted"])
+    plan = BatchPlan(header, chunk_key(0, 0), 0, 0, bytes([Fate.COMMITTED]), base, b"{}", weighted)
+    _, data = batch_object(plan, reign, judged)
+    assert b"an-id-that-uuid()-has-made" in data
+    with pytest.raises(InvalidRequest, match="other ones than when they were judged"):
+        batch_object(plan, reign, again)
 
 
 def test_a_refused_batch_is_ours_by_its_leader_nonce_and_body_and_otherwise_deposes() -> None:

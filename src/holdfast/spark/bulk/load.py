@@ -340,4 +340,5 @@ class _Planner:
             kept.astype(np.uint8).tobytes(),
             before,
             self.progress.encode(),
+            chunk.weighted,
         )

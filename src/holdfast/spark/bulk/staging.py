@@ -4,7 +4,8 @@ Owns: the staged data frame and the places of its chunks in the total order. Doe
 (``request_chunk``), the columns that requests come with (``request_frame``).
 
 What is staged lives on the executors' disks as long as the session uses it. It is not what a restart goes on from: that
-is the log alone, and a restart stages again.
+is the log alone, and a restart stages again. Where an executor is lost, Spark makes its chunks again from the input;
+whoever writes one compares its sum with that of the chunk that was judged.
 
 Failure model: a row that cannot be read raises InvalidRequest. Memory: a row for each chunk on the driver.
 """
@@ -55,13 +56,14 @@ def chunk_key(partition: int, number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlace:
-    """Where a chunk stands: its requests are those from place ``first`` on, counted from 0."""
+    """Where a chunk stands: its requests are those from place ``first`` on, counted from 0. ``weighted`` is its sum."""
 
     key: int
     first: int
     requests: int
     items: int
     size: int
+    weighted: int
 
     @property
     def past(self) -> int:
@@ -110,8 +112,9 @@ def stage(frame: DataFrame, request_format: RequestFormat, *, partitions: int) -
     first = total = 0
     for row in rows:
         key = chunk_key(row["partition"], row["number"])
-        chunks.append(ChunkPlace(key, first, row["requests"], row["items"], row["size"]))
-        total += int(row["weighted"]) + first * int(row["checksum"])
+        weighted = int(row["weighted"])
+        chunks.append(ChunkPlace(key, first, row["requests"], row["items"], row["size"], weighted))
+        total += weighted + first * int(row["checksum"])
         first += row["requests"]
     digest = blake2b(f"{first} {total % 2**64}".encode(), digest_size=16).hexdigest()
     return Staged(

@@ -13,7 +13,8 @@ that holds the record's key, its version is set on to that of the batch before, 
 record was changed, which is what its verdict says. By the same argument a request that was read under an earlier leader
 of this load is written as read at this one's base: below it nothing can be judged again.
 
-Failure model: Fenced when another leader has taken a slot, Unavailable; then nothing of the wave is acknowledged.
+Failure model: Fenced when another leader has taken a slot, Unavailable, InvalidRequest when a chunk had to be made
+again and is another one; then nothing of the wave is acknowledged.
 """
 
 # pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
@@ -29,7 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
 from holdfast.commit.batch import BODY_SCHEMA, Header, ItemKind, encode_object
+from holdfast.errors import InvalidRequest
 from holdfast.spark.bulk.put import put_batch
 from holdfast.spark.bulk.request_chunk import read_stream
 from holdfast.spark.bulk.sequencing import BELOW, Fate
@@ -77,7 +79,8 @@ class ReignPlan:
 class BatchPlan:
     """One batch: its header without lengths and CRCs, its chunk's first place and the fates of the chunk's requests.
 
-    ``settled`` requests of the chunk are in an earlier batch; ``before`` is the last version before this batch.
+    ``settled`` requests of the chunk are in an earlier batch; ``before`` is the last version before this batch;
+    ``weighted`` is the chunk's sum.
     """
 
     header: Header
@@ -87,6 +90,7 @@ class BatchPlan:
     fates: bytes
     before: int
     progress: bytes
+    weighted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ def write_wave(
             arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, ["key", "size", "created"])
 
-    wanted = staged.frame.select("partition", "number", "asks", "item_rows", "values")
+    wanted = staged.frame.select("partition", "number", "weighted", "asks", "item_rows", "values")
     joined = wanted.join(F.broadcast(planned), ["partition", "number"])
     with task_errors():
         told = joined.mapInArrow(write, "key long, size long, created boolean").toArrow()
@@ -132,8 +136,18 @@ def write_wave(
     return WaveResult(sum(told["size"].to_pylist()), told["created"].to_pylist().count(False))
 
 
-def batch_object(plan: BatchPlan, reign: ReignPlan, chunk: Mapping[str, bytes]) -> tuple[Header, bytes]:
-    """The whole object of a plan, and its complete header. Cost: O(rows), in native code."""
+def batch_object(plan: BatchPlan, reign: ReignPlan, chunk: Mapping[str, Any]) -> tuple[Header, bytes]:
+    """The whole object of a plan, and its complete header. Cost: O(rows), in native code.
+
+    Raises: InvalidRequest when the chunk is not the one that was judged.
+    """
+    if int(chunk["weighted"]) != plan.weighted:
+        raise InvalidRequest(
+            "the requests are other ones than when they were judged",
+            hint="Spark makes them again when a worker is lost: load from a table that keeps them, and leave out what "
+            "gives another value each time",
+            first=plan.first,
+        )
     body = _stream(_rows(plan, reign, chunk))
     header = replace(plan.header, body_length=len(body), body_crc=zlib.crc32(body))
     return header, encode_object(header, body)
@@ -147,7 +161,7 @@ def _stream(table: pa.Table) -> bytes:
     return data
 
 
-def _rows(plan: BatchPlan, reign: ReignPlan, chunk: Mapping[str, bytes]) -> pa.Table:
+def _rows(plan: BatchPlan, reign: ReignPlan, chunk: Mapping[str, Any]) -> pa.Table:
     """The rows of the committed requests and the progress record, in the columns of a body."""
     asks, items = read_stream(chunk["asks"]), read_stream(chunk["item_rows"])
     values = read_stream(chunk["values"])["value"]
