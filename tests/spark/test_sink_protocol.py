@@ -250,6 +250,45 @@ def test_a_write_tried_again_with_fewer_partitions_is_not_called_done(service: S
     assert record.state == "intent"
 
 
+@pytest.mark.parametrize(
+    ("begin_key", "end_key"),
+    [(b"", None), (b"spark/", b"spark0"), (b"{}", b"{}\0"), (b"{}/9", b"{}/a"), (b"{}/", None)],
+)
+def test_a_row_that_would_remove_the_record_is_refused_before_it_is_sent(
+    service: ServiceProcess, begin_key: bytes, end_key: bytes | None
+) -> None:
+    """A log may be written into another one as it is; with its record gone a write would begin anew, and send twice."""
+    options = new_options(service)
+    record = record_key(options.application)
+    begin_key = begin_key.replace(b"{}", record)
+    end_key = None if end_key is None else end_key.replace(b"{}", record)
+    name = f"keeps-{options.application}"
+    kept = [(b"%s/0/%03d" % (name.encode(), index), b"v", "write", None) for index in range(6)]
+    columns = zip(*kept, (begin_key, None, "range_delete", end_key), strict=True)
+    batch = pa.record_batch(dict(zip(("key", "value", "kind", "end"), map(list, columns), strict=True)))
+    with Client(service.url) as client:
+        for _ in range(2):
+            intent = begin(client, options, wanted(name))
+            with pytest.raises(InvalidRequest, match="keeps its own progress"):
+                send_partition(client, options, intent, 0, [batch])
+    assert written(service, name) == [row[0] for row in kept[:4]], "the chunk before it, once"
+
+
+@pytest.mark.parametrize(("begin_key", "end_key"), [(b"{}-2", b"{}."), (b"{}0", None), (b"", b"{}")])
+def test_a_row_beside_the_record_is_none_of_its_business(
+    service: ServiceProcess, begin_key: bytes, end_key: bytes | None
+) -> None:
+    options = new_options(service)
+    record = record_key(options.application)
+    kinds = {"kind": ["range_delete", "write"], "value": [None, b"v"]}
+    keys = [begin_key.replace(b"{}", record), record + b"-other"]
+    ends = [None if end_key is None else end_key.replace(b"{}", record), None]
+    with Client(service.url) as client:
+        intent = begin(client, options, wanted("beside"))
+        assert send_partition(client, options, intent, 0, [pa.record_batch({"key": keys, "end": ends, **kinds})]) == 2
+        finish(client, options, wanted("beside"), 1)
+
+
 def test_a_stream_must_go_on_where_the_record_ends(service: ServiceProcess) -> None:
     options = new_options(service)
     with Client(service.url) as client:

@@ -17,7 +17,8 @@ Rules:
 3. An attempt that the service calls too old is asked about: the answer is final. What is not committed then, and never
    will be, is sent under the next attempt, whose read version is agreed on in the same way. Whoever joins at that
    attempt first settles the earlier ones by the same two steps.
-4. The note carries a digest of every transaction up to the end of its chunk. A task that computes another one was given
+4. No row may change the record or the notes: a range delete over everything would have the write begin anew.
+5. The note carries a digest of every transaction up to the end of its chunk. A task that computes another one was given
    other rows, or another order, and raises: skipping by number would lose rows.
 
 Failure model: a retried task, a speculative one, one of a driver that started again and one of a zombie driver do the
@@ -93,12 +94,35 @@ def send_partition(
     """
     sender = _Sender(client, options, intent, partition)
     count = chunks = 0
-    for chunk in _chunks(transactions_of(batches, options.transaction_key)):
+    for chunk in _chunks(_leaving_record(transactions_of(batches, options.transaction_key), options.application)):
         sender.send(chunk)
         count += len(chunk.transactions)
         chunks = chunk.number + 1
     sender.require_whole(chunks)
     return count
+
+
+def _leaving_record(transactions: Iterable[list[Operation]], application: str) -> Iterator[list[Operation]]:
+    """The same transactions. Raises InvalidRequest for one that changes the application's record or its notes: what
+    was sent before would not be known any more, and would be sent again."""
+    record = record_key(application)
+    notes, behind = record + b"/", record + b"0"
+    for operations in transactions:
+        for operation in operations:
+            match operation:
+                case RangeDelete(begin, end):
+                    on_record = begin <= record and (end is None or end > record)
+                    is_own = on_record or (begin < behind and (end is None or end > notes))
+                case _:
+                    is_own = operation.key == record or operation.key.startswith(notes)
+            if is_own:
+                raise InvalidRequest(
+                    "a row changes the keys under which this application keeps its own progress",
+                    hint="leave it out, or cut a range delete in two, around the keys that begin with spark/",
+                    application=application,
+                    row=operation,
+                )
+        yield operations
 
 
 def _chunks(transactions: Iterable[list[Operation]]) -> Iterator[_Chunk]:
