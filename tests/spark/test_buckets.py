@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 from zlib import crc32
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -101,6 +103,35 @@ def test_each_bucket_gets_its_points_and_every_range_delete_in_log_order(
     for bucket in range(buckets):
         own = [each for each in operations if each["kind"] == "range_delete" or crc32(each["key"]) % buckets == bucket]
         assert found.get(bucket, []) == own
+
+
+def test_many_range_deletes_for_many_buckets_are_not_copied_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_module, "WAITING_BYTES", 200_000)
+    real = bucket_module._packed_part
+    copies: list[int] = []
+
+    def counted(buckets: int, operations: pa.Table, is_range: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
+        copies.append(buckets * int(is_range.sum()) * (operations.nbytes // operations.num_rows))
+        return real(buckets, operations, is_range)
+
+    monkeypatch.setattr(bucket_module, "_packed_part", counted)
+    kinds = [{"kind": "range_delete", "key": b"k%05d" % n, "end": None} for n in range(2_000)]
+    kinds.insert(700, {"kind": "write", "key": b"a", "value": b"v"})
+    operations = numbered([kinds])
+    packed = list(in_buckets(40, as_is, iter(pa.Table.from_pylist(operations, schema=SCHEMA).to_batches())))
+    assert max(copies) <= 200_000 and len(copies) > 10
+    found: dict[int, list[Operation]] = {}
+
+    def rewrite(bucket: int, changes: pa.Table) -> pa.RecordBatch:
+        found[bucket] = changes.to_pylist()
+        return told([NewFile(None, 0, 0, {}, "")])
+
+    place = ("bucket", "version", "position")
+    list(each_bucket(rewrite, iter(sorted(packed, key=lambda row: [row[name][0].as_py() for name in place]))))
+    ranges = [each for each in operations if each["kind"] == "range_delete"]
+    assert len(found) == 40
+    assert all(found[bucket] == ranges for bucket in range(40) if bucket != crc32(b"a") % 40)
+    assert found[crc32(b"a") % 40] == operations
 
 
 @settings(max_examples=75, deadline=None)

@@ -13,8 +13,8 @@ bytes. A row for each operation would pass from Python to Java, through the shuf
 else in a step.
 
 Failure model: a task that fails is run again by Spark and writes other files; nothing is committed here.
-Memory: a reading task holds ``WAITING_BYTES`` of operations, a rewriting one a bucket's file and the step's operations
-on that bucket.
+Memory: a reading task holds ``WAITING_BYTES`` of operations and as much of copies of range deletes, a rewriting one a
+bucket's file and the step's operations on that bucket.
 """
 
 # pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
@@ -108,7 +108,17 @@ def in_buckets(buckets: int, reduce: Reduce, operations: Iterator[pa.RecordBatch
 
 
 def _packed(buckets: int, operations: pa.Table) -> Iterator[pa.RecordBatch]:
+    """In parts with so few range deletes that their copies for all buckets take no more room than operations may."""
     is_range = pc.call_function("equal", [operations["kind"], "range_delete"]).to_numpy()
+    ranges = np.flatnonzero(is_range)
+    row_bytes = max(1, operations.nbytes // max(1, operations.num_rows))
+    most = max(1, WAITING_BYTES // (row_bytes * buckets))
+    edges = [0, *ranges[most::most].tolist(), operations.num_rows]
+    for first, past in pairwise(edges):
+        yield from _packed_part(buckets, operations.slice(first, past - first), is_range[first:past])
+
+
+def _packed_part(buckets: int, operations: pa.Table, is_range: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
     own = np.fromiter((crc32(key) for key in operations["key"].to_pylist()), np.uint32, operations.num_rows) % buckets
     points, ranges = np.flatnonzero(~is_range), np.flatnonzero(is_range)
     rows = np.concatenate((points, np.tile(ranges, buckets)))
