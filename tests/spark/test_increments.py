@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from threading import Event
 
 import pytest
 from tests.spark.log_builder import LogBuilder
 
 from holdfast.commit.batch import slot_of
 from holdfast.commit.transaction import Write
-from holdfast.errors import NotFound
-from holdfast.spark.pipeline.increments import log_head, next_increment
+from holdfast.errors import InvalidRequest, NotFound
+from holdfast.spark.pipeline.increments import Increment, log_head, next_increment
+from holdfast.spark.pipeline.runner import Schedule, StepReport, StepResult, run_pipeline
 
 
 def haunted_log(root: Path) -> tuple[LogBuilder, int]:
@@ -40,3 +43,53 @@ def test_a_dead_object_beyond_the_head_is_not_the_head(tmp_path: Path) -> None:
 def test_an_empty_log_has_no_head(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="log is empty"):
         log_head(tmp_path.as_uri())
+
+
+class Reached:
+    """A pipeline that does nothing but get on."""
+
+    name = "reached"
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.reached = 0
+
+    def log_id(self) -> str:
+        return log_head(self._url).log_id
+
+    def offset(self, log_id: str) -> int:
+        return self.reached
+
+    def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
+        return next_increment(self._url, after, until=until, step_bytes=step_bytes)
+
+    def advance(self, increment: Increment) -> StepResult:
+        self.reached = increment.through
+        return StepResult()
+
+
+def test_a_log_that_was_replaced_while_a_pipeline_runs_is_not_read_on(tmp_path: Path) -> None:
+    """The new one may come to have versions above those that were reached in the old one."""
+
+    def a_log(seed: int, batches: int) -> LogBuilder:
+        builder = LogBuilder(seed)
+        leader = builder.lead()
+        for _ in range(batches):
+            leader.commit([Write(b"k", b"v")])
+        return builder
+
+    log = tmp_path / "log"
+    job = Reached(a_log(1, 2).write_to(log))
+
+    stop = Event()
+
+    def replace(step: StepReport) -> None:
+        if step.after:
+            stop.set()
+        shutil.rmtree(log)
+        a_log(2, 50).write_to(log)
+
+    every = Schedule(every_seconds=0.01)
+    with pytest.raises(InvalidRequest, match="another log has come to this place"):
+        run_pipeline(job, log.as_uri(), "file:///table", schedule=every, progress=replace, stop=stop)
+    assert job.reached < next_increment(log.as_uri(), 0, step_bytes=2**40).through

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from holdfast.errors import Conflict, InvalidRequest, Unavailable
+from holdfast.errors import Code, Conflict, InvalidRequest, Unavailable
 from holdfast.spark.pipeline.increments import Increment
 from holdfast.spark.pipeline.task_errors import task_errors
 
@@ -264,6 +264,15 @@ class _Run:
             self.report.started_at = self._job.offset(self._log_id)
         offset = self._job.offset(self._log_id)
         increment = self._job.look(offset, goal, self._step_bytes)
+        if increment.head.log_id != self._log_id:
+            raise InvalidRequest(
+                "another log has come to this place while the pipeline ran",
+                code=Code.BAD_CONFIGURATION,
+                hint="give each log a table of its own; versions of two logs cannot be compared",
+                url=self._log_url.partition("?")[0],
+                log_id=increment.head.log_id,
+                before=self._log_id,
+            )
         self.report.version = offset
         self.report.head_version = increment.head.version
         if increment.is_empty:
