@@ -1,4 +1,4 @@
-"""What shares a sync, when a group is taken, and that nobody hears before the log has it."""
+"""What shares a sync, when a group is taken and who writes it, and that nobody hears before the log has it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from holdfast.stores.group_commit import LONE_GROUPS, GroupCommit
+from holdfast.stores.group_commit import HERE_BYTES_MAX, LONE_GROUPS, QUICK_GROUPS, QUICK_SECONDS, GroupCommit
+
+ENOUGH = max(QUICK_GROUPS, LONE_GROUPS)
 
 
 class Log:
@@ -20,14 +22,30 @@ class Log:
         self.appended = threading.Event()
         self.may_sync = threading.Event()
         self.may_sync.set()
+        self.slow_syncs = 0
+        self.now = 0.0
+        self.broken = False
+        self.marked = 0
+        self.writers: list[str] = []
 
     def append(self, frames: Sequence[bytes]) -> None:
+        if self.broken:
+            raise OSError("no such disk")
         self.groups.append(list(frames))
+        self.writers.append("loop" if threading.current_thread() is threading.main_thread() else "thread")
         self.appended.set()
 
-    def sync(self) -> None:
+    def sync(self, *, mark: bool) -> None:
         assert self.may_sync.wait(30)
+        if self.slow_syncs:
+            self.slow_syncs -= 1
+            self.now += 2 * QUICK_SECONDS
         self.synced = len(self.groups)
+        if mark:
+            self.marked = self.synced
+
+    def write_mark(self) -> None:
+        self.marked = self.synced
 
 
 class Loop:
@@ -44,6 +62,7 @@ class Loop:
             closing=self._closing,
             settled=lambda: None,
             failed=self.failures.append,
+            clock=lambda: self.log.now,
         )
 
     def _closing(self) -> None:
@@ -61,7 +80,8 @@ class Loop:
             await self.groups.drain()
         self.told.clear()
         self.log.groups.clear()
-        self.log.synced = 0
+        self.log.writers.clear()
+        self.log.synced = self.log.marked = 0
         self.log.appended.clear()
 
 
@@ -152,5 +172,93 @@ def test_who_is_not_to_be_taken_at_once_is_not() -> None:
         assert here.closings == closings
         await here.groups.drain()
         assert here.log.groups == [[b"a"]]
+
+    run(scenario)
+
+
+def test_the_loop_writes_for_who_is_alone_once_groups_are_quick_and_not_before() -> None:
+    async def scenario(here: Loop) -> None:
+        for _ in range(ENOUGH):
+            here.add("a")
+            await here.groups.drain()
+        assert here.log.writers == ENOUGH * ["thread"]
+        await here.alone(0)
+        here.add("a")
+        assert (here.log.writers, here.told) == (["loop"], [])  # written, and never told before add returns
+        await here.groups.drain()
+        assert here.told == [("a", None, 1)]
+
+    run(scenario)
+
+
+def test_who_comes_while_the_loop_writes_is_the_next_group_and_the_threads() -> None:
+    async def scenario(here: Loop) -> None:
+        await here.alone(ENOUGH)
+        for name in ("a", "b", "c"):
+            here.add(name)
+        await here.groups.drain()
+        assert here.log.groups == [[b"a"], [b"b", b"c"]]
+        assert here.log.writers == ["loop", "thread"]
+        assert [name for name, _, _ in here.told] == ["a", "b", "c"]
+
+    run(scenario)
+
+
+def test_after_a_slow_group_the_thread_writes_until_many_were_quick() -> None:
+    async def scenario(here: Loop) -> None:
+        await here.alone(ENOUGH)
+        here.log.slow_syncs = 1
+        for _ in range(QUICK_GROUPS + 1):
+            here.add("a")
+            await here.groups.drain()
+        assert here.log.writers == ["loop"] + QUICK_GROUPS * ["thread"]
+
+    run(scenario)
+
+
+def test_a_disk_that_is_always_slow_never_stops_the_loop() -> None:
+    async def scenario(here: Loop) -> None:
+        here.log.slow_syncs = 3 * ENOUGH
+        for _ in range(3 * ENOUGH):
+            here.add("a")
+            await here.groups.drain()
+        assert set(here.log.writers) == {"thread"}
+
+    run(scenario)
+
+
+def test_a_large_frame_is_the_threads() -> None:
+    async def scenario(here: Loop) -> None:
+        await here.alone(ENOUGH)
+        here.add("a" * (HERE_BYTES_MAX + 1))
+        await here.groups.drain()
+        assert here.log.writers == ["thread"]
+
+    run(scenario)
+
+
+def test_what_the_loop_cannot_write_is_told_to_all_and_never_before_add_returns() -> None:
+    async def scenario(here: Loop) -> None:
+        await here.alone(ENOUGH)
+        here.log.broken = True
+        here.add("a")
+        here.add("b")
+        assert here.told == []
+        await here.groups.drain()
+        assert [(name, str(error)) for name, error, _ in here.told] == [("a", "no such disk"), ("b", "no such disk")]
+        assert len(here.failures) == 1
+
+    run(scenario)
+
+
+def test_what_the_loop_has_written_is_marked_after_its_answer_and_before_the_next() -> None:
+    async def scenario(here: Loop) -> None:
+        await here.alone(ENOUGH)
+        marked: list[int] = []
+        for _ in range(3):
+            here.groups.add(b"a", lambda _: marked.append(here.log.marked), at_once=True)
+            await here.groups.drain()
+        assert marked == [0, 1, 2]
+        assert here.log.marked == 3
 
     run(scenario)

@@ -33,17 +33,20 @@ __all__ = ["SyncProgress"]
 class SyncProgress:
     """``durable`` is the place before which everything is on disk. ``closing`` are the files of pages that are closed
     by a SEAL and not synced yet, oldest first; ``synced_bytes`` counts as the tail's ``written_bytes`` does. While it
-    is ``silent``, the marks do not say yet, durably, that the queue is open. ``sync_names`` syncs the directory, and
-    raises ``Closed`` where that fails."""
+    is ``silent``, the marks do not say yet, durably, that the queue is open. With ``marks_at_once`` each sync writes a
+    mark, else only one that closes pages does, and ``write_owed_mark`` the others. ``sync_names`` syncs the directory,
+    and raises ``Closed`` where that fails."""
 
     __slots__ = (
         "_end_place",
+        "_mark_is_owed",
         "_marks",
         "_port",
         "_sync_names",
         "_tail",
         "closing",
         "durable",
+        "marks_at_once",
         "silent",
         "synced_bytes",
     )
@@ -61,6 +64,8 @@ class SyncProgress:
         self._tail = tail
         self._marks = marks
         self.silent = True
+        self.marks_at_once = True
+        self._mark_is_owed = False
         place = DurableMark(
             end.page, end.header.salt if end.header else 0, end.position, end.next_seq, end.last_time_ns
         )
@@ -95,9 +100,21 @@ class SyncProgress:
                     self._port.close(file)
             if target.place is not None and target.next_seq >= self.durable.next_seq:
                 self.durable, self.synced_bytes = target.place
-            # A hint: everything up to the target is durable, with or without it.
-            with suppress(OSError):
-                self.write_mark()
+            self._mark_is_owed = True
+            if self.marks_at_once or target.closed:
+                self._write_owed_mark()
+
+    def write_owed_mark(self) -> None:
+        """Write the mark that a sync has left, if one has."""
+        if self._mark_is_owed:
+            with self._tail.lock:
+                self._write_owed_mark()
+
+    def _write_owed_mark(self) -> None:
+        self._mark_is_owed = False
+        # A hint: everything up to the target is durable, with or without it.
+        with suppress(OSError):
+            self.write_mark()
 
     def poison(self) -> None:
         """A sync has failed: the mark says that the page cache is not to be trusted. Where even that cannot be written,

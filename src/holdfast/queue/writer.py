@@ -275,15 +275,21 @@ class Writer:
             if (level.messages_max and messages >= level.messages_max) or (level.bytes_max and size >= level.bytes_max):
                 self.durability.wait_for(last + 1)
 
-    def flush(self) -> None:
-        """Return when everything appended before the call is durable.
+    def flush(self, *, mark: bool = True) -> None:
+        """Return when everything appended before the call is durable. Without ``mark`` the mark that says so is left to
+        ``write_mark``.
 
         Raises: ``Closed``. Cost: one data sync, shared with all who wait at the same time; none where nothing is new.
         """
         with self._tail.lock:
             self.raise_if_closed()
             next_seq = self._tail.next_seq
+        self._progress.marks_at_once = mark
         self.durability.wait_for(next_seq)
+
+    def write_mark(self) -> None:
+        """Write the mark that a ``flush`` has left, if one has. It is a hint: raises nothing."""
+        self._progress.write_owed_mark()
 
     def wait_durable(self, seq: int) -> None:
         """Return when ``seq`` and all before it are durable. Raises: ``Closed``."""

@@ -83,12 +83,22 @@ class MessageLog:
         except HoldfastError as error:
             raise of_the_stores(error, self.directory) from error
 
-    def sync(self) -> None:
-        """Return when all that was appended is durable. *Raises*: ``Closed`` after a sync that failed."""
+    def sync(self, *, mark: bool = True) -> None:
+        """Return when all that was appended is durable. *Raises*: ``Closed`` after a sync that failed.
+
+        Without ``mark``, the queue's note of how far that is waits for ``write_mark``, or for the next sync.
+        """
         try:
-            self._queue.flush()
+            if mark:
+                self._queue.flush()
+            else:
+                self._queue.flush_unmarked()
         except HoldfastError as error:
             raise of_the_stores(error, self.directory) from error
+
+    def write_mark(self) -> None:
+        """Write the note that a ``sync`` without ``mark`` has left. On the thread that syncs, or while it does not."""
+        self._queue.write_mark()
 
     def frames(self, first: int) -> Iterator[tuple[int, bytes]]:
         """All frames from ``first`` on, in order, up to the last one that was appended before.
