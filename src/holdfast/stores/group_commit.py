@@ -123,7 +123,7 @@ class GroupCommit:
             return
         if at_once and frame is not None and self._lone_groups >= LONE_GROUPS and self.failure is None:
             self._busy = True
-            self._take()
+            self._take(adding=True)
         else:
             self.wake()
 
@@ -134,7 +134,8 @@ class GroupCommit:
             # Not now: everything that is ready in this turn of the loop comes along.
             self._loop.call_soon(self._take)
 
-    def _take(self) -> None:
+    def _take(self, *, adding: bool = False) -> None:
+        """``adding``: nobody may hear of it before this returns."""
         lone = len(self._answers) == 1
         if self.failure is None:
             try:
@@ -159,7 +160,11 @@ class GroupCommit:
             and self._quick_groups >= QUICK_GROUPS
             and sum(map(len, frames)) <= HERE_BYTES_MAX
         ):
-            self._loop.call_soon(self._written, group, self._write(group, mark=False))  # not before ``add`` returns
+            error = self._write(group, mark=False)
+            if adding:
+                self._loop.call_soon(self._written, group, error)
+            else:
+                self._written(group, error)
         else:
             self._group = group
             self._given.release()
