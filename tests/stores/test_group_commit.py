@@ -24,15 +24,15 @@ class Log:
         self.may_sync.set()
         self.slow_syncs = 0
         self.now = 0.0
-        self.broken = False
+        self.broken: BaseException | None = None
         self.marked = 0
         self.writers: list[str] = []
 
     def append(self, frames: Sequence[bytes]) -> None:
-        if self.broken:
-            raise OSError("no such disk")
-        self.groups.append(list(frames))
         self.writers.append("loop" if threading.current_thread() is threading.main_thread() else "thread")
+        if self.broken is not None:
+            raise self.broken
+        self.groups.append(list(frames))
         self.appended.set()
 
     def sync(self, *, mark: bool) -> None:
@@ -54,7 +54,8 @@ class Loop:
     def __init__(self) -> None:
         self.log = Log()
         self.closings = 0
-        self.broken = False
+        self.broken = self.poisons = False
+        self.asks: list[bytes] = []
         self.failures: list[BaseException] = []
         self.told: list[tuple[str, BaseException | None, int]] = []
         self.groups = GroupCommit(
@@ -69,6 +70,11 @@ class Loop:
         self.closings += 1
         if self.broken:
             raise RuntimeError("nobody can be asked")
+        if self.poisons:
+            self.groups.poison(RuntimeError("half changed"))
+        asks, self.asks = self.asks, []
+        for frame in asks:
+            self.add(frame.decode())
 
     def add(self, name: str) -> None:
         self.groups.add(name.encode(), lambda error: self.told.append((name, error, self.log.synced)), at_once=True)
@@ -240,13 +246,135 @@ def test_a_large_frame_is_the_threads() -> None:
 def test_what_the_loop_cannot_write_is_told_to_all_and_never_before_add_returns() -> None:
     async def scenario(here: Loop) -> None:
         await here.alone(ENOUGH)
-        here.log.broken = True
+        here.log.broken = OSError("no such disk")
         here.add("a")
         here.add("b")
-        assert here.told == []
+        assert (here.told, here.log.writers) == ([], ["loop"])
         await here.groups.drain()
         assert [(name, str(error)) for name, error, _ in here.told] == [("a", "no such disk"), ("b", "no such disk")]
         assert len(here.failures) == 1
+
+    run(scenario)
+
+
+def test_an_interrupt_while_the_loop_writes_goes_on_and_everyone_is_told() -> None:
+    async def scenario(here: Loop) -> None:
+        await here.alone(ENOUGH)
+        here.log.broken = KeyboardInterrupt()
+        with pytest.raises(KeyboardInterrupt):
+            here.add("a")
+        assert here.told == []
+        await here.groups.drain()
+        assert [(name, type(error)) for name, error, _ in here.told] == [("a", KeyboardInterrupt)]
+
+    run(scenario)
+
+
+def test_who_is_alone_and_not_to_be_taken_at_once_is_written_and_told_in_the_loops_next_turn() -> None:
+    async def scenario(here: Loop) -> None:
+        await here.alone(ENOUGH)
+        loop = asyncio.get_running_loop()
+        order: list[str] = []
+
+        def answer(_: BaseException | None) -> None:
+            order.append("told")
+            # Whoever adds from an answer is the next group, which the thread writes: it came behind this one.
+            here.groups.add(b"b", lambda _: order.append("told b"), at_once=True)
+
+        here.groups.add(b"a", answer)
+        assert order == []
+        loop.call_soon(order.append, "next turn")
+        await here.groups.drain()
+        assert order == ["told", "next turn", "told b"]
+        assert here.log.writers == ["loop", "thread"]
+
+    run(scenario)
+
+
+def test_what_is_asked_for_before_the_loop_writes_is_in_the_group() -> None:
+    async def scenario(here: Loop) -> None:
+        await here.alone(ENOUGH)
+        here.asks = [b"delivery"]
+        here.add("a")
+        assert here.log.groups == [[b"a", b"delivery"]]
+        await here.groups.drain()
+        assert here.log.writers == ["loop"]
+        assert [name for name, _, _ in here.told] == ["a", "delivery"]
+
+    run(scenario)
+
+
+def test_who_is_held_is_not_written_by_the_loop_until_released() -> None:
+    async def scenario(here: Loop) -> None:
+        await here.alone(ENOUGH)
+        here.groups.hold()
+        here.add("a")
+        await asyncio.sleep(0)
+        assert (here.log.groups, here.told) == ([], [])
+        here.groups.release()
+        await here.groups.drain()
+        assert here.told == [("a", None, 1)]
+
+    run(scenario)
+
+
+def test_while_the_disk_is_busy_the_thread_writes() -> None:
+    async def scenario(here: Loop) -> None:
+        await here.alone(ENOUGH)
+        here.groups.disk_is_busy = True
+        here.add("a")
+        await here.groups.drain()
+        here.groups.disk_is_busy = False
+        here.add("b")
+        await here.groups.drain()
+        assert here.log.writers == ["thread", "loop"]
+
+    run(scenario)
+
+
+def test_groups_that_are_not_synced_say_nothing_of_the_disk() -> None:
+    async def scenario(here: Loop) -> None:
+        here.groups.syncs = False
+        await here.alone(2 * ENOUGH)  # the first one is synced: what was added while all were, is
+        here.groups.syncs = True
+        here.add("a")
+        await here.groups.drain()
+        assert here.log.writers == ["thread"]
+
+    run(scenario)
+
+
+def test_a_failure_that_closing_tells_is_never_told_before_add_returns() -> None:
+    async def scenario(here: Loop) -> None:
+        await here.alone(ENOUGH)
+        here.poisons = True
+        here.add("a")
+        assert here.told == []
+        await here.groups.drain()
+        assert [(name, str(error)) for name, error, _ in here.told] == [("a", "half changed")]
+        assert here.log.groups == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("behind", ["nothing", "an answer", "a hold"])
+def test_no_mark_is_left_behind(behind: str) -> None:
+    async def scenario(here: Loop) -> None:
+        await here.alone(ENOUGH)
+        here.add("a")
+        if behind == "an answer":
+            here.groups.add(None, lambda _: None)
+            await here.groups.drain()
+        elif behind == "a hold":
+            here.groups.hold()
+            here.add("b")
+            for _ in range(3):  # its answer, then the turn of the group that is held
+                await asyncio.sleep(0)
+            assert here.told == [("a", None, 1)]
+        else:
+            await here.groups.drain()
+        assert (here.log.synced, here.log.marked) == (1, 1)
+        here.groups.release()
 
     run(scenario)
 

@@ -291,14 +291,16 @@ class Queue(LogReading):
         (self._writer or self._refuse_all()).flush()
 
     def flush_unmarked(self) -> None:
-        """As ``flush`` of what was not buffered, for who has somebody to answer first: the mark by which the next start
-        tells damage at the very end from the end is left to ``write_mark``, or to the next ``flush``."""
+        """As ``flush`` of what was not buffered, for who has somebody to answer first. The mark is left to
+        ``write_mark``, or to the next ``flush``: by it the next start tells damage at the very end from the end, and
+        readers in other processes know how far the log is durable."""
         (self._writer or self._refuse_all()).flush(mark=False)
 
     def write_mark(self) -> None:
         """Write the mark that ``flush_unmarked`` has left, if one is left."""
-        if self._writer is not None:
-            self._writer.write_mark()
+        writer = self._writer
+        if writer is not None:
+            writer.write_mark()
 
     def write_buffered(self) -> None:
         """At the level "buffered": what waited in memory is in the log on return, unless there is no room for it, or

@@ -108,7 +108,8 @@ class SyncProgress:
         """Write the mark that a sync has left, if one has."""
         if self._mark_is_owed:
             with self._tail.lock:
-                self._write_owed_mark()
+                if self._mark_is_owed:
+                    self._write_owed_mark()
 
     def _write_owed_mark(self) -> None:
         self._mark_is_owed = False
@@ -183,6 +184,7 @@ class SyncProgress:
         self._make_names_durable()  # the start after a clean mark takes them for that
         with self._tail.lock:
             self.write_index()
+            self._mark_is_owed = False
             self.write_mark(clean=True)
         self._marks.sync()
 

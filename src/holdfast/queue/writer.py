@@ -285,11 +285,18 @@ class Writer:
             self.raise_if_closed()
             next_seq = self._tail.next_seq
         self._progress.marks_at_once = mark
-        self.durability.wait_for(next_seq)
+        try:
+            self.durability.wait_for(next_seq)
+        finally:
+            self._progress.marks_at_once = True
+        if mark:
+            self._progress.write_owed_mark()
 
     def write_mark(self) -> None:
-        """Write the mark that a ``flush`` has left, if one has. It is a hint: raises nothing."""
-        self._progress.write_owed_mark()
+        """Write the mark that a ``flush`` has left, if one has, and nothing once the writer is closed. It is a hint:
+        raises nothing."""
+        if self._closed is None:
+            self._progress.write_owed_mark()
 
     def wait_durable(self, seq: int) -> None:
         """Return when ``seq`` and all before it are durable. Raises: ``Closed``."""

@@ -104,12 +104,12 @@ class Checkpoints:
 
     async def _write(self, checkpoint: Checkpoint, appended: asyncio.Future[None]) -> None:
         await appended
-        self._writing = True
+        self._writing = self._groups.disk_is_busy = True
         try:
             written = await self._write_until_done(checkpoint)
         finally:
             # However it ended, a cancelled one included: who is held would wait for it for ever.
-            self._writing = False
+            self._writing = self._groups.disk_is_busy = False
             self._groups.release()
         if written:
             self.failure = None

@@ -18,9 +18,10 @@ once: a turn of the loop costs as much as writing the group does.
 
 Who writes: the thread, and where nobody else is expected, the loop itself, because to wake a thread and to be woken by
 it costs such a group an eighth of its time. The loop stands still meanwhile, so it does that only after
-``QUICK_GROUPS`` groups in a row that were answered within ``QUICK_SECONDS``: on a disk that syncs quickly, and while
-nothing else keeps the loop busy. The first group that takes longer gives the work back to the thread. A disk that hangs
-in the middle of one stops everything that the process does, as it does where a backlog is read (docs/decisions/0027).
+``QUICK_GROUPS`` groups in a row that were synced and answered within ``QUICK_SECONDS``: on a disk that syncs quickly,
+and while nothing else keeps the loop busy. The first group that takes longer, or was not synced, gives the work back to
+the thread, and so does a checkpoint while it is written. A disk that hangs in the middle of a group stops everything
+that the process does, as it does where a backlog is read (docs/decisions/0027).
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ class GroupCommit:
         self._closing = closing
         self._settled = settled
         self._failed = failed
+        self.disk_is_busy = False
+        """While it is, the thread writes all groups: what others write may make a sync take long."""
         self._syncs = True
         self._owes_sync = False
         self.failure: BaseException | None = None
@@ -146,28 +149,40 @@ class GroupCommit:
                 return
         if self._held and self.failure is None:
             self._parked = True
+            self._log.write_mark()
             return
         self._lone_groups = self._lone_groups + 1 if lone else 0
         frames, answers = self._frames, self._answers
         self._frames, self._answers = [], []
         if not frames or self.failure is not None:
-            self._finish(answers, self.failure)
+            if adding:
+                self._loop.call_soon(self._finish, answers, self.failure)
+            else:
+                self._finish(answers, self.failure)
             return
         group = frames, self._syncs or self._owes_sync, answers, self._clock()
         self._owes_sync = False
-        if (
-            self._lone_groups > LONE_GROUPS
-            and self._quick_groups >= QUICK_GROUPS
-            and sum(map(len, frames)) <= HERE_BYTES_MAX
-        ):
-            error = self._write(group, mark=False)
-            if adding:
-                self._loop.call_soon(self._written, group, error)
+        if self._may_write_here(frames):
+            caught = self._write(group, mark=False)
+            interrupted = isinstance(caught, KeyboardInterrupt | SystemExit)
+            if adding or interrupted:
+                self._loop.call_soon(self._written, group, caught)
             else:
-                self._written(group, error)
+                self._written(group, caught)
+            if caught is not None and interrupted:
+                raise caught
         else:
             self._group = group
             self._given.release()
+
+    def _may_write_here(self, frames: list[bytes]) -> bool:
+        """Whether the loop may stand still for these."""
+        return (
+            self._lone_groups > LONE_GROUPS
+            and self._quick_groups >= QUICK_GROUPS
+            and not self.disk_is_busy
+            and sum(map(len, frames)) <= HERE_BYTES_MAX
+        )
 
     def hold(self) -> None:
         """Take no more groups: everyone waits, until ``release``."""
@@ -200,12 +215,11 @@ class GroupCommit:
         return None
 
     def _written(self, group: _Group, error: BaseException | None) -> None:
-        frames, _, answers, since = group
-        self._quick_groups = self._quick_groups + 1 if self._clock() - since <= QUICK_SECONDS else 0
+        frames, synced, answers, since = group
+        quick = synced and self._clock() - since <= QUICK_SECONDS
+        self._quick_groups = self._quick_groups + 1 if quick else 0
         self.waiting_bytes -= sum(map(len, frames))
         self._finish(answers, error)
-        if not self._busy:
-            self._log.write_mark()  # what the loop wrote itself has none yet: nobody was to wait for it
 
     def _finish(self, answers: list[Callable[[BaseException | None], None]], error: BaseException | None) -> None:
         if error is not None:
@@ -223,6 +237,7 @@ class GroupCommit:
             self._loop.call_soon(self._take)
             return
         self._busy = False
+        self._log.write_mark()  # what the loop wrote itself has none yet: nobody was to wait for it
         for waiting in self._idle:
             if not waiting.done():
                 waiting.set_result(None)

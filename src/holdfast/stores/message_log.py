@@ -41,7 +41,8 @@ SKIP_MAX = 512
 
 
 class MessageLog:
-    """Frames by number. ``append`` and ``sync`` belong to one thread at a time, all else to another one.
+    """Frames by number. ``append`` and ``write_mark`` belong to one thread at a time, ``sync`` to any, all else to
+    another one.
 
     *Raises*: ``AlreadyOpen`` when another process has it; ``CorruptData``; ``OSError``.
     """
@@ -86,7 +87,7 @@ class MessageLog:
     def sync(self, *, mark: bool = True) -> None:
         """Return when all that was appended is durable. *Raises*: ``Closed`` after a sync that failed.
 
-        Without ``mark``, the queue's note of how far that is waits for ``write_mark``, or for the next sync.
+        Without ``mark``, the queue's mark of how far that is waits for ``write_mark``, or for a sync with it.
         """
         try:
             if mark:
@@ -97,7 +98,7 @@ class MessageLog:
             raise of_the_stores(error, self.directory) from error
 
     def write_mark(self) -> None:
-        """Write the note that a ``sync`` without ``mark`` has left. On the thread that syncs, or while it does not."""
+        """Write the mark that a ``sync`` without it has left, if one is left."""
         self._queue.write_mark()
 
     def frames(self, first: int) -> Iterator[tuple[int, bytes]]:

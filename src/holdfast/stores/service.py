@@ -11,13 +11,13 @@ waits, as it may rest on what is not safe, becomes ``closed``, and so is answere
 ``on_failure`` is told, so that the process can end; the next start finds what the log holds. Of a store that lives in
 memory only nothing is logged, and answers come in the next turn of the loop.
 
-The way of a command, all on one event loop but the writing:
+The way of a command, all on one event loop, and the writing mostly on a thread:
 
 1. ``submit`` gives it the time, which never goes back within one log, and applies it;
 2. its record waits for the group. Just before the group is taken, ``on_ready`` is called for each durable that somebody
    could be served from; a ``Deliver`` submitted then is in the same group, so a message needs one sync until it is with
    its subscriber;
-3. the thread writes the group, and syncs it;
+3. the group is written and synced;
 4. answers are given and ``on_effect`` is called, in the order of the commands.
 """
 

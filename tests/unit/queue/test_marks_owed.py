@@ -8,18 +8,22 @@ import pytest
 
 from holdfast.queue import Queue
 from holdfast.queue.slots import newest_slot
-from holdfast.queue.write_mark import decode_mark
+from holdfast.queue.write_mark import WriteMark, decode_mark
 from holdfast.testing.queue_world import CrashFiles
 
 PAGE_BYTES = 4096
 
 
-def marked(files: CrashFiles) -> int:
-    """Before which number everything is durable, as the newest mark says."""
+def newest_mark(files: CrashFiles) -> WriteMark:
     slot = newest_slot(files.contents("d")["q-writeMeta"])
     mark = decode_mark(slot[1]) if slot else None
     assert mark is not None
-    return mark.durable.next_seq
+    return mark
+
+
+def marked(files: CrashFiles) -> int:
+    """Before which number everything is durable, as the newest mark says."""
+    return newest_mark(files).durable.next_seq
 
 
 @pytest.fixture
@@ -44,8 +48,23 @@ def test_the_mark_is_behind_the_sync_until_it_is_written(files: CrashFiles) -> N
     assert marked(files) == 5
     queue.append(b"e")
     queue.flush_unmarked()
-    queue.close()
+    queue.flush()
     assert marked(files) == 6
+    queue.append(b"f")
+    queue.flush_unmarked()
+    queue.close()
+    assert marked(files) == 7
+    queue.write_mark()
+    mark = newest_mark(files)
+    assert mark.clean
+
+
+def test_only_the_flush_that_says_so_leaves_its_mark(files: CrashFiles) -> None:
+    queue = Queue("d/q", page_size=PAGE_BYTES, files=files, background=False, sync="always")
+    queue.append(b"a")
+    queue.flush_unmarked()
+    queue.append(b"b")
+    assert marked(files) == 3
 
 
 def test_a_sync_that_closes_a_page_is_marked_at_once(files: CrashFiles) -> None:
@@ -55,7 +74,7 @@ def test_a_sync_that_closes_a_page_is_marked_at_once(files: CrashFiles) -> None:
         page = queue.pages.numbers()[-1]
         queue.flush_unmarked()
         if page > 1:
-            assert marked(files) >= number
+            assert marked(files) == number + 1
             return
     pytest.fail("no page was closed")
 

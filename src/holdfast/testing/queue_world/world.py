@@ -313,7 +313,12 @@ class World:
         wanted = len(self.ledger.payloads)
         self.files.during_sync = self._others_append
         try:
-            queue.flush()
+            if wanted % 3 or self.shape.sync == "buffered":
+                queue.flush()
+            else:
+                queue.flush_unmarked()
+                if wanted % 2:
+                    queue.write_mark()
         except Unavailable:
             self.seen["flush refused"] += 1
             return
