@@ -164,10 +164,10 @@ def test_a_poll_whose_attachment_is_under_way_is_answered_when_the_service_stops
             storage = stores.opened.service._storage
             arrived, released, sync = asyncio.Event(), asyncio.Event(), storage.log.sync
 
-            def slow() -> None:
+            def slow(*, mark: bool = True) -> None:
                 loop.call_soon_threadsafe(arrived.set)
                 asyncio.run_coroutine_threadsafe(released.wait(), loop).result(60)
-                sync()
+                sync(mark=mark)
 
             storage.log.sync = slow  # type: ignore[method-assign]
             poll = asyncio.ensure_future(
@@ -194,10 +194,10 @@ def test_a_read_waits_until_what_it_shows_is_safe(tmp_path: Path) -> None:
             log = stores.opened.service._storage.log
             sync = log.sync
 
-            def slow() -> None:
+            def slow(*, mark: bool = True) -> None:
                 loop.call_soon_threadsafe(arrived.set)
                 asyncio.run_coroutine_threadsafe(released.wait(), loop).result(60)
-                sync()
+                sync(mark=mark)
 
             log.sync = slow  # type: ignore[method-assign]
             writes = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from holdfast.errors import (
     OutcomeUnknown,
     Unavailable,
 )
+from holdfast.queue.local_files import LocalFiles
 from holdfast.stores import backup as backup_module
 from holdfast.stores import checkpoints as checkpoints_module
 from holdfast.stores import compaction as compaction_module
@@ -111,12 +113,12 @@ class Slow:
         self.error: BaseException | None = None
         storage.log.sync = self.wait  # type: ignore[method-assign]
 
-    def wait(self) -> None:
+    def wait(self, *, mark: bool = True) -> None:
         self.loop.call_soon_threadsafe(self.arrived.set)
         asyncio.run_coroutine_threadsafe(self.release.wait(), self.loop).result(30)
         if self.error is not None:
             raise self.error
-        self.sync()
+        self.sync(mark=mark)
 
 
 # ---- answers --------------------------------------------------------------------------------------------------------
@@ -220,6 +222,32 @@ def test_after_a_failed_sync_everyone_is_told_and_nothing_more_is_accepted(tmp_p
             await service.settled()
 
     run(tmp_path, check, document(orders={"durables": WORK}))
+    assert verify(str(tmp_path)).stores == 1
+
+
+def test_after_a_failed_sync_by_the_loop_everyone_is_told_and_nothing_more_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(service: StoreService) -> None:
+        def fail(*_: object) -> None:
+            writers.append(threading.current_thread())
+            raise OSError(errno.EIO, "the disk is gone")
+
+        await publish(service, 1)
+        groups = service._groups
+        groups._lone_groups = groups._quick_groups = 1_000
+        writers: list[threading.Thread] = []
+        monkeypatch.setattr(LocalFiles, "sync_data", fail)
+        for expected in (OutcomeUnknown, Closed):
+            with pytest.raises(expected) as failure:
+                await publish(service, 1)
+            assert failure.value.fields["cause_code"] == "sync_failed"
+        assert writers == [threading.main_thread()], "a sync that failed is not tried again"
+        with pytest.raises(Closed, match="a sync failed"):
+            await service.close()
+
+    run(tmp_path, check, document(orders={"durables": WORK}))
+    monkeypatch.undo()
     assert verify(str(tmp_path)).stores == 1
 
 
