@@ -251,9 +251,9 @@ def test_publishers_that_do_not_wait_wait_when_the_disk_falls_too_far_behind(
     monkeypatch.setattr(operations_module, "UNHEARD_BYTES_MAX", 1_000)
     sync, go_on = MessageLog.sync, threading.Event()
 
-    def late(log: MessageLog) -> None:
+    def late(log: MessageLog, *, mark: bool = True) -> None:
         assert go_on.wait(60)
-        sync(log)
+        sync(log, mark=mark)
 
     async def scenario() -> None:
         async with stores_serving(tmp_path) as stores:
