@@ -4,7 +4,7 @@ Owns: the forms. Results go to stdout, everything else to stderr, so that a pipe
 as text where they are text and as ``0x...`` where they are not; in JSON always as base64, as in the HTTP API.
 
 Failure model: a stdout that cannot be written is ``Unavailable``, so that no command ends as if it had been read; a
-reader who has left is ``BrokenPipeError``, and no failure.
+reader who has left is ``BrokenPipeError``, once, and no failure: what is printed behind it goes nowhere.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import errno
 import json
+import os
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -75,6 +76,9 @@ def output_errors(path: Path | None = None) -> Generator[None]:
             with suppress(OSError):
                 sys.stdout.close()  # it holds what could not be written, and the interpreter would try again at the end
         if isinstance(error, BrokenPipeError):
+            if path is None:
+                # A command that has more to do than to print goes on, and may print again.
+                sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
             raise
         raise output_failed(error, path) from error
 

@@ -4,7 +4,7 @@ Owns: the options of every pipeline, what is printed while it runs and at its en
 (``holdfast.spark.pipeline``), which is loaded when one of them runs, so that other commands start without Spark.
 
 Failure model: a run may be killed anywhere and started again; what it had committed stays, and nothing is done twice.
-SIGINT and SIGTERM end a run after the step under way.
+SIGINT and SIGTERM end a run after the step under way. A reader of the output who has left ends nothing.
 """
 
 from __future__ import annotations
@@ -253,35 +253,43 @@ def _run(
     made = command.run(
         every_seconds=every, until=until, options=given, stopping=stopped_by_signals, told=tell_steps(as_json=as_json)
     )
-    with answering():
-        print_made(made, as_json=as_json)
+    print_made(made, as_json=as_json)
     if not made.is_good:
         raise typer.Exit(Exit.DAMAGED)
 
 
 def tell_steps(*, as_json: bool) -> Told:
-    """What prints each step: to stderr for people, as a line of JSON to stdout."""
+    """What prints each step: to stderr for people, as a line of JSON to stdout. Nothing once the reader has left."""
+    has_left = False
 
     def tell(fields: Mapping[str, object]) -> None:
-        if as_json:
-            print_json({"step": fields})
-            flush_output()
-        else:
-            sys.stderr.write("  ".join(f"{name}={value}" for name, value in fields.items()) + "\n")
+        nonlocal has_left
+        if has_left:
+            return
+        try:
+            if as_json:
+                print_json({"step": fields})
+                flush_output()
+            else:
+                sys.stderr.write("  ".join(f"{name}={value}" for name, value in fields.items()) + "\n")
+        except BrokenPipeError:
+            # It would end the work, and its exit code would be that of the printing.
+            has_left = True
 
     return tell
 
 
 def print_made(made: Made, *, as_json: bool) -> None:
     """Print the report of a run and its findings."""
-    if as_json:
-        print_json({"report": made.fields, "findings": made.findings})
-        return
-    print_fields(made.fields)
-    if made.findings:
-        print_line("")
-        names = list(made.findings[0])
-        print_table(names, [[str(row[name]) for name in names] for row in made.findings])
+    with answering():
+        if as_json:
+            print_json({"report": made.fields, "findings": made.findings})
+            return
+        print_fields(made.fields)
+        if made.findings:
+            print_line("")
+            names = list(made.findings[0])
+            print_table(names, [[str(row[name]) for name in names] for row in made.findings])
 
 
 @contextmanager

@@ -216,6 +216,35 @@ def test_who_reads_no_answer_does_not_change_it(unbuffered: str, tmp_path: Path)
     assert ended.returncode == Exit.DAMAGED
 
 
+WORK_WITH_STEPS = """
+import sys
+from types import SimpleNamespace
+from holdfast.cli import main, spark
+
+def run(*, told, **_):
+    for version in (1, 2, 3):
+        told({"version": version})
+        sys.stderr.write(f"did {version}\\n")
+    return SimpleNamespace(fields={"version": 3}, findings=[{"rule": "r"}], is_good=False)
+
+spark._command = lambda *_: SimpleNamespace(run=run)
+sys.exit(main.main(["spark", "verify", "--log", "file:///l", "--to", "file:///t", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize("words", [["--json"], []])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_work_whose_steps_nobody_reads_goes_on_and_ends_as_it_would(unbuffered: str, words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = ends(words, stdout=writer, unbuffered=unbuffered, script=WORK_WITH_STEPS)
+    finally:
+        os.close(writer)
+    assert ended.returncode == Exit.DAMAGED
+    assert [line for line in ended.stderr.splitlines() if "=" not in line] == ["did 1", "did 2", "did 3"]
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_result_that_cannot_be_written_is_told(unbuffered: str, tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
@@ -255,10 +284,10 @@ def test_words_that_are_no_text_are_refused(capsys: pytest.CaptureFixture[str], 
 
 
 def ends(
-    words: list[str], *, stdout: int = subprocess.PIPE, unbuffered: str = "", **environment: str
+    words: list[str], *, stdout: int = subprocess.PIPE, unbuffered: str = "", script: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "holdfast.cli.main", *words],
+        [sys.executable, *(["-c", script] if script else ["-m", "holdfast.cli.main"]), *words],
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
