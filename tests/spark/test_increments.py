@@ -11,7 +11,7 @@ from tests.spark.log_builder import LogBuilder
 
 from holdfast.commit.batch import slot_of
 from holdfast.commit.transaction import Write
-from holdfast.errors import InvalidRequest, NotFound
+from holdfast.errors import InvalidRequest, NotFound, Unavailable
 from holdfast.spark.pipeline.increments import Increment, log_head, next_increment
 from holdfast.spark.pipeline.runner import Schedule, StepReport, StepResult, run_pipeline
 
@@ -93,3 +93,17 @@ def test_a_log_that_was_replaced_while_a_pipeline_runs_is_not_read_on(tmp_path: 
     with pytest.raises(InvalidRequest, match="another log has come to this place"):
         run_pipeline(job, log.as_uri(), "file:///table", schedule=every, progress=replace, stop=stop)
     assert job.reached < next_increment(log.as_uri(), 0, step_bytes=2**40).through
+
+
+def test_what_fails_while_a_step_is_told_is_not_taken_for_a_store_that_failed(tmp_path: Path) -> None:
+    """The command line raises Unavailable where its output cannot be written."""
+    builder = LogBuilder(seed=5)
+    builder.lead().commit([Write(b"k", b"v")])
+    job = Reached(builder.write_to(tmp_path))
+
+    def cannot_be_told(step: StepReport) -> None:
+        raise Unavailable(f"no room to say {step.through}")
+
+    with pytest.raises(Unavailable, match="no room to say"):
+        run_pipeline(job, tmp_path.as_uri(), "file:///table", progress=cannot_be_told)
+    assert job.reached, "the step is committed"

@@ -81,6 +81,10 @@ def output_errors(path: Path | None = None) -> Generator[None]:
                 sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
             raise
         raise output_failed(error, path) from error
+    except ValueError as error:
+        if path is None and sys.stdout.closed:
+            raise output_failed(OSError(errno.EBADF, "it is closed since it failed"), path) from error
+        raise
 
 
 def output_failed(error: OSError, path: Path | None) -> Unavailable:

@@ -16,6 +16,7 @@ from holdfast import Queue
 from holdfast.cli import check_config
 from holdfast.cli.exits import Exit, exit_of
 from holdfast.cli.main import main
+from holdfast.cli.output import flush_output, print_json
 from holdfast.commit.batch import object_name
 from holdfast.commit.persist import PersistRules
 from holdfast.commit.pipeline import PipelineRules
@@ -251,6 +252,17 @@ def test_a_result_that_cannot_be_written_is_told(unbuffered: str, tmp_path: Path
         ended = ends(["log", "init", (tmp_path / "log").as_uri()], stdout=full.fileno(), unbuffered=unbuffered)
     assert ended.returncode == Exit.UNAVAILABLE
     assert ended.stderr == ("holdfast: the output could not be written output=stdout cause=No space left on device\n")
+
+
+def test_an_output_that_has_failed_fails_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is closed by then, which is no bug of who prints next."""
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        print_json({"step": 1})
+        with pytest.raises(Unavailable, match="the output could not be written"):
+            flush_output()
+        with pytest.raises(Unavailable, match="the output could not be written"):
+            print_json({"step": 2})
 
 
 def test_a_bug_is_no_answer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,8 +245,7 @@ class _Run:
                     goal = increment.head.version
                 if increment.is_empty:
                     return
-                self._step(increment)
-                failures = 0
+                step = self._step(increment)
             except Conflict:
                 self.report.overtaken += 1
             except Unavailable as error:
@@ -257,6 +256,11 @@ class _Run:
                 wait = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2.0 ** (failures - 1))
                 log.warning("pipeline_step_failed", pipeline=self._job.name, again_in_s=wait, cause=str(error))
                 self._stop.wait(wait)
+            else:
+                failures = 0
+                if self._progress is not None:
+                    # What fails in here is the caller's: no store was unavailable, and the step is committed.
+                    self._progress(step)
 
     def _look(self, goal: int | None) -> Increment:
         if self._log_id is None:
@@ -279,7 +283,7 @@ class _Run:
             self.report.behind_bytes = increment.behind_bytes
         return increment
 
-    def _step(self, increment: Increment) -> None:
+    def _step(self, increment: Increment) -> StepReport:
         began = time.monotonic()
         with task_errors():
             result = self._job.advance(increment)
@@ -294,5 +298,4 @@ class _Run:
             seconds=time.monotonic() - began,
         )
         self.report.add(step)
-        if self._progress is not None:
-            self._progress(step)
+        return step
