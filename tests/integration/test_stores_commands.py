@@ -129,6 +129,24 @@ def test_publishing_ends_with_the_first_that_is_refused(shell: Shell, capsys: py
     assert "three" not in shell.run("browse", "narrow/work"), "what is behind a refused one was not kept"
 
 
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_what_was_published_and_could_not_be_told_is_not_told_as_refused(shell: Shell, words: list[str]) -> None:
+    """A script that repeats a command after code 7 would publish the message twice."""
+    store = f"untold{len(words)}"
+    shell.run("define", store)
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "holdfast.cli.main", "stores", "publish", store, "x", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode == Exit.OUTCOME_UNKNOWN
+    assert "published 1, numbers 1 to 1, which could not be written" in ended.stderr
+
+
 def test_a_map_is_watched(shell: Shell) -> None:
     shell.run("define", "watched")
     shell.run("define", "watched/m", "type=map")

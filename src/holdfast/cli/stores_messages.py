@@ -31,7 +31,15 @@ from holdfast.cli.output import base64_text, flush_output, print_json, print_lin
 from holdfast.cli.service import STREAM_SECONDS, TIMEOUT_SECONDS, WaitNotice, store_asking, store_following
 from holdfast.cli.stores import PlaceArgument, commands, parse_value, split_place
 from holdfast.cli.transactions import LOCAL
-from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, PermissionDenied
+from holdfast.errors import (
+    Code,
+    HoldfastError,
+    InvalidRequest,
+    NotFound,
+    OutcomeUnknown,
+    PermissionDenied,
+    Unavailable,
+)
 
 if TYPE_CHECKING:
     from holdfast.client.stores import Delivery, KeyChange, Sent, StoreClient, Subscriber, Watch
@@ -108,10 +116,16 @@ def publish(
             "nothing was published: there is no BODY, and standard input had no line",
             hint="holdfast stores publish orders hello, or: printf 'one\\ntwo\\n' | holdfast stores publish orders",
         )
-    if as_json:
-        print_json({"messages": kept.messages, "first_seq": kept.first_seq, "last_seq": kept.last_seq})
-    else:
-        print_line(f"published {kept.messages}, numbers {kept.first_seq} to {kept.last_seq}")
+    published = f"published {kept.messages}, numbers {kept.first_seq} to {kept.last_seq}"
+    try:
+        if as_json:
+            print_json({"messages": kept.messages, "first_seq": kept.first_seq, "last_seq": kept.last_seq})
+        else:
+            print_line(published)
+        flush_output()
+    except Unavailable as error:
+        # No code that says "it may work later": it has worked, and once more would be twice.
+        raise OutcomeUnknown(f"{published}, which could not be written: {error}") from error
 
 
 @commands.command()
