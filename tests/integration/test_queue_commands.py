@@ -701,6 +701,28 @@ def test_trim_by_time_keeps_what_is_damaged_and_may_have_arrived_since(
     assert set(range(missing[0], 401)) <= set(readable(path)[0])
 
 
+@pytest.mark.parametrize("behind", [1, 62])
+def test_trim_by_time_passes_an_old_damaged_page(path: Path, behind: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """What lies behind it is older than the moment, and so is all that it held."""
+    times = {message.seq: message.time for message in Queue(path, read_only=True).read(since="earliest")}
+    pages = sorted(path.parent.glob("orders-*.page"))
+    page = pages[len(pages) // 2]  # where a search by halves looks first, and goes no further
+    data = bytearray(page.read_bytes())
+    data[20] ^= 1
+    page.write_bytes(data)
+    next_base = 1 + max(seq for seq in times if seq not in readable(path)[0])
+    damage(path, text(next_base))  # its time is that of its page's header, which is whole
+    wanted = next_base + behind
+    with Queue(path, read_only=True) as queue:
+        later = [message.seq for message in queue.read(since=times[wanted], damage="skip")]
+    assert later[0] == wanted
+    _, done = run_json(capsys, "trim", path, "--before", times[wanted].isoformat(), "--ignore-cursors")
+    assert next_base <= done["first_seq"] <= wanted < done["first_seq"] + 60
+    with Queue(path, read_only=True) as queue:
+        assert [message.seq for message in queue.read(since=times[wanted], damage="skip")] == later
+    assert not page.exists()
+
+
 def test_trim_by_size_takes_the_oldest_until_the_rest_fits(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, done = run_json(capsys, "trim", path, "--max-bytes", "24K", "--ignore-cursors")
     pages = list(path.parent.glob("orders-*.page"))

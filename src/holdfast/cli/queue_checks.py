@@ -23,6 +23,7 @@ from holdfast.cli.queue_views import counted, size_text
 from holdfast.errors import Code, CorruptData, InvalidRequest
 from holdfast.queue import Gap, Queue, Trimmed
 from holdfast.queue.cursor_file import committed_seqs
+from holdfast.queue.datetimes import moment_ns
 from holdfast.queue.page_files import PageDirectory
 
 __all__ = ["repair", "trim", "verify"]
@@ -178,7 +179,7 @@ def trim(
     bytes_max = None if max_bytes is None else _parse_size(max_bytes)
     with opened_files(path) as pages, Queue(path, read_only=dry_run, background=False) as queue:
         if moment is not None:
-            wanted = _first_seq_since(queue, moment)
+            wanted = _first_seq_since(pages, queue, moment)
         elif bytes_max is not None:
             wanted = _first_seq_within(pages, bytes_max, queue.last_seq)
         else:
@@ -203,16 +204,29 @@ def trim(
         print_line(f"held back by {', '.join(name for name, seq in held.items() if seq + 1 < wanted)}")
 
 
-def _first_seq_since(queue: Queue, moment: datetime) -> int:
-    """The first message that arrived at ``moment`` or later, or may have: when a damaged one arrived is not known."""
-    doubtful: list[int] = []
+def _first_seq_since(pages: PageDirectory, queue: Queue, moment: datetime) -> int:
+    """The first message that arrived at ``moment`` or later, or may have: when a damaged one arrived is not known.
+
+    It arrived before what lies behind it. So only damage right in front of the first message that is wanted counts, and
+    none in front of a page that was begun before ``moment``.
+    """
+    damaged: list[Gap] = []
 
     def note(report: Gap | Trimmed) -> None:
         if isinstance(report, Gap):
-            doubtful.append(report.first)
+            damaged.append(report)
 
-    first = next(iter(queue.read(since=moment, damage=note)), None)
-    return min([first.seq if first is not None else queue.last_seq + 1, *doubtful])
+    found = next(iter(queue.read(since=moment, damage=note)), None)
+    first = found.seq if found is not None else queue.last_seq + 1
+    for gap in reversed(damaged):
+        if gap.last + 1 < first:
+            break
+        first = min(first, gap.first)
+    headers = [header for number in pages.numbers() if (header := pages.header_of(number)) is not None]
+    begun_before = [
+        header.base_seq for header in headers if not header.prepared and header.base_time_ns < moment_ns(moment)
+    ]
+    return max([first, *begun_before])
 
 
 def _closed_pages(pages: PageDirectory) -> list[tuple[int, int]]:
