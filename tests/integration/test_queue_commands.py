@@ -20,11 +20,11 @@ import pytest
 from holdfast import Queue
 from holdfast.cli.main import main
 from holdfast.cli.queue_files import opened_files, paths_like
-from holdfast.cli.queue_survey import survey_queue
+from holdfast.cli.queue_survey import QueueSurvey, survey_queue
 from holdfast.queue import Gap
 from holdfast.queue.frame import HEAD_BYTES
 from holdfast.queue.local_files import LocalFiles
-from holdfast.queue.page_header import HEADER_BYTES
+from holdfast.queue.page_header import HEADER_BYTES, PageHeader, encode_header
 
 PAGE = 8192
 ANSWERED = 0
@@ -335,6 +335,59 @@ def test_what_retention_removes_while_it_is_verified_is_not_lost(path: Path, unt
         found = survey_queue(pages, trims)
     assert removed[0] > 1
     assert found.gaps == []
+
+
+def survey_while_gone(path: Path, *names: str) -> QueueSurvey:
+    """What a walk finds while these pages go by other hands than retention's."""
+
+    def goes(*_: object) -> None:
+        for name in names:
+            path.with_name(name).unlink(missing_ok=True)
+
+    with opened_files(str(path)) as pages:
+        return survey_queue(pages, goes)
+
+
+def test_a_page_that_goes_while_older_ones_stay_is_lost(path: Path) -> None:
+    found = survey_while_gone(path, "orders-3.page")
+    assert [(gap.page, gap.rule) for gap in found.gaps] == [(3, "the page is absent")]
+    assert found.messages + found.lost == 400
+
+
+def test_an_unreadable_page_stays_so_when_another_goes(path: Path) -> None:
+    page = path.with_name("orders-2.page")
+    page.write_bytes(b"\xff" * HEADER_BYTES + page.read_bytes()[HEADER_BYTES:])
+    found = survey_while_gone(path, "orders-4.page")
+    assert found.unreadable == [2]
+    assert [(gap.page, gap.rule) for gap in found.gaps] == [
+        (2, "the header of the page is damaged"),
+        (4, "the page is absent"),
+    ]
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_what_was_owed_is_missed_also_when_a_page_made_ahead_goes(
+    path: Path, older: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a starting writer removes it."""
+    *others, last = sorted(path.parent.glob("orders-*.page"))
+    for lost in [last] if older else [*others, last]:
+        lost.unlink()
+    number = len(others) + 2
+    ahead = PageHeader(number=number, page_bytes=PAGE, salt=1, checksum_id=1, prepared=True)
+    last.with_name(f"orders-{number}.page").write_bytes(encode_header(ahead).ljust(PAGE, b"\0"))
+    real = LocalFiles.size_of
+
+    def then_goes(files: LocalFiles, directory: int, name: str) -> int:
+        size = real(files, directory, name)
+        if name == f"orders-{number}.page":
+            last.with_name(name).unlink()
+        return size
+
+    monkeypatch.setattr(LocalFiles, "size_of", then_goes)
+    found = survey_while_gone(path)
+    assert [gap.last for gap in found.gaps] == [400]
+    assert found.messages + found.lost == 400
 
 
 def test_a_queue_whose_writer_was_killed_verifies(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

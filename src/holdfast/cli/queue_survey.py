@@ -145,6 +145,7 @@ class _Survey:
         self._last_time_ns = 0
         self._read_bytes = 0
         self._has_removed = False
+        self._ahead = {number for number in self._numbers if self._is_ahead(number)}
 
     def run(self) -> QueueSurvey:
         found, pages = self._found, self._pages
@@ -154,7 +155,7 @@ class _Survey:
         for place, number in enumerate(self._numbers):
             header = pages.header_of(number)
             if number not in sizes or (header is None and number not in pages.numbers()):
-                self._went()
+                self._went(number)
                 continue
             if header is None:
                 found.unreadable.append(number)
@@ -166,13 +167,16 @@ class _Survey:
                 found.outside += [later for later in self._numbers[place:] if self._is_begun(later)]
                 break
             self._walk_page(number, header, sizes[number])
-            before = number
+            before = found.pages[-1].number if found.pages else 0  # this one, unless it went
         else:
             self._check_end(before)
         return found
 
-    def _went(self) -> None:
-        """Retention has removed a page since the walk began, and all before it: the next one begins anew."""
+    def _went(self, number: int) -> None:
+        """A page is not there any more. Where retention has removed it, and all before it, the next one begins anew."""
+        if number in self._ahead or any(left < number for left in self._pages.numbers()):
+            # A starting writer removes what was made ahead; retention takes the oldest first, so it did not take this.
+            return
         self._has_removed = True
         self._expected = None
         self._found.unreadable.clear()
@@ -186,6 +190,10 @@ class _Survey:
     def _is_begun(self, number: int) -> bool:
         header = self._pages.header_of(number)
         return header is not None and not header.prepared
+
+    def _is_ahead(self, number: int) -> bool:
+        header = self._pages.header_of(number)
+        return header is not None and header.prepared
 
     def _begun(self, number: int, header: PageHeader) -> PageHeader | None:
         """The header with its base, also where its second writing was lost while frames were not."""
@@ -238,7 +246,7 @@ class _Survey:
 
     def _check_end(self, before: int) -> None:
         """What the writer's mark says was there behind the last page."""
-        if self._expected is None and self._has_removed:
+        if self._expected is None and self._has_removed and not self._found.unreadable:
             return  # the log goes on in pages that are newer than the walk
         expected = self._expected if self._expected is not None else 1
         if self._owed > expected:
@@ -249,7 +257,7 @@ class _Survey:
     def _walk_page(self, number: int, header: PageHeader, size: int) -> None:
         file = self._pages.open(number)
         if file is None:
-            self._went()
+            self._went(number)
             return
         page = PageFound(number, header, size, next_seq=header.base_seq, last_time_ns=self._last_time_ns)
         try:
