@@ -10,11 +10,11 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from holdfast.cli.exits import Exit, exit_of
 from holdfast.cli.output import flush_output, print_error
-from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     import typer
@@ -25,6 +25,8 @@ MISSING_EXTRA = (
     "holdfast: the command line needs the package {name}\n"
     "  hint: pip install 'holdfast[client]', or 'holdfast[server]' to run a service\n"
 )
+
+SPARK_REFUSALS: Final = {"AnalysisException", "IllegalArgumentException", "ParseException"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,9 +86,23 @@ def _surprise(error: Exception, *, as_json: bool) -> Exit:
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != "holdfast":
         sys.stderr.write(MISSING_EXTRA.format(name=error.name))
         return Exit.BAD_REQUEST
+    if type(error).__module__.startswith("pyspark."):
+        told = _told_by_spark(error)
+        print_error(told, as_json=as_json)
+        return exit_of(told)
     traceback.print_exception(error)
     sys.stderr.write("holdfast: this is a bug of ours: please report it\n")
     return Exit.INTERNAL
+
+
+def _told_by_spark(error: Exception) -> HoldfastError:
+    """Spark's exception as one of ours. By their names: Spark is loaded by the commands that run on it only."""
+    lines = (line.strip() for line in str(error).splitlines())
+    message = " ".join(line for line in lines if line and not line.startswith("at "))  # those are frames of the JVM
+    kinds = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("pyspark.")}
+    if kinds & SPARK_REFUSALS:
+        return InvalidRequest(f"Spark refused this: {message}")
+    return Unavailable(f"Spark failed: {message}")
 
 
 def application() -> typer.Typer:

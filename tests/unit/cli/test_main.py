@@ -273,6 +273,61 @@ def test_a_bug_is_no_answer(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert "report it" in told
 
 
+class SparkRaised(Exception):
+    """Stands for PySpark's own, which is known by its module: the command line does not load Spark to ask."""
+
+    __module__ = "pyspark.errors.exceptions.captured"
+
+
+class AnalysisException(SparkRaised):
+    __module__ = SparkRaised.__module__
+
+
+class TempTableAlreadyExistsException(AnalysisException):
+    __module__ = SparkRaised.__module__
+
+
+class ParseException(AnalysisException):
+    __module__ = SparkRaised.__module__
+
+
+class IllegalArgumentException(SparkRaised):
+    __module__ = SparkRaised.__module__
+
+
+class StreamingQueryException(SparkRaised):
+    __module__ = SparkRaised.__module__
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (AnalysisException, Exit.BAD_REQUEST),
+        (TempTableAlreadyExistsException, Exit.BAD_REQUEST),
+        (ParseException, Exit.BAD_REQUEST),
+        (IllegalArgumentException, Exit.BAD_REQUEST),
+        (StreamingQueryException, Exit.UNAVAILABLE),
+    ],
+)
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_what_spark_raises_is_no_bug_of_ours(
+    kind: type[Exception],
+    code: Exit,
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object) -> None:
+        raise kind("[PATH_NOT_FOUND] Path does not exist: /nowhere.\n\tat org.apache.spark.Some$.frame(Some.scala:1)\n")
+
+    monkeypatch.setattr(check_config, "configuration", refused)
+    assert main(["check-config", *words]) == code
+    told = capsys.readouterr().err
+    message = json.loads(told)["error"]["message"] if words else told.rstrip()
+    assert message.endswith(": [PATH_NOT_FOUND] Path does not exist: /nowhere.")
+    assert len(told.splitlines()) == 1
+
+
 @pytest.mark.parametrize("words", [["queue", "info", "q"], ["queue", "info", "q", "--json"]])
 @pytest.mark.parametrize("encoding", ["utf-8:strict", "utf-8:surrogateescape", "ascii:strict"])
 def test_a_path_that_is_no_text_is_printed_all_the_same(encoding: str, words: list[str], tmp_path: Path) -> None:
