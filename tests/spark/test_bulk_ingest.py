@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
@@ -19,10 +20,11 @@ from holdfast.commit.attempts import Attempts
 from holdfast.commit.entry import CommitEntry
 from holdfast.commit.resolve import Resolve
 from holdfast.commit.sequence import Sequence as SequenceStage
-from holdfast.commit.transaction import Transaction, Write
+from holdfast.commit.transaction import Delete, PointRead, RangeDelete, RangeRead, Transaction, Write
 from holdfast.errors import InvalidRequest
 from holdfast.spark.bulk import ingest as module
 from holdfast.spark.bulk.ingest import Ingest
+from holdfast.spark.bulk.ingest_records import GroupRecord, requests_digest
 from holdfast.spark.bulk.parsed_requests import ParsedRequest
 from holdfast.spark.bulk.reign import BulkLeading
 from holdfast.spark.pipeline import audit
@@ -157,9 +159,6 @@ class Frame:
             for place in range(first, past)
         ]
 
-    def count(self) -> int:
-        return len(self.requests)
-
 
 def test_an_object_holds_no_more_bytes_than_its_bound_and_one_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -215,6 +214,63 @@ def test_the_last_micro_batch_comes_again_with_the_same_requests_or_is_refused(
         again.micro_batch(cast("DataFrame", Frame(0, 5)), 0)
         again.close()
     assert values_of(tmp_path) == [b"value %d" % place for place in range(5)]
+
+
+def other_id(request: ParsedRequest) -> ParsedRequest:
+    txn = request.transaction
+    assert txn is not None
+    named = msgspec.structs.replace(txn, request_id="request-0000000000000001", read_version=0)
+    return msgspec.structs.replace(request, request_id=named.request_id, transaction=named)
+
+
+def other_value(request: ParsedRequest) -> ParsedRequest:
+    return msgspec.structs.replace(request, transaction=Transaction([Write(b"key", b"another")]))
+
+
+def other_order(request: ParsedRequest) -> ParsedRequest:
+    return msgspec.structs.replace(request, order=request.order + "0")
+
+
+@pytest.mark.parametrize("other", [other_id, other_value, other_order])
+@pytest.mark.parametrize("verdicts", ["verdicts", "other"])
+def test_other_requests_under_the_number_that_is_settled_are_refused_however_many_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdicts: str, other: Callable[[ParsedRequest], ParsedRequest]
+) -> None:
+    """Where a run is one micro-batch, a lost checkpoint shows in the requests alone: by the table, and before it."""
+    monkeypatch.setattr(Ingest, "_requests", lambda _, frame: frame.requests)
+    ingest = an_ingest(tmp_path, group_requests=2)
+    ingest.micro_batch(cast("DataFrame", Frame(0, 5)), 0)
+    ingest.close()
+    offered = Frame(0, 5)
+    offered.requests[3] = other(offered.requests[3])
+    again = Ingest((tmp_path / "log").as_uri(), (tmp_path / verdicts).as_uri(), "orders", leading=POLITE)
+    with pytest.raises(InvalidRequest, match="further than its checkpoint"):
+        again.micro_batch(cast("DataFrame", offered), 0)
+    again.micro_batch(cast("DataFrame", Frame(0, 5)), 0)
+    again.close()
+    assert values_of(tmp_path) == [b"value %d" % place for place in range(5)]
+
+
+def test_a_record_without_a_digest_tells_of_as_many_requests() -> None:
+    """An earlier version wrote none."""
+    requests = Frame(0, 5).requests
+    old = msgspec.json.decode(b'{"batch":0,"first":3,"told":[[null,7,[]],[null,8,[]]],"format":1}', type=GroupRecord)
+    assert old.tells_of(requests) and not old.tells_of(requests[:4])
+    new = GroupRecord(0, 3, old.told, requests_digest(requests[3:]))
+    assert new.tells_of(requests) and not new.tells_of(Frame(1, 6).requests)
+    assert msgspec.json.decode(new.encode(), type=GroupRecord) == new
+
+
+def test_the_digest_of_requests_is_kept_in_logs_and_never_changes() -> None:
+    reads = [PointRead(b"a"), RangeRead(b"b", None, 3)]
+    changes = [Write(b"a", b"1"), Delete(b"b"), RangeDelete(b"c", None)]
+    txn = Transaction(changes, reads, "request-0000000000000001", None, 7)
+    requests = [
+        ParsedRequest("1", txn.request_id, txn, None),
+        ParsedRequest("2", None, None, "bad_range"),
+        *Frame(3, 4).requests,
+    ]
+    assert requests_digest(requests) == "959b19e64160a01f8ce4b274b73ba9e1"
 
 
 def test_conflicts_are_found_across_micro_batches_as_the_service_finds_them(

@@ -19,7 +19,8 @@ micro-batch once, by its number. A run leads before it reads records, so an olde
 What a crash costs is the window: after it, as after any change of leader, older read versions are ``too_old``.
 
 The number of a micro-batch is Spark's and belongs to its checkpoint, so a name does too: a stream that starts again
-from 0 under a name whose log is further is refused.
+from 0 under a name whose log is further is refused. Where the number does not tell, the digests of what is settled do:
+where a run is one micro-batch, that has the same number, and often the same length, whatever it holds.
 
 Failure model: Closed, Fenced, Unavailable and InvalidRequest end the stream; started again it goes on. Memory: a
 micro-batch and the conflict window on the driver.
@@ -53,7 +54,14 @@ from holdfast.commit.transaction import Committed, Rejected, Reused, Transaction
 from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
 from holdfast.objects.port import ObjectStore
 from holdfast.segments.table_location import table_location
-from holdfast.spark.bulk.ingest_records import GroupRecord, Told, record_key, records_nearby, records_of_log
+from holdfast.spark.bulk.ingest_records import (
+    GroupRecord,
+    Told,
+    record_key,
+    records_nearby,
+    records_of_log,
+    requests_digest,
+)
 from holdfast.spark.bulk.parsed_requests import ParsedRequest, decode_request, parsed_requests
 from holdfast.spark.bulk.put import put_batch
 from holdfast.spark.bulk.reign import POLITELY, BulkLeading, Reign
@@ -129,10 +137,11 @@ class Ingest:
         state = self._output.open(f"{stages.log_id}/{self._name}", {})
         settled = self._settled or []
         settled_batch = settled[0].batch if settled else -1
-        told = [each for record in settled for each in record.told] if number == settled_batch else []
+        records = settled if number == settled_batch else []
+        told = [each for record in records for each in record.told]
         if number < state.offset:
             # Spark repeats the last micro-batch alone, with the same requests: anything else is another checkpoint's.
-            if number < state.offset - 1 or (self._settled is not None and frame.count() != len(told)):
+            if number < state.offset - 1 or (self._settled is not None and not self._repeats(frame, records)):
                 raise _behind(number, state.offset - 1)
             return
         if number < settled_batch:
@@ -140,7 +149,7 @@ class Ingest:
         self.counts.found += len(told)
         try:
             requests = self._requests(frame)
-            if len(requests) < len(told):
+            if not _begin_with(requests, records):
                 raise _behind(number, settled_batch)
             self._commit(stages, requests, told, number)
             rows = [_row(place, request, told[place]) for place, request in enumerate(requests)]
@@ -193,6 +202,11 @@ class Ingest:
             rows = in_order(frame, self._format, 1).mapInArrow(parse, "request binary").toArrow()
         return [decode_request(data) for data in rows["request"].to_pylist()]
 
+    def _repeats(self, frame: DataFrame, records: Sequence[GroupRecord]) -> bool:
+        """Whether the micro-batch holds the very requests that these records tell of, and no more."""
+        requests = self._requests(frame)
+        return len(requests) == sum(len(record.told) for record in records) and _begin_with(requests, records)
+
     def _commit(self, stages: _Stages, requests: Sequence[ParsedRequest], told: list[Told], number: int) -> None:
         """Settle the requests behind those that ``told`` speaks of, and add what they are told to it."""
         while len(told) < len(requests):
@@ -225,11 +239,16 @@ def _group_end(requests: Sequence[ParsedRequest], first: int, count: int) -> int
     return past
 
 
+def _begin_with(requests: Sequence[ParsedRequest], records: Sequence[GroupRecord]) -> bool:
+    return all(record.tells_of(requests) for record in records)
+
+
 def _behind(number: int, settled: int) -> InvalidRequest:
     return InvalidRequest(
         "this stream's log is further than its checkpoint",
         code=Code.BAD_CONFIGURATION,
-        hint="restore the checkpoint, or take another name if these requests were never offered before",
+        hint="restore the checkpoint, or take another name if these requests were never offered before; a micro-batch "
+        "that is repeated has to hold the same requests: leave out what gives another value each time",
         micro_batch=number,
         settled=settled,
     )
@@ -287,7 +306,7 @@ class _Stages:
             Told(request.refusal) if entry is None else _told(entry if id(entry) in own else self._original(entry))
             for request, entry in zip(requests, entries, strict=True)
         )
-        record = GroupRecord(number, first, told)
+        record = GroupRecord(number, first, told, requests_digest(requests))
         last = CommitEntry(Transaction([Write(key, record.encode())]), _nobody)
         self._resolve.decide(self._sequence.order([last], self._resolve.floor)[0])
         logged = [

@@ -4,15 +4,16 @@ Owns: the record's key and bytes, and reading those of the newest micro-batch. D
 
 Key: ``spark/ingest/{name}``. Value, JSON: ``format`` 1; ``batch``, the micro-batch's number; ``first``, the place in it
 of the first request of the group; ``told``, for each request of the group its code (null: committed), its version, and
-its failed preconditions. A record is a transaction of its own, the last one of its batch object, so that it is durable
-exactly when its group is.
+its failed preconditions; ``digest``, which names the requests of the group (null: an earlier version wrote none). A
+record is a transaction of its own, the last one of its batch object, so that it is durable exactly when its group is.
 
 Valid when: it decodes to these types. Anything else under the key raises CorruptData.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from typing import Final
 
 import msgspec
@@ -25,9 +26,10 @@ from holdfast.commit.transaction import Write
 from holdfast.errors import Code, CorruptData
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.bulk.load_progress import newest_of_log
+from holdfast.spark.bulk.parsed_requests import ParsedRequest
 from holdfast.spark.pipeline.task_errors import task_errors
 
-__all__ = ["GroupRecord", "Told", "record_key", "records_nearby", "records_of_log"]
+__all__ = ["GroupRecord", "Told", "record_key", "records_nearby", "records_of_log", "requests_digest"]
 
 LOOK_BACK_OBJECTS: Final = 256
 
@@ -46,14 +48,34 @@ class GroupRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch: int
     first: int
     told: tuple[Told, ...]
+    digest: str | None = None
     format: int = 1
 
     def encode(self) -> bytes:
         """The bytes of the record."""
         return msgspec.json.encode(self)
 
+    def tells_of(self, requests: Sequence[ParsedRequest]) -> bool:
+        """Whether the requests of a micro-batch hold this very group at its place."""
+        group = requests[self.first : self.first + len(self.told)]
+        return len(group) == len(self.told) and self.digest in (None, requests_digest(group))
+
 
 _DECODER: Final = msgspec.json.Decoder(GroupRecord)
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def requests_digest(requests: Sequence[ParsedRequest]) -> str:
+    """Names these requests in this order: their places, ids, read versions, reads and changes. Kept in logs.
+
+    Of one that is refused, whose changes nobody has parsed: its place, its id and why.
+    """
+    digest = blake2b(digest_size=16)
+    for each in requests:
+        txn = each.transaction
+        asked = None if txn is None else (txn.read_version, txn.preconditions, txn.operations)
+        digest.update(_encode((each.order, each.request_id, each.refusal, asked)))
+    return digest.hexdigest()
 
 
 def record_key(name: str) -> bytes:
