@@ -402,11 +402,9 @@ def a_write_behind(head: Header) -> LoggedTransaction:
     return LoggedTransaction(head.last_version + 1, None, None, [Write(b"k", b"v")], [])
 
 
-@pytest.mark.parametrize("damage", ["header", "size"])
-def test_what_came_behind_a_step_without_a_version_of_its_own_is_audited_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
-) -> None:
-    """The resign record of a leader whose last batch the audit had reached."""
+@pytest.fixture
+def audited_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces are audited by this process, without Spark."""
 
     def told_here(spark: SparkSession, url: str, pieces: list[tuple[Piece, int | None]]) -> pa.Table:
         found = [audit_piece(url, piece, before_head) for piece, before_head in pieces]
@@ -419,6 +417,32 @@ def test_what_came_behind_a_step_without_a_version_of_its_own_is_audited_by_the_
         return pa.Table.from_pylist(rows, schema=verify_module._TOLD_SCHEMA)
 
     monkeypatch.setattr(verify_module, "_told", told_here)
+
+
+@pytest.mark.usefixtures("audited_here")
+@pytest.mark.parametrize("step_bytes", [1, 1000, 1536])
+def test_a_step_goes_on_to_a_version_above_the_last_one_however_small_it_is(tmp_path: Path, step_bytes: int) -> None:
+    """A resign record has no version of its own: a step that held it alone was taken for the end of the log."""
+    spark = cast("SparkSession", None)
+    builder = LogBuilder(9)
+    leader = builder.lead()
+    leader.send([a_write_behind(leader.head)])
+    log = builder.write_to(tmp_path / "log")
+    verified(spark, log, tmp_path / "table", step_bytes=step_bytes)
+    leader.resign()
+    successor = builder.lead()
+    successor.send([a_write_behind(successor.head)])
+    builder.write_to(tmp_path / "log")
+    job = verified(spark, log, tmp_path / "table", step_bytes=step_bytes)
+    assert job.audit.counts.objects == 3 and job.is_good(successor.head.last_version)
+
+
+@pytest.mark.usefixtures("audited_here")
+@pytest.mark.parametrize("damage", ["header", "size"])
+def test_what_came_behind_a_step_without_a_version_of_its_own_is_audited_by_the_next(
+    tmp_path: Path, damage: str
+) -> None:
+    """The resign record of a leader whose last batch the audit had reached."""
     spark = cast("SparkSession", None)
     builder = LogBuilder(8)
     leader = builder.lead()

@@ -220,14 +220,16 @@ async def _choose(store: ObjectStore, after: int, until: int | None, step_bytes:
                 slot=slot_text(int(chain.slots[-1])),
             )
         return _Share(found, head, 0, 0, after, after, 0)
-    first = 0 if after == 0 else await first_above(store, chain, after)
+    above = await first_above(store, chain, after)
+    first = 0 if after == 0 else above
     if audited:
         first = min(first, index_after(chain, audited))
     ends = np.cumsum(chain.sizes[first:])
-    past = first + max(1, int(np.searchsorted(ends, step_bytes, side="right")))
+    # However small a step is, it goes on to a version above the last one's: one that does not is taken for the end.
+    past = max(first + int(np.searchsorted(ends, step_bytes, side="right")), above + 1)
     # A step ends with an object that can be read, because only a header says which version was reached.
     reached = await last_readable(store, chain, first, past - 1)
-    if past >= len(chain.slots) or reached is None:
+    if past >= len(chain.slots) or reached is None or reached[1].last_version <= after:
         reached, past = (newest_place, head), len(chain.slots)
     else:
         past = reached[0] + 1
