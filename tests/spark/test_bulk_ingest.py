@@ -27,6 +27,7 @@ from holdfast.spark.bulk.ingest import Ingest
 from holdfast.spark.bulk.ingest_records import GroupRecord, requests_digest
 from holdfast.spark.bulk.parsed_requests import ParsedRequest
 from holdfast.spark.bulk.reign import BulkLeading
+from holdfast.spark.bulk.request_frame import RequestFormat
 from holdfast.spark.pipeline import audit
 
 COLUMNS = "order int, key string, value string, request_id string, read_version string"
@@ -291,6 +292,15 @@ def test_conflicts_are_found_across_micro_batches_as_the_service_finds_them(
         ("conflict", [{"precondition": 0, "version": base + 2}]),
         (None, []),
     ]
+
+
+def test_a_key_that_is_no_base64_ends_the_stream_and_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    frame = spark.createDataFrame([(1, "YQ-_", "Yg==")], "order int, key string, value string")
+    log, verdicts = (tmp_path / "log").as_uri(), (tmp_path / "verdicts").as_uri()
+    ingest = Ingest(log, verdicts, "orders", request_format=RequestFormat(text="base64"), leading=POLITE)
+    with pytest.raises(InvalidRequest, match=r"not base64.*YQ-_"):
+        ingest.micro_batch(frame, 0)
+    ingest.close()
 
 
 def test_files_that_come_later_are_taken_up_from_the_checkpoint(spark: SparkSession, tmp_path: Path) -> None:

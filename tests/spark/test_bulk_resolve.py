@@ -314,8 +314,16 @@ def test_rows_that_are_no_requests_are_refused_by_name(
 @pytest.mark.parametrize("key", ["YQ-_", "Y", "YW*I="])
 def test_what_is_no_base64_is_an_error_and_no_other_key(spark: SparkSession, key: str) -> None:
     frame = spark.createDataFrame([(1, key, "Yg==")], "order int, key string, value string")
-    with pytest.raises(PySparkException, match="CONVERSION_INVALID_INPUT"):
+    with pytest.raises(InvalidRequest, match="not base64") as told:
         stage(frame, RequestFormat(text="base64"), partitions=1)
+    assert key in str(told.value)
+
+
+def test_an_error_of_the_callers_own_expressions_stays_what_it_is(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([(1, "YQ-_", "Yg==")], "order int, key string, value string")
+    frame = frame.withColumn("key", F.to_binary("key", F.lit("base64")))
+    with pytest.raises(PySparkException, match="CONVERSION_INVALID_INPUT"):
+        stage(frame, RequestFormat(), partitions=1)
 
 
 def random_problem(

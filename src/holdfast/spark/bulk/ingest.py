@@ -66,7 +66,7 @@ from holdfast.spark.bulk.parsed_requests import ParsedRequest, decode_request, p
 from holdfast.spark.bulk.put import put_batch
 from holdfast.spark.bulk.reign import POLITELY, BulkLeading, Reign
 from holdfast.spark.bulk.request_chunk import pack
-from holdfast.spark.bulk.request_frame import AS_NAMED, RequestFormat, in_order
+from holdfast.spark.bulk.request_frame import AS_NAMED, RequestFormat, frame_errors, in_order
 from holdfast.spark.bulk.verdict_table import INVALID_CODES, VERDICTS
 from holdfast.spark.pipeline.delta_output import DeltaOutput
 from holdfast.spark.pipeline.table_files import write_table
@@ -198,7 +198,7 @@ class Ingest:
                 encoded = [request.encode() for request in parsed_requests(chunk)]
                 yield pa.RecordBatch.from_arrays([pa.array(encoded, pa.binary())], ["request"])
 
-        with task_errors():
+        with frame_errors(self._format), task_errors():
             rows = in_order(frame, self._format, 1).mapInArrow(parse, "request binary").toArrow()
         return [decode_request(data) for data in rows["request"].to_pylist()]
 

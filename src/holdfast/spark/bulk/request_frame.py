@@ -16,15 +16,18 @@ Columns of a request, one row each:
 
 Keys and values are binary, or strings: their UTF-8, or base64 as in the HTTP API. An array given as a string is JSON.
 
-Failure model: columns that do not fit raise InvalidRequest before anything runs.
+Failure model: columns that do not fit raise InvalidRequest before anything runs. What is no base64 is found by Spark
+where the rows are first read: whoever reads them does it within ``frame_errors``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 from pyspark.sql.types import (
@@ -41,7 +44,7 @@ from pyspark.sql.types import (
 
 from holdfast.errors import Code, InvalidRequest
 
-__all__ = ["AS_NAMED", "RequestFormat", "in_order"]
+__all__ = ["AS_NAMED", "RequestFormat", "frame_errors", "in_order"]
 
 _COLUMNS: Final = ("operations", "preconditions", "read_version", "request_id", "key", "value", "kind", "end")
 _OPERATION_JSON: Final = "array<struct<kind string, type string, key string, begin string, value string, end string>>"
@@ -70,6 +73,8 @@ class RequestFormat:
 
 
 AS_NAMED: Final = RequestFormat()
+SHOWN_MAX: Final = 80
+"""How much of a key or value an error shows."""
 
 
 def in_order(frame: DataFrame, request_format: RequestFormat, partitions: int) -> DataFrame:
@@ -95,6 +100,24 @@ def in_order(frame: DataFrame, request_format: RequestFormat, partitions: int) -
     # Sorted as they come, and brought into form where they arrive: what is sampled and shuffled is as narrow as it was.
     ordered = frame.repartitionByRange(partitions, _quoted(order)).sortWithinPartitions(_quoted(order))
     return ordered.select(F.col(_quoted(order)).cast("string").alias("order"), *columns)
+
+
+@contextmanager
+def frame_errors(request_format: RequestFormat) -> Generator[None]:
+    """Raise InvalidRequest where Spark finds a key or value that is no base64; every other error as it comes."""
+    try:
+        yield
+    except PySparkException as error:
+        told = error.getMessageParameters() or {}
+        ours = request_format.text == "base64" and told.get("fmt", "").strip("'").upper() == "BASE64"
+        if not ours or error.getCondition() != "CONVERSION_INVALID_INPUT":
+            raise
+        raise InvalidRequest(
+            "a key or value is not base64",
+            code=Code.BAD_BASE64,
+            hint="standard base64, as in the HTTP API; keys and values that are text themselves are read as utf8",
+            found=told.get("str", "").strip("'")[:SHOWN_MAX],
+        ) from error
 
 
 def _quoted(name: str) -> str:

@@ -24,7 +24,7 @@ from pyspark import StorageLevel, TaskContext
 from pyspark.sql import DataFrame
 
 from holdfast.spark.bulk.request_chunk import pack
-from holdfast.spark.bulk.request_frame import RequestFormat, in_order
+from holdfast.spark.bulk.request_frame import RequestFormat, frame_errors, in_order
 from holdfast.spark.pipeline.task_errors import task_errors
 
 __all__ = ["ChunkPlace", "Staged", "chunk_key", "stage"]
@@ -105,7 +105,7 @@ def stage(frame: DataFrame, request_format: RequestFormat, *, partitions: int) -
 
     ordered = in_order(frame, request_format, partitions)
     staged = ordered.mapInArrow(packed, _TYPE).persist(StorageLevel.DISK_ONLY)
-    with task_errors():
+    with frame_errors(request_format), task_errors():
         rows = staged.select(*_SUMMARY).toArrow().to_pylist()
     rows.sort(key=lambda row: (row["partition"], row["number"]))
     chunks: list[ChunkPlace] = []
