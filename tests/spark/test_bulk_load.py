@@ -39,8 +39,10 @@ from holdfast.spark.bulk.looked_up import asked_changes, logged_changes
 from holdfast.spark.bulk.put import put_batch
 from holdfast.spark.bulk.reign import BulkLeading, Reign
 from holdfast.spark.bulk.request_chunk import pack
+from holdfast.spark.bulk.resolve import resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
-from holdfast.spark.bulk.staging import chunk_key
+from holdfast.spark.bulk.staging import ChunkPlace, Staged, chunk_key, stage
+from holdfast.spark.bulk.verdict_table import write_verdicts
 from holdfast.spark.bulk.wave import BatchPlan, ReignPlan, batch_object
 from holdfast.spark.pipeline import audit
 from holdfast.spark.store_thread import StoreThread
@@ -343,20 +345,24 @@ def test_changes_of_the_log_and_of_requests_are_compared_by_one_digest(tmp_path:
             {
                 "partition": 3,
                 "number": 0,
+                "weighted": chunk.weighted,
                 "asks": chunk.asks,
                 "item_rows": chunk.item_rows,
                 "values": chunk.values,
             }
         ]
     )
-    (found,) = asked_changes({chunk_key(3, 0): 100}, [7, 100, 101, 102, 103], iter([row]))
+    place = ChunkPlace(chunk_key(3, 0), 100, 3, chunk.items, chunk.size, chunk.weighted)
+    (found,) = asked_changes({place.key: place}, [7, 100, 101, 102, 103], iter([row]))
     digests = dict(zip(found["place"].to_pylist(), found["changes"].to_pylist(), strict=True))
     whole, without_record = logged["whole"].to_pylist(), logged["without_record"].to_pylist()
     assert digests == {100: whole[2], 101: whole[0], 102: digests[102]}
     assert without_record[1] == whole[0] != whole[1], "an earlier load's record is no part of the request"
     assert without_record[0] == whole[0]
     assert digests[102] not in {*whole, *without_record}
-    assert list(asked_changes({chunk_key(3, 0): 100}, [7, 103], iter([row]))) == []
+    assert list(asked_changes({place.key: place}, [7, 103], iter([row]))) == []
+    with pytest.raises(InvalidRequest, match="other ones than when they were judged"):
+        list(asked_changes({place.key: replace(place, weighted=place.weighted ^ 1)}, [100], iter([row])))
 
 
 def test_a_chunk_that_was_made_again_with_other_requests_is_not_written() -> None:
@@ -380,6 +386,32 @@ def test_a_chunk_that_was_made_again_with_other_requests_is_not_written() -> Non
     assert b"an-id-that-uuid()-has-made" in data
     with pytest.raises(InvalidRequest, match="other ones than when they were judged"):
         batch_object(plan, reign, again)
+
+
+@pytest.mark.parametrize("again", ["others", "fewer"])
+def test_requests_that_were_made_again_as_others_are_not_told_as_those_that_were_judged(
+    spark: SparkSession, tmp_path: Path, again: str
+) -> None:
+    def staged(mark: str, orders: range) -> Staged:
+        rows = [(n, "k", "v", f"an-attempt-of-a-test-{mark}-{n}", "#0") for n in orders]
+        columns = "order int, key string, value string, request_id string, read_version string"
+        return stage(spark.createDataFrame(rows, columns), OPTIONS.request_format, partitions=1)
+
+    judged = staged("a", range(3))
+    remade = staged("b", range(3)) if again == "others" else staged("a", range(0))
+    resolution = resolve_requests(judged, 100)
+
+    def write(of: Staged) -> int:
+        url = (tmp_path / "verdicts").as_uri()
+        return write_verdicts(spark, of, resolution, lambda each: 100 + each, url, made_by="load", identity="it")
+
+    with pytest.raises(InvalidRequest, match="other ones than when they were judged"):
+        write(replace(judged, frame=remade.frame))
+    assert told(tmp_path / "verdicts") == []
+    assert write(judged) > 0
+    assert [row["request_id"] for row in told(tmp_path / "verdicts")] == [
+        f"an-attempt-of-a-test-a-{n}" for n in range(3)
+    ]
 
 
 def test_a_refused_batch_is_ours_by_its_leader_nonce_and_body_and_otherwise_deposes() -> None:

@@ -8,7 +8,8 @@ does not hold is too old to be judged; and one whose id the log holds with other
 Changes are compared, and not what was read: an earlier load has written read versions as its own leader's, and its
 record as one change more in the last request of a batch.
 
-Failure model: what reading the log raises. Cost: a scan of the log by tasks, only when there is such an attempt, and
+Failure model: what reading the log raises, and InvalidRequest where Spark has made requests again and they are other
+ones than were judged. Cost: a scan of the log by tasks, only when there is such an attempt, and
 the objects that hold those that were found.
 """
 
@@ -38,7 +39,7 @@ from holdfast.spark.bulk.parsed_requests import operations_at
 from holdfast.spark.bulk.request_chunk import read_stream
 from holdfast.spark.bulk.resolve import Resolution
 from holdfast.spark.bulk.sequencing import Fate
-from holdfast.spark.bulk.staging import Staged, chunk_key
+from holdfast.spark.bulk.staging import ChunkPlace, Staged, chunk_key, require_judged
 from holdfast.spark.pipeline.task_errors import task_errors
 from holdfast.spark.store_thread import PlannedObjectsThread
 
@@ -60,13 +61,15 @@ def look_up(spark: SparkSession, url: str, staged: Staged, resolution: Resolutio
     waiting = np.flatnonzero(resolution.fates == Fate.LOOK_UP)
     if not len(waiting):
         return resolution
-    firsts = {chunk.key: chunk.first for chunk in staged.chunks}
+    chunks = {chunk.key: chunk for chunk in staged.chunks}
     fates = resolution.fates
 
     def asked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for row in batch.to_pylist():
-                asks, first = read_stream(row["asks"]), firsts[chunk_key(row["partition"], row["number"])]
+                chunk = chunks[chunk_key(row["partition"], row["number"])]
+                asks, first = read_stream(row["asks"]), chunk.first
+                require_judged(row, chunk.weighted, first)
                 places = np.flatnonzero(fates[first : first + asks.num_rows] == Fate.LOOK_UP)
                 if len(places):
                     ids = asks["request_id"].take(pa.array(places)).combine_chunks()
@@ -74,7 +77,8 @@ def look_up(spark: SparkSession, url: str, staged: Staged, resolution: Resolutio
                     versions = asks["read_version"].take(pa.array(places)).combine_chunks()
                     yield pa.RecordBatch.from_arrays([pa.array(places + first), ids, versions], ["place", "id", "at"])
 
-    frame = staged.frame.select("partition", "number", "asks").mapInArrow(asked, "place long, id string, at long")
+    wanted = staged.frame.select("partition", "number", "weighted", "asks")
+    frame = wanted.mapInArrow(asked, "place long, id string, at long")
     found: dict[int, tuple[int, int]] = {}
     if through:
         log = spark.read.format("holdfast").option("url", url).option("shape", "transactions")
@@ -87,7 +91,7 @@ def look_up(spark: SparkSession, url: str, staged: Staged, resolution: Resolutio
                 matches.groupBy("place").agg(first).select("place", "first.version", "first.seq").toArrow().to_pylist()
             )
         found = {row["place"]: (row["version"], row["seq"]) for row in rows}
-    others = _others(spark, url, staged, firsts, found) if found else []
+    others = _others(spark, url, staged, chunks, found) if found else []
     told = fates.copy()
     told[waiting] = Fate.TOO_OLD
     told[list(found)] = Fate.COMMITTED
@@ -97,7 +101,11 @@ def look_up(spark: SparkSession, url: str, staged: Staged, resolution: Resolutio
 
 
 def _others(
-    spark: SparkSession, url: str, staged: Staged, firsts: Mapping[int, int], found: Mapping[int, tuple[int, int]]
+    spark: SparkSession,
+    url: str,
+    staged: Staged,
+    chunks: Mapping[int, ChunkPlace],
+    found: Mapping[int, tuple[int, int]],
 ) -> list[int]:
     """The places of those requests whose changes are not those that the log holds at the version and ``seq`` found."""
     versions: dict[int, set[int]] = {}
@@ -106,10 +114,10 @@ def _others(
     objects = spark.createDataFrame(
         [(seq, sorted(wanted)) for seq, wanted in versions.items()], "seq long, versions array<long>"
     )
-    wanted = staged.frame.select("partition", "number", "asks", "item_rows", "values")
+    wanted = staged.frame.select("partition", "number", "weighted", "asks", "item_rows", "values")
     with task_errors():
         logged = objects.mapInArrow(partial(logged_changes, url), "version long, whole binary, without_record binary")
-        asked = wanted.mapInArrow(partial(asked_changes, firsts, sorted(found)), "place long, changes binary")
+        asked = wanted.mapInArrow(partial(asked_changes, chunks, sorted(found)), "place long, changes binary")
         held = {row["version"]: (row["whole"], row["without_record"]) for row in logged.toArrow().to_pylist()}
         return [
             row["place"] for row in asked.toArrow().to_pylist() if row["changes"] not in held[found[row["place"]][0]]
@@ -140,12 +148,14 @@ def logged_changes(url: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
 
 
 def asked_changes(
-    firsts: Mapping[int, int], places: Sequence[int], batches: Iterator[pa.RecordBatch]
+    chunks: Mapping[int, ChunkPlace], places: Sequence[int], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """A digest of what each request at one of these ``places``, which rise, changes."""
+    """A digest of what each request at one of these ``places``, which rise, changes. Raises: InvalidRequest."""
     for batch in batches:
         for row in batch.to_pylist():
-            asks, first = read_stream(row["asks"]), firsts[chunk_key(row["partition"], row["number"])]
+            chunk = chunks[chunk_key(row["partition"], row["number"])]
+            asks, first = read_stream(row["asks"]), chunk.first
+            require_judged(row, chunk.weighted, first)
             own = places[bisect_left(places, first) : bisect_left(places, first + asks.num_rows)]
             if own:
                 items, values = read_stream(row["item_rows"]), read_stream(row["values"])

@@ -5,9 +5,10 @@ Owns: the staged data frame and the places of its chunks in the total order. Doe
 
 What is staged lives on the executors' disks as long as the session uses it. It is not what a restart goes on from: that
 is the log alone, and a restart stages again. Where an executor is lost, Spark makes its chunks again from the input;
-whoever writes one compares its sum with that of the chunk that was judged.
+whoever writes or tells of one compares its sum with that of the chunk that was judged.
 
-Failure model: a row that cannot be read raises InvalidRequest. Memory: a row for each chunk on the driver.
+Failure model: a row that cannot be read raises InvalidRequest, and so does a chunk that is another one now. Memory: a
+row for each chunk on the driver.
 """
 
 # pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
@@ -15,19 +16,21 @@ Failure model: a row that cannot be read raises InvalidRequest. Memory: a row fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
+from typing import Any
 
 import pyarrow as pa
 from pyspark import StorageLevel, TaskContext
 from pyspark.sql import DataFrame
 
+from holdfast.errors import InvalidRequest
 from holdfast.spark.bulk.request_chunk import pack
 from holdfast.spark.bulk.request_frame import RequestFormat, frame_errors, in_order
 from holdfast.spark.pipeline.task_errors import task_errors
 
-__all__ = ["ChunkPlace", "Staged", "chunk_key", "stage"]
+__all__ = ["ChunkPlace", "Staged", "chunk_key", "other_requests", "require_judged", "stage"]
 
 _SUMMARY: dict[str, pa.DataType] = {
     "partition": pa.int32(),
@@ -52,6 +55,22 @@ _TYPE = (
 def chunk_key(partition: int, number: int) -> int:
     """One number for a chunk."""
     return partition << 32 | number
+
+
+def require_judged(chunk: Mapping[str, Any], weighted: int, first: int) -> None:
+    """Raise InvalidRequest unless the chunk's requests are those that were judged, whose sum was ``weighted``."""
+    if int(chunk["weighted"]) != weighted:
+        raise other_requests(first)
+
+
+def other_requests(first: int) -> InvalidRequest:
+    """The error for requests from place ``first`` on that Spark has made again, as other ones."""
+    return InvalidRequest(
+        "the requests are other ones than when they were judged",
+        hint="Spark makes them again when a worker is lost: load from a table that keeps them, and leave out what "
+        "gives another value each time",
+        first=first,
+    )
 
 
 @dataclass(frozen=True, slots=True)

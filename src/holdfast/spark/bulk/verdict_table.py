@@ -8,7 +8,8 @@ Columns: ``position`` of the request in the total order, from 1; ``order`` as th
 two, the codes of the HTTP API; ``version`` of what is committed; ``conflicts``: each failed precondition by its place
 in the request, from 0, and the newest version that broke it.
 
-Failure model: as every table here: files that no commit names, or all of it. Doing it again changes nothing.
+Failure model: as every table here: files that no commit names, or all of it. Doing it again changes nothing. Where
+Spark has made requests again and they are other ones than were judged, InvalidRequest: the log has what was judged.
 """
 
 # pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
@@ -30,7 +31,7 @@ from holdfast.segments.table_location import table_location
 from holdfast.spark.bulk.request_chunk import read_stream, stream
 from holdfast.spark.bulk.resolve import Resolution
 from holdfast.spark.bulk.sequencing import Fate
-from holdfast.spark.bulk.staging import ChunkPlace, Staged, chunk_key
+from holdfast.spark.bulk.staging import ChunkPlace, Staged, chunk_key, other_requests, require_judged
 from holdfast.spark.pipeline.delta_output import DeltaOutput
 from holdfast.spark.pipeline.table_files import FILES_TYPE, new_files, told, write_table
 from holdfast.spark.pipeline.task_errors import task_errors
@@ -99,15 +100,17 @@ def write_verdicts(
         for chunk in staged.chunks
     ]
     verdicts = spark.createDataFrame(rows, "partition int, number int, verdicts binary")
-    places = {chunk.key: chunk.first for chunk in staged.chunks}
+    places = {chunk.key: chunk for chunk in staged.chunks}
     url = output.location.url
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held: list[pa.Table] = []
         for batch in batches:
             for row in batch.to_pylist():
+                place = places[chunk_key(row["partition"], row["number"])]
+                first = place.first
+                require_judged(row, place.weighted, first)
                 asks, verdict = read_stream(row["asks"]), read_stream(row["verdicts"])
-                first = places[chunk_key(row["partition"], row["number"])]
                 columns = [pa.array(np.arange(first + 1, first + 1 + asks.num_rows)), asks["order"], asks["request_id"]]
                 columns += [verdict[name] for name in VERDICTS.names[3:]]
                 held.append(pa.Table.from_arrays(columns, schema=VERDICTS))
@@ -117,9 +120,12 @@ def write_verdicts(
         if held:
             yield told([write_table(url, pa.concat_tables(held), {}, ("position",))])
 
-    joined = staged.frame.select("partition", "number", "asks").join(F.broadcast(verdicts), ["partition", "number"])
+    wanted = staged.frame.select("partition", "number", "weighted", "asks")
+    joined = wanted.join(F.broadcast(verdicts), ["partition", "number"])
     with task_errors():
         files = new_files(joined.mapInArrow(write, FILES_TYPE))
+    if sum(file.rows for file in files) != staged.requests:
+        raise other_requests(0)  # a chunk that was judged is not there any more: others have come in its place
     output.commit(state, staged.requests, files, ())
     return sum(file.size for file in files)
 

@@ -40,11 +40,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
 from holdfast.commit.batch import BODY_SCHEMA, Header, ItemKind, encode_object
-from holdfast.errors import InvalidRequest
 from holdfast.spark.bulk.put import put_batch
 from holdfast.spark.bulk.request_chunk import read_stream
 from holdfast.spark.bulk.sequencing import BELOW, Fate
-from holdfast.spark.bulk.staging import Staged
+from holdfast.spark.bulk.staging import Staged, require_judged
 from holdfast.spark.pipeline.task_errors import task_errors
 from holdfast.spark.store_thread import StoreThread
 
@@ -141,13 +140,7 @@ def batch_object(plan: BatchPlan, reign: ReignPlan, chunk: Mapping[str, Any]) ->
 
     Raises: InvalidRequest when the chunk is not the one that was judged.
     """
-    if int(chunk["weighted"]) != plan.weighted:
-        raise InvalidRequest(
-            "the requests are other ones than when they were judged",
-            hint="Spark makes them again when a worker is lost: load from a table that keeps them, and leave out what "
-            "gives another value each time",
-            first=plan.first,
-        )
+    require_judged(chunk, plan.weighted, plan.first)
     body = _stream(_rows(plan, reign, chunk))
     header = replace(plan.header, body_length=len(body), body_crc=zlib.crc32(body))
     return header, encode_object(header, body)
