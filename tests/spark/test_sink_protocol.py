@@ -243,8 +243,9 @@ def test_a_write_tried_again_with_fewer_partitions_is_not_called_done(service: S
         again = begin(client, options, wanted("fewer"))
         for partition in range(2):
             send_partition(client, options, again, partition, [rows("fewer", partition, 5)])
-        with pytest.raises(InvalidRequest, match="more partitions"):
+        with pytest.raises(InvalidRequest, match="more partitions") as refused:
             finish(client, options, wanted("fewer"), 2)
+        assert "another application name" in refused.value.hint
         record, _ = read_record(client, options.application)
     assert record is not None
     assert record.state == "intent"

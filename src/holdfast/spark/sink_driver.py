@@ -182,7 +182,8 @@ def _require_no_further(
             "an earlier try of this write had more partitions, and what they sent may be there twice",
             code=Code.REQUEST_ID_REUSED,
             hint="a write that is tried again must get the same rows in the same order: repartition and sort them, or "
-            "write from a table that keeps them; look for rows that are there twice",
+            "write from a table that keeps them; look for rows that are there twice; a stream goes on from its "
+            "checkpoint under another application name, which sends this micro-batch once more",
             application=options.application,
             partitions=partitions,
         )
