@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.errors import HoldfastError
 from holdfast.stores import commands
-from holdfast.stores.commands import Command, Record
+from holdfast.stores.commands import RULES, Command, Record
 from holdfast.stores.durables import backlog, residue
 from holdfast.stores.durables.look_ahead import LookAhead
 from holdfast.stores.effects import Dying
@@ -103,7 +103,7 @@ class World:
         if not applied.changed:
             assert self.state.snapshot() == before, f"unchanged is unchanged: {command}"
         else:
-            self.log.append(Record(command, applied.result))
+            self.log.append(Record(command, applied.result, RULES))
         self.dying += [effect for effect in applied.effects if isinstance(effect, Dying)]
         self.state.check()
 

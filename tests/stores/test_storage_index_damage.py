@@ -225,7 +225,7 @@ def test_an_index_without_checksums_is_read_and_gets_them_when_it_is_opened_to_w
         assert database.execute("SELECT value FROM meta WHERE name = 'format'").fetchone() == (1,)
     found = seen(broken)
     with closing(sqlite3.connect(broken / "index.sqlite")) as database:
-        assert database.execute("SELECT value FROM meta WHERE name = 'format'").fetchone() == (2,)
+        assert database.execute("SELECT value FROM meta WHERE name = 'format'").fetchone() == (3,)
         for *row, crc in database.execute("SELECT * FROM extents"):
             assert row_crc(*row) == crc
     assert verify(str(broken)).messages == whole.messages
@@ -256,7 +256,7 @@ def test_a_format_that_changed_alone_is_damage_and_can_be_put_back(broken: Path,
     ],
 )
 def test_an_index_of_a_later_version_is_told_so(broken: Path, another: str) -> None:
-    changed(broken, another, "UPDATE meta SET value = 3 WHERE name = 'format'")
+    changed(broken, another, "UPDATE meta SET value = 4 WHERE name = 'format'")
     with pytest.raises(CorruptData, match="later version") as raised:
         verify(str(broken))
     assert raised.value.hint == "nothing is damaged: use that version"

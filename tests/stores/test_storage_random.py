@@ -13,7 +13,7 @@ from tests.stores.test_state_random import World
 
 from holdfast.errors import HoldfastError
 from holdfast.stores.checkpoints import Checkpoints
-from holdfast.stores.commands import Command, Record
+from holdfast.stores.commands import RULES, Command, Record
 from holdfast.stores.compaction import Compaction
 from holdfast.stores.frames import encode_record
 from holdfast.stores.group_commit import GroupCommit
@@ -60,7 +60,7 @@ class Disk:
     def apply(self, command: Command) -> Record:
         """Carry a command out that changes something."""
         applied = self.storage.apply(command)
-        record = Record(command, applied.result)
+        record = Record(command, applied.result, RULES)
         frame = encode_record(record)
         self.storage.note_frame(len(frame))
         self.storage.messages.next_frame += 1

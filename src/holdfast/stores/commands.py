@@ -17,6 +17,8 @@ import msgspec
 from holdfast.stores.messages import Message
 
 __all__ = [
+    "FIRST_RULES",
+    "RULES",
     "Acknowledge",
     "Acknowledged",
     "Attach",
@@ -299,11 +301,18 @@ class MapLocked(_Result, frozen=True):
 Result = Done | Published | Attached | Delivered | Acknowledged | Expired | Purged | MapChanged | MapLocked
 
 
+RULES: Final = 2
+"""The rules by which this code carries commands out. A change of what a command does is a new number."""
+FIRST_RULES: Final = 1
+"""The rules of every record and snapshot without a number (docs/decisions/0028)."""
+
+
 class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One frame of the log."""
+    """One frame of the log: a command, its result, and the rules by which the command gave it."""
 
     command: Command
     result: Result
+    rules: int = FIRST_RULES
 
 
 PUBLISHER_TTL_MS: Final = 7 * 24 * 3_600_000

@@ -24,13 +24,14 @@ it is read. A row that is not found is told from one that never was, where that 
 | ``entries`` | store, durable, key | revision, size, expires_ms, crc |
 | ``extents`` | store, first_seq | last_seq, first_frame, last_frame, bytes, crc; see ``locations`` |
 
-``crc`` is ``row_checksum.row_crc`` of the row's other columns in their order. In ``meta`` are ``format`` (2);
+``crc`` is ``row_checksum.row_crc`` of the row's other columns in their order. In ``meta`` are ``format`` (3);
 ``frame``, the last one in here; ``at_ms``; ``state``; ``frame_crc``, the CRC-32 of that frame, where it is known;
-``runs``, which blocks there are, a msgpack map of store to [[first, last], ...]; and ``crc``, of the five values from
-``frame`` to ``runs`` in this order, with nil for one that is missing.
+``runs``, which blocks there are, a msgpack map of store to [[first, last], ...]; ``rules``, the rules that the state
+follows (``commands.RULES``); and ``crc``, of the six values from ``frame`` to ``rules`` in this order, with nil for
+one that is missing.
 
-Format 1 had no checksums: it is read as it is where nothing may be written, and brought to format 2 in one transaction
-where it is opened else.
+Format 2 has no ``rules``, and ``crc`` is of the other five values. It is read as it is, and the next checkpoint writes
+format 3. Format 1 has no checksums: a read-only index stays as it is, any other becomes format 3 when it is opened.
 
 Two connections on one file in WAL mode: the event loop reads, the checkpoint's thread writes, and neither waits.
 """
@@ -47,6 +48,7 @@ import msgspec
 
 from holdfast.errors import Code, CorruptData, HoldfastError, NotFound
 from holdfast.stores.block_cache import BLOCKS_MAX, REPAIR, BlockCache, BlockChanges
+from holdfast.stores.commands import RULES
 from holdfast.stores.entry_cache import EntryCache, EntryChanges
 from holdfast.stores.index_rows import (
     COLUMNS,
@@ -72,7 +74,9 @@ __all__ = ["INDEX_NAME", "Checkpoint", "Index"]
 
 INDEX_NAME: Final = "index.sqlite"
 SCRATCH_NAME: Final = "scratch.sqlite"
-FORMAT: Final = 2
+FORMAT: Final = 3
+WITHOUT_RULES: Final = 2
+"""The format before it, whose state follows the first rules."""
 _SCHEMA: Final = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE blocks (
@@ -109,6 +113,7 @@ class Checkpoint(NamedTuple):
     entries: EntryChanges
     locations: LocationChanges
     frame_crc: int | None = None
+    rules: int = RULES
 
 
 class Index:
@@ -173,15 +178,15 @@ class Index:
             if read_only:
                 return WITHOUT_CHECKSUMS
             self._add_checksums()
-        elif row[0] != FORMAT and self._has_checksums():
+        elif (actual := self._format_of_values()) is not None and row[0] != actual:
             raise CorruptData(
-                "the number of the format in the stores' index is damaged, and the values beside it are whole",
+                "the number of the format in the stores' index is damaged, and the values next to it are whole",
                 code=Code.CORRUPT_LOG,
                 path=self._path,
                 format=row[0],
-                hint=f"in SQLite: UPDATE meta SET value = {FORMAT} WHERE name = 'format'; then holdfast stores verify",
+                hint=f"in SQLite: UPDATE meta SET value = {actual} WHERE name = 'format'; then holdfast stores verify",
             )
-        elif row[0] != FORMAT:
+        elif row[0] not in (WITHOUT_RULES, FORMAT):
             raise CorruptData(
                 "the index of the stores was written by a later version of holdfast",
                 code=Code.CORRUPT_LOG,
@@ -196,15 +201,19 @@ class Index:
         columns = self._writer.execute("SELECT count(*) FROM pragma_table_info('extents') WHERE name = 'crc'")
         return not columns.fetchone()[0]
 
-    def _has_checksums(self) -> bool:
-        """Whether this is format 2 whatever its number says: a later one has another checksum, as this rests on it."""
+    def _format_of_values(self) -> int | None:
+        """The format that the checkpoint's values and their checksum have, whatever its number says; None without a
+        checkpoint, or where the checksum does not hold: a later format has another one."""
         try:
-            return not self._is_without_checksums() and read_checkpoint(self._writer, self._path) is not None
+            if self._is_without_checksums() or read_checkpoint(self._writer, self._path) is None:
+                return None
         except CorruptData:
-            return False
+            return None
+        has_rules = self._writer.execute("SELECT 1 FROM meta WHERE name = 'rules'").fetchone()
+        return FORMAT if has_rules else WITHOUT_RULES
 
     def _add_checksums(self) -> None:
-        """Format 1 becomes format 2. *Cost*: the whole index, read and written once.
+        """Format 1 becomes format 3, with rules 1. *Cost*: the whole index, read and written once.
 
         *After a crash*: one or the other.
         """
@@ -250,7 +259,7 @@ class Index:
                 raise CorruptData(
                     "the index of the stores is damaged", code=Code.CORRUPT_LOG, path=self._path, cause=found[0]
                 )
-            if self._format == FORMAT:
+            if self._format != WITHOUT_CHECKSUMS:
                 for table, columns in COLUMNS.items():
                     for row in self._reader.execute(f"SELECT {columns}, crc FROM {table}"):
                         checked_row(row, table, self._path)
@@ -263,7 +272,7 @@ class Index:
 
     def _select(self, query: str, values: tuple[str | int, ...]) -> list[Row]:
         """Rows, not checked. *Raises*: ``CorruptData``; ``Unread`` where they cannot be read now."""
-        if self._format != FORMAT:
+        if self._format == WITHOUT_CHECKSUMS:
             query = query.replace(", crc FROM", ", NULL FROM")
         try:
             return self._reader.execute(query, values).fetchall()
@@ -273,7 +282,7 @@ class Index:
     def _read(self, table: str, rest: str, values: tuple[str | int, ...]) -> list[Row]:
         """Rows without ``crc``, which held for them. *Raises*: as ``_select``."""
         rows = self._select(f"SELECT {COLUMNS[table]}, crc FROM {table} {rest}", values)
-        if self._format != FORMAT:
+        if self._format == WITHOUT_CHECKSUMS:
             return [row[:-1] for row in rows]
         return [checked_row(row, table, self._path) for row in rows]
 
@@ -283,11 +292,11 @@ class Index:
         if not rows:
             return None
         data, crc = rows[0]
-        return data, row_crc(store, number, data) if self._format != FORMAT else crc
+        return data, row_crc(store, number, data) if self._format == WITHOUT_CHECKSUMS else crc
 
     def block_runs(self) -> dict[str, list[tuple[int, int]]]:
         """See ``BlockTable``. *Raises*: ``CorruptData``, ``sqlite3.DatabaseError``."""
-        if self._format != FORMAT:
+        if self._format == WITHOUT_CHECKSUMS:
             return runs_of(self._reader)
         loaded = self.load()
         return _decode_runs(loaded.runs) if loaded is not None and loaded.runs is not None else {}
@@ -349,7 +358,9 @@ class Index:
             self._write_tables(checkpoint)
             runs = _encode({store: found for store, found in checkpoint.blocks.runs.items() if found})
             self._write_meta(
-                Loaded(checkpoint.frame, checkpoint.at_ms, checkpoint.state, checkpoint.frame_crc, runs),
+                Loaded(
+                    checkpoint.frame, checkpoint.at_ms, checkpoint.state, checkpoint.frame_crc, runs, checkpoint.rules
+                ),
             )
             needed = self._first_needed(checkpoint.frame)
             database.execute("COMMIT")
@@ -371,13 +382,12 @@ class Index:
 
     def _write_meta(self, loaded: Loaded) -> None:
         """Put the values of one checkpoint in the place of those before."""
-        frame, at_ms, state, frame_crc, runs = loaded
-        values = {"frame": frame, "at_ms": at_ms, "state": state, "frame_crc": frame_crc, "runs": runs}
+        values = loaded._asdict()
         self._writer.execute("DELETE FROM meta WHERE name = 'frame_crc'")
         self._writer.executemany(
             "INSERT OR REPLACE INTO meta VALUES (?, ?)",
             [(name, value) for name, value in values.items() if value is not None]
-            + [("crc", row_crc(frame, at_ms, state, frame_crc, runs))],
+            + [("crc", row_crc(*loaded)), ("format", FORMAT)],
         )
 
     def _first_needed(self, frame: int) -> int:

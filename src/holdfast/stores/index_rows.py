@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from holdfast.errors import Code, CorruptData, HoldfastError, Unavailable
 from holdfast.stores.block_cache import REPAIR
+from holdfast.stores.commands import FIRST_RULES
 from holdfast.stores.row_checksum import row_crc
 from holdfast.stores.sequence_set import SequenceSet
 
@@ -48,7 +49,7 @@ class Loaded(NamedTuple):
     """The last checkpoint: the last frame in it, the time of that, the state; None where there was none yet.
 
     ``frame_crc`` is that frame's CRC-32, None where it is not known; ``runs`` the blocks that there are, None of an
-    index of format 1.
+    index of format 1; ``rules`` the rules that the state follows (``commands.RULES``), 1 before format 3.
     """
 
     frame: int
@@ -56,6 +57,7 @@ class Loaded(NamedTuple):
     state: bytes
     frame_crc: int | None
     runs: bytes | None = None
+    rules: int = FIRST_RULES
 
 
 def read_checkpoint(database: sqlite3.Connection, path: str) -> Loaded | None:
@@ -64,12 +66,12 @@ def read_checkpoint(database: sqlite3.Connection, path: str) -> Loaded | None:
     *Raises*: ``CorruptData``, ``sqlite3.DatabaseError``.
     """
     found: dict[str, bytes | int] = dict(database.execute("SELECT name, value FROM meta").fetchall())
-    loaded = tuple(found.get(name) for name in Loaded._fields)
-    if loaded[0] is None and "crc" not in found:
+    frame, at_ms, state, frame_crc, runs, rules = (found.get(name) for name in Loaded._fields)
+    if frame is None and "crc" not in found:
         return None
-    if found.get("format") != WITHOUT_CHECKSUMS and row_crc(*loaded) != found.get("crc"):
+    values = (frame, at_ms, state, frame_crc, runs) if rules is None else (frame, at_ms, state, frame_crc, runs, rules)
+    if found.get("format") != WITHOUT_CHECKSUMS and row_crc(*values) != found.get("crc"):
         raise damaged(path, "meta")
-    frame, at_ms, state, frame_crc, runs = loaded
     if isinstance(frame, int) and isinstance(at_ms, int) and isinstance(state, bytes):
         return Loaded(
             frame,
@@ -77,6 +79,7 @@ def read_checkpoint(database: sqlite3.Connection, path: str) -> Loaded | None:
             state,
             frame_crc if isinstance(frame_crc, int) else None,
             runs if isinstance(runs, bytes) else None,
+            rules if isinstance(rules, int) else FIRST_RULES,
         )
     return None
 

@@ -109,6 +109,7 @@ def make_store(state: State, definition: StoreDefinition) -> Store:
             check_cluster(cluster, (store.counts for store in state.stores.values()), messages, size)
 
     store = Store(definition, state.messages, state.blocks, state.entries, room)
+    store.shelf.rules = state.rules
     state.stores[definition.name] = store
     return store
 

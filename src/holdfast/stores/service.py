@@ -36,6 +36,7 @@ from holdfast.stores.backup import Manifest, copy_stores
 from holdfast.stores.checkpoints import Checkpoints
 from holdfast.stores.clock import StoreClock
 from holdfast.stores.commands import (
+    RULES,
     Command,
     DeadLetter,
     Define,
@@ -179,7 +180,7 @@ class StoreService:
             return
         frame = None
         if applied.changed and not volatile:
-            frame = encode_record(Record(command, applied.result))
+            frame = encode_record(Record(command, applied.result, RULES))
             self._storage.note_frame(len(frame))
             self._storage.messages.next_frame += 1
         self._alarm.touch(command)

@@ -4,12 +4,12 @@ Owns: the format. Does not own: what the items mean (each class's ``state``). Fa
 raise ``CorruptData``, and nothing was changed.
 
 One msgpack array; every item below is an array of its own fields in the order of its class, append-only like the
-commands. It is valid if it decodes to ``_State`` with ``format`` 1, its last definition is valid, and its stores are
+commands. It is valid if it decodes to ``_State`` with ``format`` 2 (or 1, which has no rules), its last definition is valid, and its stores are
 those of that definition that do not live in memory only.
 
 | item | holds |
 |---|---|
-| ``_State`` | format, time of the last change, revision, the last definitions (the newest is in force), stores |
+| ``_State`` | format, time of the last change, revision, the last definitions (the newest is in force), stores, rules |
 | ``_Store`` | next number, totals, blocks by their next own time-to-live, publishers, durables, what purges left |
 | ``_Durable`` | name; a dynamic one's template and definition; since when it is idle; the state of its type |
 """
@@ -19,6 +19,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.errors import CorruptData, InvalidRequest
+from holdfast.stores.commands import FIRST_RULES, RULES
 from holdfast.stores.definitions import ClusterDefinition, DurableDefinition, durable_of, parse_definition
 from holdfast.stores.durables.consumption import Consumption, ConsumptionState
 from holdfast.stores.durables.last_value import LastValue, LastValueState
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["restore", "snapshot"]
 
-FORMAT = 1
+FORMAT = 2
+WITHOUT_RULES = 1
+"""The format before it, whose state follows the first rules."""
 
 
 class _Consumed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="consumed"):
@@ -94,6 +97,7 @@ class _State(msgspec.Struct, frozen=True, array_like=True, gc=False):
     history: list[Revision]
     """The last one is in force."""
     stores: list[_Store]
+    rules: int = FIRST_RULES
 
 
 _decoder = msgspec.msgpack.Decoder(_State)
@@ -108,7 +112,7 @@ def snapshot(state: State) -> bytes:
     """
     # A store that lives in memory only is empty after a start.
     stores = [_store(store) for store in state.stores.values() if not state.definition.is_volatile(store.definition)]
-    return _encoder.encode((FORMAT, state.at_ms, state.revision, state.history, stores))
+    return _encoder.encode((FORMAT, state.at_ms, state.revision, state.history, stores, state.rules))
 
 
 def _store(store: Store) -> _Written:
@@ -166,11 +170,13 @@ def restore(state: State, data: bytes) -> None:
     except (msgspec.DecodeError, InvalidRequest, KeyError) as error:
         raise CorruptData("this is no snapshot of the stores", facts={"reason": str(error)}) from error
     if (
-        found.format != FORMAT
+        found.format not in (WITHOUT_RULES, FORMAT)
+        or found.rules > RULES
         or {store.name for store in found.stores} != definition.stores.keys() - definition.volatile_stores
     ):
-        raise CorruptData("this snapshot of the stores is of another version", facts={"format": found.format})
+        raise CorruptData("this snapshot of the stores is of another version", facts={"format": found.format, "rules": found.rules})
     assert not state.stores, "a snapshot is taken up by an empty state"
+    state.rules = found.rules
     state.definition, state.revision, state.history = definition, found.revision, list(found.history)
     state.at_ms = found.at_ms
     for name in sorted(definition.volatile_stores):

@@ -20,7 +20,7 @@ from typing import cast
 from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.stores import commands, map_commands, redefine, snapshots
 from holdfast.stores.batch import Batch
-from holdfast.stores.commands import Acknowledged, Attached, Command, Delivered, Done, Expired, Published, Purged
+from holdfast.stores.commands import RULES, Acknowledged, Attached, Command, Delivered, Done, Expired, Published, Purged
 from holdfast.stores.definition_values import check_name
 from holdfast.stores.definitions import ClusterDefinition, DurableDefinition, DurableType, StoreDefinition
 from holdfast.stores.durables import retention
@@ -66,6 +66,7 @@ class State:
         self.history: list[redefine.Revision] = []
         """The last definitions, oldest first; the newest is in force."""
         self.stores: dict[str, Store] = {}
+        self._rules = RULES
         self.at_ms = 0
         """The time of the last command that changed anything."""
         self.deadlines: Deadlines[tuple[str, str]] = Deadlines()
@@ -95,6 +96,18 @@ class State:
         }
         # Each handler takes the command that it is filed under.
         return cast("dict[type, Callable[[Command, list[Effect]], _Outcome]]", handlers)
+
+    @property
+    def rules(self) -> int:
+        """The rules that commands follow: ``commands.RULES``, or older ones while a replay applies older records."""
+        return self._rules
+
+    @rules.setter
+    def rules(self, rules: int) -> None:
+        if rules != self._rules:
+            self._rules = rules
+            for store in self.stores.values():
+                store.shelf.rules = rules
 
     # ---- the transition ---------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from typing import Final
 
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound
 from holdfast.stores.block_cache import BLOCK_BYTES
-from holdfast.stores.commands import Define
+from holdfast.stores.commands import RULES, Define
 from holdfast.stores.definitions import parse_definition
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.frames import Relocated, decode_frame
@@ -120,7 +120,7 @@ class Storage:
                 index = Index(index_directory, blocks_max=blocks_max)
             try:
                 storage = cls(log, index, memory_bytes=memory_bytes)
-                storage._recover()
+                storage._recover(read_only=read_only)
             except UNREADABLE as error:
                 index.close()
                 raise index.unreadable(error) from error
@@ -134,7 +134,7 @@ class Storage:
 
     # ---- recovery ---------------------------------------------------------------------------------------------------
 
-    def _recover(self) -> None:
+    def _recover(self, *, read_only: bool = False) -> None:
         loaded = self.index.load()
         first = 1
         if loaded is not None:
@@ -156,7 +156,12 @@ class Storage:
                 directory=self.log.directory,
                 hint="holdfast stores restore BACKUP NEW makes stores of a backup, which has both",
             )
-        self._replay(first)
+        has_older_rules = self._replay(first) or (loaded is not None and loaded.rules < RULES)
+        self.state.rules = RULES
+        if has_older_rules and not read_only:
+            # From here on every record and every snapshot follows the rules of this code.
+            self.write_checkpoint(self.begin_checkpoint())
+            self.end_checkpoint()
         self.effects = self.state.pending_effects()
 
     def _entries_expected(self) -> dict[tuple[str, str], int]:
@@ -176,8 +181,9 @@ class Storage:
         found = self.log.checksum(loaded.frame)
         return found is None or found == loaded.frame_crc
 
-    def _replay(self, first: int) -> None:
-        """Apply every record from frame ``first`` on."""
+    def _replay(self, first: int) -> bool:
+        """Apply every record from frame ``first`` on, each by its own rules. Returns whether any follows older ones."""
+        has_older_rules = False
         for number, data in self.log.frames(first):
             frame = decode_frame(data, number)
             self.messages.next_frame = number
@@ -185,11 +191,22 @@ class Storage:
             if isinstance(frame, Relocated):
                 self.messages.relocate(frame, number)
             else:
+                has_older_rules = has_older_rules or frame.rules < RULES
                 self._apply_again(frame, number)
         self.messages.next_frame = self.log.last + 1
+        return has_older_rules
 
     def _apply_again(self, record: Record, number: int) -> None:
+        if record.rules > RULES:
+            raise CorruptData(
+                "the log of the stores was written by a later version of holdfast",
+                code=Code.CORRUPT_LOG,
+                frame=number,
+                rules=record.rules,
+                hint="nothing is damaged: use that version",
+            )
         self.last_ms = max(self.last_ms, record.command.at_ms)
+        self.state.rules = record.rules
         try:
             applied = self.apply(record.command)
         except Unread:
@@ -245,6 +262,7 @@ class Storage:
             self.index.blocks.freeze(),
             self.index.entries.freeze(),
             self.locations.freeze(),
+            rules=self.state.rules,
         )
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> int:

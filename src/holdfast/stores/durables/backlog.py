@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from holdfast.stores.commands import RULES
 from holdfast.stores.expiry import Deadlines
 from holdfast.stores.ports import BLOCK_MESSAGES, Block, Kept, Messages
 from holdfast.stores.reference_counts import MAP_VALUE
@@ -39,13 +40,14 @@ CHUNK = 256
 _ALL = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Shelf:
-    """Where a durable's messages are: those of its store."""
+    """Where a durable's messages are: those of its store. ``rules`` are those of the command that is carried out."""
 
     store: str
     counts: ReferenceCounts
     messages: Messages
+    rules: int = RULES
 
 
 class Fate(Enum):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.stores.commands import Command, Record
+from holdfast.stores.commands import RULES, Command, Record
 from holdfast.stores.effects import Applied
 from holdfast.stores.ports import BLOCK_MESSAGES
 from holdfast.stores.state import State
@@ -70,7 +70,7 @@ class Machine:
         """Carry out a command and write its record, as the service does. Raises what the state machine does."""
         applied = self.state.apply(command)
         if applied.changed:
-            self.log.append(msgspec.msgpack.encode(Record(command, applied.result)))
+            self.log.append(msgspec.msgpack.encode(Record(command, applied.result, RULES)))
         return applied
 
     def image(self) -> Image:
