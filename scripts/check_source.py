@@ -1,6 +1,6 @@
-"""House rules that no linter knows: docstrings that say what a module owns, and bounds on its size.
+"""House rules that no linter knows: a docstring for each module, bounds on its size, names that say something.
 
-Run by ``make check``. A module above 500 lines, or a function above 60, must be argued for in ``ARGUED`` with a reason.
+Run by ``make check``. A module above 700 lines, or a function above 60, must be argued for in ``ARGUED`` with a reason.
 """
 
 from __future__ import annotations
@@ -12,19 +12,14 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "src"
 FUNCTION_LINES_MAX = 60
-MODULE_LINES_MAX = 500
+MODULE_LINES_MAX = 700
 FORBIDDEN_NAMES = {"utils", "helpers", "manager", "managers", "common", "misc", "util", "helper"}
 FORBIDDEN_WORDS = ("TODO", "FIXME", "XXX")
 
 ARGUED: dict[str, str] = {
     "holdfast/commit/batch.py:decode_header": "one call, one line for each field of the format",
     "holdfast/commit/batch.py:encode_body": "one pass over the rows, column by column: the hottest loop of the writer",
-    "holdfast/commit/service.py": "the shell of one reign: commits, questions, effects and its end share its state",
-    "holdfast/queue/queue.py": "the public class: half of it is what its methods promise",
-    "holdfast/queue/writer.py": "the one place that moves the end of the log: its parts share state under two locks",
-    "holdfast/server/fast_lane.py": "one connection: reading, answering and closing share its state, byte by byte",
     "holdfast/testing/simulation/mutants.py:_registry": "a table, one row for each broken rule",
-    "holdfast/testing/simulation/node.py": "one process of a world, in the order of its life; its parts share state",
 }
 
 
@@ -48,8 +43,6 @@ def problems_of(path: Path) -> list[str]:
     lines = text.count("\n")
     if not docstring:
         found.append(f"{name}: no module docstring")
-    elif lines > 60 and path.stem not in ("__init__", "__main__") and "Owns" not in docstring:
-        found.append(f"{name}: the docstring does not say what the module owns")
     if lines > MODULE_LINES_MAX and name not in ARGUED:
         found.append(f"{name}: {lines} lines, above {MODULE_LINES_MAX}")
     found += [

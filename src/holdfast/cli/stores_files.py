@@ -137,6 +137,14 @@ def repair(
     lose: Annotated[
         bool, typer.Option("--lose", help="Let go of the messages that cannot be read; else they are only told.")
     ] = False,
+    accept_recorded: Annotated[
+        bool,
+        typer.Option("--accept-recorded", help="Take the recorded results of commands whose replay gives other ones."),
+    ] = False,
+    backup: Annotated[
+        Path | None,
+        typer.Option(help="Where --accept-recorded copies the directory first; DIRECTORY.before-repair by default."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Tell which messages cannot be read, or go on without them. Copy the directory before."""
@@ -145,6 +153,8 @@ def repair(
     from holdfast.stores.repair import survey
 
     _require_unused(directory)
+    if accept_recorded:
+        _accept_recorded(directory, backup or directory.with_name(f"{directory.name}.before-repair"), as_json=as_json)
     with system_errors(str(directory)):
         losses = let_go(str(directory)) if lose else survey(str(directory))
     if as_json:
@@ -167,6 +177,22 @@ def repair(
             print_line("every message that is kept can be read")
     if losses and not lose:
         raise typer.Exit(Exit.DAMAGED)
+
+
+def _accept_recorded(directory: Path, backup: Path, *, as_json: bool) -> None:
+    from holdfast.cli.queue_files import system_errors
+    from holdfast.stores.repair import accept_recorded
+
+    with system_errors(str(directory)):
+        accepted = accept_recorded(str(directory), str(backup))
+    if as_json:
+        records = [{"frame": frame, **error.fields} for frame, error in accepted]
+        print_json({"backup": str(backup), "accepted": records})
+        return
+    print_line(f"the directory as it was: {backup}")
+    for _, error in accepted:
+        print_line(f"accepted the recorded result: {error}")
+    print_line(f"{len(accepted)} recorded results accepted")
 
 
 def _require_unused(directory: Path) -> None:

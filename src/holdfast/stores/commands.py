@@ -145,12 +145,18 @@ class DeadLetter(_Command, frozen=True):
     to_store: str = ""
 
 
+EXPIRE_LOOKS: Final = 4_096
+
+
 class Expire(_Command, frozen=True):
-    """Carry out every deadline up to ``at_ms``; ``count`` bounds the messages of one command, the rest is due again."""
+    """Carry out every deadline up to ``at_ms``. ``count`` bounds the messages that one command removes, ``looks`` those
+    that it reads for it, each by one block at most; the rest is due again.
+    """
 
     count: int = 10_000
     volatile: bool = False
     """Those of the stores that live in memory only, or those of all others: only the latter are in the log."""
+    looks: int = EXPIRE_LOOKS
 
 
 class Purge(_Command, frozen=True):

@@ -1,6 +1,7 @@
 """Deadlines by key: which is the next one.
 
-Owns: ``Deadlines``, the earlier of two times. Does not own: what happens at a deadline. Failure model: pure.
+Owns: ``Deadlines``, the earlier of two times, the ``Budget`` of a sweep. Does not own: what happens at a deadline.
+Failure model: pure.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
-__all__ = ["Deadlines", "earlier"]
+__all__ = ["Budget", "Deadlines", "earlier"]
 
 KeyT = TypeVar("KeyT", int, str, tuple[str, str])
 """Keys that can be ordered, so that equal deadlines have one order."""
@@ -19,6 +20,24 @@ def earlier(one_ms: int | None, other_ms: int | None) -> int | None:
     if one_ms is None:
         return other_ms
     return one_ms if other_ms is None or one_ms <= other_ms else other_ms
+
+
+class Budget:
+    """How much one command may still do: ``messages`` that it removes and ``looks``, messages that it reads.
+
+    A part of a command, so a replay stops where the first run stopped.
+    """
+
+    __slots__ = ("looks", "messages")
+
+    def __init__(self, messages: int, looks: int) -> None:
+        self.messages = messages
+        self.looks = looks
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the command has to end, with the rest for the next one."""
+        return self.messages <= 0 or self.looks <= 0
 
 
 class Deadlines(Generic[KeyT]):

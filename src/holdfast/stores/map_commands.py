@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from holdfast.stores.commands import Result
     from holdfast.stores.durables.locks import Lock
     from holdfast.stores.effects import Effect
+    from holdfast.stores.expiry import Budget
     from holdfast.stores.ports import Entry
     from holdfast.stores.state import State
     from holdfast.stores.store import Store
@@ -96,11 +97,13 @@ def detach(store: Store, found: Map, subscriber: str, effects: list[Effect]) -> 
     _tell_lost(store, name, found.locks.release_owner(subscriber), "disconnected", effects)
 
 
-def expire(store: Store, found: Map, now_ms: int, budget: int, effects: list[Effect]) -> int:
+def expire(store: Store, found: Map, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
     """Carry out the ends of locks and of values; returns how many values went."""
     name = found.definition.name
-    _tell_lost(store, name, found.locks.expire(now_ms, budget), "expired", effects)
-    changes, _ = found.expire(now_ms, budget)
+    ended = found.locks.expire(now_ms, budget.looks)
+    budget.looks -= len(ended)
+    _tell_lost(store, name, ended, "expired", effects)
+    changes = found.expire(now_ms, budget)
     _tell(store, name, changes, effects)
     return len(changes)
 

@@ -25,6 +25,8 @@ REFERENCES_MAX = 65_534
 """Durables of one store: a count has two bytes."""
 MAP_VALUE = 65_535
 """The count of a map's value: one map keeps it, and no other durable ever wants it."""
+TIME_BLOCKS_MAX = 1_024
+"""Blocks that ``time_from`` looks for."""
 _ZEROS = array("H", bytes(2 * BLOCK_MESSAGES))
 
 
@@ -61,6 +63,21 @@ class ReferenceCounts:
         """When a message that was accepted was published; 0 where its block was forgotten."""
         block = self._blocks.get(self._store, seq // BLOCK_MESSAGES)
         return block.published_ms[seq % BLOCK_MESSAGES] if block is not None else 0
+
+    def time_from(self, seq: int) -> int:
+        """A time not after the publication of anything from ``seq`` on; 0 where there is nothing, or a long gap.
+
+        Cost: O(forgotten blocks), at most ``TIME_BLOCKS_MAX`` of them.
+        """
+        number, place = divmod(seq, BLOCK_MESSAGES)
+        for _ in range(TIME_BLOCKS_MAX):
+            if number * BLOCK_MESSAGES + place >= self.next_seq:
+                break
+            block = self._blocks.get(self._store, number)
+            if block is not None:
+                return block.published_ms[place]
+            number, place = number + 1, 0
+        return 0
 
     def size(self, first: int, last: int) -> int:
         """Bytes of ``first..last`` together, whether they are kept or not."""
@@ -125,7 +142,8 @@ class ReferenceCounts:
     def mark_timed(self, seq: int, deadline_ms: int) -> None:
         """A message has its own time-to-live, up to ``deadline_ms`` (0: it is only delivered late)."""
         block = self._blocks.get(self._store, seq // BLOCK_MESSAGES)
-        assert block is not None, "a message that was accepted has a block"
+        if block is None:
+            return  # no durable wants any message of this block, so it is forgotten already
         block.timed = True
         if deadline_ms and (not block.earliest_ms or deadline_ms < block.earliest_ms):
             block.earliest_ms = deadline_ms
@@ -137,9 +155,9 @@ class ReferenceCounts:
         first = self.append(sizes, array("H", [MAP_VALUE if item else 0 for item in kept]), at_ms)
         for number in range(first // BLOCK_MESSAGES, (self.next_seq - 1) // BLOCK_MESSAGES + 1):
             block = self._blocks.get(self._store, number)
-            assert block is not None, "what was just counted has a block"
-            block.timed = True
-            self._blocks.put(self._store, block)
+            if block is not None:  # a block of removals alone is forgotten already
+                block.timed = True
+                self._blocks.put(self._store, block)
         return first
 
     def swept(self, number: int, at_ms: int, earliest_ms: int) -> None:

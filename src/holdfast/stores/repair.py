@@ -15,8 +15,11 @@ damaged, or reads what is damaged now, what came of it is not known, opening fai
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import NamedTuple
 
+from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.stores.frames import decode_frame, runs_of
 from holdfast.stores.locations import Extent
 from holdfast.stores.losing import lose
@@ -28,7 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.stores.frames import MessageRun
 
-__all__ = ["Loss", "missing_frames", "repair", "survey"]
+__all__ = ["Loss", "accept_recorded", "missing_frames", "repair", "survey"]
 
 
 class Loss(NamedTuple):
@@ -87,6 +90,29 @@ def repair(directory: str) -> list[Loss]:
             storage.write_checkpoint(storage.begin_checkpoint())
             storage.end_checkpoint()
         return losses
+    finally:
+        storage.close()
+
+
+def accept_recorded(directory: str, backup: str) -> list[tuple[int, CorruptData]]:
+    """Copy the directory to ``backup``, then open it and take recorded results where a replay gives other ones.
+
+    Returns the frames of these records, each with the error that it was. *Raises*: ``InvalidRequest`` where ``backup``
+    exists; ``CorruptData`` where a record cannot be accepted, or something else is damaged; ``AlreadyOpen``;
+    ``OSError``. *After a crash*: the copy may be incomplete; the directory has not changed, or is repaired. *Cost*:
+    copies the directory once.
+    """
+    require_stores(directory)
+    if os.path.exists(backup):
+        raise InvalidRequest("the folder of the backup exists", path=backup, hint="name another one with --backup")
+    shutil.copytree(directory, backup)
+    storage = Storage.open(directory, accept_recorded=True)
+    try:
+        accepted = storage.accepted or []
+        if accepted:
+            storage.write_checkpoint(storage.begin_checkpoint())
+            storage.end_checkpoint()
+        return accepted
     finally:
         storage.close()
 

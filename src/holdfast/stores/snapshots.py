@@ -4,8 +4,8 @@ Owns: the format. Does not own: what the items mean (each class's ``state``). Fa
 raise ``CorruptData``, and nothing was changed.
 
 One msgpack array; every item below is an array of its own fields in the order of its class, append-only like the
-commands. It is valid if it decodes to ``_State`` with ``format`` 2 (or 1, which has no rules), its last definition is valid, and its stores are
-those of that definition that do not live in memory only.
+commands. It is valid if it decodes to ``_State`` with ``format`` 2 (or 1, which has no rules), its last definition is
+valid, and its stores are those of that definition that do not live in memory only.
 
 | item | holds |
 |---|---|
@@ -174,7 +174,9 @@ def restore(state: State, data: bytes) -> None:
         or found.rules > RULES
         or {store.name for store in found.stores} != definition.stores.keys() - definition.volatile_stores
     ):
-        raise CorruptData("this snapshot of the stores is of another version", facts={"format": found.format, "rules": found.rules})
+        raise CorruptData(
+            "this snapshot of the stores is of another version", facts={"format": found.format, "rules": found.rules}
+        )
     assert not state.stores, "a snapshot is taken up by an empty state"
     state.rules = found.rules
     state.definition, state.revision, state.history = definition, found.revision, list(found.history)

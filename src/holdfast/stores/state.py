@@ -29,7 +29,7 @@ from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.last_value import LastValue
 from holdfast.stores.durables.map import Map
 from holdfast.stores.effects import Advise, Applied, Displaced, Effect, Ready
-from holdfast.stores.expiry import Deadlines, earlier
+from holdfast.stores.expiry import Budget, Deadlines, earlier
 from holdfast.stores.matcher import Matcher
 from holdfast.stores.ports import BLOCK_MESSAGES
 from holdfast.stores.store import Store
@@ -338,50 +338,65 @@ class State:
         return earlier(at_ms, store.idle_since_ms[name] + ttl_ms if ttl_ms and name in store.idle_since_ms else None)
 
     def _expire(self, command: commands.Expire, effects: list[Effect]) -> _Outcome:
-        now_ms, budget = command.at_ms, max(1, command.count)
-        deadlines = self.volatile_deadlines if command.volatile else self.deadlines
         due_ms = self.next_deadline_ms(volatile=command.volatile)
-        if due_ms is None or due_ms > now_ms:
+        if due_ms is None or due_ms > command.at_ms:
             return Expired(0, 0, False), False
+        return self.expire(command, Budget(max(1, command.count), max(1, command.looks)), effects), True
+
+    def expire(self, command: commands.Expire, budget: Budget, effects: list[Effect]) -> Expired:
+        """Carry out what is due, as far as the budget goes."""
+        now_ms = command.at_ms
+        deadlines = self.volatile_deadlines if command.volatile else self.deadlines
         total = durables = 0
         seen: set[tuple[str, str]] = set()
         again: list[tuple[str, str]] = []
-        while total < budget and (key := deadlines.pop(now_ms)) is not None:
+        while not budget.is_spent and (key := deadlines.pop(now_ms)) is not None:
             if key in seen:
                 again.append(key)
                 continue
             seen.add(key)
             store, durable = self.stores[key[0]], self.stores[key[0]].durables[key[1]]
+            budget.looks -= 1
             if self._is_abandoned(store, durable, now_ms):
                 self.delete(store, key[1], "durable_ttl", now_ms, effects)
                 durables += 1
                 continue
-            total += self._expire_durable(store, durable, now_ms, budget - total, effects)
+            total += self._expire_durable(store, durable, now_ms, budget, effects)
             self.arm(store, key[1])
         for name, of in again:
             self.arm(self.stores[name], of)
         for store in self.stores.values():
-            if self.definition.is_volatile(store.definition) is not command.volatile:
-                continue
-            if total < budget and store.residues:
-                total += store.give_back(now_ms)
-            while total < budget and (number := store.counts.due_blocks.pop(now_ms)) is not None:
-                total += self._sweep(store, number, now_ms)
-            store.publishers.expire(now_ms, self.definition.publisher_ttl_ms)
+            if self.definition.is_volatile(store.definition) is command.volatile:
+                total += self._expire_store(store, now_ms, budget)
         next_ms = self.next_deadline_ms(volatile=command.volatile)
-        return Expired(total, durables, next_ms is not None and next_ms <= now_ms), True
+        return Expired(total, durables, next_ms is not None and next_ms <= now_ms)
+
+    def _expire_store(self, store: Store, now_ms: int, budget: Budget) -> int:
+        """What is due in a store and is not a durable's; returns how many messages went."""
+        total = 0
+        if store.residues and not budget.is_spent:
+            budget.looks -= BLOCK_MESSAGES
+            total += store.give_back(now_ms)
+        while not budget.is_spent and (number := store.counts.due_blocks.pop(now_ms)) is not None:
+            budget.looks -= BLOCK_MESSAGES
+            total += self._sweep(store, number, now_ms)
+        store.publishers.expire(now_ms, self.definition.publisher_ttl_ms)
+        budget.messages -= total
+        return total
 
     def _is_abandoned(self, store: Store, durable: Durable, now_ms: int) -> bool:
         ttl_ms = durable.definition.durable_ttl_ms
         since_ms = store.idle_since_ms.get(durable.definition.name)
         return bool(ttl_ms) and since_ms is not None and since_ms + ttl_ms <= now_ms
 
-    def _expire_durable(self, store: Store, durable: Durable, now_ms: int, budget: int, effects: list[Effect]) -> int:
+    def _expire_durable(
+        self, store: Store, durable: Durable, now_ms: int, budget: Budget, effects: list[Effect]
+    ) -> int:
         if isinstance(durable, Consumption):
-            return durable.expire(now_ms, budget, effects)[0]
+            return durable.expire(now_ms, budget, effects)
         if isinstance(durable, Map):
             return map_commands.expire(store, durable, now_ms, budget, effects)
-        return len(durable.expire(now_ms, budget)[0])
+        return len(durable.expire(now_ms, budget))
 
     def _sweep(self, store: Store, number: int, now_ms: int) -> int:
         """Carry out every own time-to-live of one block that has ended; returns how many messages durables let go."""
@@ -484,12 +499,9 @@ class State:
         assert set(self.stores) == set(self.definition.stores), "stores are those that are defined"
         for store in self.stores.values():
             store.check()
-            for name, durable in store.durables.items():
-                armed_ms, due_ms = self.deadlines_of(store).get((store.name, name)), self._due_ms(store, name)
-                # The bound of keyed messages moves on when others let go of a block: then it wakes once too early.
-                is_bound = not isinstance(durable, Consumption)
-                is_early = armed_ms is not None and (due_ms is None or armed_ms < due_ms)
-                assert armed_ms == due_ms or (is_bound and is_early), "deadlines are those of the durables"
+            for name in store.durables:
+                armed_ms = self.deadlines_of(store).get((store.name, name))
+                assert armed_ms == self._due_ms(store, name), "deadlines are those of the durables"
 
 
 def _attached(durable: Durable) -> list[str]:

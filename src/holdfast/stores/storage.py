@@ -4,7 +4,7 @@ Owns: the order of opening and recovering, what a checkpoint holds, which pages 
 (``message_log``), the index (``index``), when a checkpoint is taken (``checkpoints``), what commands do (``state``).
 
 Failure model: opening finds the state after every command that the log holds, or says why not and changes nothing. A
-record whose command gives another result than it had is ``CorruptData``: the log is of another version, or damaged.
+record whose command gives another result than it had is ``CorruptData``, and names ``repair --accept-recorded``.
 
 How a checkpoint goes, and what a crash leaves:
 
@@ -24,10 +24,12 @@ import os
 from typing import Final
 
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound
+from holdfast.stores.accepting import accept
 from holdfast.stores.block_cache import BLOCK_BYTES
-from holdfast.stores.commands import RULES, Define
+from holdfast.stores.commands import FIRST_RULES, RULES, Define, Expire, Expired
 from holdfast.stores.definitions import parse_definition
 from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.expiry import Budget
 from holdfast.stores.frames import Relocated, decode_frame
 from holdfast.stores.index import INDEX_NAME, Checkpoint, Index
 from holdfast.stores.index_rows import UNREADABLE, Loaded
@@ -42,7 +44,7 @@ from holdfast.stores.volatile import VolatileBlocks, VolatileEntries, VolatileMe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from holdfast.stores.commands import Command, Record
+    from holdfast.stores.commands import Command, Record, Result
     from holdfast.stores.effects import Applied, Effect
 
 __all__ = ["MANIFEST_NAME", "MEMORY_BYTES", "UNFINISHED_NAME", "Storage", "require_stores"]
@@ -52,6 +54,8 @@ MANIFEST_NAME: Final = "backup.json"
 UNFINISHED_NAME: Final = "restore.unfinished"
 """A file that is there while a backup is put back: without an index its first pages would look like whole stores."""
 MEMORY_BYTES: Final = 128 << 20
+TEXT_MAX: Final = 500
+_EVERYTHING: Final = 1 << 62
 DEAD_EXTENTS_MAX: Final = 4_096
 """Extents looked at for one checkpoint; the others are for the next."""
 
@@ -84,6 +88,8 @@ class Storage:
         self.last_ms = 0
         self.log_bytes = 0  # written since the last checkpoint was begun
         self.effects: list[Effect] = []
+        self.accepted: list[tuple[int, CorruptData]] | None = None
+        """Frames whose recorded results a repair has accepted, each with what differs; None where it may not."""
 
     @classmethod
     def open(
@@ -94,8 +100,12 @@ class Storage:
         memory_bytes: int = MEMORY_BYTES,
         read_only: bool = False,
         index_directory: str | None = None,
+        accept_recorded: bool = False,
     ) -> Storage:
         """Open and recover; with ``read_only`` in memory alone, and nothing may be appended or written.
+
+        ``accept_recorded``: where the replay of a record gives another result, take the recorded one (see
+        ``accepting``) and list the record in ``accepted``.
 
         ``index_directory``: where an index may be made of the log alone, to be read beside a directory without one.
 
@@ -120,6 +130,7 @@ class Storage:
                 index = Index(index_directory, blocks_max=blocks_max)
             try:
                 storage = cls(log, index, memory_bytes=memory_bytes)
+                storage.accepted = [] if accept_recorded else None
                 storage._recover(read_only=read_only)
             except UNREADABLE as error:
                 index.close()
@@ -207,14 +218,32 @@ class Storage:
             )
         self.last_ms = max(self.last_ms, record.command.at_ms)
         self.state.rules = record.rules
+        found: Result | HoldfastError
         try:
-            applied = self.apply(record.command)
+            found = self._applied_again(record)
         except Unread:
             raise
         except HoldfastError as error:
-            raise _differs(record, number, str(error)) from error
-        if applied.result != record.result:
-            raise _differs(record, number, repr(applied.result))
+            found = error
+        if found == record.result:
+            return
+        differs = _differs(record, number, found, self.log.directory)
+        if self.accepted is None:
+            raise differs from (found if isinstance(found, HoldfastError) else None)
+        accept(self.state, record, found)
+        self.accepted.append((number, differs))
+
+    def _applied_again(self, record: Record) -> Result:
+        """The result that a record's command gives now."""
+        command, recorded = record.command, record.result
+        if record.rules == FIRST_RULES and isinstance(command, Expire) and isinstance(recorded, Expired):
+            # By rules 1 a sweep began when deadlines said that were not part of the state, so it is told how far it
+            # went. What it left is still due.
+            count = recorded.messages if recorded.more else _EVERYTHING
+            result = self.state.expire(command, Budget(max(1, count), _EVERYTHING), [])
+            self.state.at_ms = command.at_ms
+            return Expired(result.messages, result.durables, recorded.more)
+        return self.apply(command).result
 
     def apply(self, command: Command) -> Applied:
         """Carry a command out. *Raises*: what the state machine refuses it with."""
@@ -350,13 +379,21 @@ def _require_no_backup(directory: str) -> None:
         )
 
 
-def _differs(record: Record, number: int, found: str) -> CorruptData:
+def _differs(record: Record, number: int, found: Result | HoldfastError, directory: str) -> CorruptData:
     return CorruptData(
-        "a record of the stores' log has another result than it had",
+        "the replay of a record gives another result than the record has",
         code=Code.CORRUPT_LOG,
         frame=number,
-        command=type(record.command).__name__,
-        recorded=repr(record.result),
-        found=found,
-        hint="the log was written by another version, or it is damaged",
+        command=_bounded(record.command),
+        rules=record.rules,
+        recorded=_bounded(record.result),
+        found=_bounded(found),
+        hint=f"holdfast stores repair --accept-recorded {directory} backs the directory up and takes the recorded "
+        "results where that is possible",
     )
+
+
+def _bounded(what: object) -> str:
+    """The text of a command or a result, without the bodies of a large batch."""
+    text = str(what) if isinstance(what, HoldfastError) else repr(what)
+    return text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}... ({len(text)} characters)"

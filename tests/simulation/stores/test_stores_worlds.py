@@ -47,6 +47,27 @@ def test_fresh_worlds_keep_every_promise(
     assert_clean(summary)
 
 
+def run_small_blocks(first: int, worlds: int, jobs: int) -> str:
+    """Worlds with blocks of 4 messages, in a process of their own."""
+    command = [sys.executable, "-m", "holdfast.testing.stores_world", "--block-messages", "4"]
+    command += ["--first", str(first), "--worlds", str(worlds), "--jobs", str(jobs)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"--first {first} --worlds {worlds}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.timeout(14_400)
+def test_worlds_with_small_blocks_keep_every_promise(prove: bool, record_property: RecordProperty) -> None:
+    """Every border of a block is crossed. A message that nobody keeps takes its block with it at once."""
+    worlds = WORLDS_PROVED if prove else FRESH_WORLDS
+    if not prove:
+        run_small_blocks(0, FIXED_WORLDS, 1)
+    told = run_small_blocks(int.from_bytes(os.urandom(5), "little"), worlds, 2 if prove else 1)
+    assert f"{worlds} worlds, 0 broken" in told
+    record_property("stores_worlds_small_blocks", worlds)
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", list(MUTANTS))
 def test_every_broken_rule_of_the_stores_is_noticed(name: str, record_property: RecordProperty) -> None:

@@ -15,6 +15,7 @@ from holdfast.stores.durables.backlog import Shelf
 from holdfast.stores.durables.last_value import LastValue
 from holdfast.stores.durables.locks import Locks
 from holdfast.stores.durables.map import Change, Map
+from holdfast.stores.expiry import Budget
 from holdfast.stores.messages import Message
 from holdfast.stores.ports import BLOCK_MESSAGES
 from holdfast.stores.reference_counts import ReferenceCounts
@@ -215,14 +216,12 @@ def test_values_expire_in_the_order_of_their_age_whatever_lies_between() -> None
     ground.foreign(20, 2 * BLOCK_MESSAGES)
     ground.change(target, 30, ("a", b"2", None))
     assert target.next_ms() == 110
-    assert target.expire(109, 10_000) == ([], False)
-    assert target.expire(110, 10_000) == ([Change("b", 2, "expired")], False)
+    assert target.expire(109, Budget(10_000, 10_000)) == []
+    assert target.expire(110, Budget(10_000, 10_000)) == [Change("b", 2, "expired")]
     expired: list[Change] = []
     rounds = 0
-    more = True
-    while more:
-        changes, more = target.expire(130, 100)
-        expired += changes
+    while (due_ms := target.next_ms()) is not None and due_ms <= 130:
+        expired += target.expire(130, Budget(100, 100))
         rounds += 1
     assert [(change.key, change.cause) for change in expired] == [("a", "expired")]
     assert rounds > 2 * BLOCK_MESSAGES // 100
@@ -331,9 +330,8 @@ def test_a_map_is_a_dictionary_whose_old_values_go(seed: int) -> None:
         if random.random() < 0.2:
             ground.foreign(now_ms, random.choice((1, 5, 700)))
         if ttl_ms:
-            more = True
-            while more:
-                _, more = target.expire(now_ms, random.choice((5, 10_000)))
+            while (due_ms := target.next_ms()) is not None and due_ms <= now_ms:
+                target.expire(now_ms, Budget(random.choice((5, 10_000)), random.choice((5, 10_000))))
             model = {key: value for key, value in model.items() if value[2] + ttl_ms > now_ms}
         names = random.sample("abcdefgh", random.randint(1, 3))
         bodies = [(name, random.choice((None, b"x" * random.randint(0, 9)))) for name in names]

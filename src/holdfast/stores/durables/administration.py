@@ -75,7 +75,8 @@ def _leave_backlog(durable: Consumption, now_ms: int) -> Residue:
     old.start = old.cursor
     durable.backlog = Backlog(durable.shelf, old.matcher, next_seq)
     if old.floor is not None:
-        durable.backlog.floor, old.floor = next_seq, None
+        durable.backlog.move_floor(next_seq)
+        old.move_floor(None)
     durable.pending = durable.pending_bytes = 0
     return residue
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.stores.durables.consumption import Consumption
+    from holdfast.stores.expiry import Budget
     from holdfast.stores.ports import Kept
 
 __all__ = [
@@ -42,7 +43,7 @@ def ttl_next_ms(durable: Consumption) -> int | None:
     found = _earliest_ms(durable)
     found = found + ttl_ms if found is not None else None
     if durable.undelivered > 0:
-        at_ms = durable.shelf.counts.published_ms(durable.backlog.cursor) + ttl_ms
+        at_ms = durable.backlog.cursor_ms + ttl_ms
         found = at_ms if found is None or at_ms < found else found
     return found
 
@@ -123,28 +124,44 @@ def without_old(durable: Consumption, runs: list[tuple[int, int]], now_ms: int) 
     return [live for first, last in runs for live in without_expired(durable, first, last, now_ms)]
 
 
-def expire_returned(durable: Consumption, now_ms: int) -> None:
-    """Let go what waits to be handed out again and is too old."""
+def expire_returned(durable: Consumption, now_ms: int, budget: Budget) -> None:
+    """Remove what waits to be handed out again and is too old. Cost: a look for each message that is too old."""
     cutoff_ms = now_ms - durable.definition.message_ttl_ms
     old = [run for run in durable.returned.runs if durable.shelf.counts.published_ms(run[0]) <= cutoff_ms]
     for first, last, deliveries in old:
+        if budget.is_spent:
+            return
         durable.returned.take_run(first)
-        for live_first, live_last in without_expired(durable, first, last, now_ms):
+        end = min(last, first + max(0, budget.looks - 1))
+        if end < last:
+            durable.returned.add(end + 1, last, deliveries)
+        budget.looks -= end - first + 1
+        before = durable.pending
+        for live_first, live_last in without_expired(durable, first, end, now_ms):
             durable.returned.add(live_first, live_last, deliveries)
+        budget.messages -= before - durable.pending
 
 
-def expire_backlog(durable: Consumption, now_ms: int, budget: int) -> None:
-    """Move the cursor over what is older than the durable's time-to-live."""
-    if durable.undelivered <= 0:
-        return
+def expire_backlog(durable: Consumption, now_ms: int, budget: Budget) -> None:
+    """Move the cursor over what is older than the durable's time-to-live, as far as the budget goes.
+
+    Where nothing has to be read, a block costs one look.
+    """
     backlog, counts = durable.backlog, durable.shelf.counts
     cutoff_ms = now_ms - durable.definition.message_ttl_ms
-    high = min(counts.next_seq, backlog.cursor + budget)
-    end = counts.first_since(cutoff_ms + 1, backlog.cursor, high)
-    while backlog.cursor < end and durable.undelivered > 0:
-        for first, last in durable.scan(budget, now_ms, end).runs:
+    while durable.undelivered > 0 and not budget.is_spent:
+        cursor, before = backlog.cursor, durable.pending
+        block = counts.block(cursor // BLOCK_MESSAGES)
+        is_read = block is not None and bool(block.live) and (block.timed or not backlog.arithmetic)
+        reach = min(BLOCK_MESSAGES - cursor % BLOCK_MESSAGES, budget.looks if is_read else budget.messages)
+        end = counts.first_since(cutoff_ms + 1, cursor, min(counts.next_seq, cursor + reach))
+        if end == cursor:
+            break
+        for first, last in durable.scan(reach, now_ms, end).runs:
             for live_first, live_last in without_expired(durable, first, last, now_ms):
                 durable.set_apart(live_first, live_last)
+        budget.messages -= before - durable.pending
+        budget.looks -= end - cursor if is_read else 1
 
 
 def expire_own(durable: Consumption, kept: Kept) -> bool:

@@ -94,16 +94,33 @@ class Found:
 class Backlog:
     """A durable's cursor over its store. ``delayed`` has the blocks with delayed messages below the cursor."""
 
-    __slots__ = ("cursor", "delayed", "delayed_total", "excluded", "floor", "matcher", "scanned_ms", "shelf", "start")
+    __slots__ = (
+        "cursor",
+        "cursor_ms",
+        "delayed",
+        "delayed_total",
+        "excluded",
+        "floor",
+        "floor_ms",
+        "matcher",
+        "scanned_ms",
+        "shelf",
+        "start",
+    )
 
     def __init__(self, shelf: Shelf, matcher: Matcher, cursor: int) -> None:
         self.shelf = shelf
         self.matcher = matcher
         self.cursor = cursor
+        self.cursor_ms = shelf.counts.time_from(cursor)
+        """Nothing that the durable wants from the cursor on was published before. It moves with the cursor and no
+        other durable moves it, so deadlines follow from it exactly."""
         self.start = cursor
         """Below are messages from before the durable, or from before its purge."""
         self.floor: int | None = None
         """From here on acknowledged messages are retained; None where the durable retains nothing."""
+        self.floor_ms = 0
+        """Nothing that is retained was published before."""
         self.excluded = SequenceSet()
         self.delayed: Deadlines[int] = Deadlines()
         self.scanned_ms: dict[int, int] = {}
@@ -157,8 +174,14 @@ class Backlog:
                 found.add(cursor, self.cursor - 1)
             else:
                 looked += self._read_on(block, min(stop, cursor + CHUNK), now_ms, want, found)
+        self.cursor_ms = max(self.cursor_ms, counts.time_from(self.cursor))
         self.forget_passed()
         return found
+
+    def move_floor(self, seq: int | None) -> None:
+        """Retain from ``seq`` on, or nothing."""
+        self.floor = seq
+        self.floor_ms = 0 if seq is None else self.shelf.counts.time_from(seq)
 
     def _read_on(self, block: Block, end: int, now_ms: int, want: int, found: Found) -> int:
         """Read messages of one block up to ``end`` and sort them; returns how many numbers the cursor passed."""
@@ -285,6 +308,7 @@ class Backlog:
             if not below:
                 del self.scanned_ms[number]
         self.cursor = seq
+        self.cursor_ms = self.shelf.counts.time_from(seq)
 
     def take_oldest_delayed(self) -> int | None:
         """Give up the oldest delayed message below the cursor. Cost: reads its block."""

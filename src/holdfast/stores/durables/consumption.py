@@ -35,7 +35,7 @@ from holdfast.stores.durables.holdings import Held, Holding, Holdings, joined
 from holdfast.stores.durables.retention import expire_retained, retention_next_ms
 from holdfast.stores.durables.returned import Returned
 from holdfast.stores.effects import Displaced, Dying, Effect, Ready
-from holdfast.stores.expiry import earlier
+from holdfast.stores.expiry import Budget, earlier
 from holdfast.stores.ports import BLOCK_MESSAGES
 
 TYPE_CHECKING = False
@@ -86,7 +86,7 @@ class Consumption:
         self.shelf = shelf
         self.backlog = Backlog(shelf, definition.matcher, shelf.counts.next_seq)
         if definition.retention_time_ms:
-            self.backlog.floor = self.backlog.cursor
+            self.backlog.move_floor(self.backlog.cursor)
         self.holdings = Holdings()
         self.returned = Returned()
         self.dying: dict[int, tuple[str, int]] = {}
@@ -198,6 +198,11 @@ class Consumption:
         self._grown(len(admitted), sum(sizes[position] for position in admitted), batch.at_ms, effects)
 
     def _grown(self, count: int, size: int, now_ms: int, effects: list[Effect]) -> None:
+        backlog = self.backlog
+        if self.undelivered <= 0:
+            backlog.cursor_ms = now_ms
+        if backlog.floor is not None and not backlog.floor_ms:
+            backlog.floor_ms = now_ms
         self.pending += count
         self.pending_bytes += size
         self.keep_limits(now_ms)
@@ -256,7 +261,11 @@ class Consumption:
         room = min(count, self.definition.window - holding.held)
         if room <= 0:
             return []
-        self._settle_times(now_ms, SCAN_MAX)
+        budget = Budget(SCAN_MAX, SCAN_MAX)
+        self.returned.wake(now_ms)
+        self._wake_delayed(now_ms, budget)
+        if self.definition.message_ttl_ms and not self._has_due_delayed(now_ms):
+            aging.expire_backlog(self, now_ms, budget)
         runs: list[tuple[int, int, int]] = []
         self.hand_out(holding, room, now_ms, runs)
         self._note_ready(effects)
@@ -272,7 +281,7 @@ class Consumption:
                 room -= last - first + 1
                 self.tally.delivered += last - first + 1
                 self.tally.redelivered += last - first + 1 if run[2] else 0
-        if room and self.looks_on:
+        if room and self.looks_on and not self._has_due_delayed(now_ms):
             for first, last in aging.without_old(self, self.scan(room, now_ms).runs, now_ms):
                 self.holdings.hold(holding, (first, last, 1, deadline_ms))
                 runs.append((first, last, 1))
@@ -281,7 +290,7 @@ class Consumption:
     def scan(self, want: int, now_ms: int, end: int | None = None) -> Found:
         """Move the cursor on; what expired by its own time is given back here, the caller places the rest."""
         next_seq = self.shelf.counts.next_seq
-        self._wake_delayed(now_ms)
+        self._wake_delayed(now_ms, Budget(_HIGH, _HIGH))
         if self.undelivered <= 0:
             if self.backlog.cursor < next_seq:
                 # Nothing above the cursor is this durable's: what does not match need not be read.
@@ -294,17 +303,17 @@ class Consumption:
             self.gone(seq, seq, "own_ttl")
         return found
 
-    def _settle_times(self, now_ms: int, budget: int) -> None:
-        """Delays that have ended: those messages can be handed out. What is too old goes, of ``budget`` numbers."""
-        self.returned.wake(now_ms)
-        self._wake_delayed(now_ms)
-        if self.definition.message_ttl_ms:
-            aging.expire_backlog(self, now_ms, budget)
+    def _has_due_delayed(self, now_ms: int) -> bool:
+        """Whether delayed messages are due that the cursor passed: it must not pass their block again before."""
+        next_ms = self.backlog.delayed.next_ms()
+        return next_ms is not None and next_ms <= now_ms
 
-    def _wake_delayed(self, now_ms: int) -> None:
+    def _wake_delayed(self, now_ms: int, budget: Budget) -> None:
+        """Set apart the delayed messages that are due, of whole blocks. Cost: reads the blocks."""
         next_ms = self.backlog.delayed.next_ms()
         self._woken += next_ms is not None and next_ms <= now_ms
-        while next_ms is not None and next_ms <= now_ms:
+        while next_ms is not None and next_ms <= now_ms and not budget.is_spent:
+            budget.looks -= BLOCK_MESSAGES
             found = self.backlog.due(now_ms)
             for seq in found.expired:
                 self.gone(seq, seq, "own_ttl")
@@ -430,23 +439,25 @@ class Consumption:
 
     # ---- time -------------------------------------------------------------------------------------------------------
 
-    def expire(self, now_ms: int, budget: int, effects: list[Effect]) -> tuple[int, bool]:
-        """Carry out every deadline up to ``now_ms``, at most ``budget`` messages of it; whether more is left."""
+    def expire(self, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
+        """Carry out every deadline up to ``now_ms``, as far as the budget goes; returns how many messages went."""
         before = self.pending
         for _, run in self.holdings.lapsed(now_ms):
             self.tally.lapsed += run[1] - run[0] + 1
             self._give_back(run, now_ms, effects)
-        self._settle_times(now_ms, BLOCK_MESSAGES)
+        self.returned.wake(now_ms)
+        self._wake_delayed(now_ms, budget)
         if self.definition.message_ttl_ms:
-            aging.expire_returned(self, now_ms)
-            aging.expire_backlog(self, now_ms, budget)
+            aging.expire_returned(self, now_ms, budget)
+            if not self._has_due_delayed(now_ms):
+                aging.expire_backlog(self, now_ms, budget)
+        self.backlog.cursor_ms = max(self.backlog.cursor_ms, self.shelf.counts.time_from(self.backlog.cursor))
         retained = expire_retained(self, now_ms, budget)
         if self.dying and self.dying_retry_ms <= now_ms and self.definition.dead_letter_store:
             self.dying_retry_ms = now_ms + DYING_RETRY_MS
             effects += self.dying_effects()
         self._note_ready(effects)
-        next_ms = self.next_deadline_ms()
-        return before - self.pending + retained, next_ms is not None and next_ms <= now_ms
+        return before - self.pending + retained
 
     def expire_own(self, kept: Kept) -> bool:
         """A message's own time-to-live has ended; whether the durable let it go. Not while somebody holds it."""

@@ -44,6 +44,9 @@ class ConsumptionState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tally: list[int]
     causes: dict[str, int]
     keys: list[tuple[int, str]] = []
+    cursor_ms: int | None = None
+    """None in a snapshot of rules 1, as the next."""
+    floor_ms: int | None = None
 
 
 @dataclass(slots=True)
@@ -81,13 +84,19 @@ def capture(durable: Consumption) -> ConsumptionState:
         [tally.delivered, tally.redelivered, tally.acknowledged, tally.lapsed, tally.dead_letters],
         durable.causes,
         durable.keys_state(),
+        backlog.cursor_ms,
+        backlog.floor_ms,
     )
 
 
 def take_up(durable: Consumption, state: ConsumptionState) -> None:
     """Take up what ``state`` gave, in a durable just made."""
     backlog = durable.backlog
-    backlog.start, backlog.cursor, backlog.floor = state.start, state.cursor, state.floor
+    backlog.start, backlog.cursor = state.start, state.cursor
+    backlog.move_floor(state.floor)
+    backlog.floor_ms = backlog.floor_ms if state.floor_ms is None else state.floor_ms
+    counts = durable.shelf.counts
+    backlog.cursor_ms = counts.time_from(state.cursor) if state.cursor_ms is None else state.cursor_ms
     backlog.excluded = SequenceSet(state.excluded)
     for number, at_ms, scanned_ms in state.delayed:
         backlog.delayed.set(number, at_ms)

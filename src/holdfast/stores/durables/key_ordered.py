@@ -119,7 +119,7 @@ class KeyOrdered(Shared):
     def hand_out(self, holding: Holding, room: int, now_ms: int, runs: list[tuple[int, int, int]]) -> None:
         """What one subscriber gets: waiting messages whose key is free or its own, then the backlog by portions."""
         room = self._hand_out_waiting(holding, room, now_ms, runs)
-        while room > 0 and self.undelivered > 0 and self.looks_on:
+        while room > 0 and self.undelivered > 0 and self.looks_on and not self._has_due_delayed(now_ms):
             for first, last in self.scan(min(room, PORTION), now_ms).runs:
                 self.set_apart(first, last)
             room = self._hand_out_waiting(holding, room, now_ms, runs)

@@ -5,6 +5,7 @@ Owns: which message is a key's, the release of the one it replaces, totals, age.
 
 Memory is a few numbers whatever the count of keys. Age needs no list either: numbers rise with time, so a cursor over
 the store finds the oldest entries; it passes every message of the store once, and blocks that nobody keeps in one step.
+The deadline follows from the cursor's own time, ``oldest_ms``, and never from what other durables keep.
 
 Failure model: pure.
 """
@@ -14,12 +15,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
+
 from holdfast.stores.durables.backlog import Shelf
+from holdfast.stores.expiry import Budget
 from holdfast.stores.ports import BLOCK_MESSAGES, Entries, Entry, Kept
 
-__all__ = ["KeyedMessages", "key_of"]
+__all__ = ["KeyedMessages", "KeyedState", "key_of"]
 
 CHUNK: Final = 256
+
+
+class KeyedState(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The entries' totals and the cursor in a snapshot. Append only."""
+
+    messages: int
+    bytes: int
+    oldest: int
+    oldest_ms: int | None = None
 
 
 def key_of(kept: Kept, key_field: str) -> str | None:
@@ -31,9 +44,10 @@ def key_of(kept: Kept, key_field: str) -> str | None:
 
 
 class KeyedMessages:
-    """The entries of one durable. ``messages`` and ``bytes`` are exact; no entry has a revision below ``oldest``."""
+    """The entries of one durable. ``messages`` and ``bytes`` are exact; no entry has a revision below ``oldest``, and
+    none was set before ``oldest_ms``."""
 
-    __slots__ = ("_durable", "_entries", "_key_field", "_shelf", "bytes", "messages", "oldest")
+    __slots__ = ("_durable", "_entries", "_key_field", "_shelf", "bytes", "messages", "oldest", "oldest_ms")
 
     def __init__(self, shelf: Shelf, durable: str, entries: Entries, key_field: str = "") -> None:
         self._shelf = shelf
@@ -43,6 +57,7 @@ class KeyedMessages:
         self.messages = 0
         self.bytes = 0
         self.oldest = shelf.counts.next_seq
+        self.oldest_ms = 0
 
     # ---- questions --------------------------------------------------------------------------------------------------
 
@@ -83,20 +98,8 @@ class KeyedMessages:
         return found, None if seq >= counts.next_seq else seq - 1, looks
 
     def next_ms(self, ttl_ms: int) -> int | None:
-        """When the oldest message from the cursor on is ``ttl_ms`` old: no entry expires before.
-
-        It may be another durable's message; ``expire`` then passes it. Cost: O(blocks that nobody keeps).
-        """
-        if not ttl_ms or not self.messages:
-            return None
-        counts = self._shelf.counts
-        seq = self.oldest
-        while seq < counts.next_seq:
-            block = counts.block(seq // BLOCK_MESSAGES)
-            if block is not None and block.live:
-                return block.published_ms[seq % BLOCK_MESSAGES] + ttl_ms
-            seq = (seq // BLOCK_MESSAGES + 1) * BLOCK_MESSAGES
-        return None
+        """When ``expire`` has something to do, or None: no entry expires before. It may only move the cursor then."""
+        return self.oldest_ms + ttl_ms if ttl_ms and self.messages else None
 
     # ---- changes ----------------------------------------------------------------------------------------------------
 
@@ -106,6 +109,8 @@ class KeyedMessages:
         if before is not None:
             self._release(before)
         self._entries.put(self._shelf.store, self._durable, Entry(key, seq, size, expires_ms))
+        if not self.messages:
+            self.oldest, self.oldest_ms = seq, self._shelf.counts.published_ms(seq)
         self.messages += 1
         self.bytes += size
         return before
@@ -129,21 +134,24 @@ class KeyedMessages:
 
     def take_oldest(self) -> Entry | None:
         """Remove the entry that was set longest ago. Cost: every message of the store is passed once."""
-        entry, _ = self._next_entry(self._shelf.counts.next_seq, self._shelf.counts.next_seq)
-        return self.remove(entry.key) if entry is not None else None
+        next_seq = self._shelf.counts.next_seq
+        while self.oldest < next_seq:
+            for entry in self._read_on(next_seq, Budget(1, next_seq)):
+                self.oldest_ms = max(self.oldest_ms, self._shelf.counts.published_ms(entry.revision))
+                return self.remove(entry.key)
+        return None
 
-    def expire(self, now_ms: int, ttl_ms: int, count: int) -> tuple[list[Entry], bool]:
-        """Remove entries that are ``ttl_ms`` old. Looks at ``count`` messages at most: returns whether more are due."""
+    def expire(self, now_ms: int, ttl_ms: int, budget: Budget) -> list[Entry]:
+        """Remove entries that are ``ttl_ms`` old, as far as the budget goes. Cost: reads each message once."""
         counts = self._shelf.counts
         end = counts.first_since(now_ms - ttl_ms + 1, self.oldest, counts.next_seq)
         expired: list[Entry] = []
-        while self.oldest < end and count > 0:
-            entry, looked = self._next_entry(end, count)
-            count -= looked
-            if entry is not None:
+        while self.oldest < end and self.messages and not budget.is_spent:
+            for entry in self._read_on(end, budget):
                 self.remove(entry.key)
                 expired.append(entry)
-        return expired, self.oldest < end
+        self.oldest_ms = max(self.oldest_ms, counts.time_from(self.oldest))
+        return expired
 
     def expire_own(self, kept: Kept) -> Entry | None:
         """A message's own time-to-live has ended: remove its key, if it is still the key's message."""
@@ -151,28 +159,32 @@ class KeyedMessages:
         entry = self.get(key) if key is not None else None
         return self.remove(entry.key) if entry is not None and entry.revision == kept.seq else None
 
-    def _next_entry(self, end: int, looks: int) -> tuple[Entry | None, int]:
-        """Move the cursor to the oldest entry below ``end``; returns it and how many messages were looked at."""
-        counts, store = self._shelf.counts, self._shelf.store
-        looked = 0
-        while self.oldest < end and looked < looks:
-            stop = min(end, (self.oldest // BLOCK_MESSAGES + 1) * BLOCK_MESSAGES)
-            block = counts.block(self.oldest // BLOCK_MESSAGES)
-            looked += 1
-            if block is None or not block.live:
-                self.oldest = stop
-                continue
-            stop = min(stop, self.oldest + CHUNK, self.oldest + looks - looked + 1)
-            for kept in self._shelf.messages.read(store, self.oldest, stop - 1):
-                key = key_of(kept, self._key_field)
-                entry = self.get(key) if key is not None else None
-                if entry is not None and entry.revision == kept.seq:
-                    looked += kept.seq - self.oldest
-                    self.oldest = kept.seq
-                    return entry, looked
-            looked += stop - self.oldest - 1
+    def _read_on(self, end: int, budget: Budget) -> list[Entry]:
+        """Move the cursor over a part of one block, below ``end``; returns the entries that it passed.
+
+        They are as many as the budget has messages, at most.
+        """
+        counts, first = self._shelf.counts, self.oldest
+        stop = min(end, (first // BLOCK_MESSAGES + 1) * BLOCK_MESSAGES)
+        block = counts.block(first // BLOCK_MESSAGES)
+        if block is None or not block.live:
+            budget.looks -= 1
             self.oldest = stop
-        return None, looked
+            return []
+        stop = min(stop, first + CHUNK, first + budget.looks)
+        passed: list[Entry] = []
+        self.oldest = stop
+        for kept in self._shelf.messages.read(self._shelf.store, first, stop - 1):
+            key = key_of(kept, self._key_field)
+            entry = self.get(key) if key is not None else None
+            if entry is not None and entry.revision == kept.seq:
+                passed.append(entry)
+                budget.messages -= 1
+                if budget.messages <= 0:
+                    self.oldest = kept.seq + 1
+                    break
+        budget.looks -= self.oldest - first
+        return passed
 
     def _release(self, entry: Entry) -> None:
         self._shelf.counts.release(entry.revision, entry.revision)
@@ -181,13 +193,15 @@ class KeyedMessages:
 
     # ---- state ------------------------------------------------------------------------------------------------------
 
-    def state(self) -> tuple[int, int, int]:
+    def state(self) -> KeyedState:
         """What a snapshot keeps besides the entries."""
-        return self.messages, self.bytes, self.oldest
+        return KeyedState(self.messages, self.bytes, self.oldest, self.oldest_ms)
 
-    def restore(self, state: tuple[int, int, int]) -> None:
+    def restore(self, state: KeyedState) -> None:
         """Take up ``state``."""
-        self.messages, self.bytes, self.oldest = state
+        self.messages, self.bytes, self.oldest = state.messages, state.bytes, state.oldest
+        # A snapshot of rules 1 has no time.
+        self.oldest_ms = self._shelf.counts.time_from(self.oldest) if state.oldest_ms is None else state.oldest_ms
 
     def check(self) -> None:
         """Totals are those of the entries, every entry's message is counted and not older than the cursor. O(n)."""
@@ -197,5 +211,6 @@ class KeyedMessages:
         assert self.bytes == sum(entry.size for entry in entries), "the bytes are those of the entries"
         for entry in entries:
             assert self.oldest <= entry.revision < self._shelf.counts.next_seq, "the cursor is below every entry"
+            assert self.oldest_ms <= self._shelf.counts.published_ms(entry.revision), "and its time is before theirs"
             block = self._shelf.counts.block(entry.revision // BLOCK_MESSAGES)
             assert block is not None and block.references[entry.revision % BLOCK_MESSAGES], "an entry's message is kept"

@@ -16,13 +16,14 @@ from collections.abc import Sequence
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.stores.definitions import DurableDefinition
 from holdfast.stores.durables.backlog import Shelf
-from holdfast.stores.durables.keyed import KeyedMessages
+from holdfast.stores.durables.keyed import KeyedMessages, KeyedState
+from holdfast.stores.expiry import Budget
 from holdfast.stores.messages import KEY_BYTES_MAX, Message
 from holdfast.stores.ports import Entries, Entry, Kept
 
 __all__ = ["LastValue", "LastValueState"]
 
-LastValueState = tuple[tuple[int, int, int], list[tuple[str, str, int]]]
+LastValueState = tuple[KeyedState, list[tuple[str, str, int]]]
 """The entries' totals; subscribers with their key and the revision that each was given last."""
 
 
@@ -124,10 +125,10 @@ class LastValue:
         """When ``message_ttl`` has something to do next."""
         return self.keyed.next_ms(self.definition.message_ttl_ms)
 
-    def expire(self, now_ms: int, count: int) -> tuple[list[Entry], bool]:
+    def expire(self, now_ms: int, budget: Budget) -> list[Entry]:
         """Remove values that are older than ``message_ttl``; see ``KeyedMessages.expire``."""
         ttl_ms = self.definition.message_ttl_ms
-        return self.keyed.expire(now_ms, ttl_ms, count) if ttl_ms else ([], False)
+        return self.keyed.expire(now_ms, ttl_ms, budget) if ttl_ms else []
 
     def drop(self, kept: Sequence[Kept]) -> Entry | None:
         """Delete one message: ``kept`` is what the store has under its number, nothing or one."""

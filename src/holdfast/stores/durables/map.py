@@ -20,14 +20,15 @@ from holdfast.errors import Backpressure, Code, Conflict, InvalidRequest
 from holdfast.stores.commands import MapChange
 from holdfast.stores.definitions import Discard, DurableDefinition
 from holdfast.stores.durables.backlog import Shelf
-from holdfast.stores.durables.keyed import KeyedMessages
+from holdfast.stores.durables.keyed import KeyedMessages, KeyedState
 from holdfast.stores.durables.locks import Locks, LocksState
+from holdfast.stores.expiry import Budget
 from holdfast.stores.messages import KEY_BYTES_MAX, Message
 from holdfast.stores.ports import Entries, Entry, Kept
 
 __all__ = ["Change", "Map", "MapState", "Plan"]
 
-MapState = tuple[tuple[int, int, int], LocksState]
+MapState = tuple[KeyedState, LocksState]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +165,11 @@ class Map:
         times = [self.keyed.next_ms(self.definition.message_ttl_ms), self.locks.next_ms()]
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
-    def expire(self, now_ms: int, count: int) -> tuple[list[Change], bool]:
+    def expire(self, now_ms: int, budget: Budget) -> list[Change]:
         """Remove values that are older than ``message_ttl``; see ``KeyedMessages.expire``. Locks: ``locks.expire``."""
         ttl_ms = self.definition.message_ttl_ms
-        expired, more = self.keyed.expire(now_ms, ttl_ms, count) if ttl_ms else ([], False)
-        return [Change(entry.key, entry.revision, "expired") for entry in expired], more
+        expired = self.keyed.expire(now_ms, ttl_ms, budget) if ttl_ms else []
+        return [Change(entry.key, entry.revision, "expired") for entry in expired]
 
     def drop(self, kept: Sequence[Kept]) -> Entry | None:
         """Delete one value by its revision: ``kept`` is what the store has under that number, nothing or one."""

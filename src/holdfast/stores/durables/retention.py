@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from holdfast.stores.commands import Rewind
     from holdfast.stores.durables.backlog import Backlog
     from holdfast.stores.durables.consumption import Consumption
+    from holdfast.stores.expiry import Budget
     from holdfast.stores.ports import Block
 
 __all__ = [
@@ -121,24 +122,27 @@ def retention_next_ms(durable: Consumption) -> int | None:
     floor = durable.backlog.floor
     if floor is None or floor >= durable.backlog.cursor:
         return None
-    published_ms = durable.shelf.counts.published_ms(floor)
-    due_ms = published_ms + durable.definition.retention_time_ms
+    due_ms = durable.backlog.floor_ms + durable.definition.retention_time_ms
     return max(due_ms, durable.retention_done_ms + RETENTION_STEP_MS)
 
 
-def expire_retained(durable: Consumption, now_ms: int, budget: int) -> int:
-    """Release what was published ``retention_time`` ago; at most ``budget`` numbers. Returns how many went."""
+def expire_retained(durable: Consumption, now_ms: int, budget: Budget) -> int:
+    """Release what was published ``retention_time`` ago, as far as the budget goes. Returns how many went."""
     next_ms = retention_next_ms(durable)
-    if next_ms is None or next_ms > now_ms:
+    if next_ms is None or next_ms > now_ms or budget.is_spent:
         return 0
     backlog = durable.backlog
     assert backlog.floor is not None, "only a durable that retains has a deadline"
-    high = min(backlog.cursor, backlog.floor + budget)
+    # A look for each number bounds what is read where there is a matcher, or a block is timed.
+    high = min(backlog.cursor, backlog.floor + min(budget.messages, budget.looks))
     cutoff_ms = now_ms - durable.definition.retention_time_ms
     end = durable.shelf.counts.first_since(cutoff_ms + 1, backlog.floor, high)
     if end < high or end == backlog.cursor:
         durable.retention_done_ms = now_ms
-    return release_retained(durable, end)
+    budget.looks -= end - backlog.floor
+    total = release_retained(durable, end)
+    budget.messages -= total
+    return total
 
 
 def release_retained(durable: Consumption, end: int) -> int:
@@ -150,7 +154,7 @@ def release_retained(durable: Consumption, end: int) -> int:
     for first, last in retained(durable, backlog.floor, min(end, backlog.cursor)):
         durable.shelf.counts.release(first, last)
         total += last - first + 1
-    backlog.floor = max(backlog.floor, min(end, backlog.cursor))
+    backlog.move_floor(max(backlog.floor, min(end, backlog.cursor)))
     backlog.forget_passed()
     return total
 
@@ -201,7 +205,7 @@ def set_retention(durable: Consumption, retention_ms: int) -> None:
     """The definition retains for another time, or not at all."""
     backlog = durable.backlog
     if retention_ms and backlog.floor is None:
-        backlog.floor = backlog.cursor
+        backlog.move_floor(backlog.cursor)
     elif not retention_ms and backlog.floor is not None:
         release_retained(durable, backlog.cursor)
-        backlog.floor = None
+        backlog.move_floor(None)

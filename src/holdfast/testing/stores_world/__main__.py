@@ -1,7 +1,8 @@
 """Run the worlds of the message stores: ``python -m holdfast.testing.stores_world --worlds 1000 --jobs 2 --mutants``.
 
 Owns: the command line, progress and the summary. Exits 1 when a promise broke, a kind of event never occurred (with 300
-worlds or more), or a mutant was not caught. ``--first N --worlds 1`` repeats one world.
+worlds or more), or a mutant was not caught. ``--first N --worlds 1`` repeats one world, with the same
+``--block-messages``.
 """
 
 from __future__ import annotations
@@ -10,14 +11,20 @@ import argparse
 import os
 import sys
 import time
+from typing import TYPE_CHECKING
 
-from holdfast.testing.stores_world.mutants import SEEDS_MAX
-from holdfast.testing.stores_world.runner import Summary, coverage_table, hunt_mutants, run_seeds
+from holdfast.testing.stores_world.blocks import block_messages, set_block_messages
+
+if TYPE_CHECKING:
+    from holdfast.testing.stores_world.runner import Summary
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run worlds, then hunt mutants; return the exit status."""
     options = _parser().parse_args(arguments)
+    set_block_messages(options.block_messages)
+    from holdfast.testing.stores_world.runner import coverage_table, hunt_mutants, run_seeds
+
     began = time.monotonic()
     shown = [began]
 
@@ -53,7 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--worlds", type=int, default=100, help="how many worlds")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--mutants", action="store_true", help=f"catch every mutant, each within {SEEDS_MAX} seeds")
+    parser.add_argument("--mutants", action="store_true", help="catch every mutant")
+    parser.add_argument("--block-messages", type=int, default=block_messages(), help="messages of one block")
     return parser
 
 

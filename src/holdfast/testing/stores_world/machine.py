@@ -88,12 +88,15 @@ class Machine:
             if count
         }
 
-    def fingerprint(self) -> tuple[bytes, object, object]:
-        """Everything that a recovery has to find again."""
-        blocks = {
-            key: (block.live, block.live_bytes, block.earliest_ms, block.swept_ms, block.timed, bytes(block.references))
-            for key, block in self.blocks.blocks.items()
-            if block.live
-        }
-        entries = {key: dict(sorted(found.items())) for key, found in self.entries.entries.items() if found}
-        return self.state.snapshot(), blocks, entries
+    def fingerprint(self) -> bytes:
+        """Everything that a recovery has to find again, as bytes: the snapshot, the deadlines, what the ports hold."""
+        blocks = [
+            (
+                *(*key, block.live, block.live_bytes, block.earliest_ms, block.swept_ms, block.timed),
+                *(bytes(block.references), bytes(block.sizes), bytes(block.published_ms)),
+            )
+            for key, block in sorted(self.blocks.blocks.items())
+        ]
+        entries = [(*key, list(found.values())) for key, found in sorted(self.entries.entries.items()) if found]
+        deadlines = [sorted(due.items().items()) for due in (self.state.deadlines, self.state.volatile_deadlines)]
+        return msgspec.msgpack.encode((self.state.snapshot(), deadlines, blocks, entries))

@@ -33,6 +33,7 @@ class MemoryBlocks:
 
     def __init__(self, *, strict: bool = False) -> None:
         self.blocks: dict[tuple[str, int], Block] = {}
+        self.newest: dict[str, int] = {}
         self.strict = strict
 
     def get(self, store: str, number: int) -> Block | None:
@@ -41,19 +42,30 @@ class MemoryBlocks:
         return _copy(block) if self.strict and block is not None else block
 
     def put(self, store: str, block: Block) -> None:
-        """See ``ports.Blocks``."""
-        self.blocks[store, block.number] = _copy(block) if self.strict else block
+        """See ``ports.Blocks``. An empty block is forgotten as soon as there is a newer one."""
+        number, newest = block.number, self.newest.get(store, -1)
+        if number < newest and not block.live:
+            self.blocks.pop((store, number), None)
+            return
+        if number > newest:
+            before = self.blocks.get((store, newest))
+            if before is not None and not before.live:
+                del self.blocks[store, newest]
+            self.newest[store] = number
+        self.blocks[store, number] = _copy(block) if self.strict else block
 
     def copy(self) -> MemoryBlocks:
         """The same blocks, which change apart from these."""
         copied = MemoryBlocks(strict=self.strict)
         copied.blocks = {key: _copy(block) for key, block in self.blocks.items()}
+        copied.newest = dict(self.newest)
         return copied
 
     def forget_store(self, store: str) -> None:
         """See ``ports.Blocks``."""
         for key in [key for key in self.blocks if key[0] == store]:
             del self.blocks[key]
+        self.newest.pop(store, None)
 
 
 class MemoryMessages:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import get_context
 from typing import Final, TypeVar
 
+from holdfast.testing.stores_world.blocks import block_messages, set_block_messages
 from holdfast.testing.stores_world.mutants import MUTANTS, Caught, catch
 from holdfast.testing.stores_world.world import run_world
 
@@ -84,7 +85,7 @@ def _spread(work: Callable[[Job], Done], jobs: Iterable[Job], processes: int, *,
     if processes <= 1:
         yield from map(work, jobs)
         return
-    with get_context("spawn").Pool(processes) as pool:
+    with get_context("spawn").Pool(processes, set_block_messages, (block_messages(),)) as pool:
         yield from pool.imap(work, jobs, chunk)
 
 

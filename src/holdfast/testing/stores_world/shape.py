@@ -13,6 +13,8 @@ from random import Random
 from types import MappingProxyType
 from typing import Final
 
+from holdfast.stores.ports import BLOCK_MESSAGES
+
 __all__ = ["DEAD", "FOLLOWED_KEYS", "KEYS", "KINDS", "NO_FOCUS", "STORE", "Shape", "draw_shape", "focused"]
 
 STORE: Final = "s"
@@ -57,7 +59,7 @@ def draw_shape(random: Random) -> Shape:
         "stores": {STORE: store, DEAD: {"durables": {"grave": {"type": "standard", "ack_wait": "1h"}}}},
     }
     # Everything that looks at every message is slow in a crowd, so its world is short.
-    crowd = random.choice((0, 0, 0, 0, 0, 0, 0, 0, 0, 1100))
+    crowd = random.choice((0, 0, 0, 0, 0, 0, 0, 0, 0, BLOCK_MESSAGES + 76))
     return Shape(
         definition=definition,
         steps=40 if crowd else random.choice((40, 80, 150)),
