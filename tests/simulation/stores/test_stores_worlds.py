@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.testing.stores_world.mutants import MUTANTS, SEEDS_MAX, catch
+from holdfast.stores.ports import BLOCK_MESSAGES
+from holdfast.testing.stores_world.mutants import MUTANTS, SEEDS_MAX, SMALL_BLOCK, catch
 from holdfast.testing.stores_world.runner import Summary, coverage_table, run_seeds
 from holdfast.testing.stores_world.world import run_world
 
@@ -47,10 +48,10 @@ def test_fresh_worlds_keep_every_promise(
     assert_clean(summary)
 
 
-def run_small_blocks(first: int, worlds: int, jobs: int) -> str:
+def run_small_blocks(first: int, worlds: int, jobs: int, *more: str) -> str:
     """Worlds with blocks of 4 messages, in a process of their own."""
     command = [sys.executable, "-m", "holdfast.testing.stores_world", "--block-messages", "4"]
-    command += ["--first", str(first), "--worlds", str(worlds), "--jobs", str(jobs)]
+    command += ["--first", str(first), "--worlds", str(worlds), "--jobs", str(jobs), *more]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"--first {first} --worlds {worlds}\n{done.stdout}\n{done.stderr}"
@@ -69,7 +70,7 @@ def test_worlds_with_small_blocks_keep_every_promise(prove: bool, record_propert
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", list(MUTANTS))
+@pytest.mark.parametrize("name", [name for name, mutant in MUTANTS.items() if mutant.block_messages == BLOCK_MESSAGES])
 def test_every_broken_rule_of_the_stores_is_noticed(name: str, record_property: RecordProperty) -> None:
     mutant = MUTANTS[name]
     found = catch(mutant)
@@ -77,6 +78,13 @@ def test_every_broken_rule_of_the_stores_is_noticed(name: str, record_property: 
     # The same world without the broken rule keeps every promise.
     run_world(found.seed, mutant.focus)
     record_property("stores_mutants", 1)
+
+
+def test_every_broken_rule_of_small_blocks_is_noticed(record_property: RecordProperty) -> None:
+    told = run_small_blocks(0, 0, 1, "--mutants")
+    expected = sorted(name for name, mutant in MUTANTS.items() if mutant.block_messages == SMALL_BLOCK)
+    assert sorted(line.split()[1] for line in told.splitlines() if line.startswith("mutant ")) == expected
+    record_property("stores_mutants", len(expected))
 
 
 def test_one_seed_is_one_world_whatever_the_hash_seed() -> None:

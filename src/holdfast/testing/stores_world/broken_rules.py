@@ -21,10 +21,11 @@ from holdfast.stores.durables.backlog import Backlog, Fate, fate
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.consumption_state import ConsumptionState
 from holdfast.stores.durables.key_ordered import KeyOrdered
-from holdfast.stores.durables.keyed import KeyedMessages
+from holdfast.stores.durables.keyed import KeyedMessages, KeyedState
 from holdfast.stores.durables.locks import Lock, Locks, LocksState
 from holdfast.stores.durables.map import Map, Plan
 from holdfast.stores.durables.returned import Returned
+from holdfast.stores.ports import BLOCK_MESSAGES
 from holdfast.stores.publishers import Publishers, PublisherState
 from holdfast.stores.reference_counts import ReferenceCounts
 
@@ -43,6 +44,7 @@ _die = Consumption._die
 _duplicates = Publishers.duplicates
 _plan = Map.plan
 _release = ReferenceCounts.release
+_mark_timed = ReferenceCounts.mark_timed
 _locks_state = Locks.state
 
 
@@ -219,3 +221,33 @@ def never_woken(self: object) -> int | None:
 def wants_everything(self: Backlog, kept: Kept) -> bool:
     """A durable is handed messages that it has no interest in."""
     return kept.seq not in self.excluded
+
+
+def deadline_from_blocks(self: KeyedMessages, ttl_ms: int) -> int | None:
+    """The deadline of keyed messages follows from the blocks that other durables keep."""
+    if not ttl_ms or not self.messages:
+        return None
+    return self._shelf.counts.time_from(self.oldest) + ttl_ms
+
+
+def cursor_time_from_blocks(durable: Consumption) -> int | None:
+    """The deadline of a backlog follows from the blocks that other durables keep."""
+    ttl_ms = durable.definition.message_ttl_ms
+    counts, cursor = durable.shelf.counts, durable.backlog.cursor
+    return counts.time_from(cursor) + ttl_ms if ttl_ms and durable.undelivered > 0 else None
+
+
+def snapshot_without_oldest_ms(self: KeyedMessages) -> KeyedState:
+    """A restart finds the time of the oldest key in what is kept by then."""
+    return KeyedState(self.messages, self.bytes, self.oldest)
+
+
+def snapshot_without_cursor_ms(self: Consumption) -> ConsumptionState:
+    """A restart finds the time of the cursor in what is kept by then."""
+    return msgspec.structs.replace(_state(self), cursor_ms=None, floor_ms=None)
+
+
+def wanted_blocks_only(self: ReferenceCounts, seq: int, deadline_ms: int) -> None:
+    """A block that no durable wants has to be there."""
+    assert self.block(seq // BLOCK_MESSAGES) is not None, "a message that was accepted has a block"
+    _mark_timed(self, seq, deadline_ms)

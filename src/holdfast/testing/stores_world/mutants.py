@@ -28,13 +28,34 @@ from holdfast.stores.durables.standard import Standard
 from holdfast.stores.publishers import Publishers
 from holdfast.stores.reference_counts import ReferenceCounts
 from holdfast.testing.stores_world import broken_rules as broken
+from holdfast.testing.stores_world.shape import DEAD, STORE
 from holdfast.testing.stores_world.world import run_world
 
-__all__ = ["MUTANTS", "SEEDS_MAX", "Caught", "Mutant", "catch"]
+__all__ = ["MUTANTS", "SEEDS_MAX", "SMALL_BLOCK", "Caught", "Mutant", "catch"]
 
 SEEDS_MAX: Final = 120
 FORGETFUL: Final = {"crash_rate": 0.1, "fork_rate": 0.3, "sync_rate": 1.0, "crowd": 0, "steps": 80}
 CALM: Final = {"crash_rate": 0.0, "fork_rate": 0.02, "crowd": 0, "steps": 150}
+
+SMALL_BLOCK: Final = 4
+"""Messages of a block, so that blocks are forgotten all the time."""
+
+KEYED: Final = {
+    **FORGETFUL,
+    "definition": {
+        "stores": {
+            STORE: {
+                "durables": {
+                    "last": {"type": "last_value", "message_ttl": 3},
+                    "shared": {"type": "shared", "ack_wait": 2, "prefetch": 50},
+                },
+                "templates": {"made": {"type": "shared"}},
+            },
+            DEAD: {"durables": {"grave": {"type": "standard"}}},
+        }
+    },
+}
+"""Keys that expire, among messages of another durable that are acknowledged meanwhile."""
 
 Patch = tuple[object, str, object]
 
@@ -47,6 +68,8 @@ class Mutant:
     rule: str
     patches: tuple[Patch, ...]
     focus: Mapping[str, object] = field(default_factory=dict[str, object])
+    block_messages: int = 1_024
+    """The blocks in whose worlds it is looked for; the process has to have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +277,41 @@ _REGISTRY: Final = (
         "nothing early, nothing late",
         ((Locks, "expire", broken.locks_never_end),),
         CALM,
+    ),
+    Mutant(
+        "deadline_from_blocks",
+        "deadlines do not move",
+        ((KeyedMessages, "next_ms", broken.deadline_from_blocks),),
+        KEYED,
+        SMALL_BLOCK,
+    ),
+    Mutant(
+        "cursor_time_from_blocks",
+        "deadlines do not move",
+        ((aging, "ttl_next_ms", broken.cursor_time_from_blocks),),
+        FORGETFUL,
+        SMALL_BLOCK,
+    ),
+    Mutant(
+        "snapshot_without_oldest_ms",
+        "replay is the same",
+        ((KeyedMessages, "state", broken.snapshot_without_oldest_ms),),
+        KEYED,
+        SMALL_BLOCK,
+    ),
+    Mutant(
+        "snapshot_without_cursor_ms",
+        "replay is the same",
+        ((Consumption, "state", broken.snapshot_without_cursor_ms),),
+        FORGETFUL,
+        SMALL_BLOCK,
+    ),
+    Mutant(
+        "wanted_blocks_only",
+        "a command is carried out or refused",
+        ((ReferenceCounts, "mark_timed", broken.wanted_blocks_only),),
+        CALM,
+        SMALL_BLOCK,
     ),
 )
 

@@ -15,6 +15,8 @@ Owns: the list and the exception. Does not own: the models that judge (``consume
 | one message, one place | totals per durable and per store are the models' |
 | a resent message is stored once | duplicates get the numbers of the first time, a gap is refused |
 | maps are linear | conditions hold exactly, a stale fence writes nothing, a session's locks go with it |
+| a command is carried out or refused | the machine raises nothing but ``HoldfastError`` |
+| what is not logged changes nothing | a command without a record leaves every byte of the state as it was |
 | replay is the same | a record gives the same result again, a snapshot with the records behind it the same state |
 """
 

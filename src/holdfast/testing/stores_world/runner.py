@@ -76,9 +76,10 @@ def _catch(name: str) -> Caught:
     return catch(MUTANTS[name])
 
 
-def hunt_mutants(*, jobs: int = 1) -> Iterator[Caught]:
-    """Look for a seed that catches each mutant, in the order of the registry."""
-    yield from _spread(_catch, list(MUTANTS), jobs, chunk=1)
+def hunt_mutants(names: Iterable[str] = MUTANTS, *, jobs: int = 1) -> Iterator[Caught]:
+    """Look for a seed that catches each mutant of this process's blocks, in the order of the registry."""
+    here = block_messages()
+    yield from _spread(_catch, [name for name in names if MUTANTS[name].block_messages == here], jobs, chunk=1)
 
 
 def _spread(work: Callable[[Job], Done], jobs: Iterable[Job], processes: int, *, chunk: int) -> Iterator[Done]:
