@@ -20,6 +20,7 @@ from holdfast.stores.commands import (
     MapChanged,
     Publish,
     Published,
+    Resend,
 )
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.sequence_set import SequenceSet
@@ -57,7 +58,7 @@ def accept(state: State, record: Record, found: Result | HoldfastError) -> None:
                 publishers = state.stores[command.store].publishers
                 publishers.accepted(command.publisher, first, len(fresh), seq, command.at_ms)
         _require_number(state, record, command.store, recorded.last_seq)
-    elif isinstance(command, DeadLetter) and isinstance(recorded, Published):
+    elif isinstance(command, DeadLetter | Resend) and isinstance(recorded, Published):
         if is_refused and recorded.last_seq and command.to_store in state.stores:
             _keep(state, command.to_store, [command.message], command.at_ms)
         if recorded.last_seq:

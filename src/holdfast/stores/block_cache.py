@@ -264,7 +264,7 @@ class BlockCache:
                 "DELETE FROM spilled WHERE store = ? AND number = ? AND generation = ?", (*key, self._generation)
             )
             del self._spilled[key]
-        self._there[store].discard(number)
+        self._there[store].remove(number, number)
         self._dirty[key] = False
 
     def _encoded(self, key: tuple[str, int]) -> bytes:

@@ -43,6 +43,10 @@ __all__ = [
     "Purge",
     "Purged",
     "Record",
+    "Redeliver",
+    "Redelivered",
+    "Resend",
+    "Restarted",
     "Result",
     "Rewind",
     "Unsubscribe",
@@ -89,10 +93,15 @@ class Attach(_Command, frozen=True):
     template: str = ""
     matcher: bytes = b""
     key: str | None = None
+    polls: bool = False
+    """Whether it asks for each portion, and may hold messages while it is silent."""
 
 
 class Detach(_Command, frozen=True):
-    """A subscriber is gone: what it holds goes back and is delivered to others, counted. ``cause`` for advisories."""
+    """A subscriber is gone: what it holds is delivered to others. ``cause`` is for advisories.
+
+    The delivery counts for what it reported as started; without a report for the oldest message that it holds.
+    """
 
     store: str
     durable: str
@@ -128,6 +137,9 @@ class Acknowledge(_Command, frozen=True):
     reject: list[int] = []
     extend: list[tuple[int, int]] = []
     """Ranges whose ``ack_wait`` begins again."""
+    started: list[tuple[int, int]] | None = None
+    """Ranges that the application was handed; None from a subscriber that does not report it. No range that was
+    reported needs to be reported again."""
 
 
 class DeadLetter(_Command, frozen=True):
@@ -172,6 +184,40 @@ class Drop(_Command, frozen=True):
     store: str
     durable: str
     seq: int
+
+
+class Restarted(_Command, frozen=True):
+    """The service has started: what subscribers hold was handed out before, and no delivery counts for that."""
+
+
+class Redeliver(_Command, frozen=True):
+    """Put parked messages back: they are delivered again, counted from one.
+
+    ``messages`` are ranges of sequence numbers, empty for all; ``match`` is a matcher's JSON, empty for none; ``count``
+    bounds the messages that one command looks at, in order of their numbers and above ``after``.
+    """
+
+    store: str
+    durable: str
+    messages: list[tuple[int, int]] = []
+    match: bytes = b""
+    count: int = 1_000
+    after: int = 0
+
+
+class Resend(_Command, frozen=True):
+    """Move a dead letter back to the durable that it came from, and to no other; one step with its release.
+
+    ``message`` is what is published there. ``store`` is empty where only the second half is asked for, because one of
+    the stores is in the log and the other is not. The answer is ``Published``, in the numbers of ``to_store``.
+    """
+
+    store: str
+    durable: str
+    seq: int
+    message: Message
+    to_store: str
+    to_durable: str
 
 
 class Rewind(_Command, frozen=True):
@@ -234,6 +280,9 @@ Command = (
     | MapChange
     | MapLock
     | MapUnlock
+    | Restarted
+    | Redeliver
+    | Resend
 )
 
 
@@ -286,6 +335,13 @@ class Purged(_Result, frozen=True):
     bytes: int
 
 
+class Redelivered(_Result, frozen=True):
+    """How many messages were put back, and above which number to go on, 0 where none is left."""
+
+    messages: int
+    after: int = 0
+
+
 class MapChanged(_Result, frozen=True):
     """The revision of the last change; revisions are the store's sequence numbers, one for each changed key.
 
@@ -304,7 +360,9 @@ class MapLocked(_Result, frozen=True):
     until_ms: int
 
 
-Result = Done | Published | Attached | Delivered | Acknowledged | Expired | Purged | MapChanged | MapLocked
+Result = (
+    Done | Published | Attached | Delivered | Acknowledged | Expired | Purged | MapChanged | MapLocked | Redelivered
+)
 
 
 RULES: Final = 2

@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 from holdfast.errors import Code, CorruptData
-from holdfast.stores.commands import DeadLetter, MapChange, MapChanged, Publish, Published, Record
+from holdfast.stores.commands import DeadLetter, MapChange, MapChanged, Publish, Published, Record, Resend
 from holdfast.stores.messages import Message
 
 __all__ = ["MessageRun", "Relocated", "decode_frame", "encode_record", "encode_relocated", "runs_of"]
@@ -115,6 +115,8 @@ def runs_of(frame: Record | Relocated) -> list[MessageRun]:
     elif type(command) is DeadLetter and type(result) is Published:
         if command.to_store and result.last_seq:
             return [MessageRun(command.to_store, result.last_seq, command.at_ms, (command.message,))]
+    elif type(command) is Resend and type(result) is Published:
+        return [MessageRun(command.to_store, result.last_seq, command.at_ms, (command.message,))]
     elif type(command) is MapChange and type(result) is MapChanged:
         values = tuple(
             Message(body=body or b"", key=key)

@@ -70,7 +70,7 @@ def _take_out(durable: Durable, lost: SequenceSet) -> None:
             for run in durable.holdings.take(holding, first, last):
                 durable.release(run[0], run[1])
         for seq in range(first, last + 1):
-            if durable.returned.remove(seq) is not None or durable.dying.pop(seq, None) is not None:
+            if durable.returned.remove(seq) is not None or durable.take_dying(seq) is not None:
                 durable.release(seq, seq)
         durable.backlog.exclude(first, last)
 

@@ -87,9 +87,9 @@ def right_for(command: commands.Command) -> Right | None:
             | commands.Rewind()
         ):
             return Right.SUBSCRIBE
-        case commands.Define() | commands.Purge() | commands.Drop():
+        case commands.Define() | commands.Purge() | commands.Drop() | commands.Redeliver() | commands.Resend():
             return Right.ADMINISTER
-        case commands.DeadLetter() | commands.Expire():
+        case commands.DeadLetter() | commands.Expire() | commands.Restarted():
             return None
 
 

@@ -15,7 +15,8 @@ from holdfast.errors import Code, Conflict, InvalidRequest
 from holdfast.stores.commands import Define, Done
 from holdfast.stores.definition_changes import check_change
 from holdfast.stores.definitions import parse_definition
-from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.durables.aging import expire_newly_parked
+from holdfast.stores.durables.consumption import DYING_RETRY_MS, Consumption
 from holdfast.stores.durables.retention import set_retention
 from holdfast.stores.effects import Advise
 from holdfast.stores.limits import check_cluster
@@ -151,9 +152,13 @@ def _change_durable(state: State, store: Store, wanted: DurableDefinition, now_m
     letters_moved = durable.definition.dead_letter_store != wanted.dead_letter_store
     durable.definition = wanted
     if isinstance(durable, Consumption):
+        durable.parked_ms = None
         if letters_moved:
             # What waits goes to the new place at once; where there is none it stays.
             effects += durable.dying_effects()
+            if durable.counts_started:
+                durable.dying_retry_ms = now_ms + DYING_RETRY_MS
+                expire_newly_parked(durable, now_ms)
         set_retention(durable, wanted.retention_time_ms)
         durable.keep_limits(now_ms)
     store.file(durable)

@@ -57,16 +57,37 @@ class SequenceSet:
         firsts[low:high] = [first]
         lasts[low:high] = [last]
 
-    def discard(self, seq: int) -> None:
-        """Remove one number, if it is a member. Cost: O(log runs), and O(runs) in the middle."""
+    def remove(self, first: int, last: int) -> None:
+        """Remove the members of ``first..last``. Cost: O(log runs), and O(runs) in the middle.
+
+        >>> numbers = SequenceSet([(1, 9)])
+        >>> numbers.remove(3, 4)
+        >>> numbers.runs()
+        [(1, 2), (5, 9)]
+        """
         firsts, lasts = self._firsts, self._lasts
-        place = bisect_right(firsts, seq) - 1
-        if place < 0 or seq > lasts[place]:
+        low = bisect_right(lasts, first - 1)
+        high = bisect_right(firsts, last)
+        if low >= high:
             return
-        first, last = firsts[place], lasts[place]
-        rest = [run for run in ((first, seq - 1), (seq + 1, last)) if run[0] <= run[1]]
-        firsts[place : place + 1] = [run[0] for run in rest]
-        lasts[place : place + 1] = [run[1] for run in rest]
+        rest = [run for run in ((firsts[low], first - 1), (last + 1, lasts[high - 1])) if run[0] <= run[1]]
+        firsts[low:high] = [run[0] for run in rest]
+        lasts[low:high] = [run[1] for run in rest]
+
+    def parts(self, first: int, last: int) -> list[tuple[int, int, bool]]:
+        """``first..last`` as runs that are members or not, ascending.
+
+        >>> SequenceSet([(3, 4)]).parts(1, 4)
+        [(1, 2, False), (3, 4, True)]
+        """
+        found: list[tuple[int, int, bool]] = []
+        while first <= last:
+            is_member = first in self
+            end = self.after(first) if is_member else self.next_member(first, last + 1)
+            end = min(end, last + 1)
+            found.append((first, end - 1, is_member))
+            first = end
+        return found
 
     def forget_below(self, seq: int) -> None:
         """Remove every member below ``seq``."""

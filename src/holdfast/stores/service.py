@@ -45,6 +45,8 @@ from holdfast.stores.commands import (
     Publish,
     Published,
     Record,
+    Resend,
+    Restarted,
     Result,
     Rewind,
 )
@@ -487,7 +489,9 @@ def _is_volatile(command: Command, names: AbstractSet[str]) -> bool:
     """Whether a command is of stores in memory only, which the log does not tell of."""
     if isinstance(command, Expire):
         return command.volatile
-    return not isinstance(command, Define) and command.store in names
+    if isinstance(command, Resend):
+        return (command.store or command.to_store) in names
+    return not isinstance(command, Define | Restarted) and command.store in names
 
 
 def _ignore(_outcome: Result | HoldfastError) -> None:

@@ -23,7 +23,7 @@ from holdfast.stores.batch import Batch
 from holdfast.stores.commands import RULES, Acknowledged, Attached, Command, Delivered, Done, Expired, Published, Purged
 from holdfast.stores.definition_values import check_name
 from holdfast.stores.definitions import ClusterDefinition, DurableDefinition, DurableType, StoreDefinition
-from holdfast.stores.durables import retention
+from holdfast.stores.durables import administration, retention
 from holdfast.stores.durables.backlog import expires_ms
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.last_value import LastValue
@@ -93,6 +93,9 @@ class State:
             commands.MapChange: partial(map_commands.change, self),
             commands.MapLock: partial(map_commands.lock, self),
             commands.MapUnlock: partial(map_commands.unlock, self),
+            commands.Restarted: self._restarted,
+            commands.Redeliver: self._redeliver,
+            commands.Resend: self._resend,
         }
         # Each handler takes the command that it is filed under.
         return cast("dict[type, Callable[[Command, list[Effect]], _Outcome]]", handlers)
@@ -108,6 +111,8 @@ class State:
             self._rules = rules
             for store in self.stores.values():
                 store.shelf.rules = rules
+                for name in store.durables:
+                    self.arm(store, name)
 
     # ---- the transition ---------------------------------------------------------------------------------------------
 
@@ -140,7 +145,7 @@ class State:
             self._check_same(store.definition, durable.definition, command)
         displaced = ""
         if isinstance(durable, Consumption):
-            displaced = durable.attach(command.subscriber, command.key, command.at_ms, effects)
+            displaced = durable.attach(command.subscriber, command.key, command.at_ms, effects, polls=command.polls)
         elif isinstance(durable, LastValue):
             if any(name == command.subscriber for name, _ in durable.subscribers()):
                 displaced = command.subscriber
@@ -234,12 +239,12 @@ class State:
         if not isinstance(durable, Consumption):
             # There is nothing to settle; a client that acknowledges everything need not know the type.
             return Acknowledged(0, []), False
-        for first, last in chain(command.ack, command.extend):
+        for first, last in chain(command.ack, command.extend, command.started or ()):
             if first > last:
                 raise InvalidRequest("a range of numbers begins with its lowest", first=first, last=last)
         result = durable.acknowledge(command, effects)
         self.arm(store, command.durable)
-        return result, result.acknowledged > 0 or bool(command.extend)
+        return result, result.acknowledged > 0 or bool(command.extend) or command.started is not None
 
     def _dead_letter(self, command: commands.DeadLetter, effects: list[Effect]) -> _Outcome:
         store, durable = self._found(command.store, command.durable)
@@ -261,6 +266,56 @@ class State:
         return result, True
 
     # ---- administration ---------------------------------------------------------------------------------------------
+
+    def _restarted(self, command: commands.Restarted, effects: list[Effect]) -> _Outcome:
+        del command, effects
+        changed = False
+        for store in self.stores.values():
+            for durable in store.durables.values():
+                for holding in durable.holdings.of.values() if isinstance(durable, Consumption) else ():
+                    changed |= bool(holding.runs) or holding.started is not None
+                    holding.restarted()
+        return Done(), changed
+
+    def _redeliver(self, command: commands.Redeliver, effects: list[Effect]) -> _Outcome:
+        store, durable = self._found(command.store, command.durable)
+        for first, last in command.messages:
+            if first > last:
+                raise InvalidRequest("a range of numbers begins with its lowest", first=first, last=last)
+        if not isinstance(durable, Consumption):
+            raise _not_for(durable, "only a standard or shared durable redelivers messages")
+        result = administration.redeliver(durable, command)
+        if result.messages and durable.ready():
+            effects.append(durable.ready_effect)
+        self.arm(store, command.durable)
+        return result, result.messages > 0
+
+    def _resend(self, command: commands.Resend, effects: list[Effect]) -> _Outcome:
+        target, durable = self._found(command.to_store, command.to_durable)
+        if not isinstance(durable, Consumption):
+            raise _not_for(durable, "a dead letter goes back to a standard or shared durable")
+        letter = self._letter(command) if command.store else None
+        batch = Batch([command.message], DEAD_LETTER_BYTES_MAX, command.at_ms)
+        seq = target.accept_for(durable, batch, effects)
+        for name in (*target.ageing, command.to_durable):
+            self.arm(target, name)
+        if letter is not None:
+            letter[0].drop(letter[1])
+            self.arm(self.stores[command.store], command.durable)
+        return Published(seq, seq, 0, 0), True
+
+    def _letter(self, command: commands.Resend) -> tuple[Consumption, Kept]:
+        """The durable of a dead letter, and the letter. Raises ``NotFound`` where nobody may take it from there."""
+        store, durable = self._found(command.store, command.durable)
+        kept = self.messages.read(store.name, command.seq, command.seq)
+        if not isinstance(durable, Consumption) or not kept or not administration.is_waiting(durable, command.seq):
+            raise NotFound(
+                "the durable has no such message that no subscriber holds",
+                store=store.name,
+                durable=command.durable,
+                seq=command.seq,
+            )
+        return durable, kept[0]
 
     def _purge(self, command: commands.Purge, effects: list[Effect]) -> _Outcome:
         store, durable = self._found(command.store, command.durable)

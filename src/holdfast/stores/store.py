@@ -239,6 +239,35 @@ class Store:
             self._give(self.durables[name], first, positions, admitted[name], batch, effects)
         return first, unmatched
 
+    def accept_for(self, durable: Consumption, batch: Batch, effects: list[Effect]) -> int:
+        """Number and keep one message for one durable, and for no other; returns its number.
+
+        Raises ``Backpressure`` where a limit has no room for it, ``InvalidRequest`` where the durable's matcher does
+        not take it.
+        """
+        fields = batch.messages[0].fields
+        if not durable.backlog.matcher.matches(fields):
+            raise InvalidRequest(
+                "the durable's matcher does not take this message",
+                code=Code.MATCHER_MISMATCH,
+                facts={"store": self.name, "durable": durable.name},
+            )
+        if not durable.admits([0], batch):
+            raise Backpressure(
+                "the durable is full", code=Code.STORE_FULL, facts={"store": self.name, "durable": durable.name}
+            )
+        self.room(1, batch.size)
+        check_store(self.definition, self.counts, 1, batch.size)
+        seq = self.counts.append(batch.sizes, array("H", [1]), batch.at_ms)
+        self.shelf.messages.add(self.name, seq, batch.at_ms, batch.messages, batch.sizes)
+        for _ in batch.timed:
+            self._mark_timed(batch, 0, seq)
+        for other in self.durables.values():
+            if isinstance(other, Consumption) and other is not durable and other.backlog.matcher.matches(fields):
+                other.backlog.exclude(seq, seq)
+        durable.published(seq, [0], [0], batch, effects)
+        return seq
+
     def wants(self, batch: Batch) -> bool:
         """Whether any durable would be given a message of the batch, were there room."""
         return bool(self._plain) or bool(self._candidates(batch))

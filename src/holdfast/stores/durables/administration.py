@@ -5,10 +5,14 @@ Owns: these. Does not own: the way of a message otherwise (``consumption``). Fai
 
 from __future__ import annotations
 
+from heapq import nsmallest
+
+from holdfast.stores.commands import Redeliver, Redelivered
 from holdfast.stores.durables.aging import is_swept, release_one_retained, wants
 from holdfast.stores.durables.backlog import Backlog
 from holdfast.stores.durables.residue import Residue
 from holdfast.stores.durables.returned import Returned
+from holdfast.stores.matcher import Matcher
 from holdfast.stores.sequence_set import SequenceSet
 
 TYPE_CHECKING = False
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.stores.durables.consumption import Consumption
     from holdfast.stores.ports import Kept
 
-__all__ = ["Browsed", "browse", "browse_page", "drop", "purge"]
+__all__ = ["Browsed", "browse", "browse_page", "drop", "is_waiting", "purge", "redeliver"]
 
 Browsed = tuple[list[tuple[int, int]], int | None, int]
 """Numbers with their deliveries; above which number to go on, None for the end; how many looks are left."""
@@ -45,7 +49,7 @@ def purge(durable: Consumption, now_ms: int) -> tuple[int, int, list[Residue]]:
     durable.returned = Returned()
     for seq in durable.dying:
         durable.release(seq, seq)
-    durable.dying = {}
+    durable.dying, durable.parked_ms = {}, None
     left = [retained, _leave_backlog(durable, now_ms)]
     for residue in left:
         if not residue.is_done:
@@ -90,7 +94,7 @@ def drop(durable: Consumption, kept: Kept) -> bool:
     holder = durable.holdings.holder(seq)
     if holder is not None:
         durable.holdings.take(durable.holdings.of[holder], seq, seq)
-    elif durable.dying.pop(seq, None) is None and durable.returned.remove(seq) is None:
+    elif durable.take_dying(seq) is None and durable.returned.remove(seq) is None:
         if is_swept(durable, kept):
             return False
         if seq >= durable.backlog.cursor:
@@ -102,6 +106,43 @@ def drop(durable: Consumption, kept: Kept) -> bool:
             return release_one_retained(durable, seq)
     durable.gone(seq, seq, "deleted")
     return True
+
+
+def redeliver(durable: Consumption, command: Redeliver) -> Redelivered:
+    """Put parked messages back, counted from one. Cost: O(parked), and reads ``count`` where there is a matcher."""
+    ranges = SequenceSet(sorted(command.messages))
+    candidates = [seq for seq in durable.dying if seq > command.after and (not command.messages or seq in ranges)]
+    seqs = nsmallest(max(1, command.count) + 1, candidates)
+    more = len(seqs) > max(1, command.count)
+    if more:
+        seqs.pop()
+    if command.match:
+        matcher, shelf = Matcher.parse(command.match), durable.shelf
+        read = (kept for seq in seqs for kept in shelf.messages.read(shelf.store, seq, seq))
+        chosen = [kept.seq for kept in read if matcher.matches(kept.fields)]
+    else:
+        chosen = seqs
+    for seq in chosen:
+        durable.take_dying(seq)
+        _put_back(durable, seq)
+    return Redelivered(len(chosen), seqs[-1] if more else 0)
+
+
+def _put_back(durable: Consumption, seq: int) -> None:
+    """A message that was dying waits again. A rewind may have excluded it from the backlog."""
+    backlog = durable.backlog
+    if seq in backlog.excluded:
+        backlog.excluded.remove(seq, seq)
+        if seq >= backlog.cursor:
+            backlog.cursor_ms = min(backlog.cursor_ms, durable.shelf.counts.published_ms(seq))
+            return
+    durable.returned.add(seq, seq, 0)
+
+
+def is_waiting(durable: Consumption, seq: int) -> bool:
+    """Whether the durable has this message and no subscriber holds it. Cost: O(not settled)."""
+    found, _, _ = browse_page(durable, seq - 1, 1, 1)
+    return bool(found) and found[0][0] == seq and durable.holdings.holder(seq) is None
 
 
 def browse(durable: Consumption, after: int, count: int) -> list[tuple[int, int]]:

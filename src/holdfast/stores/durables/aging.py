@@ -10,6 +10,7 @@ when it is due.
 from __future__ import annotations
 
 from holdfast.stores.durables.backlog import Found, expires_ms
+from holdfast.stores.expiry import Deadlines, earlier
 from holdfast.stores.ports import BLOCK_MESSAGES
 
 TYPE_CHECKING = False
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
     from holdfast.stores.ports import Kept
 
 __all__ = [
+    "arrived_ms",
     "expire_backlog",
+    "expire_newly_parked",
     "expire_own",
+    "expire_parked",
     "expire_returned",
     "is_swept",
     "release_one_retained",
@@ -40,7 +44,7 @@ def ttl_next_ms(durable: Consumption) -> int | None:
     ttl_ms = durable.definition.message_ttl_ms
     if not ttl_ms:
         return None
-    found = _earliest_ms(durable)
+    found = earlier(_earliest_ms(durable), _parked_next_ms(durable))
     found = found + ttl_ms if found is not None else None
     if durable.undelivered > 0:
         at_ms = durable.backlog.cursor_ms + ttl_ms
@@ -56,20 +60,49 @@ def _earliest_ms(durable: Consumption) -> int | None:
     found = None
     for first, last, _ in durable.returned.runs:
         for seq in range(first, last + 1):
-            arrived_ms = _arrived_ms(durable, seq)
-            found = arrived_ms if found is None else min(found, arrived_ms)
-            if arrived_ms == durable.shelf.counts.published_ms(seq):
+            began_ms = arrived_ms(durable, seq)
+            found = began_ms if found is None else min(found, began_ms)
+            if began_ms == durable.shelf.counts.published_ms(seq):
                 return found
     return found
+
+
+def _parked_next_ms(durable: Consumption) -> int | None:
+    """When the first to begin to live of those that are parked did so, or None. Dying ones wait for their letter."""
+    if not durable.dying or not durable.parks:
+        return None
+    if durable.parked_ms is None:
+        durable.parked_ms = Deadlines({seq: arrived_ms(durable, seq) for seq in durable.dying})
+    return durable.parked_ms.next_ms()
+
+
+def expire_parked(durable: Consumption, now_ms: int, budget: Budget) -> None:
+    """Remove what is parked and too old. Cost: O(log parked) for each message that goes."""
+    ttl_ms = durable.definition.message_ttl_ms
+    while not budget.is_spent and (next_ms := _parked_next_ms(durable)) is not None and next_ms + ttl_ms <= now_ms:
+        assert durable.parked_ms is not None, "it is made when it is asked for"
+        seq = durable.parked_ms.pop(next_ms)
+        assert seq is not None, "its deadline has come"
+        durable.take_dying(seq)
+        durable.gone(seq, seq, "ttl")
+        budget.messages -= 1
+        budget.looks -= 1
+
+
+def expire_newly_parked(durable: Consumption, now_ms: int) -> None:
+    """Remove what expired while it waited for its dead letter, which now has no place to go. Cost: O(parked)."""
+    for seq in list(durable.dying) if durable.parks else ():
+        if not without_expired(durable, seq, seq, now_ms):
+            durable.take_dying(seq)
 
 
 def wake_ms(durable: Consumption, seq: int, at_ms: int) -> int:
     """When a message that is put back until ``at_ms`` is looked at again: before that, if it expires before."""
     ttl_ms = durable.definition.message_ttl_ms
-    return min(at_ms, _arrived_ms(durable, seq) + ttl_ms) if ttl_ms else at_ms
+    return min(at_ms, arrived_ms(durable, seq) + ttl_ms) if ttl_ms else at_ms
 
 
-def _arrived_ms(durable: Consumption, seq: int) -> int:
+def arrived_ms(durable: Consumption, seq: int) -> int:
     """When a message that is kept began to live: when it was published, or became due."""
     block = durable.shelf.counts.block(seq // BLOCK_MESSAGES)
     if block is None:
@@ -167,7 +200,13 @@ def expire_backlog(durable: Consumption, now_ms: int, budget: Budget) -> None:
 def expire_own(durable: Consumption, kept: Kept) -> bool:
     """A message's own time-to-live has ended; whether the durable let it go. Not while somebody holds it."""
     seq = kept.seq
-    if not wants(durable, kept) or seq in durable.dying or durable.holdings.holder(seq) is not None:
+    if seq in durable.dying:
+        if not durable.parks:
+            return False
+        durable.take_dying(seq)
+        durable.gone(seq, seq, "own_ttl")
+        return True
+    if not wants(durable, kept) or durable.holdings.holder(seq) is not None:
         return False
     if durable.returned.remove(seq) is None and seq < durable.backlog.cursor:
         if not durable.backlog.is_passed_delayed(kept.seq, kept.deliver_at_ms):

@@ -14,18 +14,20 @@ until it leaves the last:
 | delayed | returned | its time has come |
 | held | done | acknowledged |
 | held | returned | put back, its ``ack_wait`` lapsed, its subscriber is gone; with a delay if one is asked for |
-| held | dying | rejected, or it would be returned after ``max_delivery`` deliveries |
+| held | dying | rejected, or it would be returned after ``max_delivery`` deliveries that count |
 | returned | held | as from the backlog, and before it |
-| dying | done | its dead letter is stored; at once where it died without a dead-letter store |
+| dying | done | its dead letter is stored; at once where it was rejected and there is no dead-letter store |
+| dying | returned | an operator puts it back |
 | any but held, dying | done | it expired, the durable's limit discards it, an administrator deletes it |
 
-Done ones leave the durable; acknowledged ones are retained first where the durable retains.
+Done ones leave the durable; acknowledged ones are retained first where the durable retains. Dying ones of a durable
+without a dead-letter store are *parked*: they wait for an operator, and also expire, are discarded and deleted.
 """
 
 from __future__ import annotations
 
 from holdfast.errors import NotFound
-from holdfast.stores.commands import Acknowledge, Acknowledged
+from holdfast.stores.commands import FIRST_RULES, Acknowledge, Acknowledged
 from holdfast.stores.definitions import Discard, DurableDefinition
 from holdfast.stores.durables import administration, aging, consumption_state
 from holdfast.stores.durables.backlog import SCAN_MAX, Backlog, Found, Shelf
@@ -34,8 +36,8 @@ from holdfast.stores.durables.discarding import admits, discard_old
 from holdfast.stores.durables.holdings import Held, Holding, Holdings, joined
 from holdfast.stores.durables.retention import expire_retained, retention_next_ms
 from holdfast.stores.durables.returned import Returned
-from holdfast.stores.effects import Displaced, Dying, Effect, Ready
-from holdfast.stores.expiry import Budget, earlier
+from holdfast.stores.effects import Advise, Displaced, Dying, Effect, Ready
+from holdfast.stores.expiry import Budget, Deadlines, earlier
 from holdfast.stores.ports import BLOCK_MESSAGES
 
 TYPE_CHECKING = False
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from holdfast.stores.durables.residue import Residue
     from holdfast.stores.ports import Kept
     from holdfast.stores.sequence_set import SequenceSet
+
+    Started = list[tuple[int, int]] | None
 
 __all__ = ["Consumption", "ConsumptionState", "Tally"]
 
@@ -68,6 +72,7 @@ class Consumption:
         "dying_retry_ms",
         "holdings",
         "name",
+        "parked_ms",
         "pending",
         "pending_bytes",
         "ready_effect",
@@ -90,7 +95,10 @@ class Consumption:
         self.holdings = Holdings()
         self.returned = Returned()
         self.dying: dict[int, tuple[str, int]] = {}
+        """Cause and deliveries of each, in the order in which they died."""
         self.dying_retry_ms = 0
+        self.parked_ms: Deadlines[int] | None = None
+        """When each of the parked began to live; made when it is asked for."""
         self.retention_done_ms = 0
         self.pending = 0
         self.pending_bytes = 0
@@ -151,6 +159,16 @@ class Consumption:
         if self.backlog.floor is not None:
             found = earlier(found, retention_next_ms(self))
         return earlier(found, self.dying_retry_ms) if self.dying and self.definition.dead_letter_store else found
+
+    @property
+    def parks(self) -> bool:
+        """Whether dying messages wait for an operator: there is no dead-letter store."""
+        return not self.definition.dead_letter_store and self.counts_started
+
+    @property
+    def counts_started(self) -> bool:
+        """Whether only deliveries to the application count; under rules 1 each did."""
+        return self.shelf.rules > FIRST_RULES
 
     def oldest_ms(self) -> int:
         """When the oldest message that is not acknowledged was published, 0 for none. Cost: O(subscribers).
@@ -217,7 +235,9 @@ class Consumption:
 
     # ---- subscribers ------------------------------------------------------------------------------------------------
 
-    def attach(self, subscriber: str, key: str | None, now_ms: int, effects: list[Effect]) -> str:
+    def attach(
+        self, subscriber: str, key: str | None, now_ms: int, effects: list[Effect], *, polls: bool = False
+    ) -> str:
         """A subscriber comes; returns the name of the one that it displaces, if any."""
         displaced = ""
         for name in list(self.holdings.of):
@@ -225,15 +245,16 @@ class Consumption:
                 self.detach(name, now_ms, effects)
                 effects.append(Displaced(self.shelf.store, self.name, name))
                 displaced = name
-        self.holdings.of[subscriber] = Holding(key)
+        self.holdings.of[subscriber] = Holding(key, polls=polls)
         self._note_ready(effects)
         return displaced
 
     def detach(self, subscriber: str, now_ms: int, effects: list[Effect]) -> None:
         """A subscriber is gone; what it holds is put back."""
         holding = self._attached(subscriber)
+        counting = holding.counting()
         for run in self.holdings.take(holding, 0, _HIGH):
-            self._give_back(run, now_ms, effects)
+            self._come_back(run, counting, now_ms, effects)
         del self.holdings.of[subscriber]
         self._note_ready(effects)
 
@@ -334,6 +355,8 @@ class Consumption:
         """Settle, put back, reject and extend what the subscriber holds; what it does not hold is stale."""
         holding = self._attached(command.subscriber)
         now_ms = command.at_ms
+        if command.started is not None:
+            holding.start(command.started)
         settled = 0
         stale: list[tuple[int, int]] = []
         for first, last in command.ack:
@@ -351,14 +374,19 @@ class Consumption:
                 settled += 1
                 self._die(seq, run[2], "rejected", now_ms, effects)
         for first, last in command.extend:
-            for run in self._take(holding, first, last, stale):
-                self.holdings.hold(holding, (run[0], run[1], run[2], now_ms + self.definition.ack_wait_ms))
+            renewed = self.holdings.renew(holding, first, last, now_ms + self.definition.ack_wait_ms)
+            self._note_stale(renewed, first, last, stale)
         self._note_ready(effects)
         return Acknowledged(settled, stale)
 
     def _take(self, holding: Holding, first: int, last: int, stale: list[tuple[int, int]]) -> list[Held]:
         """What the subscriber holds of a range; the rest of it is stale."""
         taken = self.holdings.take(holding, first, last)
+        self._note_stale(taken, first, last, stale)
+        return taken
+
+    @staticmethod
+    def _note_stale(taken: Sequence[Held], first: int, last: int, stale: list[tuple[int, int]]) -> None:
         seq = first
         for run in taken:
             if run[0] > seq:
@@ -366,7 +394,6 @@ class Consumption:
             seq = run[1] + 1
         if seq <= last:
             stale.append((seq, last))
-        return taken
 
     def _acknowledged(self, first: int, last: int, now_ms: int) -> None:
         self.pending -= last - first + 1
@@ -381,6 +408,18 @@ class Consumption:
         self.pending_bytes -= self.shelf.counts.size(first, last)
         aging.retain(self, first, last, now_ms)
 
+    def _come_back(self, run: Held, counting: SequenceSet, now_ms: int, effects: list[Effect]) -> None:
+        """A run whose subscriber is gone or late. Where the application was not handed it, the delivery is none."""
+        if not self.counts_started:
+            self._give_back(run, now_ms, effects)
+            return
+        for first, last, counts in counting.parts(run[0], run[1]):
+            if counts:
+                self._give_back((first, last, run[2], run[3]), now_ms, effects)
+                continue
+            for low, high in aging.without_expired(self, first, last, now_ms):
+                self.returned.add(low, high, run[2] - 1)
+
     def _give_back(self, run: Held, now_ms: int, effects: list[Effect], delay_ms: int = 0) -> None:
         """What was held and not settled: to others, or, delivered too often, to die."""
         maximum = self.definition.max_delivery
@@ -388,6 +427,9 @@ class Consumption:
             if maximum and run[2] >= maximum:
                 for seq in range(first, last + 1):
                     self._die(seq, run[2], "max_delivery", now_ms, effects)
+                if self.parks:
+                    facts = (("messages", last - first + 1), ("seq", first), ("parked", len(self.dying)))
+                    effects.append(Advise(self.shelf.store, self.name, "", "messages_parked", facts))
             elif delay_ms > 0:
                 for seq in range(first, last + 1):
                     self.returned.add_later(aging.wake_ms(self, seq, now_ms + delay_ms), seq, run[2])
@@ -415,13 +457,22 @@ class Consumption:
             self.backlog.exclude(max(first, floor), last)
 
     def _die(self, seq: int, deliveries: int, cause: str, now_ms: int, effects: list[Effect]) -> None:
-        if not self.definition.dead_letter_store:
+        if not self.definition.dead_letter_store and not (self.parks and cause == "max_delivery"):
             self.gone(seq, seq, cause)
             return
         if not self.dying:
             self.dying_retry_ms = now_ms + DYING_RETRY_MS
         self.dying[seq] = cause, deliveries
-        effects.append(self._dying_effect(seq))
+        if self.parked_ms is not None:
+            self.parked_ms.set(seq, aging.arrived_ms(self, seq))
+        if self.definition.dead_letter_store:
+            effects.append(self._dying_effect(seq))
+
+    def take_dying(self, seq: int) -> tuple[str, int] | None:
+        """Take a message from the dying, if it is one; returns its cause and deliveries."""
+        if self.parked_ms is not None:
+            self.parked_ms.set(seq, None)
+        return self.dying.pop(seq, None)
 
     def _dying_effect(self, seq: int) -> Dying:
         cause, deliveries = self.dying[seq]
@@ -433,8 +484,9 @@ class Consumption:
 
     def buried(self, seq: int) -> None:
         """The dead letter of a dying message is stored."""
-        cause, _ = self.dying.pop(seq)
-        self.gone(seq, seq, cause)
+        found = self.take_dying(seq)
+        assert found is not None, "only what is dying is buried"
+        self.gone(seq, seq, found[0])
         self.tally.dead_letters += 1
 
     # ---- time -------------------------------------------------------------------------------------------------------
@@ -442,12 +494,13 @@ class Consumption:
     def expire(self, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
         """Carry out every deadline up to ``now_ms``, as far as the budget goes; returns how many messages went."""
         before = self.pending
-        for _, run in self.holdings.lapsed(now_ms):
+        for run, counting in self.holdings.lapsed(now_ms):
             self.tally.lapsed += run[1] - run[0] + 1
-            self._give_back(run, now_ms, effects)
+            self._come_back(run, counting, now_ms, effects)
         self.returned.wake(now_ms)
         self._wake_delayed(now_ms, budget)
         if self.definition.message_ttl_ms:
+            aging.expire_parked(self, now_ms, budget)
             aging.expire_returned(self, now_ms, budget)
             if not self._has_due_delayed(now_ms):
                 aging.expire_backlog(self, now_ms, budget)

@@ -24,6 +24,10 @@ __all__ = ["ConsumptionState", "Tally", "capture", "check", "kept", "take_up"]
 _HIGH = 1 << 62
 
 
+Marks = tuple[str, bool, list[tuple[int, int]] | None, list[tuple[int, int]]]
+"""A subscriber, whether it polls, what it reported as started, what it held when the service started."""
+
+
 class ConsumptionState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A durable in a snapshot. Append only."""
 
@@ -47,6 +51,8 @@ class ConsumptionState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cursor_ms: int | None = None
     """None in a snapshot of rules 1, as the next."""
     floor_ms: int | None = None
+    marks: list[Marks] = []
+    """Of the subscribers whose messages are marked."""
 
 
 @dataclass(slots=True)
@@ -86,6 +92,11 @@ def capture(durable: Consumption) -> ConsumptionState:
         durable.keys_state(),
         backlog.cursor_ms,
         backlog.floor_ms,
+        [
+            (name, of.polls, None if of.started is None else of.started.runs(), of.carried.runs())
+            for name, of in durable.holdings.of.items()
+            if of.polls or of.started is not None or of.carried
+        ],
     )
 
 
@@ -107,6 +118,10 @@ def take_up(durable: Consumption, state: ConsumptionState) -> None:
         holding = durable.holdings.of[name] = Holding(key)
         for run in runs:
             durable.holdings.hold(holding, run)
+    for name, polls, started, carried in state.marks:
+        holding = durable.holdings.of[name]
+        holding.polls, holding.carried = polls, SequenceSet(carried)
+        holding.started = None if started is None else SequenceSet(started)
     for first, last, deliveries in state.returned:
         durable.returned.add(first, last, deliveries)
     for at_ms, seq, deliveries in state.later:

@@ -36,9 +36,17 @@ def admits(durable: Consumption, candidates: Sequence[int], batch: Batch) -> Seq
 
 
 def discard_old(durable: Consumption, now_ms: int) -> None:
-    """Let the oldest messages go that nobody holds, until the limits hold (or everything else is held)."""
+    """Let the oldest messages go that nobody holds, until the limits hold (or everything else is held).
+
+    Parked ones go first, in the order in which they were parked.
+    """
     messages, size = durable.definition.message_limit, durable.definition.bytelimit
     while (messages and durable.pending > messages) or (size and durable.pending_bytes > size):
+        if durable.parks and durable.dying:
+            parked = next(iter(durable.dying))
+            durable.take_dying(parked)
+            durable.gone(parked, parked, "limit_old")
+            continue
         want = max(1, durable.pending - messages) if messages else 1
         run = durable.returned.take(want)
         if run is not None:

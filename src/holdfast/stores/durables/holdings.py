@@ -13,6 +13,8 @@ from bisect import bisect_left, bisect_right, insort
 from heapq import heappop, heappush
 from itertools import pairwise
 
+from holdfast.stores.sequence_set import SequenceSet
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -27,12 +29,60 @@ _HIGH = 1 << 62
 class Holding:
     """What one subscriber holds."""
 
-    __slots__ = ("held", "key", "runs")
+    __slots__ = ("carried", "held", "key", "polls", "runs", "started")
 
-    def __init__(self, key: str | None = None) -> None:
+    def __init__(self, key: str | None = None, *, polls: bool = False) -> None:
         self.runs: list[Held] = []
         self.held = 0
         self.key = key
+        self.polls = polls
+        """Whether it asks for each portion; otherwise it has a connection."""
+        self.started: SequenceSet | None = None
+        """What of it the application was handed, None for a subscriber that does not report it."""
+        self.carried = SequenceSet()
+        """What it held when the service started."""
+
+    def counting(self) -> SequenceSet:
+        """The messages whose delivery counts if they come back now.
+
+        Without a report that is the oldest, on which the application most likely works. A restart of the service
+        counts for nothing.
+
+        >>> holding = Holding()
+        >>> Holdings().hold(holding, (4, 9, 1, 0))
+        >>> holding.counting().runs()
+        [(4, 4)]
+        """
+        if self.started is not None:
+            return SequenceSet(self.started.runs())
+        if not self.runs or self.runs[0][0] in self.carried:
+            return SequenceSet()
+        return SequenceSet([(self.runs[0][0], self.runs[0][0])])
+
+    def start(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """The subscriber reports which messages the application was handed; only those that it holds are noted."""
+        started = self.started if self.started is not None else SequenceSet()
+        for first, last in ranges:
+            for low, high in self.held_of(first, last):
+                started.add(low, high)
+        self.started = started
+
+    def held_of(self, first: int, last: int) -> list[tuple[int, int]]:
+        """What of a range it holds. Cost: O(log runs + runs touched)."""
+        runs = self.runs
+        place = max(0, bisect_right(runs, (first, _HIGH, 0, 0)) - 1)
+        found: list[tuple[int, int]] = []
+        while place < len(runs) and runs[place][0] <= last:
+            low, high = max(first, runs[place][0]), min(last, runs[place][1])
+            if low <= high:
+                found.append((low, high))
+            place += 1
+        return found
+
+    def restarted(self) -> None:
+        """The service has started: what it holds was handed out before."""
+        self.started = None
+        self.carried = SequenceSet((run[0], run[1]) for run in self.runs)
 
 
 class Holdings:
@@ -77,7 +127,21 @@ class Holdings:
             self.held -= count
             if run[3]:
                 self._forget_due(run[3], count)
+            if holding.started:
+                holding.started.remove(run[0], run[1])
+            if holding.carried:
+                holding.carried.remove(run[0], run[1])
         return taken
+
+    def renew(self, holding: Holding, first: int, last: int, deadline_ms: int) -> list[Held]:
+        """Give what a subscriber holds of ``first..last`` another deadline; returns it as it was."""
+        started, carried = holding.started, holding.carried
+        holding.started, holding.carried = None, SequenceSet()
+        renewed = self.take(holding, first, last)
+        for run in renewed:
+            self.hold(holding, (run[0], run[1], run[2], deadline_ms))
+        holding.started, holding.carried = started, carried
+        return renewed
 
     def _forget_due(self, deadline_ms: int, count: int) -> None:
         left = self._due[deadline_ms] - count
@@ -93,17 +157,21 @@ class Holdings:
             heappop(deadlines)
         return deadlines[0] if deadlines else None
 
-    def lapsed(self, now_ms: int) -> list[tuple[str, Held]]:
-        """Take away every run whose deadline has come, by subscriber. Cost: O(runs), and O(1) where none has."""
+    def lapsed(self, now_ms: int) -> list[tuple[Held, SequenceSet]]:
+        """Take away every run whose deadline has come, each with the messages whose delivery counts.
+
+        Cost: O(runs), and O(1) where none has.
+        """
         next_ms = self.next_ms()
         if next_ms is None or next_ms > now_ms:
             return []
-        found: list[tuple[str, Held]] = []
-        for name, holding in self.of.items():
+        found: list[tuple[Held, SequenceSet]] = []
+        for holding in self.of.values():
             due = [run for run in holding.runs if 0 < run[3] <= now_ms]
+            counting = holding.counting() if due else SequenceSet()
             for run in due:
                 self.take(holding, run[0], run[1])
-                found.append((name, run))
+                found.append((run, counting))
         return found
 
     def holder(self, seq: int) -> str | None:
@@ -127,6 +195,10 @@ class Holdings:
             assert holding.runs == sorted(holding.runs), "runs are ascending"
             held = sum(run[1] - run[0] + 1 for run in holding.runs)
             assert held == holding.held, "a subscriber's total is that of its runs"
+            marked = [*(holding.started.runs() if holding.started else ()), *holding.carried.runs()]
+            for first, last in marked:
+                held_of = sum(high - low + 1 for low, high in holding.held_of(first, last))
+                assert held_of == last - first + 1, "only what is held is marked"
             total += held
             for run in holding.runs:
                 if run[3]:

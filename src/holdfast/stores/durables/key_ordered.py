@@ -88,8 +88,10 @@ class KeyOrdered(Shared):
 
     @property
     def looks_on(self) -> bool:
-        """Whether the cursor may go on: fewer than ``WAITING_MAX`` messages are set apart."""
-        return self.returned.total + len(self.dying) < WAITING_MAX
+        """Whether the cursor may go on: fewer than ``WAITING_MAX`` messages wait for their key."""
+        if not self.counts_started:
+            return self.returned.total + len(self.dying) < WAITING_MAX
+        return self.returned.total < WAITING_MAX and super().looks_on
 
     def ready_for(self, subscriber: str) -> bool:
         """Whether this subscriber has room, and a message waits for no other's key, or the cursor can go on."""

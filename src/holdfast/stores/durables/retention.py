@@ -193,8 +193,10 @@ def rewind(durable: Consumption, command: Rewind, ahead: LookAhead | None = None
             # Their own time may have ended while they were held; the cursor would take that for carried out.
             without_expired(durable, run[0], run[1], command.at_ms)
     durable.returned.clear_from(target)
-    for dying in durable.dying:
-        if dying >= target:
+    for dying in [seq for seq in durable.dying if seq >= target]:
+        if durable.parks:
+            durable.take_dying(dying)
+        else:
             backlog.exclude(dying, dying)
     durable.forget(target, _HIGH)
     backlog.go_back(target)

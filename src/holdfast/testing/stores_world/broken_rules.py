@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import Backpressure, Code, HoldfastError
 from holdfast.stores.durables.aging import without_expired
 from holdfast.stores.durables.backlog import Backlog, Fate, fate
 from holdfast.stores.durables.consumption import Consumption
@@ -28,13 +28,16 @@ from holdfast.stores.durables.returned import Returned
 from holdfast.stores.ports import BLOCK_MESSAGES
 from holdfast.stores.publishers import Publishers, PublisherState
 from holdfast.stores.reference_counts import ReferenceCounts
+from holdfast.stores.sequence_set import SequenceSet
 
 if TYPE_CHECKING:
+    from holdfast.stores.batch import Batch
     from holdfast.stores.commands import MapChange
     from holdfast.stores.durables.holdings import Held, Holding
     from holdfast.stores.effects import Effect
     from holdfast.stores.messages import Message
     from holdfast.stores.ports import Entry, Kept
+    from holdfast.stores.store import Store
 
 _state = Consumption.state
 _restore = Consumption.restore
@@ -53,7 +56,7 @@ def state_without_holdings(self: Consumption) -> ConsumptionState:
     state = _state(self)
     held = sum(run[1] - run[0] + 1 for _, _, runs in state.subscribers for run in runs)
     people = [(name, key, list[tuple[int, int, int, int]]()) for name, key, _ in state.subscribers]
-    return msgspec.structs.replace(state, subscribers=people, pending=state.pending - held)
+    return msgspec.structs.replace(state, subscribers=people, pending=state.pending - held, marks=[])
 
 
 def state_without_returned(self: Consumption) -> ConsumptionState:
@@ -221,6 +224,49 @@ def never_woken(self: object) -> int | None:
 def wants_everything(self: Backlog, kept: Kept) -> bool:
     """A durable is handed messages that it has no interest in."""
     return kept.seq not in self.excluded
+
+
+def everything_held_counts(self: Holding) -> SequenceSet:
+    """What waits in the prefetch window counts as delivered to the application."""
+    return SequenceSet((run[0], run[1]) for run in self.runs)
+
+
+def restart_counts(self: Holding) -> None:
+    """A start of the service leaves what was reported, and the oldest message counts."""
+    self.carried = SequenceSet()
+
+
+def parked_is_dropped(
+    self: Consumption, seq: int, deliveries: int, cause: str, now_ms: int, effects: list[Effect]
+) -> None:
+    """A message that was delivered too often is dropped where there is no dead-letter store."""
+    if self.parks:
+        self.gone(seq, seq, cause)
+        return
+    _die(self, seq, deliveries, cause, now_ms, effects)
+
+
+def parked_never_expires(durable: Consumption) -> int | None:
+    """A parked message outlives its time."""
+    del durable
+    return None
+
+
+def put_back_is_lost(durable: Consumption, seq: int) -> None:
+    """A parked message that is put back is found nowhere."""
+    del durable, seq
+
+
+def letter_for_everybody(self: Store, durable: Consumption, batch: Batch, effects: list[Effect]) -> int:
+    """A dead letter that is sent back goes to every durable that matches."""
+    if not durable.admits([0], batch):
+        raise Backpressure("the durable is full", code=Code.STORE_FULL)
+    return self.accept(batch, effects)[0]
+
+
+def state_without_marks(self: Consumption) -> ConsumptionState:
+    """A snapshot forgets what subscribers reported."""
+    return msgspec.structs.replace(_state(self), marks=[])
 
 
 def deadline_from_blocks(self: KeyedMessages, ttl_ms: int) -> int | None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from holdfast.stores.commands import Acknowledge, Acknowledged, Delivered
+from holdfast.stores.commands import Acknowledge, Acknowledged, Delivered, Redeliver, Redelivered
 from holdfast.stores.definitions import Discard, DurableDefinition, DurableType
+from holdfast.stores.matcher import Matcher
 from holdfast.stores.messages import Message
 from holdfast.testing.stores_world.promises import promise
 
@@ -34,6 +35,13 @@ class Item:
     lapses_ms: int = 0
     not_before_ms: int = 0
     cause: str = ""
+    started: bool = False
+    carried: bool = False
+    """Whether it was held when the service started."""
+    died: int = 0
+    """Rises with each message that dies."""
+    again: bool = False
+    """Whether an operator put it back."""
 
     @property
     def begins_ms(self) -> int:
@@ -55,6 +63,9 @@ class ConsumedModel:
         """What the durable keeps: pending, or settled and retained."""
         self.gone: dict[int, Item] = {}
         self.subscribers: list[str] = []
+        self.reporting: set[str] = set()
+        """Subscribers that report what they start."""
+        self._died = 0
 
     # ---- questions --------------------------------------------------------------------------------------------------
 
@@ -69,6 +80,19 @@ class ConsumedModel:
     def held(self, subscriber: str) -> list[Item]:
         """What a subscriber holds."""
         return [item for item in self.items.values() if item.place == "held" and item.holder == subscriber]
+
+    @property
+    def parks(self) -> bool:
+        """Whether what dies waits for an operator."""
+        return not self.definition.dead_letter_store
+
+    def _counting(self, subscriber: str) -> set[int]:
+        """Those held messages whose delivery counts if they come back now."""
+        held = self.held(subscriber)
+        if subscriber in self.reporting:
+            return {item.seq for item in held if item.started}
+        oldest = min(held, key=lambda item: item.seq, default=None)
+        return {oldest.seq} if oldest is not None and not oldest.carried else set()
 
     def ends_ms(self, item: Item) -> int:
         """When a message expires, 0 for never."""
@@ -111,7 +135,7 @@ class ConsumedModel:
         for item in self.items.values():
             if item.place == "held":
                 times.append(item.lapses_ms)
-            elif item.place in ("waiting", "returned"):
+            elif self._ages(item):
                 if ends_ms := self.ends_ms(item):
                     times.append(ends_ms)
                 if item.place == "returned" and item.not_before_ms:
@@ -136,6 +160,10 @@ class ConsumedModel:
             self.keep_limits(now_ms)
         return kept
 
+    def has_room(self, size: int) -> bool:
+        """Whether its own limits let one more message in."""
+        return self.definition.discard is not Discard.NEW or not self._is_over(1, size)
+
     def _is_over(self, messages: int, size: int) -> bool:
         pending = self.pending()
         definition = self.definition
@@ -146,12 +174,18 @@ class ConsumedModel:
         """The oldest that nobody holds goes first; one that waits for its time only where no other is left."""
         if self.definition.discard is not Discard.OLD:
             return
-        free = [item for item in self.items.values() if item.place in ("waiting", "returned")]
-        free.sort(key=lambda item: (self._discard_class(item, now_ms), item.seq), reverse=True)
+        free = [item for item in self.items.values() if self._ages(item)]
+        free.sort(key=lambda item: (self._discard_class(item, now_ms), item.died, item.seq), reverse=True)
         while free and self._is_over(0, 0):
             self.leave(free.pop(), "limit_old")
 
+    def _ages(self, item: Item) -> bool:
+        """Whether it can expire where it is, and be discarded."""
+        return item.place in ("waiting", "returned") or (item.place == "dying" and self.parks)
+
     def _discard_class(self, item: Item, now_ms: int) -> int:
+        if item.place == "dying":
+            return -1
         if item.place == "returned":
             return 0 if item.not_before_ms <= now_ms else 2
         return 0 if item.message.deliver_at_ms <= now_ms else 1
@@ -170,9 +204,17 @@ class ConsumedModel:
 
     def detach(self, subscriber: str, now_ms: int) -> None:
         """Follow a subscriber's end."""
+        counting = self._counting(subscriber)
         for item in self.held(subscriber):
-            self._give_back(item, now_ms, 0)
+            self._come_back(item, now_ms, counts=item.seq in counting)
         self.subscribers.remove(subscriber)
+        self.reporting.discard(subscriber)
+
+    def restarted(self) -> None:
+        """Follow a start of the service."""
+        self.reporting.clear()
+        for item in self.items.values():
+            item.started, item.carried = False, item.place == "held"
 
     # ---- delivery ---------------------------------------------------------------------------------------------------
 
@@ -199,10 +241,11 @@ class ConsumedModel:
             self._check_order(item, now_ms, subscriber)
             item.place, item.holder, item.deliveries = "held", subscriber, times
             item.lapses_ms, item.not_before_ms = now_ms + self.definition.ack_wait_ms, 0
+            item.started = item.carried = False
 
     def _check_order(self, item: Item, now_ms: int, subscriber: str) -> None:
         """Nothing earlier of this publisher still waits for its first delivery, unless it waits for its own time."""
-        if item.deliveries:
+        if item.deliveries or item.again:
             return
         for other in self.items.values():
             if other.seq >= item.seq or other.publisher != item.publisher or other.place != "waiting":
@@ -217,6 +260,11 @@ class ConsumedModel:
         now_ms = command.at_ms
         settled = 0
         stale: list[int] = []
+        if command.started is not None:
+            self.reporting.add(command.subscriber)
+            for item, _ in self._held_of(command, command.started):
+                if item is not None:
+                    item.started = True
         for item, seq in self._held_of(command, command.ack):
             if item is None:
                 stale.append(seq)
@@ -258,6 +306,18 @@ class ConsumedModel:
 
     # ---- coming back and leaving ------------------------------------------------------------------------------------
 
+    def _come_back(self, item: Item, now_ms: int, *, counts: bool) -> None:
+        """Its subscriber is gone or late."""
+        if counts:
+            self._give_back(item, now_ms, 0)
+            return
+        item.holder = ""
+        if self.expired(item, now_ms):
+            self.leave(item, "expired")
+        else:
+            item.place, item.not_before_ms = "returned", 0
+            item.deliveries -= 1
+
     def _give_back(self, item: Item, now_ms: int, delay_ms: int) -> None:
         maximum = self.definition.max_delivery
         item.holder = ""
@@ -271,10 +331,11 @@ class ConsumedModel:
 
     def _die(self, item: Item, cause: str) -> None:
         item.holder = ""
-        if self.definition.dead_letter_store:
-            item.place, item.cause = "dying", cause
-        else:
+        if self.parks and cause == "rejected":
             self.leave(item, cause)
+            return
+        self._died += 1
+        item.place, item.cause, item.died = "dying", cause, self._died
 
     def leave(self, item: Item, cause: str) -> None:
         """It is this durable's no more, for good."""
@@ -283,10 +344,11 @@ class ConsumedModel:
 
     def expire(self, now_ms: int) -> None:
         """Follow every deadline up to now."""
+        counting = {name: self._counting(name) for name in self.subscribers}
         for item in list(self.items.values()):
             if item.place == "held" and item.lapses_ms <= now_ms:
-                self._give_back(item, now_ms, 0)
-            elif item.place in ("waiting", "returned") and self.expired(item, now_ms):
+                self._come_back(item, now_ms, counts=item.seq in counting[item.holder])
+            elif self._ages(item) and self.expired(item, now_ms):
                 self.leave(item, "expired")
             if item.not_before_ms <= now_ms:
                 item.not_before_ms = 0
@@ -299,8 +361,32 @@ class ConsumedModel:
     def sweep(self, now_ms: int) -> None:
         """Follow the end of what expired, where a delivery came upon it before an ``Expire`` did."""
         for item in list(self.items.values()):
-            if item.place in ("waiting", "returned") and self.expired(item, now_ms):
+            if self._ages(item) and self.expired(item, now_ms):
                 self.leave(item, "expired")
+
+    def parks_now(self, now_ms: int) -> None:
+        """Follow the end of the dead-letter store: what expired while it waited for its letter is gone."""
+        for item in list(self.items.values()):
+            if item.place == "dying" and self.expired(item, now_ms):
+                self.leave(item, "expired")
+
+    def redeliver(self, command: Redeliver, result: Redelivered) -> None:
+        """Judge and follow a redelivery of parked messages."""
+        wanted = {seq for first, last in command.messages for seq in range(first, last + 1)}
+        found = sorted(
+            item.seq
+            for item in self.items.values()
+            if item.place == "dying" and item.seq > command.after and (item.seq in wanted or not command.messages)
+        )
+        looked, rest = found[: command.count], found[command.count :]
+        matcher = Matcher.parse(command.match) if command.match else None
+        chosen = [seq for seq in looked if matcher is None or matcher.matches(self.items[seq].message.fields)]
+        expected = Redelivered(len(chosen), looked[-1] if rest else 0)
+        promise(result == expected, "what is parked is put back", result=result, expected=expected)
+        for seq in chosen:
+            item = self.items[seq]
+            item.place, item.deliveries, item.died, item.again = "returned", 0, 0, True
+            item.not_before_ms = 0
 
     def purge(self) -> tuple[int, int]:
         """Follow a purge; returns messages and bytes."""
@@ -324,5 +410,7 @@ class ConsumedModel:
         """
         for item in self.items.values():
             young = item.published_ms + self.definition.retention_time_ms > now_ms
-            if item.seq >= seq and young and item.place in ("held", "returned", "settled"):
+            places = ("held", "returned", "settled", "dying") if self.parks else ("held", "returned", "settled")
+            if item.seq >= seq and young and item.place in places:
                 item.place, item.holder, item.deliveries, item.not_before_ms = "waiting", "", 0, 0
+                item.died = 0

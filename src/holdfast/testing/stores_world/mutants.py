@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.stores import state as state_module
-from holdfast.stores.durables import aging, backlog, consumption_state, retention
+from holdfast.stores.durables import administration, aging, backlog, consumption_state, retention
 from holdfast.stores.durables.backlog import Backlog
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.holdings import Holdings
+from holdfast.stores.durables.holdings import Holding, Holdings
 from holdfast.stores.durables.key_ordered import KeyOrdered
 from holdfast.stores.durables.keyed import KeyedMessages
 from holdfast.stores.durables.locks import Locks
@@ -27,6 +27,7 @@ from holdfast.stores.durables.returned import Returned
 from holdfast.stores.durables.standard import Standard
 from holdfast.stores.publishers import Publishers
 from holdfast.stores.reference_counts import ReferenceCounts
+from holdfast.stores.store import Store
 from holdfast.testing.stores_world import broken_rules as broken
 from holdfast.testing.stores_world.shape import DEAD, STORE
 from holdfast.testing.stores_world.world import run_world
@@ -277,6 +278,48 @@ _REGISTRY: Final = (
         "nothing early, nothing late",
         ((Locks, "expire", broken.locks_never_end),),
         CALM,
+    ),
+    Mutant(
+        "everything_held_counts",
+        "delivery counts are exact",
+        ((Holding, "counting", broken.everything_held_counts),),
+        CALM,
+    ),
+    Mutant(
+        "restart_counts",
+        "delivery counts are exact",
+        ((Holding, "restarted", broken.restart_counts),),
+        FORGETFUL,
+    ),
+    Mutant(
+        "parked_is_dropped",
+        "one message, one place",
+        ((Consumption, "_die", broken.parked_is_dropped),),
+        CALM,
+    ),
+    Mutant(
+        "parked_never_expires",
+        "nothing early, nothing late",
+        ((aging, "_parked_next_ms", broken.parked_never_expires),),
+        CALM,
+    ),
+    Mutant(
+        "put_back_is_lost",
+        "nothing confirmed is lost",
+        ((administration, "_put_back", broken.put_back_is_lost),),
+        CALM,
+    ),
+    Mutant(
+        "letter_for_everybody",
+        "one message, one place",
+        ((Store, "accept_for", broken.letter_for_everybody),),
+        CALM,
+    ),
+    Mutant(
+        "state_without_marks",
+        "replay is the same",
+        ((Consumption, "state", broken.state_without_marks),),
+        FORGETFUL,
     ),
     Mutant(
         "deadline_from_blocks",

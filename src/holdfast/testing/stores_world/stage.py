@@ -222,6 +222,7 @@ class Stage:
             try:
                 if not self.machine.log:
                     self._define(self.shape.definition)
+                self.submit(commands.Restarted(self.now_ms))
                 self._expire()
                 for store, durable, subscriber in self.machine.state.subscribers():
                     if self.random.random() < 0.4:

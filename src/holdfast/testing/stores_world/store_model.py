@@ -39,6 +39,7 @@ _OnDurable = (
     | commands.Purge
     | commands.Drop
     | commands.Rewind
+    | commands.Redeliver
 )
 
 
@@ -134,7 +135,7 @@ class ClusterModel:
             )
             for store, name, durable in self.consumed()
             for item in durable.items.values()
-            if item.place == "dying"
+            if item.place == "dying" and not durable.parks
         }
 
     def next_event_ms(self, now_ms: int) -> int | None:
@@ -194,6 +195,12 @@ class ClusterModel:
                 self._expire(command, answer)
             case commands.DeadLetter():
                 self._dead_letter(command, answer)
+            case commands.Resend():
+                self._resend(command, answer)
+            case commands.Restarted():
+                _done(command, answer)
+                for _, _, durable in self.consumed():
+                    durable.restarted()
             case commands.MapChange():
                 self._map_change(command, answer, effects)
             case commands.MapLock() | commands.MapUnlock():
@@ -233,8 +240,11 @@ class ClusterModel:
             for durable, parameters in wanted.durables.items():
                 if durable in store.durables:
                     found = store.durables[durable]
+                    moved = found.definition.dead_letter_store != parameters.dead_letter_store
                     found.definition = parameters
                     if isinstance(found, ConsumedModel):
+                        if moved and found.parks:
+                            found.parks_now(command.at_ms)
                         found.keep_limits(command.at_ms)
                 else:
                     store.add(parameters, command.at_ms)
@@ -346,6 +356,9 @@ class ClusterModel:
                 assert isinstance(durable, ConsumedModel)
                 _done(command, answer)
                 durable.rewind(at.seq, at.at_ms)
+            case commands.Redeliver():
+                assert isinstance(durable, ConsumedModel)
+                durable.redeliver(at, _answered(command, answer, commands.Redelivered))
 
     def _attach(self, store: StoreModel, command: commands.Attach, answer: Answer) -> None:
         created = command.durable not in store.durables
@@ -399,6 +412,26 @@ class ClusterModel:
         target = self.stores[command.to_store]
         first, unmatched = target.accept([command.message], "", command.at_ms)
         promise(result == commands.Published(first, first, 0, unmatched), "a dead letter is one message", result=result)
+
+    def _resend(self, command: commands.Resend, answer: Answer) -> None:
+        target = self.stores[command.to_store]
+        durable = target.durables.get(command.to_durable)
+        letters = self.stores[command.store].durables.get(command.durable)
+        letter = letters.items.get(command.seq) if isinstance(letters, ConsumedModel) else None
+        if durable is None or letter is None or not letter.pending or letter.place == "held":
+            _refused(command, answer, Code.NOT_FOUND)
+            return
+        assert isinstance(durable, ConsumedModel) and isinstance(letters, ConsumedModel)
+        size = size_of(command.message)
+        if not durable.has_room(size) or self._is_over(target, 1, size):
+            _refused(command, answer, Code.STORE_FULL)
+            return
+        result = _answered(command, answer, commands.Published)
+        seq = target.next_seq
+        target.next_seq += 1
+        promise(result == commands.Published(seq, seq, 0, 0), "a letter is sent back once", result=result)
+        durable.publish([(seq, command.message, size)], "", command.at_ms)
+        letters.leave(letter, "sent back")
 
     def _expire(self, command: commands.Expire, answer: Answer) -> None:
         result = _answered(command, answer, commands.Expired)

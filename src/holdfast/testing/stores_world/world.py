@@ -104,7 +104,12 @@ class World(Stage):
             (25, 12, 4, 25, 20, 8, 14),
         )[0]
         if random.random() < 0.06:
-            action = random.choice((self._purge, self._drop, self._rewind, self._unsubscribe, self._redefine))
+            action = random.choice(
+                (
+                    *(self._purge, self._drop, self._rewind, self._unsubscribe, self._redefine),
+                    *(self._redeliver, self._redeliver, self._resend, self._resend),
+                )
+            )
         if not (self.shape.lax and action in (self._deliver, self._acknowledge)):
             self._expire()
         if step == self._crowd_at:
@@ -176,7 +181,8 @@ class World(Stage):
         if found is not None:
             is_keyed = isinstance(self.model.stores[STORE].durables[found], LastValueModel)
             key = random.choice((*FOLLOWED_KEYS, "a")) if is_keyed else None
-            self.submit(commands.Attach(self.now_ms, STORE, found, subscriber, "", b"", key))
+            polls = random.random() < 0.3
+            self.submit(commands.Attach(self.now_ms, STORE, found, subscriber, "", b"", key, polls))
 
     def _pick_subscriber(self, kind: type[LastValueModel | MapModel] = LastValueModel) -> tuple[str, str] | None:
         """A durable and one of its subscribers, mostly; sometimes one that is not attached."""
@@ -228,8 +234,16 @@ class World(Stage):
                 [(seq, random.choice((0, 0, 100, 5_000))) for seq in nack],
                 reject,
                 _ranges(extend),
+                self._started(held) if random.random() < 0.3 else None,
             )
         )
+
+    def _started(self, held: Sequence[int]) -> list[tuple[int, int]]:
+        """What a subscriber reports, sometimes with a message that it does not hold."""
+        chosen = self.random.sample(held, self.random.randint(0, min(2, len(held))))
+        if self.random.random() < 0.1:
+            chosen = [*chosen, self.random.randint(1, self.model.stores[STORE].next_seq)]
+        return _ranges(sorted(chosen))
 
     def _on_map(self) -> None:
         random = self.random
@@ -293,6 +307,32 @@ class World(Stage):
         if name in self.model.stores[STORE].durables:
             self.submit(commands.Rewind(self.now_ms, STORE, name, seq))
 
+    def _redeliver(self) -> None:
+        name = self._some(ConsumedModel)
+        if name is None:
+            return
+        random = self.random
+        messages = [(1, random.randint(1, self.model.stores[STORE].next_seq))] if random.random() < 0.3 else []
+        match = b'{"kind": ["a", "b"]}' if random.random() < 0.2 else b""
+        count = random.choice((1, 2, 1_000))
+        self.submit(commands.Redeliver(self.now_ms, STORE, name, messages, match, count))
+
+    def _resend(self) -> None:
+        """A dead letter goes back to where it came from."""
+        letters = self.model.stores[DEAD].durables["grave"]
+        assert isinstance(letters, ConsumedModel)
+        for item in letters.items.values():
+            name = str(item.message.fields["from"])
+            durable = self.model.stores[STORE].durables.get(name)
+            found = durable.gone.get(int(item.message.fields["seq"])) if isinstance(durable, ConsumedModel) else None
+            if found is not None and isinstance(durable, ConsumedModel):
+                fields = found.message.fields
+                if not durable.definition.matcher.matches(fields):
+                    continue
+                letter = Message(body=found.message.body, fields=fields, key=found.message.key)
+                self.submit(commands.Resend(self.now_ms, DEAD, "grave", item.seq, letter, STORE, name))
+                return
+
     def _unsubscribe(self) -> None:
         durables = self.model.stores[STORE].durables
         names = [name for name, durable in durables.items() if durable.definition.dynamic]
@@ -308,6 +348,8 @@ class World(Stage):
                 durable["prefetch"] = self.random.choice((1, 3, 40))
                 durable["ack_wait"] = self.random.choice((0.5, 3, 30))
                 durable["max_delivery"] = self.random.choice((0, 1, 3))
+                if self.random.random() < 0.3:
+                    durable["dead_letter_store"] = self.random.choice(("", DEAD))
                 if durable["message_limit"]:
                     durable["message_limit"] = self.random.choice((2, 6))
         self._define(document)
@@ -330,6 +372,9 @@ class World(Stage):
             for name in (STORE, DEAD):
                 self._take_all(name)
             self._bury()
+            for store, name, durable in self.model.consumed():
+                if durable.parks and any(item.place == "dying" for item in durable.items.values()):
+                    self.submit(commands.Redeliver(self.now_ms, store, name))
             self.now_ms = max(self.now_ms + 1, self._next_wait_ms())
         owed = [item for _, _, durable in self.model.consumed() for item in durable.pending()]
         promise(not owed, "nothing confirmed is lost", owed=owed)
