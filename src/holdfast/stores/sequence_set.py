@@ -39,6 +39,11 @@ class SequenceSet:
         place = bisect_right(self._firsts, seq) - 1
         return place >= 0 and seq <= self._lasts[place]
 
+    @property
+    def length(self) -> int:
+        """How many runs there are."""
+        return len(self._firsts)
+
     def runs(self) -> list[tuple[int, int]]:
         """All runs, ascending."""
         return list(zip(self._firsts, self._lasts, strict=True))

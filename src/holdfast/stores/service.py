@@ -102,6 +102,7 @@ class StoreService:
         self._ready_callbacks: list[Callable[[str, str], None]] = []
         self._effect_callbacks: list[Callable[[Effect], None]] = []
         self._failure_callbacks: list[Callable[[BaseException], None]] = []
+        self._lapse_callbacks: list[Callable[[int], None]] = []
         self._alarm = Alarm(storage.state, now_ms=self._time_ms, ring=self._expire)
         self._at_once: list[Callable[[BaseException | None], None]] = []
         self._closed = False
@@ -131,6 +132,7 @@ class StoreService:
         clock = clock if clock is not None else StoreClock()
         storage = await asyncio.to_thread(Storage.open, directory, page_bytes=page_bytes, memory_bytes=memory_bytes)
         service = cls(storage, clock=clock)
+        service.submit_nowait(Restarted(0), _ignore)
         for effect in storage.effects:
             service._carry_out(effect)
         service._arm()
@@ -320,6 +322,10 @@ class StoreService:
         failure = self._groups.failure
         return Closed("the stores are closed") if failure is None else not_done(failure)
 
+    def on_lapse(self, callback: Callable[[int], None]) -> None:
+        """Call back with the time just before deadlines are carried out: submit then what is to count for them."""
+        self._lapse_callbacks.append(callback)
+
     # ---- messages ---------------------------------------------------------------------------------------------------
 
     def messages(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
@@ -347,6 +353,8 @@ class StoreService:
         for volatile in (False, True):
             due_ms = self.state.next_deadline_ms(volatile=volatile)
             if due_ms is not None and due_ms <= now_ms:
+                for callback in self._lapse_callbacks:
+                    callback(now_ms)
                 self.submit_nowait(Expire(at_ms=0, volatile=volatile), _ignore)
         self._arm()
 

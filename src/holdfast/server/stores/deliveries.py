@@ -13,7 +13,9 @@ Turns: those of one durable that take more stand in a queue, and go to its end w
 ``SHARE_MAX`` messages at a time, and no more than an even part of what waits where several have room.
 
 Failure model: a subscriber may vanish at any time. What was given to it before ``Detach`` is the state machine's to
-deliver again; what was read for it is dropped. One that polls is gone when it has shown nothing for its time-out.
+deliver again; what was read for it is dropped. One that polls is gone when it has shown nothing for its time-out and
+holds nothing. What was started is reported to the state machine just before messages come back; a process that is
+killed before that forgets it, and a start of the service counts no delivery.
 Bounds: a subscriber holds at most its room and the durable's prefetch; on its way are at most two portions of
 ``SHARE_MAX`` messages, as numbers. They are read and written in pieces of ``PIECE_BYTES``, or of one message that is
 larger, and the next piece waits until the connection takes something: it buffers no more than one beyond its limit.
@@ -33,6 +35,7 @@ from holdfast.server.stores.service_port import StoreServicePort
 from holdfast.server.stores.subscribers import SHARE_MAX, Polled, Poller, Problem, Run, Subscriber
 from holdfast.stores.commands import Acknowledge, Attach, Attached, Deliver, Delivered, Detach, Result
 from holdfast.stores.messages import Delivery
+from holdfast.stores.sequence_set import SequenceSet
 
 __all__ = ["PIECE_BYTES", "Backlog", "Deliveries"]
 
@@ -42,6 +45,8 @@ PORTION_BYTES: Final = 4 * 1_048_576
 """What one portion is meant to have at most, by the average of its durable: others are to have a part."""
 PIECE_BYTES: Final = 4 * 1_048_576
 """What is read at once, by the bytes of the messages themselves."""
+STARTED_RUNS_MAX: Final = 4_096
+"""Runs of started messages in memory for one subscriber; above it those that it no longer holds are forgotten."""
 DurableName = tuple[str, str]
 Joined = Callable[[Attached | HoldfastError], None]
 
@@ -67,6 +72,22 @@ class Backlog(Protocol):
 
     def still_held(self, store: str, durable: str, subscriber: str, run: Run) -> list[Run]:
         """What the subscriber holds of a run that was delivered to it, and not again since."""
+        ...
+
+    def held_of(self, store: str, durable: str, subscriber: str, first: int, last: int) -> list[tuple[int, int]]:
+        """What the subscriber holds of ``first..last``."""
+        ...
+
+    def holds(self, store: str, durable: str, subscriber: str) -> bool:
+        """Whether the subscriber holds anything."""
+        ...
+
+    def lapses_ms(self, store: str, durable: str) -> int | None:
+        """When the next held message of the durable lapses. O(1)."""
+        ...
+
+    def displaces(self, store: str, durable: str) -> bool:
+        """Whether a new subscriber of the durable takes the place of every other."""
         ...
 
 
@@ -105,6 +126,10 @@ class Deliveries:
         """
         name = (subscriber.store, subscriber.durable, subscriber.name)
         self._attaching[name] = subscriber
+        everybody = self._backlog.displaces(subscriber.store, subscriber.durable)
+        for older in self.connected(subscriber.store, subscriber.durable) if everybody else [self.find(*name)]:
+            if older is not None:
+                self._report(older)
 
         def attached(result: Result | HoldfastError) -> None:
             if self._attaching.get(name) is subscriber:
@@ -135,9 +160,12 @@ class Deliveries:
     def _join(self, subscriber: Subscriber) -> None:
         self._rings.setdefault((subscriber.store, subscriber.durable), _Ring()).by_name[subscriber.name] = subscriber
 
-    def expect(self, store: str, durable: str, name: str, timeout_seconds: float) -> None:
-        """A subscriber was attached before a restart: it comes back within its time-out, or is detached."""
-        absent = Poller(self, store, durable, name, timeout_seconds=timeout_seconds)
+    def expect(self, store: str, durable: str, name: str, timeout_seconds: float, *, polls: bool) -> None:
+        """A subscriber was attached before a restart: it comes back within its time-out, or is detached.
+
+        One that ``polls`` also stays while it holds messages.
+        """
+        absent = Poller(self, store, durable, name, timeout_seconds=timeout_seconds, keeps=polls)
         absent.seen_seconds = self.loop.time()
         self._join(absent)
 
@@ -152,6 +180,7 @@ class Deliveries:
     def _detach(self, subscriber: Subscriber, cause: str) -> None:
         if (subscriber.store, subscriber.durable, subscriber.name) in self._attaching:
             return
+        self._report(subscriber)
         detach = Detach(0, subscriber.store, subscriber.durable, subscriber.name, cause)
         self._service.submit_nowait(detach, _ignored)
 
@@ -212,6 +241,40 @@ class Deliveries:
         """Tell everybody who watches a map."""
         for subscriber in self.connected(store, name):
             subscriber.changed(changes)
+
+    # Reports of what was started
+
+    def started(self, subscriber: Subscriber, ranges: Iterable[tuple[int, int]]) -> None:
+        """The application was handed these messages. Kept in memory until the state machine needs it."""
+        known = subscriber.started
+        if known is None:
+            known = subscriber.started = SequenceSet()
+        for first, last in ranges:
+            known.add(first, last)
+        if known.length > STARTED_RUNS_MAX:
+            subscriber.started = SequenceSet(self._started_of(subscriber, known))
+
+    def _started_of(self, subscriber: Subscriber, started: SequenceSet) -> list[tuple[int, int]]:
+        """What the subscriber holds of what it started."""
+        name = subscriber.store, subscriber.durable, subscriber.name
+        return [held for first, last in started.runs() for held in self._backlog.held_of(*name, first, last)]
+
+    def _report(self, subscriber: Subscriber) -> None:
+        """Tell the state machine what the subscriber started, because what it holds is about to come back."""
+        if subscriber.started is None:
+            return
+        started = self._started_of(subscriber, subscriber.started)
+        subscriber.started = SequenceSet()
+        report = Acknowledge(0, subscriber.store, subscriber.durable, subscriber.name, started=started)
+        self._service.submit_nowait(report, _ignored)
+
+    def before_lapse(self, now_ms: int) -> None:
+        """Messages that subscribers hold are about to come back because their ``ack_wait`` has ended."""
+        for (store, durable), ring in list(self._rings.items()):
+            lapses_ms = self._backlog.lapses_ms(store, durable)
+            if lapses_ms is not None and lapses_ms <= now_ms:
+                for subscriber in list(ring.by_name.values()):
+                    self._report(subscriber)
 
     # Turns
 
@@ -374,7 +437,10 @@ class Deliveries:
             subscriber.seen_seconds = self.loop.time()
 
     def detach_silent(self) -> int:
-        """Let go of pollers that have shown nothing for their time-out. Returns how many."""
+        """Detach pollers that have shown nothing for their time-out and hold nothing. Returns how many.
+
+        What one holds comes back when its ``ack_wait`` ends.
+        """
         now = self.loop.time()
         silent = [
             subscriber
@@ -382,6 +448,7 @@ class Deliveries:
             if isinstance(subscriber, Poller)
             and not subscriber.asking
             and now - subscriber.seen_seconds > subscriber.timeout_seconds
+            and not (subscriber.keeps and self._backlog.holds(subscriber.store, subscriber.durable, subscriber.name))
         ]
         for subscriber in silent:
             self.leave(subscriber, "timeout")

@@ -49,6 +49,7 @@ class DurableFigures:
         "lapsed",
         "messages",
         "oldest_ms",
+        "parked",
         "redelivered",
         "subscribers",
         "unacknowledged",
@@ -60,6 +61,7 @@ class DurableFigures:
         self.backlog = messages
         self.unacknowledged = 0
         self.dying = 0
+        self.parked = 0
         self.delivered = 0
         self.redelivered = 0
         self.acknowledged = 0
@@ -78,6 +80,7 @@ class DurableFigures:
             "backlog": self.backlog,
             "unacknowledged": self.unacknowledged,
             "dying": self.dying,
+            "parked": self.parked,
             "delivered": self.delivered,
             "redelivered": self.redelivered,
             "acknowledged": self.acknowledged,
@@ -95,7 +98,10 @@ def figures_of(durable: Durable) -> DurableFigures:
         tally = durable.tally
         found.backlog = durable.pending - durable.holdings.held - len(durable.dying)
         found.unacknowledged = durable.holdings.held
-        found.dying = len(durable.dying)
+        if durable.parks:
+            found.parked = len(durable.dying)
+        else:
+            found.dying = len(durable.dying)
         found.delivered, found.redelivered = tally.delivered, tally.redelivered
         found.acknowledged, found.lapsed, found.dead_letters = tally.acknowledged, tally.lapsed, tally.dead_letters
         found.subscribers = len(durable.holdings.of)

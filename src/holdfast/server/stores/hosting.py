@@ -26,13 +26,16 @@ from holdfast.server.stores.deliveries import Deliveries
 from holdfast.server.stores.figures import still_held, waiting
 from holdfast.server.stores.in_force import InForce
 from holdfast.server.stores.operations import StoreOperations
+from holdfast.server.stores.parking import ParkingLog
 from holdfast.server.stores.statistics import Statistics
 from holdfast.server.stores.subscribers import Run
+from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.effects import Advise, Changed, Effect
 from holdfast.stores.service import StoreService
 
 if TYPE_CHECKING:
     from holdfast.server.stores.socket import SubscribeSocket
+    from holdfast.stores.durables.holdings import Holding
     from holdfast.stores.state import State
 
 __all__ = ["OpenStores", "StoreHost"]
@@ -90,6 +93,35 @@ class _StateBacklog:
         found = self._state.stores.get(store)
         return [] if found is None else still_held(found, durable, subscriber, run)
 
+    def held_of(self, store: str, durable: str, subscriber: str, first: int, last: int) -> list[tuple[int, int]]:
+        """See ``Backlog``."""
+        holding = self._holding(store, durable, subscriber)
+        return [] if holding is None else holding.held_of(first, last)
+
+    def holds(self, store: str, durable: str, subscriber: str) -> bool:
+        """See ``Backlog``."""
+        holding = self._holding(store, durable, subscriber)
+        return holding is not None and holding.held > 0
+
+    def lapses_ms(self, store: str, durable: str) -> int | None:
+        """See ``Backlog``."""
+        found = self._consumption(store, durable)
+        return None if found is None else found.holdings.next_ms()
+
+    def displaces(self, store: str, durable: str) -> bool:
+        """See ``Backlog``."""
+        found = self._consumption(store, durable)
+        return found is not None and found.exclusive
+
+    def _holding(self, store: str, durable: str, subscriber: str) -> Holding | None:
+        found = self._consumption(store, durable)
+        return None if found is None else found.holdings.of.get(subscriber)
+
+    def _consumption(self, store: str, durable: str) -> Consumption | None:
+        stores = self._state.stores
+        found = stores[store].durables.get(durable) if store in stores else None
+        return found if isinstance(found, Consumption) else None
+
 
 class StoreHost:
     """The stores of one process, and who asks for them."""
@@ -102,6 +134,7 @@ class StoreHost:
         """Done when the open service's log failed."""
         self._front = front
         self._opened: OpenStores | None = None
+        self._parking = ParkingLog()
         self._in_flight = 0
         self._in_flight_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -143,6 +176,7 @@ class StoreHost:
         """Serve the stores of this service from now on."""
         opened = self._opened = OpenStores(self._front, service)
         service.on_ready(opened.deliveries.ready)
+        service.on_lapse(opened.deliveries.before_lapse)
         service.on_effect(self._carry_out)
         service.on_failure(self.fail)
         self._expect_attached(opened)
@@ -154,7 +188,9 @@ class StoreHost:
         """Subscribers that were attached before a restart have their time-out to come back, and are detached then."""
         for store, durable, subscriber in opened.state.subscribers():
             seconds = opened.definitions.durable(store, durable).subscriber_timeout_ms / 1000
-            opened.deliveries.expect(store, durable, subscriber, seconds)
+            found = opened.state.stores[store].durables[durable]
+            polls = isinstance(found, Consumption) and found.holdings.of[subscriber].polls
+            opened.deliveries.expect(store, durable, subscriber, seconds, polls=polls)
 
     def suspend(self) -> None:
         """Serve nothing more but the cluster's own routes, until a restart."""
@@ -229,6 +265,8 @@ class StoreHost:
         if isinstance(effect, Advise):
             deliveries = opened.deliveries
             deliveries.advise(effect.store, effect.durable, effect.subscriber, effect.kind, dict(effect.facts))
+            if effect.kind == "messages_parked":
+                self._parking.note(effect.store, effect.durable, dict(effect.facts), self._front.loop.time())
             if effect.kind == "durable_deleted":
                 gone = NotFound("the durable was deleted", store=effect.store, durable=effect.durable)
                 deliveries.dropped(effect.store, effect.durable, gone)

@@ -11,6 +11,7 @@ its name, and for others when none comes in its time-out.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from heapq import nsmallest
 from itertools import islice
 from typing import Final
 
@@ -176,6 +177,9 @@ class StoreOperations:
                 done(_refused(result))
 
         self._deliveries.seen(store, durable, request.subscriber)
+        subscriber = self._deliveries.find(store, durable, request.subscriber)
+        if request.started is not None and subscriber is not None:
+            self._deliveries.started(subscriber, ranges_of(request.started))
         self._service.submit_nowait(command, acknowledged)
 
     def poll(self, poll: PollRequest, wire_format: WireFormat, done: Done, problem: Problem) -> PollUnderWay:
@@ -191,7 +195,7 @@ class StoreOperations:
             done(answer if isinstance(answer, HoldfastError) else encode(DeliveredAnswer(answer), wire_format))
 
         known = deliveries.find(poll.store, durable, poll.subscriber)
-        if isinstance(known, Poller):
+        if isinstance(known, Poller) and known.key == poll.key:
             under_way = PollUnderWay(known, polled, poll.wait_seconds)
             deliveries.poll(known, poll.count, poll.wait_seconds, polled, problem)
         else:
@@ -204,6 +208,7 @@ class StoreOperations:
                 durable,
                 poll.subscriber,
                 timeout_seconds=terms.subscriber_timeout_ms / 1000,
+                key=poll.key,
             )
             under_way = PollUnderWay(poller, polled, poll.wait_seconds)
 
@@ -215,12 +220,13 @@ class StoreOperations:
                 else:
                     deliveries.poll(poller, poll.count, under_way.wait_seconds, polled, problem)
 
-            deliveries.attach(poller, Attach(0, poll.store, durable, poll.subscriber), attached)
+            attach = Attach(0, poll.store, durable, poll.subscriber, key=poll.key, polls=True)
+            deliveries.attach(poller, attach, attached)
 
         return under_way
 
     def browse(
-        self, store: str, durable: str, *, after: int, count: int, match: bytes
+        self, store: str, durable: str, *, after: int, count: int, match: bytes, parked: bool = False
     ) -> tuple[list[Delivery], int | None]:
         """Up to ``count`` messages of a durable above number ``after``, ascending, whoever holds them.
 
@@ -236,7 +242,10 @@ class StoreOperations:
         reads, looks = count * (1 if matcher is None else BROWSE_LOOKS), LOOKS_MAX
         reached: int | None = after
         while len(messages) < count and reached is not None and reads > 0 and looks > 0:
-            page, reached, looks = _numbers(found, reached, min(count, reads), looks)
+            if parked:
+                page, reached = _parked(found, reached, min(count, reads))
+            else:
+                page, reached, looks = _numbers(found, reached, min(count, reads), looks)
             read = self._service.messages(store, [(seq, seq, deliveries) for seq, deliveries in page])
             messages += [one for one in read if matcher is None or matcher.matches(one.fields)]
             reads -= len(page)
@@ -275,12 +284,23 @@ def _numbers(durable: Durable, after: int, count: int, looks: int) -> Browsed:
     return [(entry.revision, 0) for entry in entries], reached, left
 
 
+def _parked(durable: Durable, after: int, count: int) -> tuple[list[tuple[int, int]], int | None]:
+    """Numbers and deliveries of parked messages, and above which number to go on."""
+    if not isinstance(durable, Consumption):
+        raise InvalidRequest("only standard and shared durables park messages", code=Code.TYPE_MISMATCH)
+    seqs = nsmallest(count + 1, (seq for seq in durable.dying if seq > after and durable.parks))
+    page = [(seq, durable.dying[seq][1]) for seq in seqs[:count]]
+    return page, page[-1][0] if len(seqs) > count else None
+
+
 class PollRequest:
     """``GET .../messages`` as it was asked."""
 
-    __slots__ = ("count", "durable", "store", "subscriber", "wait_seconds")
+    __slots__ = ("count", "durable", "key", "store", "subscriber", "wait_seconds")
 
-    def __init__(self, store: str, durable: str, subscriber: str, count: int, wait_ms: int) -> None:
+    def __init__(
+        self, store: str, durable: str, subscriber: str, count: int, wait_ms: int, key: str | None = None
+    ) -> None:
         if not subscriber or len(subscriber) > 256:
             raise InvalidRequest("subscriber is a name of 1 to 256 characters")
         if not 1 <= count <= POLL_MESSAGES_MAX:
@@ -292,6 +312,8 @@ class PollRequest:
         self.subscriber = subscriber
         self.count = count
         self.wait_seconds = wait_ms / 1000
+        self.key = key
+        """The one key of a last_value durable that it follows."""
 
 
 def acknowledge_of(store: str, durable: str, request: AckRequest) -> Acknowledge:

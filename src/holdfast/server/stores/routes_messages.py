@@ -20,6 +20,7 @@ from holdfast.server.stores.operations import (
     POLL_WAIT_MS_MAX,
     PollRequest,
 )
+from holdfast.server.stores.redelivery import RedeliveredAnswer, RedeliverRequest, redeliver
 from holdfast.server.stores.store_call import StoreCall, parameter, store_route
 from holdfast.server.stores.wire import (
     AckedAnswer,
@@ -30,7 +31,8 @@ from holdfast.server.stores.wire import (
     PublishRequest,
 )
 from holdfast.stores.commands import Done, Drop, Purge, Purged, Rewind
-from holdfast.stores.messages import Delivery
+from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.messages import KEY_BYTES_MAX, Delivery
 from holdfast.stores.permissions import Right
 
 __all__ = ["message_routes"]
@@ -54,6 +56,8 @@ class BrowsedAnswer(msgspec.Struct, frozen=True):
 
     messages: list[Delivery]
     next_after: int | None
+    parked: list[int]
+    """Those of them that were delivered too often and wait to be put back."""
 
 
 class PurgedAnswer(msgspec.Struct, frozen=True):
@@ -96,6 +100,7 @@ async def poll(call: StoreCall) -> Answer:
         query.text("subscriber") or "",
         query.number("max", low=1, high=POLL_MESSAGES_MAX) or POLL_MESSAGES_DEFAULT,
         query.number("wait_ms", high=POLL_WAIT_MS_MAX) or 0,
+        query.text("key"),
     )
     problem = call.opened.access.later(query.authorization, Right.SUBSCRIBE, call.store)
     return await call.operation(lambda done: call.opened.operations.poll(asked, call.accept, done, problem))
@@ -118,9 +123,18 @@ async def browse(call: StoreCall) -> Answer:
         after=query.number("after") or 0,
         count=query.number("max", low=1, high=BROWSE_MESSAGES_MAX) or BROWSE_MESSAGES_DEFAULT,
         match=(query.text("match") or "").encode(),
+        parked=_flag("parked", query.text("parked")),
     )
+    durable = call.opened.state.store(call.store).durable(call.durable)
+    parked = durable.dying if isinstance(durable, Consumption) and durable.parks else {}
     await call.opened.service.settled()
-    return call.answer(BrowsedAnswer(found, next_after))
+    return call.answer(BrowsedAnswer(found, next_after, [one.seq for one in found if one.seq in parked]))
+
+
+def _flag(name: str, text: str | None) -> bool:
+    if text not in (None, "true", "false"):
+        raise InvalidRequest(f"{name} is true or false")
+    return text == "true"
 
 
 async def purge(call: StoreCall) -> Answer:
@@ -166,6 +180,7 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
                           default=POLL_MESSAGES_DEFAULT),
                 parameter("wait_ms", "integer", "How long to wait for the first", minimum=0, maximum=POLL_WAIT_MS_MAX,
                           default=0),
+                parameter("key", "string", "The one key of a last_value durable", maxLength=KEY_BYTES_MAX),
             ),
         ),
         store_route(
@@ -180,11 +195,17 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
                 parameter("max", "integer", "How many at most", minimum=1, maximum=BROWSE_MESSAGES_MAX,
                           default=BROWSE_MESSAGES_DEFAULT),
                 parameter("match", "string", "A matcher, as JSON"),
+                parameter("parked", "boolean", "Only messages that were delivered too often", default=False),
             ),
         ),
         store_route(
             host, "POST", f"{durable}/purge", Right.ADMINISTER, "Forget every message that the durable keeps", purge,
             answer=PurgedAnswer,
+        ),
+        store_route(
+            host, "POST", f"{durable}/redeliver", Right.ADMINISTER,
+            "Put parked messages back, and dead letters to where they came from", redeliver,
+            body=RedeliverRequest, answer=RedeliveredAnswer, codes=(Code.TYPE_MISMATCH,),
         ),
         store_route(
             host, "POST", f"{durable}/rewind", Right.SUBSCRIBE, "Deliver again what is retained", rewind,

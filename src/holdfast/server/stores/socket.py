@@ -7,8 +7,8 @@ WebSocket framing (the ``websockets`` library's sans-I/O server), who is given w
     handshake    rights, names and the durable are checked first, and the attachment is made durable: what is wrong is
                  an HTTP answer with the API's error body, and nobody is half connected
     then         {"type": "attached", ...}; messages come as far as credit was given
-    client       credit, ack, nack, reject, extend, close; with an "id" each acknowledgement is answered when it is
-                 durable
+    client       credit, ack, nack, reject, extend, started, close; with an "id" each acknowledgement is answered when
+                 it is durable
     server       attached, messages, answer, error, advisory; of a map changes and current (``map_watch``)
     end          close code 4000 + the HTTP status of the error, its code as the reason; 1000 when the client asked
 
@@ -56,6 +56,7 @@ from holdfast.server.stores.socket_frames import (
     ExtendFrame,
     NackFrame,
     RejectFrame,
+    StartedFrame,
     SubscribeRequest,
     decode_frame,
     encode_frame,
@@ -280,6 +281,8 @@ class SubscribeSocket(asyncio.Protocol):
                 self._settle(Acknowledge(0, store, durable, name, reject=numbers), frame.id)
             case ExtendFrame(messages=numbers):
                 self._settle(Acknowledge(0, store, durable, name, extend=ranges_of(numbers)), frame.id)
+            case StartedFrame(ranges=ranges):
+                opened.deliveries.started(subscriber, ranges)
             case CloseFrame():
                 self._leave("closed")
                 self._close(1000, "")

@@ -36,6 +36,7 @@ __all__ = [
     "MessagesFrame",
     "NackFrame",
     "RejectFrame",
+    "StartedFrame",
     "SubscribeRequest",
     "decode_frame",
     "encode_frame",
@@ -93,6 +94,15 @@ class ExtendFrame(msgspec.Struct, frozen=True, tag_field="type", tag="extend", f
     id: Identity = 0
 
 
+class StartedFrame(msgspec.Struct, frozen=True, tag_field="type", tag="started", forbid_unknown_fields=True):
+    """The application was handed these messages: ranges [first, last], none to say that reports will come.
+
+    It has no answer. From the first report on only the deliveries of reported messages count.
+    """
+
+    ranges: Annotated[list[tuple[Sequence, Sequence]], Meta(max_length=MESSAGES_MAX)]
+
+
 class CloseFrame(msgspec.Struct, frozen=True, tag_field="type", tag="close", forbid_unknown_fields=True):
     """The subscriber goes; what it holds goes back."""
 
@@ -105,6 +115,8 @@ class AttachedFrame(msgspec.Struct, frozen=True, tag_field="type", tag="attached
     ack_mode: str
     ack_batch_count: int
     ack_batch_time_ms: int
+    started_reports: bool = True
+    """Whether the service takes reports of what was started."""
 
 
 class MessagesFrame(msgspec.Struct, frozen=True, tag_field="type", tag="messages"):
@@ -160,7 +172,7 @@ class AdvisoryFrame(msgspec.Struct, frozen=True, tag_field="type", tag="advisory
     facts: Mapping[str, object]
 
 
-ClientFrame = CreditFrame | AckFrame | NackFrame | RejectFrame | ExtendFrame | CloseFrame
+ClientFrame = CreditFrame | AckFrame | NackFrame | RejectFrame | ExtendFrame | StartedFrame | CloseFrame
 _JSON_FRAMES: Final = msgspec.json.Decoder(ClientFrame)
 _MSGPACK_FRAMES: Final = msgspec.msgpack.Decoder(ClientFrame)
 _JSON: Final = msgspec.json.Encoder()

@@ -137,6 +137,7 @@ class _DurableFamilies:
         self.bytes = gauge("bytes", "Their bytes")
         self.backlog = gauge("backlog", "Messages that nobody holds")
         self.unacknowledged = gauge("unacknowledged", "Messages that subscribers hold")
+        self.parked = gauge("parked", "Messages that were delivered too often and wait to be put back")
         self.subscribers = gauge("subscribers", "Subscribers attached")
         self.oldest = gauge("oldest_timestamp_seconds", "When the oldest waiting message was published; 0 for none")
         self.delivered = counter("delivered", "Messages delivered, again ones too")
@@ -155,6 +156,7 @@ class _DurableFamilies:
             (self.bytes, figures.bytes),
             (self.backlog, figures.backlog),
             (self.unacknowledged, figures.unacknowledged),
+            (self.parked, figures.parked),
             (self.subscribers, figures.subscribers),
             (self.oldest, figures.oldest_ms / 1000),
             (self.delivered, figures.delivered),
@@ -169,7 +171,8 @@ class _DurableFamilies:
 
     def all(self) -> Iterator[Metric]:
         """In a fixed order."""
-        yield from (self.messages, self.bytes, self.backlog, self.unacknowledged, self.subscribers, self.oldest)
+        yield from (self.messages, self.bytes, self.backlog, self.unacknowledged, self.parked)
+        yield from (self.subscribers, self.oldest)
         yield from (self.delivered, self.redelivered, self.acknowledged, self.lapsed, self.dead_letters, self.expired)
 
 

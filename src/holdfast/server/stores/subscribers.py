@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import HoldfastError
 from holdfast.stores.messages import Delivery
+from holdfast.stores.sequence_set import SequenceSet
 
 if TYPE_CHECKING:
     from holdfast.server.stores.deliveries import Deliveries
@@ -34,7 +35,7 @@ Run = tuple[int, int, int]
 class Subscriber(ABC):
     """One connected subscriber of one durable. ``room`` is how many messages it may still be given."""
 
-    __slots__ = ("durable", "gone", "name", "on_its_way", "paused", "room", "store", "unread", "wants")
+    __slots__ = ("durable", "gone", "name", "on_its_way", "paused", "room", "started", "store", "unread", "wants")
 
     def __init__(self, store: str, durable: str, name: str) -> None:
         self.store = store
@@ -48,6 +49,8 @@ class Subscriber(ABC):
         self.wants = False
         """It stands in the queue of its durable."""
         self.gone = False
+        self.started: SequenceSet | None = None
+        """What the application was handed and the state machine does not know of yet; None until it reports."""
         self.unread: deque[Run] = deque()
         """What it holds and was not read for it yet: more than it takes at once."""
 
@@ -85,10 +88,33 @@ class Subscriber(ABC):
 class Poller(Subscriber):
     """A subscriber that asks for each portion (``GET .../messages``)."""
 
-    __slots__ = ("_count", "_deliveries", "_done", "_problem", "_timer", "seen_seconds", "timeout_seconds")
+    __slots__ = (
+        "_count",
+        "_deliveries",
+        "_done",
+        "_problem",
+        "_timer",
+        "key",
+        "keeps",
+        "seen_seconds",
+        "timeout_seconds",
+    )
 
-    def __init__(self, deliveries: Deliveries, store: str, durable: str, name: str, *, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        deliveries: Deliveries,
+        store: str,
+        durable: str,
+        name: str,
+        *,
+        timeout_seconds: float,
+        key: str | None = None,
+        keeps: bool = True,
+    ) -> None:
         super().__init__(store, durable, name)
+        self.key = key
+        self.keeps = keeps
+        """Whether it stays attached while it holds messages, however silent it is."""
         self._deliveries = deliveries
         self._done: Polled | None = None
         self._count = 0

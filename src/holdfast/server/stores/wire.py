@@ -100,6 +100,8 @@ class AckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nack: Annotated[list[DelayedNack], Meta(max_length=MESSAGES_MAX)] = []
     reject: Annotated[list[Sequence], Meta(max_length=MESSAGES_MAX)] = []
     extend: Annotated[list[Sequence], Meta(max_length=MESSAGES_MAX)] = []
+    started: Annotated[list[Sequence], Meta(max_length=MESSAGES_MAX)] | None = None
+    """The messages that the application was handed. From the first report on only their deliveries count."""
 
 
 class AckedAnswer(msgspec.Struct, frozen=True):
