@@ -88,6 +88,10 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
         await service.submit(Acknowledge(0, "s", "a", "me", ack=[(2_500, 3_500)]))
         await service.checkpoint()
         await service.close()
+        # The start after which no start changes anything: what is held is marked.
+        service = await StoreService.open(str(directory), memory_bytes=MEMORY_BYTES)
+        await service.checkpoint()
+        await service.close()
 
     run(fill)
     return directory

@@ -132,7 +132,8 @@ class StoreService:
         clock = clock if clock is not None else StoreClock()
         storage = await asyncio.to_thread(Storage.open, directory, page_bytes=page_bytes, memory_bytes=memory_bytes)
         service = cls(storage, clock=clock)
-        service.submit_nowait(Restarted(0), _ignore)
+        if service.state.is_held():
+            service.submit_nowait(Restarted(0), _ignore)
         for effect in storage.effects:
             service._carry_out(effect)
         service._arm()

@@ -273,8 +273,7 @@ class State:
         for store in self.stores.values():
             for durable in store.durables.values():
                 for holding in durable.holdings.of.values() if isinstance(durable, Consumption) else ():
-                    changed |= bool(holding.runs) or holding.started is not None
-                    holding.restarted()
+                    changed |= holding.restarted()
         return Done(), changed
 
     def _redeliver(self, command: commands.Redeliver, effects: list[Effect]) -> _Outcome:
@@ -528,6 +527,14 @@ class State:
             for name, durable in store.durables.items()
             for subscriber in _attached(durable)
         ]
+
+    def is_held(self) -> bool:
+        """Whether any subscriber holds a message. Cost: O(durables)."""
+        return any(
+            isinstance(durable, Consumption) and durable.holdings.held
+            for store in self.stores.values()
+            for durable in store.durables.values()
+        )
 
     def pending_effects(self) -> list[Effect]:
         """What waits to be carried out, to be told again after a start."""

@@ -94,8 +94,8 @@ def test_every_command_of_a_client_needs_a_right() -> None:
         command.__name__: right_for(command(**dict.fromkeys(command.__struct_fields__, 0)))
         for command in commands.Command.__args__
     }
-    assert {name for name, right in needed.items() if right is None} == {"DeadLetter", "Expire"}
+    assert {name for name, right in needed.items() if right is None} == {"DeadLetter", "Expire", "Restarted"}
     assert needed["Publish"] is needed["MapChange"] is Right.PUBLISH
     assert needed["Rewind"] is needed["Acknowledge"] is Right.SUBSCRIBE
-    assert needed["Purge"] is needed["Drop"] is needed["Define"] is Right.ADMINISTER
+    assert needed["Purge"] is needed["Drop"] is needed["Define"] is needed["Redeliver"] is Right.ADMINISTER
     assert set(RIGHTS) == set(Right)

@@ -15,15 +15,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from holdfast.client.effects import Failed, Reply, Send, Wait
 from holdfast.client.shell import draw_wait_ms, now_ms
+from holdfast.client.stores.blockage import LOOK_EVERY_MS, WARN_AFTER_MS
 from holdfast.client.stores.options import PublisherOptions
 from holdfast.client.stores.publishing import LINGER, Publishing
 from holdfast.client.stores.sent import Failure, Sent
+from holdfast.client.stores.steps import Advisory
 from holdfast.client.stores.wire import Receipt
 from holdfast.client.transports import Pool
 from holdfast.errors import Closed, HoldfastError, InternalError
@@ -49,6 +51,8 @@ class Publisher:
         self._idle: asyncio.Future[None] | None = None
         self._driving = False
         """Whether a request is under way."""
+        self._looking: asyncio.TimerHandle | None = None
+        """Looks again at a request that is under way for long."""
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def __aenter__(self) -> Self:
@@ -127,6 +131,14 @@ class Publisher:
         if self._machine.first_error is not None:
             raise self._machine.first_error
 
+    def take_advisories(self) -> list[Advisory]:
+        """What was advised since the last call: why the store takes nothing, and that it does again."""
+        return self._machine.blockage.take_advisories()
+
+    def on_advisory(self, function: Callable[[Advisory], None] | None) -> None:
+        """Call this with each advisory as it comes."""
+        self._machine.blockage.on_advisory = function
+
     def take_failures(self) -> list[Failure]:
         """The messages given to ``send`` that failed since the last call, each with its error."""
         return self._machine.take_failures()
@@ -182,6 +194,7 @@ class Publisher:
     async def _exchange(self, step: Send) -> None:
         """Carry out one request. Cancelled, its answer is unknown, and the task asks again."""
         self._driving = True
+        looking = asyncio.get_running_loop().call_later(WARN_AFTER_MS / 1000, self._look)
         answer: Reply | Failed | None = None
         closed: Closed | None = None
         try:
@@ -189,6 +202,8 @@ class Publisher:
         except Closed as error:  # the client was closed before its publisher; nothing was sent
             answer, closed = Failed(now_ms(), False, str(error)), error
         finally:
+            (self._looking or looking).cancel()
+            self._looking = None
             self._driving = False
             self._machine.answered(Failed(now_ms(), True, "cancelled") if answer is None else answer)
             if closed is not None:
@@ -196,6 +211,10 @@ class Publisher:
             self._tell()
             if self._task is not None or self._machine.unsettled:
                 self._wake()
+
+    def _look(self) -> None:
+        self._machine.look(now_ms())
+        self._looking = asyncio.get_running_loop().call_later(LOOK_EVERY_MS / 1000, self._look)
 
     async def _room(self) -> None:
         while not self._machine.has_room:

@@ -23,6 +23,7 @@ from typing import Self, TypeVar, cast
 from holdfast.client.effects import Wait
 from holdfast.client.shell import draw_wait_ms, now_ms
 from holdfast.client.stores.consuming import Consuming
+from holdfast.client.stores.failures import RETRY_DELAY, Failures, OnError, at_least_one
 from holdfast.client.stores.options import SubscriberOptions
 from holdfast.client.stores.steps import Advisory, Connect, Ended, Talk
 from holdfast.client.stores.web_socket import Hung, Opened, Payload, Pong, Refused, TooLarge, WebSocket
@@ -120,11 +121,24 @@ class Subscriber:
         self._timer_ms = math.inf
         self._waiting: list[asyncio.Future[None]] = []
         self._started = False
+        self._told = False  # whether who enters was told that it is attached
         self._pause: Wait | None = None
         self._unacknowledged: dict[int, None] = {}  # numbers, in the order in which they were handed out
 
     async def __aenter__(self) -> Self:
+        """Wait until the service delivers to this subscriber, so that a dynamic durable is there.
+
+        Raises: what the service refuses; Unavailable after ``retry_duration``.
+        """
         self._start()
+        try:
+            while not self._machine.was_attached and not self._machine.has_ended:
+                await self._change()
+            if self._machine.failure is not None and not self._machine.was_attached:
+                raise self._machine.failure
+        except BaseException:
+            await self.aclose()
+            raise
         return self
 
     async def __aexit__(
@@ -139,14 +153,20 @@ class Subscriber:
 
     async def __anext__(self) -> Delivery:
         self._settle_handed_out()
-        machine = self._machine
-        while (message := machine.take()) is None:
-            if not await self._more():
-                raise StopAsyncIteration
-        if machine.has_outgoing:
-            self._pump()
+        message = await self._next()
+        if message is None:
+            raise StopAsyncIteration
         if not self._options.explicit_ack:
             self._unacknowledged[message.seq] = None
+        return message
+
+    async def _next(self) -> Delivery | None:
+        """The next message, reported as started before it is handed out; None when nothing will come."""
+        machine = self._machine
+        while (message := machine.take(now_ms())) is None:
+            if not await self._more():
+                return None
+        self._said()
         return message
 
     async def batches(self) -> AsyncIterator[list[Delivery]]:
@@ -154,13 +174,12 @@ class Subscriber:
         machine = self._machine
         while True:
             self._settle_handed_out()
-            messages = machine.take_all()
+            messages = machine.take_all(now_ms())
             if not messages:
                 if not await self._more():
                     return
                 continue
-            if machine.has_outgoing:
-                self._pump()
+            self._said()
             if not self._options.explicit_ack:
                 self._unacknowledged = dict.fromkeys([message.seq for message in messages])
             yield messages
@@ -173,19 +192,46 @@ class Subscriber:
                     return message
         return None
 
-    async def run(self, function: Callable[[Delivery], Awaitable[None]], *, redelivery_delay: float = 0.0) -> None:
+    async def run(
+        self,
+        function: Callable[[Delivery], Awaitable[None]],
+        *,
+        handlers: int = 1,
+        redelivery_delay: float = 0.0,
+        retry_delay: float = RETRY_DELAY,
+        on_error: OnError | None = None,
+        stop_on_error: bool = False,
+    ) -> None:
         """Call ``function`` with each message until the subscriber is closed; acknowledge what it returned from.
 
-        Raises: what the function raises, after its message was given back with ``redelivery_delay`` seconds.
+        ``handlers`` tasks do so at once. An exception costs its message one delivery: it is put back, and delivered
+        again after ``redelivery_delay`` seconds at the earliest. It is logged and given to ``on_error``, and its task
+        goes on after ``retry_delay`` seconds, twice as many after each further exception up to a minute.
+        ``stop_on_error`` raises it instead. What is worked on when this is cancelled comes again when the subscriber
+        is closed.
         """
-        while (message := await self.receive()) is not None:
-            self._unacknowledged = {}
+        self._settle_handed_out()
+        failures = [Failures(retry_delay, on_error, stop_on_error=stop_on_error) for _ in range(at_least_one(handlers))]
+        tasks = [asyncio.ensure_future(self._handle(function, redelivery_delay, one)) for one in failures]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _handle(
+        self, function: Callable[[Delivery], Awaitable[None]], redelivery_delay: float, failures: Failures
+    ) -> None:
+        while (message := await self._next()) is not None:
             try:
                 await function(message)
-            except BaseException:
+            except Exception as error:  # noqa: BLE001 - the application's: told, and raised where that is asked for
                 await self.put_back(message, delay=redelivery_delay)
-                raise
-            await self.acknowledge(message)
+                await asyncio.sleep(failures.met(message, error))
+            else:
+                failures.forget()
+                await self.acknowledge(message)
 
     # settling
 
@@ -302,7 +348,7 @@ class Subscriber:
         """Something was acknowledged: send it, or see that the timer does."""
         machine = self._machine
         # What is due within a millisecond of the timer is done with it: the two were computed from different sums.
-        if machine.has_outgoing or (machine.is_attached and machine.ack_due_ms < self._timer_ms - 1):
+        if machine.has_outgoing or (machine.is_attached and machine.say_due_ms < self._timer_ms - 1):
             self._pump()
 
     async def _answer(
@@ -379,7 +425,9 @@ class Subscriber:
             case Ended(outgoing=outgoing):
                 self._say(outgoing, probes=False)
                 self._stop()
-        if self._waiting and (self._machine.has_ready or self._machine.has_ended):
+        machine = self._machine
+        if self._waiting and (machine.has_ready or machine.has_ended or machine.was_attached is not self._told):
+            self._told = machine.was_attached
             self._tell()
 
     def _web_socket(self, step: Connect) -> WebSocket:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import math
 import threading
+import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -21,9 +23,11 @@ from typing import Self
 from holdfast.client.effects import Failed, Reply, Send, Wait
 from holdfast.client.shell import draw_wait_ms, now_ms
 from holdfast.client.sockets import Pool
+from holdfast.client.stores.blockage import LOOK_EVERY_MS
 from holdfast.client.stores.options import PublisherOptions
 from holdfast.client.stores.publishing import LINGER, Publishing
 from holdfast.client.stores.sent import Failure, Sent
+from holdfast.client.stores.steps import Advisory
 from holdfast.client.stores.wire import Receipt
 from holdfast.errors import Closed, HoldfastError
 from holdfast.stores.messages import FieldValue, Message
@@ -48,6 +52,7 @@ class Publisher:
         self._driving = False
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
+        self._is_watched = False
 
     def __enter__(self) -> Self:
         return self
@@ -131,6 +136,15 @@ class Publisher:
             if self._machine.first_error is not None:
                 raise self._machine.first_error
 
+    def take_advisories(self) -> list[Advisory]:
+        """What was advised since the last call: why the store takes nothing, and that it does again."""
+        with self._changed:
+            return self._machine.blockage.take_advisories()
+
+    def on_advisory(self, function: Callable[[Advisory], None] | None) -> None:
+        """Call this with each advisory as it comes, from the thread that sends and with the publisher's lock held."""
+        self._machine.blockage.on_advisory = function
+
     def take_failures(self) -> list[Failure]:
         """The messages given to ``send`` that failed since the last call, each with its error."""
         with self._changed:
@@ -181,6 +195,9 @@ class Publisher:
             closed: Closed | None = None
             try:
                 if isinstance(step, Send):
+                    if not self._is_watched:
+                        self._is_watched = True
+                        _lookout.add(self)
                     answer = self._pool.exchange(step)
                 else:
                     self._closing.wait(max(0.0, min(draw_wait_ms(step), end_ms - now_ms())) / 1000)
@@ -197,6 +214,11 @@ class Publisher:
                         self._machine.end(closed)
                     self._changed.notify_all()
 
+    def look(self) -> None:
+        """Tell of a request that has no answer for long."""
+        with self._changed:
+            self._machine.look(now_ms())
+
     def _next(self, is_done: Callable[[], bool], end_ms: float) -> Send | Wait | None:
         """The step that this thread is to carry out, None when it may go. Waits while there is nothing for it to do."""
         while True:
@@ -210,3 +232,35 @@ class Publisher:
             if step is not None:
                 return step
             self._changed.wait(None if math.isinf(left_ms) else left_ms / 1000)
+
+
+class _Lookout:
+    """One thread of the process that looks at every publisher, because the thread that sends waits for its answer."""
+
+    def __init__(self) -> None:
+        self._publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, publisher: Publisher) -> None:
+        """Look at this one, too."""
+        with self._lock:
+            self._publishers.add(publisher)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="holdfast-publishers", daemon=True)
+                self._thread.start()
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(LOOK_EVERY_MS / 1000)
+            with self._lock:
+                publishers = list(self._publishers)
+                if not publishers:
+                    self._thread = None
+                    return
+            for publisher in publishers:
+                publisher.look()
+            del publishers
+
+
+_lookout = _Lookout()

@@ -18,6 +18,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -26,6 +27,7 @@ from holdfast.client.shell import draw_wait_ms, now_ms
 from holdfast.client.sockets import RECEIVE_BYTES, Connection
 from holdfast.client.stores.acknowledging import OnAnswer
 from holdfast.client.stores.consuming import Consuming
+from holdfast.client.stores.failures import RETRY_DELAY, Failures, OnError, at_least_one
 from holdfast.client.stores.options import SubscriberOptions
 from holdfast.client.stores.steps import Advisory, Connect, Ended, Talk
 from holdfast.client.stores.web_socket import Happening, Hung, Opened, Payload, Pong, Refused, TooLarge, WebSocket
@@ -37,7 +39,8 @@ __all__ = ["Subscriber"]
 
 _EARLY_MS: Final = 1.0
 """A millisecond early would find nothing due and sleep again."""
-
+REPORT_SECONDS_MAX: Final = 0.05
+"""How long a message waits at most until it is reported as started."""
 
 Item = TypeVar("Item")
 
@@ -67,16 +70,29 @@ class Subscriber:
         self._token = token
         self._tls = tls
         self._payload_bytes_max = payload_bytes_max
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
         self._thread: threading.Thread | None = None
         self._wakes, self._woken_by = socket.socketpair()
         self._wakes.setblocking(False)
         self._sleeps_until_ms = math.inf
+        self._saying = False  # the thread has taken something to send and not sent it yet
         self._unacknowledged: dict[int, None] = {}  # numbers, in the order in which they were handed out
 
     def __enter__(self) -> Self:
-        with self._changed:
-            self._start()
+        """Wait until the service delivers to this subscriber, so that a dynamic durable is there.
+
+        Raises: what the service refuses; Unavailable after ``retry_duration``.
+        """
+        machine = self._machine
+        try:
+            with self._changed:
+                self._start()
+                self._changed.wait_for(lambda: machine.was_attached or machine.has_ended)
+                if machine.failure is not None and not machine.was_attached:
+                    raise machine.failure
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(
@@ -106,25 +122,65 @@ class Subscriber:
                 self._settle_handed_out()
                 if not self._more(math.inf):
                     return
-                messages = self._machine.take_all()
+                messages = self._machine.take_all(now_ms())
                 if not self._options.explicit_ack:
                     self._unacknowledged = dict.fromkeys([message.seq for message in messages])
-                self._said()
+                self._report()
             yield messages
 
-    def run(self, function: Callable[[Delivery], None], *, redelivery_delay: float = 0.0) -> None:
+    def run(
+        self,
+        function: Callable[[Delivery], None],
+        *,
+        handlers: int = 1,
+        redelivery_delay: float = 0.0,
+        retry_delay: float = RETRY_DELAY,
+        on_error: OnError | None = None,
+        stop_on_error: bool = False,
+    ) -> None:
         """Call ``function`` with each message until the subscriber is closed; acknowledge what it returned from.
 
-        Raises: what the function raises, after its message was given back with ``redelivery_delay`` seconds.
+        ``handlers`` threads do so at once, the caller's with one. An exception costs its message one delivery: it is
+        put back, and delivered again after ``redelivery_delay`` seconds at the earliest. It is logged and given to
+        ``on_error``, and its thread goes on after ``retry_delay`` seconds, twice as many after each further exception
+        up to a minute. ``stop_on_error`` raises it instead, when the other threads have finished their message.
         """
-        while (message := self.receive()) is not None:
-            self._unacknowledged = {}
+        with self._changed:
+            self._settle_handed_out()
+        count = at_least_one(handlers)
+        failures = [Failures(retry_delay, on_error, stop_on_error=stop_on_error) for _ in range(count)]
+        if count == 1:
+            self._handle(function, redelivery_delay, failures[0], threading.Event())
+            return
+        stopped = threading.Event()
+        with ThreadPoolExecutor(count, thread_name_prefix="holdfast-handler") as pool:
+            running = [pool.submit(self._handle, function, redelivery_delay, one, stopped) for one in failures]
+            try:
+                for done in as_completed(running):
+                    done.result()
+            finally:
+                stopped.set()
+                with self._changed:
+                    self._changed.notify_all()
+
+    def _handle(
+        self,
+        function: Callable[[Delivery], None],
+        redelivery_delay: float,
+        failures: Failures,
+        stopped: threading.Event,
+    ) -> None:
+        while (message := self._take(math.inf, stopped)) is not None:
             try:
                 function(message)
-            except BaseException:
+            except Exception as error:  # noqa: BLE001 - the application's: told, and raised where that is asked for
                 self.put_back(message, delay=redelivery_delay)
-                raise
-            self.acknowledge(message)
+                delay = failures.met(message, error)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._machine.has_ended or stopped.is_set(), delay)
+            else:
+                failures.forget()
+                self.acknowledge(message)
 
     # settling
 
@@ -206,16 +262,25 @@ class Subscriber:
     def _next(self, end_ms: float) -> Delivery | None:
         with self._changed:
             self._settle_handed_out()
-            message = self._machine.take()
-            if message is None:
-                if not self._more(end_ms):
-                    return None
-                message = self._machine.take()
-                assert message is not None, "more was there"
-            if not self._options.explicit_ack:
+            message = self._take(end_ms)
+            if message is not None and not self._options.explicit_ack:
                 self._unacknowledged[message.seq] = None
-            self._said()
             return message
+
+    def _take(self, end_ms: float, stopped: threading.Event | None = None) -> Delivery | None:
+        """The next message, reported as started before it is handed out."""
+        with self._changed:
+            while (message := self._machine.take(now_ms())) is None:
+                if not self._more(end_ms, stopped):
+                    return None
+            self._report()
+            return message
+
+    def _report(self) -> None:
+        """Something is to be said of what was taken; where it has to be said first, wait for that."""
+        self._said()
+        if self._machine.reports_first:
+            self._changed.wait_for(lambda: not self._machine.has_outgoing and not self._saying, REPORT_SECONDS_MAX)
 
     def _settle_handed_out(self) -> None:
         handed_out, self._unacknowledged = self._unacknowledged, {}
@@ -259,13 +324,15 @@ class Subscriber:
     def _said(self) -> None:
         """Something is to be sent, now or before the thread wakes by itself."""
         machine = self._machine
-        if machine.has_outgoing or (machine.is_attached and machine.ack_due_ms < self._sleeps_until_ms):
+        if machine.has_outgoing or (machine.is_attached and machine.say_due_ms < self._sleeps_until_ms):
             self._wake()
 
-    def _more(self, end_ms: float) -> bool:
+    def _more(self, end_ms: float, stopped: threading.Event | None = None) -> bool:
         """Wait until something came. False when nothing will, or not in time. Raises: why nothing will."""
         self._start()
         while not self._machine.has_ready:
+            if stopped is not None and stopped.is_set():
+                return False
             if self._machine.has_ended:
                 if self._machine.failure is not None:
                     raise self._machine.failure
@@ -294,6 +361,7 @@ class Subscriber:
             while True:
                 with self._changed:
                     step = self._machine.next_step(now_ms())
+                    self._saying = isinstance(step, Talk) and bool(step.outgoing)
                 match step:
                     case Connect():
                         line = self._replace(line, step)
@@ -337,6 +405,10 @@ class Subscriber:
             return None
         try:
             line.say(step.outgoing, probes=step.probes)
+            if step.outgoing:
+                with self._changed:
+                    self._saying = False
+                    self._changed.notify_all()
             readable = self._sleep(line, step.timeout_ms)
             happenings = line.hear() if readable else []
         except OSError as error:
@@ -373,7 +445,7 @@ class Subscriber:
             if machine.has_outgoing:
                 timeout_ms = 0.0
             elif machine.is_attached:  # the application may have acknowledged something since the step was made
-                timeout_ms = min(timeout_ms, max(0.0, machine.ack_due_ms - now))
+                timeout_ms = min(timeout_ms, max(0.0, machine.say_due_ms - now))
             self._sleeps_until_ms = now + timeout_ms
         number = line.connection.socket.fileno()
         return number in self._wait([number], timeout_ms + _EARLY_MS if timeout_ms else 0)

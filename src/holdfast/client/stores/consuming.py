@@ -45,6 +45,7 @@ from holdfast.client.messages import ServiceError
 from holdfast.client.stores.acknowledging import Acknowledging, OnAnswer
 from holdfast.client.stores.answer_codes import PASSING_CODES
 from holdfast.client.stores.options import FOR_EVER, SubscriberOptions
+from holdfast.client.stores.started import StartedReports
 from holdfast.client.stores.steps import Advisory, Connect, Ended, Step, Talk
 from holdfast.client.stores.window import Window
 from holdfast.client.stores.wire import (
@@ -62,6 +63,7 @@ from holdfast.client.stores.wire import (
     decode_frame,
     frame_too_large,
     named_error,
+    started_frame,
     subscribe_target,
 )
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, Unavailable
@@ -132,6 +134,9 @@ class Consuming:
         self._window = Window(options.prefetch)
         self._outgoing: list[bytes] = []
         self._acks = Acknowledging()
+        self._started = StartedReports()
+        self.reports_first = False
+        """Whether what is outgoing has to be sent before the application gets the message that was taken last."""
         self._advisories: deque[Advisory] = deque(maxlen=options.advisories_max)
         self._last_said: AdvisoryFrame | None = None
         """A close frame has room for a code alone; what it is about comes before it."""
@@ -152,6 +157,11 @@ class Consuming:
         return self._state is _State.ATTACHED
 
     @property
+    def was_attached(self) -> bool:
+        """Whether the service has delivered to this subscriber: a dynamic durable exists from then on."""
+        return self._was_attached
+
+    @property
     def acknowledges_at_once(self) -> bool:
         """Whether the durable wants each acknowledgement confirmed alone (``ack_mode`` sync)."""
         return self._terms.ack_mode == "sync"
@@ -162,9 +172,10 @@ class Consuming:
         return bool(self._ready)
 
     @property
-    def ack_due_ms(self) -> float:
-        """When the acknowledgements that wait for company go out."""
-        return self._acks.since_ms + self._batch_time_ms() if self._acks.pending else math.inf
+    def say_due_ms(self) -> float:
+        """When the acknowledgements and reports that wait for company go out."""
+        acks_ms = self._acks.since_ms + self._batch_time_ms() if self._acks.pending else math.inf
+        return min(acks_ms, self._started.due_ms)
 
     @property
     def unconfirmed(self) -> int:
@@ -176,21 +187,35 @@ class Consuming:
         """How many acknowledgements came too late: their messages were delivered again."""
         return self._acks.stale
 
-    def take(self) -> Delivery | None:
-        """The next message that arrived, or None. Taking is what gives the service new credit."""
+    def take(self, now_ms: float) -> Delivery | None:
+        """The next message that arrived, or None. Taking is what gives the service new credit.
+
+        Where ``reports_first`` holds then, send what is outgoing before the application gets the message.
+        """
         if not self._ready:
             return None
-        if self._window.took(1):
-            self._give_credit()
-        return self._ready.popleft()
+        message = self._ready.popleft()
+        self._took((message,), now_ms)
+        return message
 
-    def take_all(self) -> list[Delivery]:
+    def take_all(self, now_ms: float) -> list[Delivery]:
         """Everything that arrived."""
         messages = list(self._ready)
         self._ready.clear()
+        self._took(messages, now_ms)
+        return messages
+
+    def _took(self, messages: Sequence[Delivery], now_ms: float) -> None:
         if self._window.took(len(messages)):
             self._give_credit()
-        return messages
+        self._started.took(messages, now_ms)
+        self.reports_first = self._started.is_exact
+        if self.reports_first:
+            self._report_started()
+
+    def _report_started(self) -> None:
+        if self._state is _State.ATTACHED and (frame := self._started.take_frame()) is not None:
+            self._outgoing.append(frame)
 
     def acknowledge(self, first: int, last: int, now_ms: float, on_answer: OnAnswer | None = None) -> None:
         """These are consumed. They go out with others, at once where somebody waits for the answer."""
@@ -226,8 +251,11 @@ class Consuming:
         self._ask("extend", [seq], 1, on_answer)
 
     def flush(self) -> None:
-        """Send the acknowledgements that wait for company."""
-        if self._acks.pending and self._state is _State.ATTACHED:
+        """Send the acknowledgements and reports that wait for company."""
+        if self._state is not _State.ATTACHED:
+            return
+        self._report_started()
+        if self._acks.pending:
             self._outgoing += self._acks.take_pending()
             if self._window.is_own:  # behind the acknowledgement, so that the window is never exceeded
                 self._give_credit()
@@ -280,7 +308,7 @@ class Consuming:
                 return self._talk(now_ms)
 
     def _talk(self, now_ms: float) -> Step:
-        if now_ms >= self.ack_due_ms:
+        if now_ms >= self.say_due_ms:
             self.flush()
         if self._closing and not self.unconfirmed:
             last_words = (*self._take_outgoing(), close_frame())
@@ -291,7 +319,7 @@ class Consuming:
         if probes:
             self._probed_ms = now_ms
         probe_due_ms = max(self._heard_ms, self._probed_ms) + options.heartbeat_ms
-        due_ms = min(self._stirred_ms + options.timeout_ms, probe_due_ms, self.ack_due_ms)
+        due_ms = min(self._stirred_ms + options.timeout_ms, probe_due_ms, self.say_due_ms)
         return Talk(self._take_outgoing(), probes, max(0.0, due_ms - now_ms))
 
     def waited(self) -> None:
@@ -404,6 +432,9 @@ class Consuming:
         self._was_attached = True
         self._away_since_ms = None
         credit = self._window.begin(terms.prefetch)
+        self._started.begin(is_taken=terms.started_reports)
+        if terms.started_reports:
+            self._outgoing.append(started_frame(()))
         self._outgoing += self._acks.again()
         self.flush()
         if not self._closing:
@@ -421,6 +452,7 @@ class Consuming:
         self._ready.clear()
         self._outgoing.clear()
         self._window.lost()
+        self._started.lost()
         if self._lost_since_ms is None:
             self._lost_since_ms = now_ms
         elif self._state is _State.ATTACHED:

@@ -53,6 +53,7 @@ from holdfast.client.effects import Failed, Reply, Request, Send, Wait
 from holdfast.client.endpoint import Endpoint, Unusable
 from holdfast.client.messages import retry_after_ms
 from holdfast.client.stores.answer_codes import RETRIED_CODES, is_unclear
+from holdfast.client.stores.blockage import WARN_AFTER_MS, Blockage, kind_of
 from holdfast.client.stores.options import FOR_EVER, PublisherOptions
 from holdfast.client.stores.sent import Failure, Sent
 from holdfast.client.stores.wire import Receipt, coded_error, decode_receipt, publish_request
@@ -130,6 +131,8 @@ class Publishing:
         self._batch_messages = options.batch_messages  # halved by a full store, doubled by success
         self._flushing = False
         self._ended: HoldfastError | None = None
+        self._sent_ms = 0.0
+        self.blockage = Blockage(store)
         self._failures: deque[Failure] = deque(maxlen=options.failures_max)
         self.unsettled = 0
         self.unsettled_bytes = 0
@@ -239,9 +242,16 @@ class Publishing:
         if left_ms is not None and left_ms > 0:  # a try that is owed when it is over has the time of a request
             timeout_ms = max(1.0, min(timeout_ms, left_ms))
         head.tries += 1
+        self._sent_ms = now_ms
         self._under_way = head
         self._asked = self._session.route.current
         return Send(self._asked, head.request, timeout_ms)
+
+    def look(self, now_ms: float) -> None:
+        """Tell of a request that has no answer for long. Call it about once a second while one is under way."""
+        if self._under_way is not None and self._options.confirms and now_ms - self._sent_ms >= WARN_AFTER_MS:
+            self.blockage.met("store_unavailable", "the request has no answer", self._sent_ms)
+        self.blockage.look(now_ms, self.unsettled)
 
     def waited(self) -> None:
         """The wait that ``next_step`` asked for is over."""
@@ -278,6 +288,7 @@ class Publishing:
                 if receipt.duplicates and not head.perhaps_kept and not self._numbered_by_application:
                     self._mistaken(head, receipt)
                 else:
+                    self.blockage.over(answer.now_ms)
                     self._confirm(head, receipt)
         else:
             self._refused(head, answer)
@@ -329,6 +340,8 @@ class Publishing:
             if head.tries:  # a half that was not tried is sent at once
                 self._give_up(head, error)
             return
+        self.blockage.met(kind_of(error), str(error), self._sent_ms)
+        self.blockage.look(answer.now_ms, self.unsettled)
         at_least = 0.0
         if isinstance(answer, Reply):
             at_least = float(error.retry_after_ms or retry_after_ms(None, answer.headers) or 0)

@@ -93,6 +93,8 @@ class AttachedFrame(msgspec.Struct, frozen=True, tag_field="type", tag="attached
     ack_batch_count: int = 1_000
     ack_batch_time_ms: int = 100
     ack_mode: str = "async"
+    started_reports: bool = False
+    """Whether the service takes reports of what the application was handed."""
 
 
 class MessagesFrame(msgspec.Struct, frozen=True, tag_field="type", tag="messages"):
@@ -239,6 +241,11 @@ def credit_frame(messages: int) -> bytes:
 def ack_frame(kind: str, frame_id: int, what: Sequence[object]) -> bytes:
     """An ``ack`` (ranges), ``nack`` (pairs with a delay), ``reject`` or ``extend`` (numbers)."""
     return _ENCODER.encode({"type": kind, "id": frame_id, "ranges" if kind == "ack" else "messages": what})
+
+
+def started_frame(ranges: Sequence[Sequence[int]]) -> bytes:
+    """The application was handed these ranges; none says that reports will come."""
+    return _ENCODER.encode({"type": "started", "ranges": ranges})
 
 
 def close_frame() -> bytes:

@@ -79,10 +79,13 @@ class Holding:
             place += 1
         return found
 
-    def restarted(self) -> None:
-        """The service has started: what it holds was handed out before."""
-        self.started = None
-        self.carried = SequenceSet((run[0], run[1]) for run in self.runs)
+    def restarted(self) -> bool:
+        """The service has started: what it holds was handed out before. Returns whether anything changed."""
+        carried = SequenceSet((run[0], run[1]) for run in self.runs)
+        if self.started is None and carried.runs() == self.carried.runs():
+            return False
+        self.started, self.carried = None, carried
+        return True
 
 
 class Holdings:

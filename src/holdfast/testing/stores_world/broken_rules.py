@@ -231,9 +231,10 @@ def everything_held_counts(self: Holding) -> SequenceSet:
     return SequenceSet((run[0], run[1]) for run in self.runs)
 
 
-def restart_counts(self: Holding) -> None:
+def restart_counts(self: Holding) -> bool:
     """A start of the service leaves what was reported, and the oldest message counts."""
-    self.carried = SequenceSet()
+    del self
+    return False
 
 
 def parked_is_dropped(

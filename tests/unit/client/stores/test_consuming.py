@@ -83,7 +83,7 @@ class Service:
 
     def takes(self) -> list[int]:
         taken = []
-        while (message := self.machine.take()) is not None:
+        while (message := self.machine.take(self.now_ms)) is not None:
             taken.append(message.seq)
         self.step()
         return taken
@@ -264,12 +264,12 @@ def test_a_lost_connection_is_replaced_and_unanswered_acknowledgements_go_out_fi
     service = Service()
     service.attaches()
     service.delivers(1, 2, 3, 4)
-    service.machine.take()
+    service.machine.take(service.now_ms)
     service.machine.acknowledge(1, 1, 0, Answers())
     service.machine.acknowledge(2, 2, 0)
     service.hears()
     service.loses()
-    assert service.machine.take() is None, "what was not handed out is delivered again by the service"
+    assert service.machine.take(service.now_ms) is None, "what was not handed out is delivered again by the service"
     service.waits()
     service.attaches()
     kinds = [(frame["type"], frame.get("ranges")) for frame in service.hears()]
