@@ -307,7 +307,10 @@ class Attached(_Result, frozen=True):
 
 
 class Delivered(_Result, frozen=True):
-    """What the subscriber now holds in addition: triples of first, last and delivery count, in order of delivery."""
+    """What the subscriber now holds in addition: triples of first, last and delivery count, in order of delivery.
+
+    A count of -1 is 1, of messages that a subscriber had before without that it counted.
+    """
 
     runs: list[tuple[int, int, int]]
 

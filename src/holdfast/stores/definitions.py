@@ -36,6 +36,7 @@ __all__ = [
     "BUILT_IN_TEMPLATES",
     "PARAMETER_TYPES",
     "PREFETCH_DEFAULT",
+    "PREFETCH_UNSET",
     "AckMode",
     "ClusterDefinition",
     "Discard",
@@ -50,7 +51,9 @@ __all__ = [
     "parse_definition",
 ]
 
-PREFETCH_DEFAULT: Final = 1_024
+PREFETCH_DEFAULT: Final = 64
+PREFETCH_UNSET: Final = 1_024
+"""The window of a durable with a prefetch of 0, and the default of durables that were made under rules 1."""
 PREFETCH_MAX: Final = 65_536
 MESSAGE_SIZE_DEFAULT: Final = 10 << 20
 MESSAGE_SIZE_MAX: Final = 256 << 20
@@ -124,7 +127,7 @@ class DurableDefinition:
     @property
     def window(self) -> int:
         """How many unacknowledged messages one subscriber holds at most."""
-        return self.prefetch or PREFETCH_DEFAULT
+        return self.prefetch or PREFETCH_UNSET
 
     @property
     def dynamic(self) -> bool:

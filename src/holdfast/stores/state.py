@@ -13,6 +13,7 @@ Failure model: pure. Two rules:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import cast
@@ -20,9 +21,27 @@ from typing import cast
 from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.stores import commands, map_commands, redefine, snapshots
 from holdfast.stores.batch import Batch
-from holdfast.stores.commands import RULES, Acknowledged, Attached, Command, Delivered, Done, Expired, Published, Purged
+from holdfast.stores.commands import (
+    FIRST_RULES,
+    RULES,
+    Acknowledged,
+    Attached,
+    Command,
+    Delivered,
+    Done,
+    Expired,
+    Published,
+    Purged,
+)
 from holdfast.stores.definition_values import check_name
-from holdfast.stores.definitions import ClusterDefinition, DurableDefinition, DurableType, StoreDefinition
+from holdfast.stores.definitions import (
+    BUILT_IN_TEMPLATES,
+    PREFETCH_UNSET,
+    ClusterDefinition,
+    DurableDefinition,
+    DurableType,
+    StoreDefinition,
+)
 from holdfast.stores.durables import administration, retention
 from holdfast.stores.durables.backlog import expires_ms
 from holdfast.stores.durables.consumption import Consumption
@@ -167,6 +186,8 @@ class State:
                 hint="define the durable, or name a template such as shared",
             )
         check_name("durable", command.durable)
+        if self._rules == FIRST_RULES and template is BUILT_IN_TEMPLATES.get(template.name):
+            template = replace(template, pattern=replace(template.pattern, prefetch=PREFETCH_UNSET))
         return template.durable(command.durable, Matcher.parse(command.matcher) if command.matcher else None)
 
     def _check_same(self, store: StoreDefinition, definition: DurableDefinition, command: commands.Attach) -> None:

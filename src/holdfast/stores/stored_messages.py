@@ -265,7 +265,7 @@ class StoredMessages:
         )
 
     def deliveries(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
-        """What a subscriber gets of these runs: triples of first, last and delivery count.
+        """What a subscriber gets of these runs: triples of first, last and delivery count (see ``Delivered``).
 
         What was deleted meanwhile and is no longer there is left out. *Cost*: under a microsecond a message while it
         is in memory. *Raises*: ``CorruptData`` where one that is kept is not there.
@@ -273,7 +273,8 @@ class StoredMessages:
         found: list[Delivery] = []
         here: tuple[MessageRun, ...] = ()
         for first, last, count in runs:
-            redelivered, before = count > 1, len(found)
+            redelivered, before = count > 1 or count < 0, len(found)
+            count = abs(count)
             if not here or not here[0].first_seq <= first <= last <= here[0].last_seq:
                 here = tuple(self.runs(store, first, last))
             for run in here:

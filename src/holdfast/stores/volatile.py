@@ -189,9 +189,13 @@ class VolatileMessages:
         return held.message.body if held.place is None else self._swap.read(held.place)
 
     def deliveries(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
-        """What a subscriber gets of these runs: triples of first, last and delivery count."""
+        """What a subscriber gets of these runs: triples of first, last and delivery count (see ``Delivered``)."""
         return [
-            Delivery(seq, held.message.fields, held.message.key, self._body(held), held.published_ms, count, count > 1)
+            Delivery(
+                *(seq, held.message.fields, held.message.key, self._body(held), held.published_ms),
+                delivery_count=abs(count),
+                redelivered=count > 1 or count < 0,
+            )
             for first, last, count in runs
             for seq, held in self._between(store, first, last)
         ]

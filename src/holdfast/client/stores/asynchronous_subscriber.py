@@ -29,7 +29,7 @@ from holdfast.client.stores.steps import Advisory, Connect, Ended, Talk
 from holdfast.client.stores.web_socket import Hung, Opened, Payload, Pong, Refused, TooLarge, WebSocket
 from holdfast.client.transports import Departures, Incoming, connected
 from holdfast.client.unusable import problem_with, reason_of
-from holdfast.errors import HoldfastError
+from holdfast.errors import Closed, HoldfastError
 from holdfast.stores.messages import Delivery
 
 __all__ = ["Subscriber"]
@@ -227,11 +227,20 @@ class Subscriber:
             try:
                 await function(message)
             except Exception as error:  # noqa: BLE001 - the application's: told, and raised where that is asked for
-                await self.put_back(message, delay=redelivery_delay)
-                await asyncio.sleep(failures.met(message, error))
+                with contextlib.suppress(Closed):  # closed meanwhile: it comes again
+                    await self.put_back(message, delay=redelivery_delay)
+                await self._pause_for(failures.met(message, error))
             else:
                 failures.forget()
-                await self.acknowledge(message)
+                with contextlib.suppress(Closed):
+                    await self.acknowledge(message)
+
+    async def _pause_for(self, seconds: float) -> None:
+        """Until then, or until nothing will come."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self._machine.has_ended:
+                    await self._change()
 
     # settling
 

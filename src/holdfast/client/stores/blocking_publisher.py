@@ -214,7 +214,7 @@ class Publisher:
                         self._machine.end(closed)
                     self._changed.notify_all()
 
-    def look(self) -> None:
+    def _look(self) -> None:
         """Tell of a request that has no answer for long."""
         with self._changed:
             self._machine.look(now_ms())
@@ -259,7 +259,7 @@ class _Lookout:
                     self._thread = None
                     return
             for publisher in publishers:
-                publisher.look()
+                publisher._look()  # pyright: ignore[reportPrivateUsage]
             del publishers
 
 

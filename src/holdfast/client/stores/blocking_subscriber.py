@@ -32,7 +32,7 @@ from holdfast.client.stores.options import SubscriberOptions
 from holdfast.client.stores.steps import Advisory, Connect, Ended, Talk
 from holdfast.client.stores.web_socket import Happening, Hung, Opened, Payload, Pong, Refused, TooLarge, WebSocket
 from holdfast.client.unusable import problem_with, reason_of
-from holdfast.errors import HoldfastError, InternalError
+from holdfast.errors import Closed, HoldfastError, InternalError
 from holdfast.stores.messages import Delivery
 
 __all__ = ["Subscriber"]
@@ -174,13 +174,15 @@ class Subscriber:
             try:
                 function(message)
             except Exception as error:  # noqa: BLE001 - the application's: told, and raised where that is asked for
-                self.put_back(message, delay=redelivery_delay)
+                with contextlib.suppress(Closed):  # closed meanwhile: it comes again
+                    self.put_back(message, delay=redelivery_delay)
                 delay = failures.met(message, error)
                 with self._changed:
                     self._changed.wait_for(lambda: self._machine.has_ended or stopped.is_set(), delay)
             else:
                 failures.forget()
-                self.acknowledge(message)
+                with contextlib.suppress(Closed):
+                    self.acknowledge(message)
 
     # settling
 

@@ -52,7 +52,7 @@ class StartedReports:
         """The application is about to get these."""
         if not self._is_taken or not messages:
             return
-        self.is_exact = self._exact_left > 0 or any(message.delivery_count > 1 for message in messages)
+        self.is_exact = self._exact_left > 0 or any(message.redelivered for message in messages)
         self._exact_left = max(0, self._exact_left - len(messages))
         if not self._ranges:
             self._since_ms = now_ms

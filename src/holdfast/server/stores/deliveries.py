@@ -338,6 +338,9 @@ class Deliveries:
             return
         subscriber.room += asked - _count(result.runs)
         if result.runs:
+            if subscriber.started:
+                for first, last, _ in result.runs:  # what comes again has to be started again
+                    subscriber.started.remove(first, last)
             subscriber.unread.extend(result.runs)
             self._hand_over(subscriber)
         else:

@@ -196,6 +196,6 @@ def still_held(store: Store, name: str, subscriber: str, run: tuple[int, int, in
         low, high, count, _ = runs[place]
         if low > last:
             break
-        if high >= first and count == deliveries:
-            found.append((max(first, low), min(last, high), count))
+        if high >= first and count == abs(deliveries):
+            found.append((max(first, low), min(last, high), deliveries))
     return found

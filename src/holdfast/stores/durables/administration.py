@@ -11,7 +11,7 @@ from holdfast.stores.commands import Redeliver, Redelivered
 from holdfast.stores.durables.aging import is_swept, release_one_retained, wants
 from holdfast.stores.durables.backlog import Backlog
 from holdfast.stores.durables.residue import Residue
-from holdfast.stores.durables.returned import Returned
+from holdfast.stores.durables.returned import HANDED_OUT, Returned
 from holdfast.stores.matcher import Matcher
 from holdfast.stores.sequence_set import SequenceSet
 
@@ -136,7 +136,7 @@ def _put_back(durable: Consumption, seq: int) -> None:
         if seq >= backlog.cursor:
             backlog.cursor_ms = min(backlog.cursor_ms, durable.shelf.counts.published_ms(seq))
             return
-    durable.returned.add(seq, seq, 0)
+    durable.returned.add(seq, seq, HANDED_OUT)
 
 
 def is_waiting(durable: Consumption, seq: int) -> bool:
@@ -161,7 +161,9 @@ def browse_page(durable: Consumption, after: int, count: int, looks: int) -> Bro
     """
     apart = [(run[0], run[1], run[2]) for run in durable.holdings.runs()] + durable.returned.all_runs()
     apart += [(seq, seq, deliveries) for seq, (_, deliveries) in durable.dying.items()]
-    found = [(seq, deliveries) for first, last, deliveries in apart for seq in range(max(first, after + 1), last + 1)]
+    found = [
+        (seq, max(deliveries, 0)) for first, last, deliveries in apart for seq in range(max(first, after + 1), last + 1)
+    ]
     found += [(kept.seq, 0) for kept in durable.backlog.passed_delayed() if kept.seq > after]
     found.sort()
     if len(found) >= count:

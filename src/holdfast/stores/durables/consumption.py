@@ -35,7 +35,7 @@ from holdfast.stores.durables.consumption_state import ConsumptionState, Tally
 from holdfast.stores.durables.discarding import admits, discard_old
 from holdfast.stores.durables.holdings import Held, Holding, Holdings, joined
 from holdfast.stores.durables.retention import expire_retained, retention_next_ms
-from holdfast.stores.durables.returned import Returned
+from holdfast.stores.durables.returned import HANDED_OUT, Returned, count_after
 from holdfast.stores.effects import Advise, Displaced, Dying, Effect, Ready
 from holdfast.stores.expiry import Budget, Deadlines, earlier
 from holdfast.stores.ports import BLOCK_MESSAGES
@@ -297,8 +297,8 @@ class Consumption:
         deadline_ms = now_ms + self.definition.ack_wait_ms
         while room and (run := self.returned.take(room)) is not None:
             for first, last in aging.without_expired(self, run[0], run[1], now_ms):
-                self.holdings.hold(holding, (first, last, run[2] + 1, deadline_ms))
-                runs.append((first, last, run[2] + 1))
+                self.holdings.hold(holding, (first, last, max(run[2], 0) + 1, deadline_ms))
+                runs.append((first, last, count_after(run[2])))
                 room -= last - first + 1
                 self.tally.delivered += last - first + 1
                 self.tally.redelivered += last - first + 1 if run[2] else 0
@@ -418,7 +418,7 @@ class Consumption:
                 self._give_back((first, last, run[2], run[3]), now_ms, effects)
                 continue
             for low, high in aging.without_expired(self, first, last, now_ms):
-                self.returned.add(low, high, run[2] - 1)
+                self.returned.add(low, high, run[2] - 1 or HANDED_OUT)
 
     def _give_back(self, run: Held, now_ms: int, effects: list[Effect], delay_ms: int = 0) -> None:
         """What was held and not settled: to others, or, delivered too often, to die."""

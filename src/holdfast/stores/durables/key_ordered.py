@@ -17,6 +17,7 @@ from itertools import islice
 
 from holdfast.stores.durables.aging import without_expired
 from holdfast.stores.durables.holdings import Held, Holding, Holdings
+from holdfast.stores.durables.returned import count_after
 from holdfast.stores.durables.shared import Shared
 
 TYPE_CHECKING = False
@@ -132,14 +133,15 @@ class KeyOrdered(Shared):
             self.returned.remove(seq)
             if not without_expired(self, seq, seq, now_ms):
                 continue
-            self.holdings.hold(holding, (seq, seq, deliveries + 1, deadline_ms))
+            self.holdings.hold(holding, (seq, seq, max(deliveries, 0) + 1, deadline_ms))
             self.tally.delivered += 1
-            self.tally.redelivered += deliveries > 0
+            self.tally.redelivered += deliveries != 0
             room -= 1
-            if runs and runs[-1][1] == seq - 1 and runs[-1][2] == deliveries + 1:
-                runs[-1] = (runs[-1][0], seq, deliveries + 1)
+            count = count_after(deliveries)
+            if runs and runs[-1][1] == seq - 1 and runs[-1][2] == count:
+                runs[-1] = (runs[-1][0], seq, count)
             else:
-                runs.append((seq, seq, deliveries + 1))
+                runs.append((seq, seq, count))
         return room
 
     # ---- keys -------------------------------------------------------------------------------------------------------

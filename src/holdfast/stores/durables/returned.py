@@ -9,11 +9,23 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from heapq import heapify, heappop, heappush
+from typing import Final
 
-__all__ = ["Returned", "Run"]
+__all__ = ["HANDED_OUT", "Returned", "Run", "count_after"]
 
 Run = tuple[int, int, int]
+HANDED_OUT: Final = -1
+"""Instead of 0 deliveries: a subscriber had the message, and that did not count."""
 _HIGH = 1 << 62
+
+
+def count_after(deliveries: int) -> int:
+    """How a delivery after so many tells its count: one below 0 is the first that counts, and not the first.
+
+    >>> count_after(0), count_after(1), count_after(HANDED_OUT)
+    (1, 2, -1)
+    """
+    return deliveries + 1 if deliveries >= 0 else -1
 
 
 class Returned:
@@ -113,7 +125,7 @@ class Returned:
         """Runs are ascending and apart; the total is theirs."""
         before = 0
         for first, last, deliveries in self.runs:
-            assert before < first <= last and deliveries >= 0, "runs are ascending"
+            assert before < first <= last and deliveries >= HANDED_OUT, "runs are ascending"
             before = last
         total = sum(last - first + 1 for first, last, _ in self.runs) + len(self.later)
         assert total == self.total, "the total is that of the runs"

@@ -41,7 +41,7 @@ class Item:
     died: int = 0
     """Rises with each message that dies."""
     again: bool = False
-    """Whether an operator put it back."""
+    """Whether somebody had it before its first delivery that counts."""
 
     @property
     def begins_ms(self) -> int:
@@ -237,9 +237,10 @@ class ConsumedModel:
             promise(
                 seq in possible, "nothing is delivered early, twice, expired or past its key", item=item, now=now_ms
             )
-            promise(times == item.deliveries + 1, "delivery counts are exact", item=item, told=times)
+            expected = -1 if item.again and not item.deliveries else item.deliveries + 1
+            promise(times == expected, "delivery counts are exact", item=item, told=times)
             self._check_order(item, now_ms, subscriber)
-            item.place, item.holder, item.deliveries = "held", subscriber, times
+            item.place, item.holder, item.deliveries = "held", subscriber, item.deliveries + 1
             item.lapses_ms, item.not_before_ms = now_ms + self.definition.ack_wait_ms, 0
             item.started = item.carried = False
 
@@ -315,7 +316,7 @@ class ConsumedModel:
         if self.expired(item, now_ms):
             self.leave(item, "expired")
         else:
-            item.place, item.not_before_ms = "returned", 0
+            item.place, item.not_before_ms, item.again = "returned", 0, True
             item.deliveries -= 1
 
     def _give_back(self, item: Item, now_ms: int, delay_ms: int) -> None:
@@ -413,4 +414,4 @@ class ConsumedModel:
             places = ("held", "returned", "settled", "dying") if self.parks else ("held", "returned", "settled")
             if item.seq >= seq and young and item.place in places:
                 item.place, item.holder, item.deliveries, item.not_before_ms = "waiting", "", 0, 0
-                item.died = 0
+                item.died, item.again = 0, False
