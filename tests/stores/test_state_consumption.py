@@ -70,7 +70,7 @@ def test_what_a_subscriber_held_goes_to_others_first_and_its_oldest_is_counted()
     machine.attach("a", "two")
     machine.deliver("a", "one", 2)
     machine.detach("a", "one")
-    assert machine.deliver("a", "two") == [(1, 2), (2, 1), (3, 1), (4, 1)]
+    assert machine.deliver("a", "two") == [(1, 2), (2, -1), (3, 1), (4, 1)]
 
 
 def test_only_what_a_subscriber_holds_now_counts() -> None:
@@ -120,7 +120,7 @@ def test_an_extension_restarts_the_time_and_settles_nothing() -> None:
     machine.later(4_000)
     assert machine.settle("a", "one", extend=[(1, 1)]).acknowledged == 0
     machine.later(1_000)
-    assert machine.deliver("a", "one") == [(2, 1)]
+    assert machine.deliver("a", "one") == [(2, -1)]
     machine.later(4_000)
     assert machine.deliver("a", "one") == [(1, 2)]
 
@@ -152,7 +152,7 @@ def test_no_deadline_moves_with_a_restart() -> None:
     machine.later(1)
     assert machine.deliver("a", "one") == [(1, 1)]
     machine.later(2_000)
-    assert machine.deliver("a", "one") == [(2, 1)]
+    assert machine.deliver("a", "one") == [(2, -1)]
 
 
 def test_after_max_delivery_a_message_dies_and_its_letter_keeps_the_cause() -> None:

@@ -1,4 +1,4 @@
-"""``holdfast stores publish``, ``tail``, ``watch``, ``browse``, ``purge``, ``rewind``: messages from the command line.
+"""``holdfast stores publish``, ``tail``, ``watch``, ``browse``, ``purge``, ``redeliver``, ``rewind``: messages from the command line.
 
 Owns: how messages are written and printed. Does not own: the group (``stores``), sending and receiving
 (``holdfast.StoreClient``).
@@ -42,10 +42,10 @@ from holdfast.errors import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.client.stores import Delivery, KeyChange, Sent, StoreClient, Subscriber, Watch
+    from holdfast.client.stores import Delivery, KeyChange, Receipt, Sent, StoreClient, Subscriber, Watch
     from holdfast.stores.messages import FieldValue
 
-__all__ = ["browse", "commands", "message_text", "publish", "purge", "rewind", "tail", "watch"]
+__all__ = ["browse", "commands", "message_text", "publish", "purge", "redeliver", "rewind", "tail", "watch"]
 
 DELIVERY_SECONDS: Final = 0.5
 
@@ -119,9 +119,12 @@ def publish(
     published = f"published {kept.messages}, numbers {kept.first_seq} to {kept.last_seq}"
     try:
         if as_json:
-            print_json({"messages": kept.messages, "first_seq": kept.first_seq, "last_seq": kept.last_seq})
+            numbers = {"first_seq": kept.first_seq, "last_seq": kept.last_seq}
+            print_json({"messages": kept.messages, **numbers, "unmatched": kept.unmatched})
         else:
             print_line(published)
+            if kept.unmatched:
+                print_line(f"no durable wanted {kept.unmatched} of them: they are not kept")
         flush_output()
     except Unavailable as error:
         # No code that says "it may work later": it has worked, and once more would be twice.
@@ -238,6 +241,7 @@ def browse(
         str | None, typer.Option("--match", metavar="JSON", help='Only these, for example \'{"kind": "a"}\'.')
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most so many; 0 is all.")] = 100,
+    parked: Annotated[bool, typer.Option("--parked", help="Only messages that were delivered too often.")] = False,
     url: UrlOption = LOCAL,
     token: TokenOption = None,
     timeout: TimeoutOption = None,
@@ -249,7 +253,9 @@ def browse(
     if wanted is not None and not isinstance(wanted, dict):
         raise InvalidRequest('--match is a JSON object, for example {"kind": "a"}')
     with store_asking(url, token, timeout, as_json=as_json) as client:
-        found = client.browser(store, durable, match=cast("dict[str, object] | None", wanted), after=after)
+        found = client.browser(
+            store, durable, match=cast("dict[str, object] | None", wanted), after=after, parked=parked
+        )
         for message in _first(found, limit):
             print_json(message_fields(message)) if as_json else print_line(message_text(message))
 
@@ -270,6 +276,47 @@ def purge(
         print_json({"messages": gone.messages, "bytes": gone.bytes})
     else:
         print_line(f"purged {gone.messages} messages, {gone.bytes} bytes")
+
+
+@commands.command()
+def redeliver(
+    place: PlaceArgument,
+    messages: Annotated[
+        list[str] | None, typer.Argument(metavar="SEQ...", help="Only these numbers, or ranges as 7-9.")
+    ] = None,
+    match: Annotated[
+        str | None, typer.Option("--match", metavar="JSON", help='Only these, for example \'{"kind": "a"}\'.')
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most so many; 0 is all.")] = 0,
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Deliver parked messages again; of a dead-letter store, send letters back to where they came from."""
+    store, durable = split_place(place)
+    wanted = None if match is None else parse_value(match)
+    if wanted is not None and not isinstance(wanted, dict):
+        raise InvalidRequest('--match is a JSON object, for example {"kind": "a"}')
+    ranges = [_range(text) for text in messages or ()]
+    with store_asking(url, token, timeout, as_json=as_json) as client:
+        found = client.redeliver(
+            store, durable, ranges, match=cast("dict[str, object] | None", wanted), limit=limit or None
+        )
+    if as_json:
+        print_json({"redelivered": found.messages, "left": found.left})
+        return
+    print_line(f"redelivered {found.messages} messages")
+    for reason, count in sorted(found.left.items()):
+        print_line(f"left {count}: {reason}")
+
+
+def _range(text: str) -> tuple[int, int]:
+    """A number, or a range."""
+    first, _, last = text.partition("-")
+    if not first.isdigit() or (last and not last.isdigit()) or text.endswith("-"):
+        raise InvalidRequest("a message is a number, or a range of numbers as 7-9", given=text)
+    return int(first), int(last or first)
 
 
 @commands.command()
@@ -299,6 +346,9 @@ class _Kept:
         self.messages = 0
         self.first_seq = 0
         self.last_seq = 0
+        self.unmatched = 0
+        """Messages that no durable wanted."""
+        self._receipt: Receipt | None = None
         self._unconfirmed: deque[Sent] = deque()
 
     @property
@@ -313,7 +363,11 @@ class _Kept:
     def settle(self) -> None:
         waiting = self._unconfirmed
         while waiting and waiting[0].done and waiting[0].error is None:
-            self.last_seq = waiting.popleft().seq
+            settled = waiting.popleft()
+            self.last_seq = settled.seq
+            if settled.receipt is not None and settled.receipt is not self._receipt:
+                self._receipt = settled.receipt
+                self.unmatched += settled.receipt.unmatched
             self.first_seq = self.first_seq or self.last_seq
             self.messages += 1
 

@@ -8,7 +8,7 @@ Owns: the public names; those of asyncio are in ``holdfast.client.stores.asynchr
 
 from __future__ import annotations
 
-from holdfast.client.stores.administration import Entry, Lock
+from holdfast.client.stores.administration import Entry, Lock, Redelivered
 from holdfast.client.stores.blocking import Browser, Map, Publisher, StoreClient, Subscriber, Watch
 from holdfast.client.stores.options import PublisherOptions, SubscriberOptions
 from holdfast.client.stores.sent import Failure, Sent
@@ -29,6 +29,7 @@ __all__ = [
     "Publisher",
     "PublisherOptions",
     "Receipt",
+    "Redelivered",
     "Sent",
     "StoreClient",
     "Subscriber",

@@ -9,8 +9,9 @@ compare-and-set, a lock) is sent again only while it was certainly not accepted;
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -44,6 +45,7 @@ __all__ = [
     "entry",
     "lock",
     "purge",
+    "redeliver",
     "remove_entry",
     "rewind",
     "rewind_target",
@@ -54,6 +56,8 @@ __all__ = [
 Definition = dict[str, object]
 """The parameters of a store, durable or template, with what is in force and what it counts."""
 
+REDELIVER_MAX: Final = 10_000
+"""Messages of one request."""
 ClusterCommand = Literal["suspend", "save", "backup", "compact", "force-quorum"]
 
 
@@ -69,6 +73,19 @@ class Purged(msgspec.Struct, frozen=True):
 
     messages: int = 0
     bytes: int = 0
+
+
+class Redelivered(msgspec.Struct, frozen=True):
+    """How many messages are delivered again, and of the dead letters that could not go back how many, by reason."""
+
+    messages: int
+    left: dict[str, int]
+
+
+class _RedeliveredPage(msgspec.Struct, frozen=True):
+    redelivered: int
+    left: dict[str, int] = {}
+    next_after: int | None = None
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -209,6 +226,32 @@ def rewind_target(seq: int | None, time_ms: int | None) -> Mapping[str, object]:
     return {"seq": seq} if seq is not None else {"time_ms": time_ms}
 
 
+def redeliver(
+    session: Session,
+    store: str,
+    durable: str,
+    messages: Sequence[tuple[int, int]],
+    match: Mapping[str, object] | None,
+    limit: int | None,
+    now_ms: float,
+) -> Procedure[Redelivered]:
+    """Deliver parked messages again, and send dead letters back, in as many requests as it takes."""
+    total, left, after = 0, Counter[str](), 0
+    following: int | None = 0
+    while following is not None and (limit is None or total < limit):
+        after = following
+        body: dict[str, object] = {"messages": messages, "match": match or {}, "after": after}
+        if limit is not None:
+            body["max"] = min(limit - total, REDELIVER_MAX)
+        request = request_of("POST", f"{durable_path(store, durable)}/redeliver", body)
+        reply = yield from ask(session, request, now_ms, session.options.give_up_after_ms)
+        page = decode(reply, _RedeliveredPage)
+        total += page.redelivered
+        left.update(page.left)
+        following, now_ms = page.next_after, reply.now_ms
+    return Redelivered(total, dict(left))
+
+
 def browse(
     session: Session,
     store: str,
@@ -218,10 +261,12 @@ def browse(
     match: Mapping[str, object] | None,
     now_ms: float,
     within_ms: float,
+    *,
+    parked: bool = False,
 ) -> Procedure[Page]:
     """The next ``count`` messages above number ``after`` that match, at most."""
     text = None if match is None else msgspec.json.encode(match).decode()
-    target = f"{durable_path(store, durable)}/browse{query_of(after=after, max=count, match=text)}"
+    target = f"{durable_path(store, durable)}/browse{query_of(after=after, max=count, match=text, parked='true' if parked else None)}"
     reply = yield from ask(session, request_of("GET", target), now_ms, within_ms)
     return decode(reply, Page)
 

@@ -20,7 +20,7 @@ from holdfast.client.options import ClientOptions
 from holdfast.client.shell import now_ms, token_of
 from holdfast.client.sockets import Pool
 from holdfast.client.stores import administration
-from holdfast.client.stores.administration import ClusterCommand, Definition, Entry, Lock, Purged
+from holdfast.client.stores.administration import ClusterCommand, Definition, Entry, Lock, Purged, Redelivered
 from holdfast.client.stores.blocking_publisher import Publisher
 from holdfast.client.stores.blocking_subscriber import Subscriber
 from holdfast.client.stores.blocking_watch import Watch
@@ -138,10 +138,12 @@ class StoreClient:
         *,
         match: Mapping[str, object] | None = None,
         after: int = 0,
+        parked: bool = False,
         retry_duration: float = FOR_EVER,
     ) -> Browser:
-        """The messages that a durable keeps, looked at and left there. ``match``: only those with these fields."""
-        return Browser(self._client, store, durable, match, after, within_ms(retry_duration))
+        """The messages that a durable keeps, looked at and left there. ``match``: only those with these fields;
+        ``parked``: only those that were delivered too often."""
+        return Browser(self._client, store, durable, match, after, within_ms(retry_duration), parked=parked)
 
     # definitions
 
@@ -221,6 +223,23 @@ class StoreClient:
         """Deliver again what is retained: from a number, from a time (since 1970), or everything kept."""
         to = administration.rewind_target(seq, time_ms)
         self._client.run(administration.rewind(self._client.session, store, durable, to, now_ms()))
+
+    def redeliver(
+        self,
+        store: str,
+        durable: str,
+        messages: Sequence[tuple[int, int]] = (),
+        *,
+        match: Mapping[str, object] | None = None,
+        limit: int | None = None,
+    ) -> Redelivered:
+        """Deliver again what was delivered too often; on a durable of a dead-letter store, send the letters back.
+
+        All of it, or only what lies in the ranges ``messages``, or ``match``es, or the first ``limit``. A letter goes
+        to the durable that it came from and to no other. *Cost*: a request for each 10,000 messages.
+        """
+        procedure = administration.redeliver(self._client.session, store, durable, messages, match, limit, now_ms())
+        return self._client.run(procedure)
 
     def _define(self, path: str, parameters: Mapping[str, object] | None) -> Definition:
         procedure = administration.define(self._client.session, path, parameters or {}, now_ms())
@@ -353,10 +372,13 @@ class Browser:
         match: Mapping[str, object] | None,
         after: int,
         within_ms: float,
+        *,
+        parked: bool = False,
     ) -> None:
         self._client = client
         self._store = store
         self._durable = durable
+        self._parked = parked
         self._match = match
         self._after: int | None = after
         """Above which number the next page begins, None at the end."""
@@ -380,6 +402,7 @@ class Browser:
                     self._match,
                     now_ms(),
                     self._within_ms,
+                    parked=self._parked,
                 )
             )
             self._page, self._after = page.messages[::-1], page.next_after
