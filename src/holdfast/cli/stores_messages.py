@@ -1,4 +1,5 @@
-"""``holdfast stores publish``, ``tail``, ``watch``, ``browse``, ``purge``, ``redeliver``, ``rewind``: messages from the command line.
+"""Messages from the command line: ``holdfast stores publish``, ``tail``, ``watch``, ``browse``, ``purge``,
+``redeliver``, ``rewind``.
 
 Owns: how messages are written and printed. Does not own: the group (``stores``), sending and receiving
 (``holdfast.StoreClient``).
@@ -253,9 +254,8 @@ def browse(
     if wanted is not None and not isinstance(wanted, dict):
         raise InvalidRequest('--match is a JSON object, for example {"kind": "a"}')
     with store_asking(url, token, timeout, as_json=as_json) as client:
-        found = client.browser(
-            store, durable, match=cast("dict[str, object] | None", wanted), after=after, parked=parked
-        )
+        matcher = cast("dict[str, object] | None", wanted)
+        found = client.browser(store, durable, match=matcher, after=after, parked=parked)
         for message in _first(found, limit):
             print_json(message_fields(message)) if as_json else print_line(message_text(message))
 

@@ -68,8 +68,8 @@ def test_a_durable_has_the_defaults_of_the_tables() -> None:
     assert durable == DurableDefinition("d", DurableType.SHARED)
     assert durable.matcher.everything
     assert (durable.prefetch, durable.window, durable.ack_wait_ms, durable.subscriber_timeout_ms) == (
-        1024,
-        1024,
+        64,
+        64,
         30_000,
         5_000,
     )

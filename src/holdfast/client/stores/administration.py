@@ -266,7 +266,8 @@ def browse(
 ) -> Procedure[Page]:
     """The next ``count`` messages above number ``after`` that match, at most."""
     text = None if match is None else msgspec.json.encode(match).decode()
-    target = f"{durable_path(store, durable)}/browse{query_of(after=after, max=count, match=text, parked='true' if parked else None)}"
+    query = query_of(after=after, max=count, match=text, parked="true" if parked else None)
+    target = f"{durable_path(store, durable)}/browse{query}"
     reply = yield from ask(session, request_of("GET", target), now_ms, within_ms)
     return decode(reply, Page)
 
