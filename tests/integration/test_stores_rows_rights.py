@@ -108,6 +108,7 @@ OPERATIONS = (
     Operation("list-durables", "browse", "orders", "GET", f"{ORDERS}/durables", None, ("ls", "orders")),
     Operation("list-templates", "browse", "orders", "GET", f"{ORDERS}/templates"),
     Operation("purge", "administer", "orders", "POST", f"{WORK}/purge", None, ("purge", "orders/work")),
+    Operation("redeliver", "administer", "orders", "POST", f"{WORK}/redeliver", {}, ("redeliver", "orders/work")),
     Operation("delete-message", "administer", "orders", "DELETE", f"{WORK}/messages/99"),
     Operation(
         "define-durable", "administer", "orders", "PUT", f"{ORDERS}/durables/more", {"type": "shared"},

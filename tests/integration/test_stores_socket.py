@@ -19,8 +19,8 @@ from holdfast.server.stores import socket as socket_module
 from holdfast.stores.commands import Command, Define, Deliver, Detach, Publish, Result
 from holdfast.stores.messages import Delivery, Message
 
-SHARED = {"type": "shared"}
-STANDARD = {"type": "standard"}
+SHARED = {"type": "shared", "prefetch": 1_024}
+STANDARD = {"type": "standard", "prefetch": 1_024}
 
 
 def test_messages_come_as_far_as_credit_goes(tmp_path: Path) -> None:
@@ -37,6 +37,7 @@ def test_messages_come_as_far_as_credit_goes(tmp_path: Path) -> None:
                 "ack_mode": "async",
                 "ack_batch_count": 1000,
                 "ack_batch_time_ms": 100,
+                "started_reports": True,
             }
             subscriber.send(type="credit", messages=3)
             assert bodies(await subscriber.messages(3)) == ["0", "1", "2"]

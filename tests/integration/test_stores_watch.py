@@ -297,21 +297,21 @@ def test_a_watch_of_what_is_no_map_raises(tmp_path: Path) -> None:
                 (NotFound, {"prefix": "a"}),
             ]
             for error, how in cases:
-                async with client.map("s", "none").watch(**how) as watched:
-                    with pytest.raises(error):
-                        await anext(watched)
+                with pytest.raises(error):
+                    async with client.map("s", "none").watch(**how):
+                        raise AssertionError("entering waits for the answer")
             await client.define_durable("s", "m", MAP)
-            async with client.map("s", "m").watch(key="a", prefix="a") as watched:
-                with pytest.raises(InvalidRequest):
-                    await anext(watched)
+            with pytest.raises(InvalidRequest):
+                async with client.map("s", "m").watch(key="a", prefix="a"):
+                    raise AssertionError("entering waits for the answer")
             await client.define_durable("s", "work", {"type": "shared"})
             async with client.publisher("s") as publisher:
                 await publisher.publish(b"for workers")
             for wanted in (None, "k"):
-                async with client.map("s", "work").watch(key=wanted) as watched:
-                    with pytest.raises(HoldfastError) as refused:
-                        await anext(watched)
-                    assert refused.value.code == Code.TYPE_MISMATCH
+                with pytest.raises(HoldfastError) as refused:
+                    async with client.map("s", "work").watch(key=wanted):
+                        raise AssertionError("entering waits for the answer")
+                assert refused.value.code == Code.TYPE_MISMATCH
             described = await client.describe_durable("s", "work")
             counted = described["counts"]
             assert isinstance(counted, dict)
