@@ -114,6 +114,7 @@ class Code(StrEnum):
     SEQUENCE_GAP = "sequence_gap"
     UNKNOWN_PUBLISHER = "unknown_publisher"
     REVISION_MISMATCH = "revision_mismatch"
+    DELETES_MESSAGES = "deletes_messages"
     LOCK_HELD = "lock_held"
     NOT_HOLDER = "not_holder"
 

@@ -47,6 +47,9 @@ class Shell:
         assert code == expected, printed.err
         return printed.out
 
+    def read_error(self) -> str:
+        return self._output.readouterr().err
+
     def rows(self, *words: str) -> list[dict[str, object]]:
         return [json.loads(line) for line in self.run(*words, "--json").splitlines()]
 
@@ -67,9 +70,10 @@ def test_a_store_is_defined_listed_shown_and_removed(shell: Shell) -> None:
     assert "one" in shell.run("ls").split()
     assert shell.run("ls", "one").splitlines()[1].split() == ["work", "shared", "0", "0"]
     assert "max_delivery" in shell.run("show", "one/work")
-    shell.run("rm", "one/work")
+    shell.run("rm", "one/work", expected=Exit.BAD_REQUEST)
+    shell.run("rm", "one/w*", "--yes")
     assert shell.rows("ls", "one") == []
-    shell.run("rm", "one")
+    shell.run("rm", "one", "--yes")
     shell.run("show", "one", expected=Exit.NO)
 
 
@@ -190,7 +194,7 @@ def test_messages_are_published_browsed_consumed_purged_and_rewound(shell: Shell
     assert shell.run("browse", "three/work") == ""
     shell.run("rewind", "three/work")
     assert len(shell.run("tail", "three/work", "--wait", "0.5", "--no-ack").splitlines()) == 2
-    assert shell.run("purge", "three/work").startswith("purged 2 messages")
+    assert shell.run("purge", "three/*", "--yes").startswith("purged 2 messages")
     shell.run("tail", "three", expected=Exit.BAD_REQUEST)
 
 
@@ -265,7 +269,7 @@ def test_a_whole_definition_is_compared_and_applied(shell: Shell, tmp_path: Path
         row["path"]: row for row in map(json.loads, shell.run("diff", str(file), "--json", expected=1).splitlines())
     }
     assert changes["stores.six"]["in_force"] is None
-    shell.run("define", "--file", str(file))
+    shell.run("define", "--file", str(file), "--delete")
     assert shell.run("diff", str(file)) == ""
     assert [row["name"] for row in shell.rows("ls")] == ["six"]
     shell.run("diff", str(tmp_path / "absent.toml"), expected=Exit.BAD_REQUEST)
@@ -336,3 +340,31 @@ def make_backup(directory: Path) -> None:
     """The smallest backup there can be: nothing but its manifest."""
     directory.mkdir()
     (directory / MANIFEST_NAME).write_text('{"format": 1, "frame": 0, "at_ms": 0, "files": {}}')
+
+
+def test_edit_changes_only_what_it_names(shell: Shell) -> None:
+    shell.run("define", "edited", "description=kept")
+    shell.run("define", "edited/work", "type=shared", "max_delivery=5", "prefetch=9")
+    shell.run("define", "edited/jobs", "type=shared", "prefetch=9", "--template")
+    shell.run("edit", "edited/work", "ack_wait=7")
+    shell.run("edit", "edited/jobs", "ack_wait=7", "--template")
+    shell.run("edit", "edited", "message_limit=8")
+    (work,) = shell.rows("show", "edited/work")
+    assert (work["max_delivery"], work["prefetch"], work["ack_wait"]) == (5, 9, 7)
+    (store,) = shell.rows("show", "edited")
+    assert (store["description"], store["message_limit"]) == ("kept", 8)
+    shell.run("edit", "edited/none", "ack_wait=7", expected=Exit.NO)
+
+
+def test_a_file_that_names_fewer_stores_deletes_messages_only_when_asked_to(shell: Shell, tmp_path: Path) -> None:
+    shell.run("define", "full")
+    shell.run("define", "full/work", "type=shared")
+    shell.run("publish", "full", "a", "b")
+    file = tmp_path / "stores.toml"
+    file.write_text("[stores.other]\n")
+    assert main(["stores", "define", "--file", str(file)]) == Exit.NO
+    said = shell.read_error()
+    assert "full (2)" in said and "--delete" in said
+    assert len(shell.rows("browse", "full/work")) == 2
+    shell.run("define", "--file", str(file), "--delete")
+    assert [row["name"] for row in shell.rows("ls")] == ["other"]

@@ -107,7 +107,7 @@ OPERATIONS = (
     Operation("show-durable", "browse", "orders", "GET", WORK, None, ("show", "orders/work")),
     Operation("list-durables", "browse", "orders", "GET", f"{ORDERS}/durables", None, ("ls", "orders")),
     Operation("list-templates", "browse", "orders", "GET", f"{ORDERS}/templates"),
-    Operation("purge", "administer", "orders", "POST", f"{WORK}/purge", None, ("purge", "orders/work")),
+    Operation("purge", "administer", "orders", "POST", f"{WORK}/purge", None, ("purge", "orders/work", "--yes")),
     Operation("redeliver", "administer", "orders", "POST", f"{WORK}/redeliver", {}, ("redeliver", "orders/work")),
     Operation("delete-message", "administer", "orders", "DELETE", f"{WORK}/messages/99"),
     Operation(

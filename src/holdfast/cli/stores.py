@@ -1,18 +1,21 @@
 """``holdfast stores``: the message stores of a running service.
 
-Owns: the group, and ``ls``, ``show``, ``define``, ``diff``, ``rm``, ``stats``: stores and durables as defined and as
-they are. Does not own: messages (``stores_messages``), the requests (``holdfast.StoreClient``).
+Owns: the group, and ``ls``, ``show``, ``define``, ``edit``, ``diff``, ``rm``, ``stats``: stores and durables as defined
+and as they are. Does not own: messages (``stores_messages``), the requests (``holdfast.StoreClient``).
 
 Failure model: as the client's. ``diff`` ends with exit code 1 where the definitions differ.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
 import json
+import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 
 import typer
 
@@ -21,9 +24,22 @@ from holdfast.cli.options import JsonOption, TimeoutOption, TokenOption, UrlOpti
 from holdfast.cli.output import answering, print_fields, print_json, print_line, print_table, printable
 from holdfast.cli.service import store_asking
 from holdfast.cli.transactions import LOCAL
-from holdfast.errors import InvalidRequest
+from holdfast.errors import Code, Conflict, InvalidRequest, NotFound
 
-__all__ = ["PlaceArgument", "commands", "difference", "parse_value", "split_place"]
+if TYPE_CHECKING:
+    from holdfast.client.stores import StoreClient
+
+__all__ = [
+    "PlaceArgument",
+    "PlacesArgument",
+    "YesOption",
+    "ask_first",
+    "commands",
+    "difference",
+    "parse_value",
+    "places_of",
+    "split_place",
+]
 
 commands = typer.Typer(
     no_args_is_help=True,
@@ -34,6 +50,11 @@ commands = typer.Typer(
 PlaceArgument: TypeAlias = Annotated[
     str, typer.Argument(metavar="STORE/DURABLE", help="A durable of a store.", show_default=False)
 ]
+PlacesArgument: TypeAlias = Annotated[
+    list[str],
+    typer.Argument(metavar="STORE/DURABLE...", help="Durables: names, or patterns as 'orders/*'.", show_default=False),
+]
+YesOption: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Fields: TypeAlias = dict[str, object]
 
 
@@ -95,6 +116,7 @@ def define(
         Path | None,
         typer.Option("--file", help="Replace the whole definition by this JSON or TOML.", show_default=False),
     ] = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Messages may be deleted by the change.")] = False,
     url: UrlOption = LOCAL,
     token: TokenOption = None,
     timeout: TimeoutOption = None,
@@ -102,7 +124,8 @@ def define(
 ) -> None:
     """Define a store, a durable or a template; or with --file everything, and what it does not name is deleted.
 
-    Parameters that are not given get their defaults, also where it was defined with others before.
+    Parameters that are not given get their defaults, also where it was defined with others before; see edit. A change
+    that would delete messages is refused, unless --delete is given.
 
     For example: holdfast stores define orders/work type=shared max_delivery=5 dead_letter_store=dead
     """
@@ -113,7 +136,9 @@ def define(
         raise InvalidRequest("name a template as STORE/TEMPLATE, for example orders/jobs", place=place)
     with store_asking(url, token, timeout, as_json=as_json) as client:
         if file is not None:
-            answer = client.define(read_definition(file))
+            definition = read_definition(file)
+            with hinted():
+                answer = client.define(definition, delete=delete)
             print_json(answer) if as_json else print_line(f"defined, revision {answer['revision']}")
             return
         assert place is not None, "checked above"
@@ -128,18 +153,51 @@ def define(
 
 
 @commands.command()
-def rm(
-    place: Annotated[str, typer.Argument(metavar="STORE[/DURABLE]", help="What to delete.", show_default=False)],
+def edit(
+    place: Annotated[str, typer.Argument(metavar="STORE[/DURABLE]", help="What to change.", show_default=False)],
+    parameters: Annotated[
+        list[str], typer.Argument(metavar="PARAMETER=VALUE...", help="For example prefetch=100.", show_default=False)
+    ],
+    template: Annotated[bool, typer.Option("--template", help="Change a template of the store.")] = False,
     url: UrlOption = LOCAL,
     token: TokenOption = None,
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete a durable or a store, with everything that it keeps."""
-    store, durable = split_optional(place)
+    """Change the parameters that are named, and no other.
+
+    For example: holdfast stores edit orders/work prefetch=100
+    """
+    _, name = split_optional(place, "TEMPLATE" if template else "DURABLE")
+    if template and not name:
+        raise InvalidRequest("name a template as STORE/TEMPLATE, for example orders/jobs", place=place)
     with store_asking(url, token, timeout, as_json=as_json) as client:
-        client.delete_durable(store, durable) if durable else client.delete_store(store)
-    print_json({"deleted": place}) if as_json else print_line(f"deleted {place}")
+        answer = client.edit(place, dict(_parameter(text) for text in parameters), template=template)
+    print_json(answer) if as_json else print_line(f"changed {place}")
+
+
+@commands.command()
+def rm(
+    places: Annotated[
+        list[str],
+        typer.Argument(metavar="STORE[/DURABLE]...", help="What to delete: names, or patterns.", show_default=False),
+    ],
+    yes: YesOption = False,
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete durables or stores, with everything that they keep."""
+    for place in places:
+        split_optional(place)
+    with store_asking(url, token, timeout, as_json=as_json) as client:
+        chosen = places_of(client, places)
+        ask_first("delete", chosen, yes=yes)
+        for place in chosen:
+            store, durable = split_optional(place)
+            client.delete_durable(store, durable) if durable else client.delete_store(store)
+            print_json({"deleted": place}) if as_json else print_line(f"deleted {place}")
 
 
 @commands.command()
@@ -194,6 +252,54 @@ def read_definition(file: Path) -> Fields:
     if not isinstance(loaded, dict):
         raise InvalidRequest(f"{file} is not a definition", hint='a map, for example {"stores": {"orders": {}}}')
     return cast("Fields", loaded)
+
+
+def places_of(client: StoreClient, places: Sequence[str], *, durables: bool = False) -> list[str]:
+    """The stores and durables that names and patterns name, each once. A pattern has ``*``, ``?`` or ``[...]``.
+
+    Raises: NotFound for a pattern that nothing matches, InvalidRequest for a name that is none.
+    """
+    found: dict[str, None] = {}
+    for place in places:
+        store, durable = split_place(place) if durables else split_optional(place)
+        if not any(sign in place for sign in "*?["):
+            found[place] = None
+            continue
+        stores = [str(one["name"]) for one in cast("list[Fields]", client.stores()["stores"])]
+        matching = fnmatch.filter(stores, store)
+        if durable:
+            matching = [
+                f"{one}/{name}"
+                for one in matching
+                for name in fnmatch.filter(
+                    [str(each["name"]) for each in cast("list[Fields]", client.durables(one)["durables"])], durable
+                )
+            ]
+        if not matching:
+            raise NotFound("nothing has a name that matches", pattern=place)
+        found |= dict.fromkeys(matching)
+    return list(found)
+
+
+@contextlib.contextmanager
+def hinted() -> Iterator[None]:
+    """Say which option allows what the service refuses to delete."""
+    try:
+        yield
+    except Conflict as error:
+        if error.code is Code.DELETES_MESSAGES:
+            error.hint = "--delete allows it; holdfast stores edit changes only what it names"
+        raise
+
+
+def ask_first(what: str, places: Sequence[str], *, yes: bool) -> None:
+    """Ask on a terminal whether to go on. Raises: InvalidRequest where nobody can be asked and ``yes`` is not given."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidRequest(f"--yes is needed to {what} {', '.join(places)}", hint="no terminal is there to ask")
+    if not typer.confirm(f"{what} {', '.join(places)}?", err=True):
+        raise typer.Abort
 
 
 def split_place(place: str) -> tuple[str, str]:

@@ -30,7 +30,16 @@ from holdfast.cli.options import (
 )
 from holdfast.cli.output import base64_text, flush_output, print_json, print_line, printable, readable
 from holdfast.cli.service import STREAM_SECONDS, TIMEOUT_SECONDS, WaitNotice, store_asking, store_following
-from holdfast.cli.stores import PlaceArgument, commands, parse_value, split_place
+from holdfast.cli.stores import (
+    PlaceArgument,
+    PlacesArgument,
+    YesOption,
+    ask_first,
+    commands,
+    parse_value,
+    places_of,
+    split_place,
+)
 from holdfast.cli.transactions import LOCAL
 from holdfast.errors import (
     Code,
@@ -262,20 +271,25 @@ def browse(
 
 @commands.command()
 def purge(
-    place: PlaceArgument,
+    places: PlacesArgument,
+    yes: YesOption = False,
     url: UrlOption = LOCAL,
     token: TokenOption = None,
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Forget every message that a durable keeps."""
-    store, durable = split_place(place)
+    """Forget every message that durables keep."""
+    for place in places:
+        split_place(place)
     with store_asking(url, token, timeout, as_json=as_json) as client:
-        gone = client.purge(store, durable)
-    if as_json:
-        print_json({"messages": gone.messages, "bytes": gone.bytes})
-    else:
-        print_line(f"purged {gone.messages} messages, {gone.bytes} bytes")
+        chosen = places_of(client, places, durables=True)
+        ask_first("purge", chosen, yes=yes)
+        for place in chosen:
+            gone = client.purge(*split_place(place))
+            if as_json:
+                print_json({"durable": place, "messages": gone.messages, "bytes": gone.bytes})
+            else:
+                print_line(f"purged {gone.messages} messages, {gone.bytes} bytes of {place}")
 
 
 @commands.command()
@@ -321,7 +335,7 @@ def _range(text: str) -> tuple[int, int]:
 
 @commands.command()
 def rewind(
-    place: PlaceArgument,
+    places: PlacesArgument,
     seq: Annotated[int | None, typer.Option("--seq", min=1, help="From this number on.", show_default=False)] = None,
     time_ms: Annotated[
         int | None,
@@ -333,10 +347,13 @@ def rewind(
     as_json: JsonOption = False,
 ) -> None:
     """Deliver again what is retained: everything, or from a number or a time on."""
-    store, durable = split_place(place)
+    for place in places:
+        split_place(place)
     with store_asking(url, token, timeout, as_json=as_json) as client:
-        client.rewind(store, durable, seq=seq, time_ms=time_ms)
-    print_json({"rewound": place}) if as_json else print_line(f"rewound {place}")
+        for place in places_of(client, places, durables=True):
+            store, durable = split_place(place)
+            client.rewind(store, durable, seq=seq, time_ms=time_ms)
+            print_json({"rewound": place}) if as_json else print_line(f"rewound {place}")
 
 
 class _Kept:

@@ -308,6 +308,7 @@ _KINDS: Final[Mapping[Code, type[HoldfastError]]] = {
     Code.SEQUENCE_GAP: Conflict,
     Code.UNKNOWN_PUBLISHER: Conflict,
     Code.REVISION_MISMATCH: Conflict,
+    Code.DELETES_MESSAGES: Conflict,
     Code.LOCK_HELD: Conflict,
     Code.NOT_HOLDER: Conflict,
     Code.ALREADY_OPEN: Conflict,

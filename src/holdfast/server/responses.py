@@ -207,6 +207,7 @@ STATUS_OF: Final[Mapping[Code, int]] = {
     Code.NOT_HOLDER: 409,
     Code.NO_QUORUM: 412,
     Code.REVISION_MISMATCH: 412,
+    Code.DELETES_MESSAGES: 409,
     Code.MESSAGE_TOO_LARGE: 413,
     Code.DISK_LIMIT: 507,
 }

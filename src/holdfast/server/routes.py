@@ -219,7 +219,7 @@ class Parameter:
 class Route:
     """One row of the route table."""
 
-    method: Literal["GET", "POST", "PUT", "DELETE"]
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
     path: str
     role: Role
     right: str | None = None

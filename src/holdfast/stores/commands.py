@@ -71,6 +71,8 @@ class Define(_Command, frozen=True):
     definitions: bytes
     revision: int
     author: str = ""
+    delete: bool = True
+    """Whether messages may be deleted by it; otherwise a change that deletes any is refused (``deletes_messages``)."""
 
 
 class Publish(_Command, frozen=True):

@@ -49,6 +49,7 @@ __all__ = [
     "definition_of",
     "durable_of",
     "parse_definition",
+    "with_known_prefetch",
 ]
 
 PREFETCH_DEFAULT: Final = 64
@@ -123,6 +124,8 @@ class DurableDefinition:
     key_field: str = ""
     """The field whose text is the key of a last value; empty for the message's own key."""
     key_ordered: bool = False
+    prefetch_given: bool = field(default=True, compare=False, repr=False)
+    """Whether the document that was read gave a prefetch; see ``with_known_prefetch``."""
 
     @property
     def window(self) -> int:
@@ -322,6 +325,27 @@ def durable_of(name: str, document: object, template: str = "") -> DurableDefini
     return durable
 
 
+def with_known_prefetch(before: ClusterDefinition, wanted: ClusterDefinition) -> ClusterDefinition:
+    """``wanted``, where durables and templates that have the earlier default keep it unless they give another."""
+
+    def known(old: DurableDefinition | None, new: DurableDefinition) -> DurableDefinition:
+        keeps = old is not None and not new.prefetch_given and old.prefetch == PREFETCH_UNSET
+        return replace(new, prefetch=PREFETCH_UNSET) if keeps else new
+
+    stores: dict[str, StoreDefinition] = {}
+    for name, store in wanted.stores.items():
+        old = before.stores.get(name, StoreDefinition(name))
+        durables = {one: known(old.durables.get(one), durable) for one, durable in store.durables.items()}
+        templates = {
+            one: replace(template, pattern=known(old.templates[one].pattern, template.pattern))
+            if one in old.templates
+            else template
+            for one, template in store.templates.items()
+        }
+        stores[name] = replace(store, durables=durables, templates=templates)
+    return replace(wanted, stores=stores)
+
+
 def _read_cluster(reader: Reader) -> ClusterDefinition:
     default = ClusterDefinition()
     services = reader.names("services", "service")
@@ -420,6 +444,7 @@ def _read_durable(name: str, reader: Reader, template: str = "") -> DurableDefin
         swap_bytelimit=reader.swap_limit("swap_bytelimit", default.swap_bytelimit),
         key_field=reader.text("key_field"),
         key_ordered=reader.flag("key_ordered", default.key_ordered),
+        prefetch_given=reader.given("prefetch"),
     )
     for parameter, types in PARAMETER_TYPES.items():
         if reader.given(parameter) and kind not in types:

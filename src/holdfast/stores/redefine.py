@@ -8,13 +8,14 @@ changes.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 
 import msgspec
 
 from holdfast.errors import Code, Conflict, InvalidRequest
 from holdfast.stores.commands import Define, Done
 from holdfast.stores.definition_changes import check_change
-from holdfast.stores.definitions import parse_definition
+from holdfast.stores.definitions import Discard, parse_definition
 from holdfast.stores.durables.aging import expire_newly_parked
 from holdfast.stores.durables.consumption import DYING_RETRY_MS, Consumption
 from holdfast.stores.durables.retention import set_retention
@@ -26,14 +27,17 @@ from holdfast.stores.store import Store
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.stores.commands import Result
-    from holdfast.stores.definitions import DurableDefinition, StoreDefinition
+    from holdfast.stores.definitions import ClusterDefinition, DurableDefinition, StoreDefinition
     from holdfast.stores.effects import Effect
     from holdfast.stores.state import State
+    from holdfast.stores.store import Durable
 
 __all__ = ["Revision", "define", "make_store"]
 
 
 HISTORY_BYTES_MAX = 4 << 20
+PLACES_SHOWN_MAX = 20
+"""Places that an error names."""
 
 
 class Revision(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +62,8 @@ def define(state: State, command: Define, effects: list[Effect]) -> tuple[Result
     check_change(state.definition, definition)
     for store in definition.stores.values():
         _check_dynamic(state, store)
+    if not command.delete:
+        _check_losses(state, definition)
     for name in [name for name in state.stores if name not in definition.stores]:
         _delete_store(state, name, effects)
     state.definition = definition
@@ -69,6 +75,47 @@ def define(state: State, command: Define, effects: list[Effect]) -> tuple[Result
             make_store(state, wanted)
         _change_store(state, state.stores[name], wanted, command.at_ms, effects)
     return Done(), True
+
+
+def _check_losses(state: State, wanted: ClusterDefinition) -> None:
+    """Raises ``Conflict`` where messages would go: with a store, a durable, or by a limit that discards old ones."""
+    losses: dict[str, int] = {}
+    for name, store in state.stores.items():
+        of_store = wanted.stores.get(name)
+        if of_store is None:
+            losses[name] = store.counts.live
+            continue
+        for durable_name in state.definition.stores[name].durables:
+            found = store.durables.get(durable_name)
+            if found is None:
+                continue
+            definition = of_store.durables.get(durable_name)
+            losses[f"{name}/{durable_name}"] = _kept(found) if definition is None else _over(found, definition)
+    lost = {place: messages for place, messages in losses.items() if messages}
+    if lost:
+        shown = ", ".join(f"{place} ({messages})" for place, messages in islice(lost.items(), PLACES_SHOWN_MAX))
+        more = f" and {len(lost) - PLACES_SHOWN_MAX} more" if len(lost) > PLACES_SHOWN_MAX else ""
+        raise Conflict(
+            f"the change would delete messages of {shown}{more}",
+            code=Code.DELETES_MESSAGES,
+            facts={"messages": sum(lost.values()), "places": len(lost)},
+            hint="delete=true (--delete) allows it; PATCH (holdfast stores edit) changes only what it names",
+        )
+
+
+def _kept(durable: Durable) -> int:
+    return durable.pending if isinstance(durable, Consumption) else durable.keyed.messages
+
+
+def _over(durable: Durable, wanted: DurableDefinition) -> int:
+    """How many messages a new limit would discard; about as many, where it is one of bytes."""
+    if not isinstance(durable, Consumption) or wanted.discard is not Discard.OLD:
+        return 0
+    over = max(0, durable.pending - wanted.message_limit) if wanted.message_limit else 0
+    if wanted.bytelimit and durable.pending_bytes > wanted.bytelimit:
+        average = max(1, durable.pending_bytes // max(1, durable.pending))
+        over = max(over, -(-(durable.pending_bytes - wanted.bytelimit) // average))
+    return over
 
 
 def _bound_history(history: list[Revision], count: int) -> None:

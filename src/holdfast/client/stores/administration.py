@@ -41,6 +41,7 @@ __all__ = [
     "delete",
     "describe",
     "drop",
+    "edit",
     "entries",
     "entry",
     "lock",
@@ -182,6 +183,13 @@ def describe(session: Session, path: str, now_ms: float) -> Procedure[Definition
 def define(session: Session, path: str, parameters: Mapping[str, object], now_ms: float) -> Procedure[Definition]:
     """``PUT`` of a store, durable or template: harmless to repeat."""
     request = request_of("PUT", path, dict(parameters))
+    reply = yield from ask(session, request, now_ms, session.options.give_up_after_ms)
+    return decode(reply, Definition) if reply.body else {}
+
+
+def edit(session: Session, path: str, parameters: Mapping[str, object], now_ms: float) -> Procedure[Definition]:
+    """``PATCH`` of a store, durable, template or the whole: harmless to repeat."""
+    request = request_of("PATCH", path, dict(parameters))
     reply = yield from ask(session, request, now_ms, session.options.give_up_after_ms)
     return decode(reply, Definition) if reply.body else {}
 

@@ -37,6 +37,10 @@ PAGE_MESSAGES = 100
 PAGE_ENTRIES = 1_000
 
 
+def _deleting(delete: bool) -> str:
+    return query_of(delete="true" if delete else None)
+
+
 class StoreClient:
     """A blocking client of the message stores.
 
@@ -191,9 +195,19 @@ class StoreClient:
         path = "/v1/cluster/definition"
         return self._client.run(administration.describe(self._client.session, path, now_ms()))
 
-    def define(self, definition: Mapping[str, object]) -> Definition:
-        """Replace the whole definition. Stores and durables that it does not name are deleted with their messages."""
-        return self._define("/v1/cluster/definition", definition)
+    def define(self, definition: Mapping[str, object], *, delete: bool = False) -> Definition:
+        """Replace the whole definition. Stores and durables that it does not name are deleted.
+
+        Raises: Conflict (``deletes_messages``) where messages would go with them, unless ``delete``.
+        """
+        return self._define(f"/v1/cluster/definition{_deleting(delete)}", definition)
+
+    def edit(self, place: str, parameters: Mapping[str, object], *, template: bool = False) -> Definition:
+        """Change only the ``parameters`` that are given: of a store ("orders"), of a static durable ("orders/work") or
+        a ``template`` ("orders/jobs"). Raises: as ``define``."""
+        store, _, name = place.partition("/")
+        path = store_path(store) if not name else (template_path if template else durable_path)(store, name)
+        return self._client.run(administration.edit(self._client.session, path, parameters, now_ms()))
 
     def check_definition(self, definition: Mapping[str, object]) -> Definition:
         """What would be in force, without applying it. Raises: InvalidRequest, naming every wrong value."""

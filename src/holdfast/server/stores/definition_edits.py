@@ -15,7 +15,7 @@ from typing import Final, cast
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.stores.definitions import ClusterDefinition, definition_of
 
-__all__ = ["with_part", "with_store", "without_part", "without_store"]
+__all__ = ["patched", "patched_part", "patched_store", "with_part", "with_store", "without_part", "without_store"]
 
 Json = dict[str, object]
 _PARTS: Final = ("durables", "templates", "subscribers")
@@ -31,6 +31,46 @@ def with_store(definition: ClusterDefinition, store: str, parameters: object) ->
     if "default_durable" not in given and kept.get("default_durable"):
         _section(stores, store)["default_durable"] = kept["default_durable"]
     return definition_of(whole)
+
+
+def patched_store(definition: ClusterDefinition, store: str, parameters: object) -> ClusterDefinition:
+    """The definition with only these parameters of a store changed; of its durables and templates, those named."""
+    whole = definition.document()
+    _patch_store(_store_of(whole, store), _map_of(parameters, "the parameters of a store"))
+    return definition_of(whole)
+
+
+def patched_part(
+    definition: ClusterDefinition, store: str, kind: str, name: str, parameters: object
+) -> ClusterDefinition:
+    """The definition with only these parameters of a static durable or a template changed."""
+    whole = definition.document()
+    section = _section(_store_of(whole, store), kind)
+    if name not in section:
+        raise NotFound(f"there is no such {kind.removesuffix('s')} in the definition", store=store, name=name)
+    _section(section, name).update(_map_of(parameters, f"the parameters of {kind}"))
+    return definition_of(whole)
+
+
+def patched(definition: ClusterDefinition, document: object) -> ClusterDefinition:
+    """The definition with only what this part of one names: nothing goes, what is new comes."""
+    whole = definition.document()
+    given = _map_of(document, "a definition")
+    _section(whole, "cluster").update(_map_of(given.pop("cluster", {}), "cluster"))
+    stores = _section(whole, "stores")
+    for store, parameters in _map_of(given.pop("stores", {}), "stores").items():
+        _patch_store(cast(Json, stores.setdefault(store, {})), _map_of(parameters, f"stores.{store}"))
+    return definition_of(whole | given)
+
+
+def _patch_store(store: Json, given: Json) -> None:
+    for kind in ("durables", "templates"):
+        section = cast(Json, store.setdefault(kind, {}))
+        for name, parameters in _map_of(given.pop(kind, {}), kind).items():
+            cast(Json, section.setdefault(name, {})).update(_map_of(parameters, f"{kind}.{name}"))
+    if "subscribers" in given:
+        cast(Json, store.setdefault("subscribers", {})).update(_map_of(given.pop("subscribers"), "subscribers"))
+    store.update(given)
 
 
 def without_store(definition: ClusterDefinition, store: str) -> ClusterDefinition:

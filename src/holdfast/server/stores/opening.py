@@ -21,7 +21,7 @@ from holdfast.server.stores.hosting import StoreHost
 from holdfast.settings import StoresSettings
 from holdfast.stores.commands import Define
 from holdfast.stores.definition_changes import beside, differences
-from holdfast.stores.definitions import ClusterDefinition, definition_of, parse_definition
+from holdfast.stores.definitions import ClusterDefinition, definition_of, parse_definition, with_known_prefetch
 from holdfast.stores.service import StoreService
 
 __all__ = ["Opening", "read_definitions"]
@@ -132,7 +132,7 @@ async def _open(host: StoreHost, settings: StoresSettings, wanted: ClusterDefini
 async def _put_in_force(service: StoreService, wanted: ClusterDefinition) -> None:
     """What the file says, beside what was defined otherwise: a restart deletes nothing."""
     state = service.state
-    wanted = beside(state.definition, wanted)
+    wanted = beside(state.definition, with_known_prefetch(state.definition, wanted))
     changes = differences(state.definition, wanted)
     if not changes:
         return

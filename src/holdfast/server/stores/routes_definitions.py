@@ -3,8 +3,9 @@
 Owns: their rows. Does not own: checking definitions (``stores.definitions``), applying them (the state machine), what a
 change of a part makes of the whole (``definition_edits``), figures (``figures``).
 
-Failure model: a definition is refused whole, naming every problem, or applied whole; what it no longer names is deleted
-with its messages. Between reading what is in force and submitting the change nothing else runs, so no change is lost.
+Failure model: a definition is refused whole, naming every problem, or applied whole. One that would delete messages is
+refused, unless the request says ``delete=true``. Between reading what is in force and submitting the change nothing
+else runs, so no change is lost.
 """
 
 from __future__ import annotations
@@ -21,17 +22,27 @@ from holdfast.server.stores import definition_edits as edits
 from holdfast.server.stores.figures import durable_document, store_document, template_document
 from holdfast.server.stores.filtering import filtered
 from holdfast.server.stores.hosting import StoreHost
-from holdfast.server.stores.routes_messages import NothingMore
-from holdfast.server.stores.store_call import DOCUMENT, StoreCall, store_route
+from holdfast.server.stores.routes_messages import NothingMore, flag
+from holdfast.server.stores.store_call import DOCUMENT, StoreCall, parameter, store_route
 from holdfast.stores.commands import Attach, Attached, Define, Detach, Done, Unsubscribe
-from holdfast.stores.definitions import ClusterDefinition, DurableType, definition_of, parse_definition
+from holdfast.stores.definitions import (
+    ClusterDefinition,
+    DurableType,
+    definition_of,
+    parse_definition,
+    with_known_prefetch,
+)
 from holdfast.stores.permissions import Right
 from holdfast.stores.redefine import Revision
 
 __all__ = ["definition_routes"]
 
 Json = dict[str, object]
-DEFINE_CODES: Final = (Code.BAD_CONFIGURATION, Code.TYPE_MISMATCH, Code.MATCHER_MISMATCH, Code.REVISION_MISMATCH)
+DEFINE_CODES: Final = (
+    *(Code.BAD_CONFIGURATION, Code.TYPE_MISMATCH, Code.MATCHER_MISMATCH, Code.REVISION_MISMATCH),
+    Code.DELETES_MESSAGES,
+)
+DELETE: Final = (parameter("delete", "boolean", "Whether the change may delete messages", default=False),)
 CREATOR: Final = "holdfast.http"
 """The subscriber that is attached for a moment where a dynamic durable is made by PUT."""
 
@@ -42,8 +53,14 @@ class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     revision: Annotated[int, Meta(ge=1)]
 
 
-async def define(call: StoreCall, change: Callable[[ClusterDefinition], ClusterDefinition]) -> int:
-    """Apply a change of the definition. Returns its revision. Raises: InvalidRequest, NotFound, Conflict."""
+async def define(
+    call: StoreCall, change: Callable[[ClusterDefinition], ClusterDefinition], *, delete: bool | None = None
+) -> int:
+    """Apply a change of the definition. Returns its revision. Raises: InvalidRequest, NotFound, Conflict.
+
+    Messages are deleted by it only where ``delete`` says so, or the request by its query where it is None.
+    """
+    may_delete = flag("delete", call.call.text("delete")) if delete is None else delete
     opened = call.opened
     expected = call.call.request.headers.get("if-match")
     in_force = opened.definitions
@@ -51,12 +68,12 @@ async def define(call: StoreCall, change: Callable[[ClusterDefinition], ClusterD
         raise Conflict(
             "another revision of the definition is in force", code=Code.REVISION_MISMATCH, revision=in_force.revision
         )
-    changed = change(in_force.cluster)
+    changed = with_known_prefetch(in_force.cluster, change(in_force.cluster))
     if changed == in_force.cluster and in_force.revision:
         return in_force.revision
     author = opened.access.user_of(call.call.authorization) or ""
     revision = in_force.revision + 1
-    await call.submit(opened.service.submit(Define(0, changed.json(), revision, author)), Done)
+    await call.submit(opened.service.submit(Define(0, changed.json(), revision, author, may_delete)), Done)
     return revision
 
 
@@ -90,9 +107,16 @@ async def put_store(call: StoreCall) -> Answer:
     return call.answer(store_document(call.opened, call.store))
 
 
+async def patch_store(call: StoreCall) -> Answer:
+    """``PATCH /v1/stores/{store}``."""
+    parameters = await call.document()
+    await define(call, lambda definition: edits.patched_store(definition, call.store, parameters))
+    return call.answer(store_document(call.opened, call.store))
+
+
 async def delete_store(call: StoreCall) -> Answer:
     """``DELETE /v1/stores/{store}``."""
-    await define(call, lambda definition: edits.without_store(definition, call.store))
+    await define(call, lambda definition: edits.without_store(definition, call.store), delete=True)
     return call.answer(NothingMore())
 
 
@@ -126,6 +150,17 @@ async def put_durable(call: StoreCall) -> Answer:
     return call.answer(durable_document(call.opened, call.store, call.durable))
 
 
+async def patch_durable(call: StoreCall) -> Answer:
+    """``PATCH .../durables/{durable}``: a static one."""
+    parameters = await call.document()
+    found = call.opened.definitions.durable(call.store, call.durable)
+    if found.dynamic:
+        raise InvalidRequest("this durable is dynamic: change its template", template=found.template)
+    patched, name = edits.patched_part, call.durable
+    await define(call, lambda definition: patched(definition, call.store, "durables", name, parameters))
+    return call.answer(durable_document(call.opened, call.store, call.durable))
+
+
 async def _make_dynamic(call: StoreCall, parameters: Json) -> None:
     unknown = parameters.keys() - {"template", "matcher"}
     template, matcher = parameters["template"], parameters.get("matcher")
@@ -156,7 +191,8 @@ async def delete_durable(call: StoreCall) -> Answer:
     else:
         # Defining is the administrator's; whoever subscribes may only take dynamic durables away.
         call.opened.access.require(call.call.authorization, Right.ADMINISTER, call.store)
-        await define(call, lambda definition: edits.without_part(definition, call.store, "durables", call.durable))
+        change = edits.without_part
+        await define(call, lambda definition: change(definition, call.store, "durables", call.durable), delete=True)
     return call.answer(NothingMore())
 
 
@@ -190,6 +226,14 @@ async def put_template(call: StoreCall) -> Answer:
     return await get_template(call)
 
 
+async def patch_template(call: StoreCall) -> Answer:
+    """``PATCH .../templates/{template}``."""
+    parameters = await call.document()
+    name = _template_of(call)
+    await define(call, lambda definition: edits.patched_part(definition, call.store, "templates", name, parameters))
+    return await get_template(call)
+
+
 async def delete_template(call: StoreCall) -> Answer:
     """``DELETE .../templates/{template}``."""
     name = _template_of(call)
@@ -215,6 +259,13 @@ async def put_definition(call: StoreCall) -> Answer:
     """``PUT /v1/cluster/definition``."""
     document = await call.document()
     await define(call, lambda _: definition_of(document))
+    return await get_definition(call)
+
+
+async def patch_definition(call: StoreCall) -> Answer:
+    """``PATCH /v1/cluster/definition``."""
+    document = await call.document()
+    await define(call, lambda definition: edits.patched(definition, document))
     return await get_definition(call)
 
 
@@ -269,7 +320,11 @@ def definition_routes(host: StoreHost) -> tuple[Route, ...]:
         store_route(host, "GET", store, browse, "A store: parameters in force and counts", get_store, answer=DOCUMENT),
         store_route(
             host, "PUT", store, administer, "Define a store", put_store,
-            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES,
+            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
+        ),
+        store_route(
+            host, "PATCH", store, administer, "Change the parameters of a store that are named", patch_store,
+            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
         ),
         store_route(
             host, "DELETE", store, administer, "Delete a store and its messages", delete_store,
@@ -282,6 +337,11 @@ def definition_routes(host: StoreHost) -> tuple[Route, ...]:
         store_route(
             host, "PUT", durable, administer, "Define a durable; with a template a dynamic one is made", put_durable,
             body=DOCUMENT, answer=DOCUMENT, codes=(*DEFINE_CODES, Code.TOO_MANY_DURABLES, Code.DURABLE_COLLISION),
+            parameters=DELETE,
+        ),
+        store_route(
+            host, "PATCH", durable, administer, "Change the parameters of a durable that are named", patch_durable,
+            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
         ),
         store_route(
             host, "DELETE", durable, subscribe, "Delete a durable and what it keeps", delete_durable,
@@ -291,7 +351,11 @@ def definition_routes(host: StoreHost) -> tuple[Route, ...]:
         store_route(host, "GET", template, browse, "A template", get_template, answer=DOCUMENT),
         store_route(
             host, "PUT", template, administer, "Define a template", put_template,
-            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES,
+            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
+        ),
+        store_route(
+            host, "PATCH", template, administer, "Change the parameters of a template that are named", patch_template,
+            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
         ),
         store_route(
             host, "DELETE", template, administer, "Delete a template", delete_template,
@@ -303,7 +367,11 @@ def definition_routes(host: StoreHost) -> tuple[Route, ...]:
         ),
         store_route(
             host, "PUT", definition, administer, "Replace the whole definition", put_definition,
-            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES,
+            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
+        ),
+        store_route(
+            host, "PATCH", definition, administer, "Change what a part of a definition names", patch_definition,
+            body=DOCUMENT, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
         ),
         store_route(
             host, "POST", f"{definition}/check", administer, "Check a whole definition without applying it",
@@ -313,6 +381,6 @@ def definition_routes(host: StoreHost) -> tuple[Route, ...]:
         store_route(host, "GET", f"{history}/{{revision}}", browse, "One of them", get_history, answer=DOCUMENT),
         store_route(
             host, "POST", "/v1/cluster/rollback", administer, "Put an earlier definition in force again", rollback,
-            body=Rollback, answer=DOCUMENT, codes=DEFINE_CODES,
+            body=Rollback, answer=DOCUMENT, codes=DEFINE_CODES, parameters=DELETE,
         ),
     )  # fmt: skip

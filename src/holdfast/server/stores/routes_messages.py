@@ -35,7 +35,7 @@ from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.messages import KEY_BYTES_MAX, Delivery
 from holdfast.stores.permissions import Right
 
-__all__ = ["message_routes"]
+__all__ = ["NothingMore", "flag", "message_routes"]
 
 BROWSE_MESSAGES_DEFAULT: Final = 100
 BROWSE_MESSAGES_MAX: Final = 1_000
@@ -123,7 +123,7 @@ async def browse(call: StoreCall) -> Answer:
         after=query.number("after") or 0,
         count=query.number("max", low=1, high=BROWSE_MESSAGES_MAX) or BROWSE_MESSAGES_DEFAULT,
         match=(query.text("match") or "").encode(),
-        parked=_flag("parked", query.text("parked")),
+        parked=flag("parked", query.text("parked")),
     )
     durable = call.opened.state.store(call.store).durable(call.durable)
     parked = durable.dying if isinstance(durable, Consumption) and durable.parks else {}
@@ -131,7 +131,8 @@ async def browse(call: StoreCall) -> Answer:
     return call.answer(BrowsedAnswer(found, next_after, [one.seq for one in found if one.seq in parked]))
 
 
-def _flag(name: str, text: str | None) -> bool:
+def flag(name: str, text: str | None) -> bool:
+    """A query parameter that is true or false. Raises: InvalidRequest."""
     if text not in (None, "true", "false"):
         raise InvalidRequest(f"{name} is true or false")
     return text == "true"

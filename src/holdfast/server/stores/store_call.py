@@ -136,7 +136,7 @@ StoreHandler = Callable[[StoreCall], Awaitable[Answer]]
 
 def store_route(
     host: StoreHost,
-    method: Literal["GET", "POST", "PUT", "DELETE"],
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"],
     path: str,
     right: Right | None,
     summary: str,
