@@ -13,7 +13,7 @@ import fnmatch
 import json
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 
@@ -282,7 +282,7 @@ def places_of(client: StoreClient, places: Sequence[str], *, durables: bool = Fa
 
 
 @contextlib.contextmanager
-def hinted() -> Iterator[None]:
+def hinted() -> Generator[None]:
     """Say which option allows what the service refuses to delete."""
     try:
         yield

@@ -310,10 +310,13 @@ async def rollback(call: StoreCall) -> Answer:
 
 def definition_routes(host: StoreHost) -> tuple[Route, ...]:
     """The rows."""
+    return (*_part_routes(host), *_whole_routes(host))
+
+
+def _part_routes(host: StoreHost) -> tuple[Route, ...]:
     stores, store = "/v1/stores", "/v1/stores/{store}"
     durables, durable = f"{store}/durables", f"{store}/durables/{{durable}}"
     templates, template = f"{store}/templates", f"{store}/templates/{{template}}"
-    definition, history = "/v1/cluster/definition", "/v1/cluster/history"
     browse, administer, subscribe = Right.BROWSE, Right.ADMINISTER, Right.SUBSCRIBE
     return (
         store_route(host, "GET", stores, None, "Every store", list_stores, answer=DOCUMENT, filters=True),
@@ -361,6 +364,13 @@ def definition_routes(host: StoreHost) -> tuple[Route, ...]:
             host, "DELETE", template, administer, "Delete a template", delete_template,
             answer=NothingMore, codes=DEFINE_CODES,
         ),
+    )  # fmt: skip
+
+
+def _whole_routes(host: StoreHost) -> tuple[Route, ...]:
+    definition, history = "/v1/cluster/definition", "/v1/cluster/history"
+    browse, administer = Right.BROWSE, Right.ADMINISTER
+    return (
         store_route(
             host, "GET", definition, browse, "The whole definition in force, and its revision", get_definition,
             answer=DOCUMENT,
