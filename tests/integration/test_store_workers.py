@@ -238,3 +238,20 @@ def test_a_worker_dies_alone(tmp_path: Path) -> None:
             assert found == [(2, True), *[(1, True)] * 9]
     finally:
         service.process.kill()
+
+
+def test_a_new_service_needs_no_definition(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    try:
+        with StoreClient(service.url) as client:
+            with client.subscriber("default", "inbox") as messages, client.publisher("default") as publisher:
+                assert publisher.publish(b"hello").unmatched == 0
+                message = messages.receive(20)
+                assert message is not None and message.body == b"hello"
+                messages.acknowledge(message, confirmed=True)
+            client.delete_store("default")
+            service.restart()
+            service.process.wait_until_leading()
+            assert client.stores()["stores"] == [], "what was deleted does not come back"
+    finally:
+        service.process.kill()

@@ -146,7 +146,7 @@ def test_stores_that_another_process_has_open_are_served_when_it_lets_them_go(tm
             assert first.stop() == 0
             while (answered := ask(second, "GET", "/v1/stores"))[0] == 503:
                 assert second.running, second.tail()
-            assert [store["name"] for store in answered[1]["stores"]] == ["orders"]
+            assert [store["name"] for store in answered[1]["stores"]] == ["default", "orders"]
             status, answer = ask(second, "GET", "/readyz?stores=true")
             assert (status, answer["stores"]) == (200, "open")
             assert second.stop() == 0

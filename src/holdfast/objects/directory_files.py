@@ -12,9 +12,12 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Final, Protocol
 
 __all__ = ["NOT_HERE", "Files", "PosixFiles"]
+
+FILE_MODE: Final = 0o600
+"""The log's objects are the application's data: only their owner reads them."""
 
 NOT_HERE = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL, errno.EISDIR, errno.ENOENT})
 """How systems say that they cannot do this kind of thing here."""
@@ -123,13 +126,13 @@ class PosixFiles:
 
     def create(self, directory: int, name: str) -> int:
         """As the port says."""
-        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=directory)
+        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE, dir_fd=directory)
 
     def create_unnamed(self, directory: int) -> int:
         """As the port says."""
         if UNNAMED is None:
             raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
-        return os.open(".", os.O_WRONLY | UNNAMED | os.O_CLOEXEC, 0o666, dir_fd=directory)
+        return os.open(".", os.O_WRONLY | UNNAMED | os.O_CLOEXEC, FILE_MODE, dir_fd=directory)
 
     def open(self, directory: int, name: str) -> int:
         """As the port says."""
@@ -137,7 +140,7 @@ class PosixFiles:
 
     def open_note(self, directory: int, name: str) -> int:
         """As the port says."""
-        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666, dir_fd=directory)
+        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE, dir_fd=directory)
 
     def write(self, file: int, data: bytes | memoryview) -> None:
         """As the port says."""

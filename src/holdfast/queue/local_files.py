@@ -35,7 +35,7 @@ __all__ = ["LocalFiles"]
 PARTS_MAX = 1024
 ZEROS = 1 << 20
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-FILE_MODE = 0o644
+FILE_MODE = 0o600
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 
 

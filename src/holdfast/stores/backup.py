@@ -34,6 +34,7 @@ from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.stores.frames import decode_frame
 from holdfast.stores.index import INDEX_NAME
 from holdfast.stores.ports import BLOCK_MESSAGES
+from holdfast.stores.private_files import private
 from holdfast.stores.storage import MANIFEST_NAME, UNFINISHED_NAME, Storage, require_stores
 
 TYPE_CHECKING = False
@@ -230,7 +231,7 @@ def _make_empty(directory: str) -> None:
 def _copy(source: str, target: str) -> tuple[int, int]:
     """Copy one file and sync it. Returns its bytes and CRC-32, as written."""
     size = check = 0
-    with open(source, "rb") as reader, open(target, "xb") as writer:
+    with open(source, "rb") as reader, open(target, "xb", opener=private) as writer:
         while chunk := reader.read(CHUNK_BYTES):
             writer.write(chunk)
             size += len(chunk)
@@ -256,7 +257,7 @@ def _read_and_sync(path: str) -> tuple[int, int]:
 
 
 def _write_synced(path: str, data: bytes) -> None:
-    with open(path, "xb") as file:
+    with open(path, "xb", opener=private) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -34,6 +34,7 @@ from typing import Final, Protocol
 
 from holdfast.errors import Code, CorruptData
 from holdfast.stores.ports import BLOCK_MESSAGES, Block
+from holdfast.stores.private_files import make_private
 from holdfast.stores.row_checksum import row_crc
 from holdfast.stores.sequence_set import SequenceSet
 
@@ -183,6 +184,7 @@ class BlockCache:
 
     def _open_scratch(self) -> sqlite3.Connection:
         if self._scratch is None:
+            make_private(self._scratch_path)
             scratch = sqlite3.connect(self._scratch_path, check_same_thread=False, isolation_level=None)
             # In memory, not off: a statement that a full disk cuts short is undone, and what is there stays readable.
             scratch.execute("PRAGMA journal_mode=MEMORY")

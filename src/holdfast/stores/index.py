@@ -64,6 +64,7 @@ from holdfast.stores.index_rows import (
 )
 from holdfast.stores.locations import Extent, LocationChanges
 from holdfast.stores.ports import Entry, Unread
+from holdfast.stores.private_files import make_private
 from holdfast.stores.row_checksum import row_crc
 
 TYPE_CHECKING = False
@@ -133,6 +134,8 @@ class Index:
                 os.unlink(self._scratch_path)
         address = f"file:{quote(os.path.abspath(path))}?mode=ro" if read_only else path
         try:
+            if not read_only and not os.path.exists(path):
+                make_private(path)
             self._writer = sqlite3.connect(address, uri=read_only, check_same_thread=False, isolation_level=None)
         except sqlite3.OperationalError as error:
             if read_only and not os.path.exists(path):
@@ -244,6 +247,7 @@ class Index:
 
     def copy_to(self, path: str) -> None:
         """A copy as of the last checkpoint, in a new file."""
+        make_private(path)
         source, target = sqlite3.connect(self._path), sqlite3.connect(path)
         try:
             source.backup(target)

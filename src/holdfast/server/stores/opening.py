@@ -21,7 +21,13 @@ from holdfast.server.stores.hosting import StoreHost
 from holdfast.settings import StoresSettings
 from holdfast.stores.commands import Define
 from holdfast.stores.definition_changes import beside, differences
-from holdfast.stores.definitions import ClusterDefinition, definition_of, parse_definition, with_known_prefetch
+from holdfast.stores.definitions import (
+    ClusterDefinition,
+    StoreDefinition,
+    definition_of,
+    parse_definition,
+    with_known_prefetch,
+)
 from holdfast.stores.service import StoreService
 
 __all__ = ["Opening", "read_definitions"]
@@ -30,6 +36,17 @@ AUTHOR: Final = "stores.definitions"
 DIFFERENCES_LOGGED_MAX: Final = 50
 HELD_SECONDS: Final = 0.2
 """Between two looks whether somebody else has let the stores go."""
+
+FIRST_DEFINITION: Final = ClusterDefinition(
+    stores={
+        "default": StoreDefinition(
+            "default",
+            description="made at the first start, so that publishing and subscribing need no definition",
+            default_template="shared",
+        )
+    }
+)
+"""Of a service that was never given a definition."""
 
 _log = structlog.get_logger("holdfast.stores")
 
@@ -114,6 +131,8 @@ async def _open(host: StoreHost, settings: StoresSettings, wanted: ClusterDefini
     try:
         if wanted is not None:
             await _put_in_force(service, wanted)
+        elif not service.state.revision:
+            await _put_in_force(service, FIRST_DEFINITION)
     except BaseException:
         await service.close()
         raise
