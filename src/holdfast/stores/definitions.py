@@ -200,7 +200,8 @@ class StoreDefinition:
 
     def template(self, name: str) -> TemplateDefinition | None:
         """The template of this name: the store's own, else a built-in one; empty asks for the default template."""
-        return self.templates.get(name or self.default_template) or BUILT_IN_TEMPLATES.get(name)
+        wanted = name or self.default_template
+        return self.templates.get(wanted) or BUILT_IN_TEMPLATES.get(wanted)
 
     def durable_for(self, subscriber: str) -> str:
         """The durable of a subscriber that names none; empty where there is none for it."""
