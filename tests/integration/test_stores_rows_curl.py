@@ -157,6 +157,11 @@ ROWS = (
         client=lambda client, store: [
             client.browser(store, "work").delete(message) for message in list(client.browser(store, "work"))
         ], same=[None, None]),
+    Row("GET /v1/stores/{store}/messages/{seq}/explain", "/v1/stores/{store}/messages/2/explain", None,
+        {"seq": 2, "is_kept": True, "durables": [{"name": "map", "fate": "not_wanted"}]},
+        client=lambda client, store: client.explain(store, 1)["seq"], same=1),
+    Row("GET /v1/stores/{store}/messages/{seq}/explain", "/v1/stores/{store}/messages/99/explain", None,
+        {"error": {"code": "not_found"}}, 404),
     Row("POST /v1/stores/{store}/durables/{durable}/purge", WORK + "/purge", None, {"messages": 3},
         client=lambda client, store: client.purge(store, "work").messages, same=0),
     Row("POST /v1/stores/{store}/durables/{durable}/redeliver", WORK + "/redeliver", {"match": {"n": 1}, "max": 2},

@@ -103,6 +103,7 @@ OPERATIONS = (
     ),
     Operation("get", "subscribe", "orders", "GET", f"{ORDERS}/maps/map"),
     Operation("browse", "browse", "orders", "GET", f"{WORK}/browse", None, ("browse", "orders/work")),
+    Operation("explain", "browse", "orders", "GET", f"{ORDERS}/messages/1/explain", None, ("explain", "orders", "1")),
     Operation("show-store", "browse", "orders", "GET", ORDERS, None, ("show", "orders")),
     Operation("show-durable", "browse", "orders", "GET", WORK, None, ("show", "orders/work")),
     Operation("list-durables", "browse", "orders", "GET", f"{ORDERS}/durables", None, ("ls", "orders")),

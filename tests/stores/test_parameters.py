@@ -27,7 +27,7 @@ WITH_A_ROW = {(row.section, row.parameter) for row in ROWS}
 NOT_PARAMETERS = {
     ClusterDefinition: {"stores", "permissions"},
     StoreDefinition: {"name"},
-    DurableDefinition: {"name", "template"},
+    DurableDefinition: {"name", "template", "prefetch_given"},
 }
 """Fields of the decoded types that hold another thing, or the thing's own name."""
 

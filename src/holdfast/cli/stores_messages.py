@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from holdfast.client.stores import Delivery, KeyChange, Receipt, Sent, StoreClient, Subscriber, Watch
     from holdfast.stores.messages import FieldValue
 
-__all__ = ["browse", "commands", "message_text", "publish", "purge", "redeliver", "rewind", "tail", "watch"]
+__all__ = ["browse", "commands", "explain", "message_text", "publish", "purge", "redeliver", "rewind", "tail", "watch"]
 
 DELIVERY_SECONDS: Final = 0.5
 
@@ -290,6 +290,28 @@ def purge(
                 print_json({"durable": place, "messages": gone.messages, "bytes": gone.bytes})
             else:
                 print_line(f"purged {gone.messages} messages, {gone.bytes} bytes of {place}")
+
+
+@commands.command()
+def explain(
+    store: Annotated[str, typer.Argument(help="The store.", show_default=False)],
+    seq: Annotated[int, typer.Argument(help="The message's number.", min=1, show_default=False)],
+    url: UrlOption = LOCAL,
+    token: TokenOption = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what became of a message in every durable of its store."""
+    with store_asking(url, token, timeout, as_json=as_json) as client:
+        found = client.explain(store, seq)
+    if as_json:
+        print_json(found)
+        return
+    for durable in cast("list[dict[str, object]]", found["durables"]):
+        facts = [
+            f"{name}={json.dumps(value)}" for name, value in durable.items() if name not in ("name", "type", "fate")
+        ]
+        print_line(" ".join([f"{durable['name']}: {durable['fate']}", *facts]))
 
 
 @commands.command()

@@ -235,6 +235,11 @@ class StoreClient:
         to = administration.rewind_target(seq, time_ms)
         await self._client.run(administration.rewind(self._client.session, store, durable, to, now_ms()))
 
+    async def explain(self, store: str, seq: int) -> Definition:
+        """What became of a message in every durable of its store."""
+        path = f"{store_path(store)}/messages/{seq}/explain"
+        return await self._client.run(administration.describe(self._client.session, path, now_ms()))
+
     async def redeliver(
         self,
         store: str,

@@ -21,7 +21,7 @@ from holdfast.server.stores.operations import (
     PollRequest,
 )
 from holdfast.server.stores.redelivery import RedeliveredAnswer, RedeliverRequest, redeliver
-from holdfast.server.stores.store_call import StoreCall, parameter, store_route
+from holdfast.server.stores.store_call import DOCUMENT, StoreCall, parameter, store_route
 from holdfast.server.stores.wire import (
     AckedAnswer,
     AckRequest,
@@ -32,6 +32,7 @@ from holdfast.server.stores.wire import (
 )
 from holdfast.stores.commands import Done, Drop, Purge, Purged, Rewind
 from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.explaining import explain
 from holdfast.stores.messages import KEY_BYTES_MAX, Delivery
 from holdfast.stores.permissions import Right
 
@@ -154,12 +155,24 @@ async def rewind(call: StoreCall) -> Answer:
     return call.answer(NothingMore())
 
 
-async def drop(call: StoreCall) -> Answer:
-    """``DELETE .../messages/{seq}``."""
+def _number(call: StoreCall) -> int:
+    """The number of a message in the path. Raises: InvalidRequest."""
     text = call.call.path_text("seq")
     if not (text.isascii() and text.isdigit() and 0 < len(text) <= 16):
         raise InvalidRequest("the number of a message is a whole number")
-    await call.submit(call.opened.service.submit(Drop(0, call.store, call.durable, int(text))), Done)
+    return int(text)
+
+
+async def explain_message(call: StoreCall) -> Answer:
+    """``GET .../messages/{seq}/explain``."""
+    found = explain(call.opened.state, call.store, _number(call))
+    await call.opened.service.settled()
+    return call.answer(found)
+
+
+async def drop(call: StoreCall) -> Answer:
+    """``DELETE .../messages/{seq}``."""
+    await call.submit(call.opened.service.submit(Drop(0, call.store, call.durable, _number(call))), Done)
     return call.answer(NothingMore())
 
 
@@ -198,6 +211,10 @@ def message_routes(host: StoreHost) -> tuple[Route, ...]:
                 parameter("match", "string", "A matcher, as JSON"),
                 parameter("parked", "boolean", "Only messages that were delivered too often", default=False),
             ),
+        ),
+        store_route(
+            host, "GET", f"{store}/messages/{{seq}}/explain", Right.BROWSE, "What became of a message in every durable",
+            explain_message, answer=DOCUMENT,
         ),
         store_route(
             host, "POST", f"{durable}/purge", Right.ADMINISTER, "Forget every message that the durable keeps", purge,
