@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.stores.ports import Kept
     from holdfast.stores.state import State
-    from holdfast.stores.store import Durable, Store
+    from holdfast.stores.store import Durable
 
 __all__ = ["FATES", "explain"]
 
@@ -55,7 +55,7 @@ def explain(state: State, name: str, seq: int) -> Facts:
         )
     kept = next(iter(state.messages.read(name, seq, seq)), None) if store.counts.is_kept(seq) else None
     durables = [
-        {"name": durable, "type": str(found.definition.type), **_fate(store, found, seq, kept, state.at_ms)}
+        {"name": durable, "type": str(found.definition.type), **_fate(found, seq, kept, state.at_ms)}
         for durable, found in sorted(store.durables.items())
     ]
     return {
@@ -68,7 +68,7 @@ def explain(state: State, name: str, seq: int) -> Facts:
     }
 
 
-def _fate(store: Store, durable: Durable, seq: int, kept: Kept | None, now_ms: int) -> Facts:
+def _fate(durable: Durable, seq: int, kept: Kept | None, now_ms: int) -> Facts:
     if isinstance(durable, Consumption):
         return _consumed(durable, seq, kept, now_ms)
     if kept is None:
