@@ -103,8 +103,8 @@ def blocking_errors(urls: list[str], tls: ssl.SSLContext | None) -> list[Holdfas
         tried(lambda: client.transact(lambda txn: txn.get(b"k")))
     with StoreClient(urls, tls=tls, options=PATIENT) as stores:
         tried(lambda: stores.describe_store("orders"))
-        with stores.subscriber("orders", "work") as messages:
-            tried(messages.receive)
+        messages = stores.subscriber("orders", "work")
+        tried(messages.__enter__)
         publisher = stores.publisher("orders")
         tried(lambda: publisher.publish(b"m"))
     return errors
@@ -126,8 +126,8 @@ async def asynchronous_errors(urls: list[str], tls: ssl.SSLContext | None) -> li
         await tried(client.transact(lambda txn: txn.get(b"k")))
     async with aio.StoreClient(urls, tls=tls, options=PATIENT) as stores:
         await tried(stores.describe_store("orders"))
-        async with stores.subscriber("orders", "work") as messages:
-            await tried(messages.receive())
+        messages = stores.subscriber("orders", "work")
+        await tried(messages.__aenter__())
         publisher = stores.publisher("orders")
         await tried(publisher.publish(b"m"))
     return errors

@@ -325,7 +325,7 @@ ASKED_WRONGLY = [
     ("DELETE", "/v1/stores/orders/durables/work/messages/7", None, 404, "not_found"),
     ("GET", "/v1/stores/orders/maps/work/k", None, 409, "type_mismatch"),
     ("GET", "/v1/stores/orders/maps/map/none", None, 404, "not_found"),
-    ("PATCH", "/v1/stores/orders", None, 405, "method_not_allowed"),
+    ("TRACE", "/v1/stores/orders", None, 405, "method_not_allowed"),
     ("PUT", "/v1/stores/orders", {"bytelimt": 1}, 400, "bad_configuration"),
     ("PUT", "/v1/stores/orders/durables/x", {"type": "round"}, 400, "bad_configuration"),
     ("PUT", "/v1/stores/orders/durables/work", {"type": "standard"}, 409, "type_mismatch"),
