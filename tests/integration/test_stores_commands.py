@@ -342,6 +342,34 @@ def make_backup(directory: Path) -> None:
     (directory / MANIFEST_NAME).write_text('{"format": 1, "frame": 0, "at_ms": 0, "files": {}}')
 
 
+def test_keys_and_locks_of_a_map(shell: Shell) -> None:
+    shell.run("define", "keyed")
+    shell.run("define", "keyed/m", "type=map")
+    shell.run("map", "get", "keyed/m", "k", expected=Exit.NO)
+    (found,) = shell.rows("map", "set", "keyed/m", "k", "v", "--if-revision", "0")
+    assert shell.run("map", "get", "keyed/m", "k") == "v\n"
+    assert shell.run("map", "get", "keyed/m", "k", "--encoding", "hex") == "76\n"
+    shell.run("map", "set", "keyed/m", "k", "w", "--if-revision", "9999", expected=Exit.NO)
+    (held,) = shell.rows("map", "lock", "keyed/m", "k", "--owner", "ann")
+    shell.run("map", "lock", "keyed/m", "k", "--owner", "bob", expected=Exit.NO)
+    shell.run("map", "set", "keyed/m", "k", "w", "--fence", str(held["fence"]))
+    shell.run("map", "unlock", "keyed/m", str(held["fence"]), "k", "--owner", "ann")
+    shell.run("map", "rm", "keyed/m", "k")
+    shell.run("map", "get", "keyed/m", "k", expected=Exit.NO)
+    assert found["key"] == "k"
+
+
+def test_an_earlier_definition_is_listed_and_put_in_force_again(shell: Shell) -> None:
+    shell.run("define", "turned", "description=first")
+    before = shell.rows("history")[-1]["revision"]
+    shell.run("edit", "turned", "description=second")
+    assert shell.rows("history", str(before))[0]["stores"]["turned"]["description"] == "first"  # type: ignore[index]
+    shell.run("rollback", str(before), expected=Exit.BAD_REQUEST)
+    shell.run("rollback", str(before), "--yes")
+    assert shell.rows("show", "turned")[0]["description"] == "first"
+    assert "turned" in shell.run("ls") and shell.rows("status")[0]["name"] == "default"
+
+
 def test_edit_changes_only_what_it_names(shell: Shell) -> None:
     shell.run("define", "edited", "description=kept")
     shell.run("define", "edited/work", "type=shared", "max_delivery=5", "prefetch=9")

@@ -118,6 +118,8 @@ def application() -> typer.Typer:
         spark_bulk,
         stores,
         stores_files,
+        stores_history,
+        stores_maps,
         stores_messages,
         subscribe,
         transactions,
@@ -141,7 +143,8 @@ def application() -> typer.Typer:
     app.command()(subscribe.subscribe)
     app.add_typer(log.commands, name="log")
     app.add_typer(queue.commands, name="queue")
-    assert stores_files.commands is stores_messages.commands is stores.commands, "three modules fill one group"
+    parts = (stores_files, stores_history, stores_maps, stores_messages)
+    assert all(part.commands is stores.commands for part in parts), "several modules fill one group"
     app.add_typer(stores.commands, name="stores")
     app.add_typer(spark_bulk.commands, name="spark")
     app.command()(bench.bench)

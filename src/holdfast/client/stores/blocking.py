@@ -209,6 +209,19 @@ class StoreClient:
         path = store_path(store) if not name else (template_path if template else durable_path)(store, name)
         return self._client.run(administration.edit(self._client.session, path, parameters, now_ms()))
 
+    def history(self, revision: int | None = None) -> Definition:
+        """The definitions that were in force, or the one of a ``revision``."""
+        path = "/v1/cluster/history" if revision is None else f"/v1/cluster/history/{revision}"
+        return self._client.run(administration.describe(self._client.session, path, now_ms()))
+
+    def rollback(self, revision: int, *, delete: bool = False) -> Definition:
+        """Put an earlier definition in force again; it gets a new number. Raises: as ``define``."""
+        path = f"/v1/cluster/rollback{_deleting(delete)}"
+        procedure = administration.command(
+            self._client.session, path, {"revision": revision}, now_ms(), repeatable=False
+        )
+        return self._client.run(procedure)
+
     def check_definition(self, definition: Mapping[str, object]) -> Definition:
         """What would be in force, without applying it. Raises: InvalidRequest, naming every wrong value."""
         path = "/v1/cluster/definition/check"
