@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
 import subprocess
 import sys
 import threading
@@ -253,5 +255,41 @@ def test_a_new_service_needs_no_definition(tmp_path: Path) -> None:
             service.restart()
             service.process.wait_until_leading()
             assert client.stores()["stores"] == [], "what was deleted does not come back"
+    finally:
+        service.process.kill()
+
+
+def test_figures_tell_who_is_connected_since_when_and_what_it_did_last(client: StoreClient, store: str) -> None:
+    before_ms = time.time_ns() // 1_000_000
+    publish(client, store, 1)
+    with client.subscriber(store, "work", subscriber="ann") as messages:
+        message = messages.receive(20)
+        assert message is not None
+        messages.acknowledge(message, confirmed=True)
+        (found,) = client.describe_durable(store, "work")["subscribers"]  # type: ignore[misc]
+    after_ms = time.time_ns() // 1_000_000
+    assert (found["name"], found["connected"], found["address"].partition(":")[0]) == ("ann", True, "127.0.0.1")
+    times = [found["since_ms"], found["delivered_ms"], found["acknowledged_ms"]]
+    assert [before_ms, *times, after_ms] == sorted([before_ms, *times, after_ms])
+
+
+def test_metrics_name_stores_only_to_who_may_browse_the_cluster(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    reader, other = "a-token-that-may-browse", "a-token-that-may-nothing"
+    roles = {"reader": {"cluster": ["browse", "administer"]}}
+    users = {"ann": {"token": reader, "roles": ["reader"]}, "bob": {"token": other, "roles": []}}
+
+    def scrape(token: str | None) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=20)
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        connection.request("GET", "/metrics", headers=headers)
+        with contextlib.closing(connection):
+            return connection.getresponse().status
+
+    try:
+        with StoreClient(service.url) as client:
+            assert scrape(None) == 200
+            client.define({"permissions": {"enabled": True, "users": users, "roles": roles}}, delete=True)
+        assert (scrape(None), scrape(other), scrape(reader)) == (401, 403, 200)
     finally:
         service.process.kill()

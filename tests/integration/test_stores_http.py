@@ -803,11 +803,13 @@ def test_statistics_are_told_with_rates_of_the_time_between(tmp_path: Path) -> N
         async with stores_serving(tmp_path) as stores:
             await stores.define("orders", durables={"work": SHARED})
             statistics = Statistics(0.0)
-            statistics.tell(stores.opened.state, 1.0)
+            statistics.tell(stores.opened.service, 1.0)
             await stores.publish("orders", *("abcde"))
             with structlog.testing.capture_logs() as lines:
-                statistics.tell(stores.opened.state, 3.0)
-            store, durable = lines
+                statistics.tell(stores.opened.service, 3.0)
+            disk, store, durable = lines
+            assert disk["event"] == "disk_statistics"
+            assert disk["allocated_bytes"] > 0 and disk["written_per_second"] > 0
             assert (store["event"], store["messages"], store["published_per_second"]) == ("store_statistics", 5, 2.5)
             assert (durable["durable"], durable["backlog"]) == ("work", 5)
 

@@ -118,6 +118,10 @@ class StoresReady(Protocol):
         """Raises: what a request to the stores would be answered with now."""
         ...
 
+    def scrape_problem(self, authorization: bytes | None) -> HoldfastError | None:
+        """Why this caller may not see the metrics, which name the stores; None where it may."""
+        ...
+
 
 def health_routes(
     *,
@@ -144,7 +148,10 @@ def health_routes(
         condition = "none" if stores is None else stores.condition
         return json_answer(Readiness(True, service.leader_id, service.local_version(), condition))
 
-    async def metrics(_: Call) -> Answer:
+    async def metrics(call: Call) -> Answer:
+        problem = None if stores is None else stores.scrape_problem(call.authorization)
+        if problem is not None:
+            raise problem
         return Answer(scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def openapi(_: Call) -> Answer:

@@ -104,6 +104,8 @@ class StoreService:
         self._failure_callbacks: list[Callable[[BaseException], None]] = []
         self._lapse_callbacks: list[Callable[[int], None]] = []
         self._alarm = Alarm(storage.state, now_ms=self._time_ms, ring=self._expire)
+        self.written_bytes = 0
+        """Bytes of the records written to the log since the service was opened."""
         self._at_once: list[Callable[[BaseException | None], None]] = []
         self._closed = False
         self._told = ""  # which damage was told last
@@ -187,6 +189,7 @@ class StoreService:
         if applied.changed and not volatile:
             frame = encode_record(Record(command, applied.result, RULES))
             self._storage.note_frame(len(frame))
+            self.written_bytes += len(frame)
             self._storage.messages.next_frame += 1
         self._alarm.touch(command)
         effects = applied.effects

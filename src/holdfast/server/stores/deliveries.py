@@ -24,6 +24,7 @@ larger, and the next piece waits until the connection takes something: it buffer
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
@@ -37,7 +38,7 @@ from holdfast.stores.commands import Acknowledge, Attach, Attached, Deliver, Del
 from holdfast.stores.messages import Delivery
 from holdfast.stores.sequence_set import SequenceSet
 
-__all__ = ["PIECE_BYTES", "Backlog", "Deliveries"]
+__all__ = ["PIECE_BYTES", "Backlog", "Deliveries", "wall_ms"]
 
 _log = structlog.get_logger("holdfast.stores")
 
@@ -159,6 +160,7 @@ class Deliveries:
 
     def _join(self, subscriber: Subscriber) -> None:
         self._rings.setdefault((subscriber.store, subscriber.durable), _Ring()).by_name[subscriber.name] = subscriber
+        subscriber.since_ms = wall_ms()
 
     def expect(self, store: str, durable: str, name: str, timeout_seconds: float, *, polls: bool) -> None:
         """A subscriber was attached before a restart: it comes back within its time-out, or is detached.
@@ -371,6 +373,8 @@ class Deliveries:
                 subscriber.end(error)
                 return
             subscriber.room += _count(piece) - len(messages)
+            if messages:
+                subscriber.delivered_ms = wall_ms()
             subscriber.give(messages)
 
     def _still_held(self, subscriber: Subscriber, run: Run) -> list[Run]:
@@ -456,6 +460,11 @@ class Deliveries:
         for subscriber in silent:
             self.leave(subscriber, "timeout")
         return len(silent)
+
+
+def wall_ms() -> int:
+    """The time of day, in milliseconds since 1970: what figures tell people."""
+    return time.time_ns() // 1_000_000
 
 
 def _displaced(subscriber: Subscriber) -> HoldfastError:

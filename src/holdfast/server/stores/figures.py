@@ -20,6 +20,7 @@ from holdfast.stores.store import Durable, Store
 
 if TYPE_CHECKING:
     from holdfast.server.stores.hosting import OpenStores
+    from holdfast.server.stores.subscribers import Subscriber
 
 __all__ = [
     "DurableFigures",
@@ -152,15 +153,22 @@ def _subscribers(opened: OpenStores, store: str, name: str, durable: Durable) ->
     held = dict.fromkeys(attached_names(durable), 0)
     if isinstance(durable, Consumption):
         held = {subscriber: holding.held for subscriber, holding in durable.holdings.of.items()}
-    return [
-        {
-            "name": subscriber,
-            "connected": subscriber in connected,
-            "unacknowledged": count,
-            "room": connected[subscriber].room if subscriber in connected else 0,
-        }
-        for subscriber, count in held.items()
-    ]
+    return [_subscriber(subscriber, count, connected.get(subscriber)) for subscriber, count in held.items()]
+
+
+def _subscriber(name: str, held: int, connected: Subscriber | None) -> Json:
+    """One subscriber. Times are milliseconds since 1970, null for never; the service forgets them when it ends."""
+    found: Json = {"name": name, "connected": connected is not None, "unacknowledged": held}
+    if connected is None:
+        return {**found, "room": 0, "address": "", "since_ms": None, "delivered_ms": None, "acknowledged_ms": None}
+    return {
+        **found,
+        "room": connected.room,
+        "address": connected.address,
+        "since_ms": connected.since_ms or None,
+        "delivered_ms": connected.delivered_ms or None,
+        "acknowledged_ms": connected.acknowledged_ms or None,
+    }
 
 
 def attached_names(durable: Durable) -> list[str]:

@@ -31,6 +31,7 @@ from holdfast.server.stores.statistics import Statistics
 from holdfast.server.stores.subscribers import Run
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.effects import Advise, Changed, Effect
+from holdfast.stores.permissions import Right
 from holdfast.stores.service import StoreService
 
 if TYPE_CHECKING:
@@ -162,6 +163,16 @@ class StoreHost:
             raise Unavailable("the cluster is suspended", code=Code.NO_QUORUM, retry_after_ms=OVERLOADED_RETRY_AFTER_MS)
         return opened
 
+    def scrape_problem(self, authorization: bytes | None) -> HoldfastError | None:
+        """Why this caller may not see the metrics: they name the stores, which users without a right do not see.
+
+        Where the service itself asks for tokens, these decide.
+        """
+        opened = self._opened
+        if opened is None or self._front.authenticator.required or not opened.state.definition.permissions.enabled:
+            return None
+        return opened.access.problem_with(authorization, Right.BROWSE)
+
     @property
     def condition(self) -> str:
         """open, held (they are to be served here, and are not open yet) or suspended."""
@@ -206,7 +217,7 @@ class StoreHost:
 
         def tell() -> None:
             if self._opened is not None:
-                statistics.tell(self._opened.state, self._front.loop.time())
+                statistics.tell(self._opened.service, self._front.loop.time())
                 self._telling = self._front.loop.call_later(every_seconds, tell)
 
         self._telling = self._front.loop.call_later(every_seconds, tell)

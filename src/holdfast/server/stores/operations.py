@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Final
 
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, NotFound
-from holdfast.server.stores.deliveries import Deliveries
+from holdfast.server.stores.deliveries import Deliveries, wall_ms
 from holdfast.server.stores.in_force import InForce
 from holdfast.server.stores.latency import Latencies
 from holdfast.server.stores.service_port import StoreServicePort
@@ -178,8 +178,10 @@ class StoreOperations:
 
         self._deliveries.seen(store, durable, request.subscriber)
         subscriber = self._deliveries.find(store, durable, request.subscriber)
-        if request.started is not None and subscriber is not None:
-            self._deliveries.started(subscriber, ranges_of(request.started))
+        if subscriber is not None:
+            subscriber.acknowledged_ms = wall_ms()
+            if request.started is not None:
+                self._deliveries.started(subscriber, ranges_of(request.started))
         self._service.submit_nowait(command, acknowledged)
 
     def poll(self, poll: PollRequest, wire_format: WireFormat, done: Done, problem: Problem) -> PollUnderWay:

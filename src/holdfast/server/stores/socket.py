@@ -39,6 +39,7 @@ from websockets.typing import Subprotocol
 from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
 from holdfast.server.front import Front
 from holdfast.server.responses import STATUS_OF, error_answer
+from holdfast.server.stores.deliveries import wall_ms
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.map_watch import MapWatch, WatchedMap
 from holdfast.server.stores.socket_frames import (
@@ -182,6 +183,7 @@ class SubscribeSocket(asyncio.Protocol):
             return
         self._format = SUBPROTOCOLS.get(self._protocol.subprotocol or "", "json")
         subscriber = self._subscriber = _SocketSubscriber(self, asked)
+        subscriber.address = _address_of(self._transport)
         self._timeout_seconds = terms.subscriber_timeout_ms / 1000
         attach = Attach(
             0,
@@ -290,6 +292,8 @@ class SubscribeSocket(asyncio.Protocol):
     def _settle(self, command: Acknowledge, identity: int) -> None:
         opened = self._opened
         assert opened is not None, "frames are read after the handshake"
+        if self._subscriber is not None:
+            self._subscriber.acknowledged_ms = wall_ms()
 
         def settled(result: Result | HoldfastError) -> None:
             if isinstance(result, HoldfastError):
@@ -476,6 +480,15 @@ class _SocketSubscriber(Subscriber):
         """See ``Subscriber``."""
         self._socket.advise(str(error.code), dict(error.fields))
         self._socket.fail(error)
+
+
+def _address_of(transport: asyncio.Transport | None) -> str:
+    """HOST:PORT of the other side; empty on a Unix socket."""
+    peer: object = None if transport is None else transport.get_extra_info("peername")
+    if not isinstance(peer, tuple):
+        return ""
+    host, port = cast("tuple[object, ...]", peer)[:2]
+    return f"{host}:{port}"
 
 
 def _choose_subprotocol(_: ServerProtocol, offered: collections.abc.Sequence[Subprotocol]) -> Subprotocol | None:

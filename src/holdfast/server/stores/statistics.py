@@ -15,6 +15,8 @@ from typing import Final
 import structlog
 
 from holdfast.server.stores.figures import figures_of
+from holdfast.stores.disk_limit import disk_use
+from holdfast.stores.service import StoreService
 from holdfast.stores.state import State
 
 __all__ = ["Statistics"]
@@ -28,17 +30,30 @@ _log = structlog.get_logger("holdfast.stores")
 class Statistics:
     """Knows what was told last, so that rates are those of the time between."""
 
-    __slots__ = ("_at_seconds", "_published", "_settled")
+    __slots__ = ("_at_seconds", "_published", "_settled", "_written")
 
     def __init__(self, now_seconds: float) -> None:
         self._at_seconds = now_seconds
         self._published: dict[str, int] = {}
         self._settled: dict[tuple[str, str], int] = {}
+        self._written: int | None = None
 
-    def tell(self, state: State, now_seconds: float) -> None:
-        """Write the lines. Cost: O(durables)."""
+    def tell(self, service: StoreService, now_seconds: float) -> None:
+        """Write the lines. Cost: O(durables + pages)."""
+        state, space = service.state, service.space()
         seconds = max(now_seconds - self._at_seconds, 0.001)
         self._at_seconds = now_seconds
+        written, before = service.written_bytes, self._written
+        self._written = written
+        _log.info(
+            "disk_statistics",
+            allocated_bytes=space.allocated,
+            in_use_bytes=space.in_use,
+            pages=space.pages,
+            disk_used_bytes=disk_use(service.directory).used,
+            written_bytes=written,
+            written_per_second=_rate(written, before, seconds),
+        )
         self._tell_stores(state, seconds)
         self._tell_durables(state, seconds)
 

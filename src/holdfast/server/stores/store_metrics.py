@@ -112,6 +112,9 @@ def _cluster(host: StoreHost, opened: OpenStores) -> Iterator[Metric]:
         "holdfast_message_stores_log_in_use_bytes", "About what kept messages take of it", space.in_use
     )
     yield GaugeMetricFamily("holdfast_message_stores_log_pages", "Pages of the log", space.pages)
+    yield CounterMetricFamily(
+        "holdfast_message_stores_written_bytes", "Bytes of records written to the log", opened.service.written_bytes
+    )
     yield GaugeMetricFamily(
         "holdfast_message_stores_disk_used_bytes", "Used of the file system, by everybody", disk.used
     )

@@ -35,13 +35,32 @@ Run = tuple[int, int, int]
 class Subscriber(ABC):
     """One connected subscriber of one durable. ``room`` is how many messages it may still be given."""
 
-    __slots__ = ("durable", "gone", "name", "on_its_way", "paused", "room", "started", "store", "unread", "wants")
+    __slots__ = (
+        "acknowledged_ms",
+        "address",
+        "delivered_ms",
+        "durable",
+        "gone",
+        "name",
+        "on_its_way",
+        "paused",
+        "room",
+        "since_ms",
+        "started",
+        "store",
+        "unread",
+        "wants",
+    )
 
     def __init__(self, store: str, durable: str, name: str) -> None:
         self.store = store
         self.durable = durable
         self.name = name
         self.room = 0
+        self.address = ""
+        """Where it connects from; empty where that is not known."""
+        self.since_ms = self.delivered_ms = self.acknowledged_ms = 0
+        """When it attached, was given messages last, acknowledged last: since 1970, 0 for never."""
         self.on_its_way = 0
         """Messages asked for whose delivery is not durable yet; they are not in ``room`` any more."""
         self.paused = False
