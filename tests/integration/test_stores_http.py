@@ -785,7 +785,14 @@ def test_every_durable_has_its_metrics(tmp_path: Path) -> None:
             def value(name: str, **labels: str) -> float | None:
                 return registry.get_sample_value(f"holdfast_{name}", labels)
 
+            await stores.define("swift", replicated=False, swap_bytelimit=0, durables={"work": SHARED})
+            await stores.publish("swift", "abc")
+            assert value("message_store_swapped_messages", store="swift") == 1
+            assert value("message_store_swapped_bytes", store="swift") == 3
+            assert value("message_store_swapped_messages", store="orders") is None
+            assert (value("message_stores_written_bytes_total") or 0) > 0
             place = {"store": "orders", "durable": "work"}
+            assert value("durable_parked", **place) == 0
             assert value("durable_messages", **place) == 2
             assert value("durable_unacknowledged", **place) == 1
             assert value("durable_backlog", **place) == 1

@@ -69,7 +69,21 @@ def _stores(opened: OpenStores) -> Iterator[Metric]:
         for name, store in stores.items():
             family.add_metric([name], value(store))
         yield family
+    yield from _swapped(opened)
     yield from _publishes(opened)
+
+
+def _swapped(opened: OpenStores) -> Iterator[Metric]:
+    """Only of stores that live in memory."""
+    messages = GaugeMetricFamily(
+        "holdfast_message_store_swapped_messages", "Messages swapped to disk", labels=["store"]
+    )
+    size = GaugeMetricFamily("holdfast_message_store_swapped_bytes", "Bytes of their bodies", labels=["store"])
+    for name in opened.state.definition.volatile_stores:
+        count, count_bytes = opened.service.swapped(name)
+        messages.add_metric([name], count)
+        size.add_metric([name], count_bytes)
+    yield from (messages, size)
 
 
 def _unreadable(opened: OpenStores) -> Metric:
