@@ -576,3 +576,58 @@ def test_a_subscriber_is_told_the_window_that_it_has(tmp_path: Path, asked: str,
             assert (await subscriber.next())["prefetch"] == told
 
     run(scenario)
+
+
+@pytest.mark.parametrize("ends", ["lapse", "close", "displaced"])
+def test_what_was_started_counts_when_it_comes_back(tmp_path: Path, ends: str) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define(
+                "orders", durables={"work": {**SHARED, "ack_wait": "300ms" if ends == "lapse" else "1h"}}
+            )
+            await stores.publish("orders", "a", "b", "c")
+            subscriber = await stores.subscribe("orders", "work")
+            await subscriber.next()
+            subscriber.send(type="credit", messages=9)
+            assert len(await subscriber.messages(3)) == 3
+            subscriber.send(type="started", ranges=[[2, 2], [9, 9]])
+            if ends == "close":
+                subscriber.send(type="close")
+            if ends != "lapse":
+                subscriber = await stores.subscribe("orders", "work")
+                await subscriber.next()
+                subscriber.send(type="credit", messages=9)
+            again = await subscriber.messages(3)
+            found = sorted((one["seq"], one["delivery_count"], one["redelivered"]) for one in again)
+            assert found == [(1, 1, True), (2, 2, True), (3, 1, True)]
+
+    run(scenario)
+
+
+def test_a_poller_reports_with_its_acknowledgements(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"work": {**SHARED, "ack_wait": "300ms"}})
+            await stores.publish("orders", "a", "b", "c")
+            assert len(await stores.poll("orders", "work")) == 3
+            await stores.acks("orders", "work", ack=[1], started=[3])
+            again = await stores.poll("orders", "work", wait_ms=15_000)
+            found = sorted((one["seq"], one["delivery_count"], one["redelivered"]) for one in again)
+            assert found == [(2, 1, True), (3, 2, True)]
+
+    run(scenario)
+
+
+def test_one_key_of_last_values_is_polled(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"last": {"type": "last_value"}})
+            await stores.publish("orders", "1", key="a")
+            await stores.publish("orders", "2", key="b")
+            assert bodies(await stores.poll("orders", "last", key="b")) == ["2"]
+            assert await stores.poll("orders", "last", key="b") == []
+            await stores.publish("orders", "3", key="b")
+            assert bodies(await stores.poll("orders", "last", key="b")) == ["3"]
+            assert bodies(await stores.poll("orders", "last", key="a")) == ["1"]
+
+    run(scenario)

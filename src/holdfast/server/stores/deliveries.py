@@ -114,6 +114,8 @@ class Deliveries:
         self.unreadable: dict[DurableName, int] = {}
         """How often a delivery ended because a message could not be read."""
         self._ended: HoldfastError | None = None
+        self._reporting: set[Subscriber] = set()
+        """Those who started something that the state machine does not know of yet."""
         self._attaching: dict[tuple[str, str, str], Subscriber] = {}
         """The newest session of each name whose attachment is applied and not durable yet."""
 
@@ -202,6 +204,7 @@ class Deliveries:
 
     def _remove(self, subscriber: Subscriber) -> None:
         subscriber.gone = True
+        self._reporting.discard(subscriber)
         name = (subscriber.store, subscriber.durable)
         ring = self._rings[name]
         del ring.by_name[subscriber.name]
@@ -253,6 +256,8 @@ class Deliveries:
             known = subscriber.started = SequenceSet()
         for first, last in ranges:
             known.add(first, last)
+        if known:
+            self._reporting.add(subscriber)
         if known.length > STARTED_RUNS_MAX:
             subscriber.started = SequenceSet(self._started_of(subscriber, known))
 
@@ -267,16 +272,18 @@ class Deliveries:
             return
         started = self._started_of(subscriber, subscriber.started)
         subscriber.started = SequenceSet()
+        self._reporting.discard(subscriber)
         report = Acknowledge(0, subscriber.store, subscriber.durable, subscriber.name, started=started)
         self._service.submit_nowait(report, _ignored)
 
     def before_lapse(self, now_ms: int) -> None:
         """Messages that subscribers hold are about to come back because their ``ack_wait`` has ended."""
-        for (store, durable), ring in list(self._rings.items()):
-            lapses_ms = self._backlog.lapses_ms(store, durable)
-            if lapses_ms is not None and lapses_ms <= now_ms:
-                for subscriber in list(ring.by_name.values()):
-                    self._report(subscriber)
+        for subscriber in list(self._reporting):
+            lapses_ms = self._backlog.lapses_ms(subscriber.store, subscriber.durable)
+            if subscriber.gone:
+                self._reporting.discard(subscriber)
+            elif lapses_ms is not None and lapses_ms <= now_ms:
+                self._report(subscriber)
 
     # Turns
 
