@@ -606,7 +606,7 @@ def test_a_backup_opens_as_stores_with_everything_in_it(tmp_path: Path) -> None:
 def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with stores_serving(tmp_path) as stores:
-            times = {"subscriber_timeout": "50ms", "ack_wait": "500ms"}
+            times = {"subscriber_timeout": "50ms", "ack_wait": "2s"}
             await stores.define("orders", durables={"work": {**SHARED, **times}, "map": MAP})
             await stores.publish("orders", "a", "b", "c")
             await stores.poll("orders", "work", max=2)

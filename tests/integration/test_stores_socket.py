@@ -607,7 +607,7 @@ def test_what_was_started_counts_when_it_comes_back(tmp_path: Path, ends: str) -
 def test_a_poller_reports_with_its_acknowledgements(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with stores_serving(tmp_path) as stores:
-            await stores.define("orders", durables={"work": {**SHARED, "ack_wait": "300ms"}})
+            await stores.define("orders", durables={"work": {**SHARED, "ack_wait": "2s"}})
             await stores.publish("orders", "a", "b", "c")
             assert len(await stores.poll("orders", "work")) == 3
             await stores.acks("orders", "work", ack=[1], started=[3])
