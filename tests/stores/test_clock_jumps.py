@@ -1,17 +1,22 @@
-"""The clock of the machine is set while stores are open: no deadline ends early, and none waits for it."""
+"""No step of the machine's clock moves a deadline: not while stores are open, at a start, or at a hand-over."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from pathlib import Path
 
 import pytest
 
 from holdfast.errors import Unavailable
+from holdfast.server.stores.figures import figures_of
 from holdfast.stores import commands
 from holdfast.stores.alarm import WAIT_MS_MAX
-from holdfast.stores.clock import StoreClock
+from holdfast.stores.backup import restore
+from holdfast.stores.clock import PACE_BITS, TRUSTED_MS, Boot, StoreClock
+from holdfast.stores.clock_anchor import ANCHOR_NAME, Anchor, read_anchor
+from holdfast.stores.commands import Published
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.messages import Message
 from holdfast.stores.service import StoreService
@@ -19,27 +24,42 @@ from holdfast.stores.service import StoreService
 START_MS = 2_000_000_000_000
 DAY_MS = 86_400_000
 DEFINITION = {
-    "cluster": {},
-    "stores": {"o": {"durables": {"w": {"type": "shared", "ack_wait": "200ms"}, "m": {"type": "map"}}}},
+    "cluster": {"publisher_ttl": "1h"},
+    "stores": {
+        "o": {
+            "durables": {
+                "w": {"type": "shared", "ack_wait": "200ms"},
+                "m": {"type": "map"},
+                "t": {"type": "shared", "message_ttl": "1h"},
+            }
+        }
+    },
 }
 
 
 class Machine:
-    """A machine with two clocks: one of day, which is set at will, and one that only goes on."""
+    """A machine with a clock of day, which is set at will, and counts of its kernel, which only go on."""
 
-    def __init__(self) -> None:
-        self.steady_ms = 77
-        self.set_ms = 0
+    def __init__(self, boot: str = "first", wall_ms: int = START_MS) -> None:
+        self.passed_ms = 0
+        self.wall_ms = wall_ms
+        self.boot = boot
+        self.uptime_ms = 5_000
 
     def wall(self) -> int:
-        return START_MS + self.steady_ms + self.set_ms
+        return self.wall_ms + self.passed_ms
 
     def steady(self) -> int:
-        return self.steady_ms
+        return 77 + self.passed_ms
 
-    async def open(self, path: Path) -> StoreService:
-        clock = StoreClock(wall=self.wall, steady=self.steady)
-        return await StoreService.open(str(path), page_bytes=1 << 20, clock=clock)
+    def kernel(self) -> Boot | None:
+        return Boot(self.boot, (self.steady(), self.uptime_ms + self.passed_ms)) if self.boot else None
+
+    def clock(self, *, follows_wall: bool = False) -> StoreClock:
+        return StoreClock(wall=self.wall, steady=self.steady, boot=self.kernel, follows_wall=follows_wall)
+
+    async def open(self, path: Path, *, follows_wall: bool = False) -> StoreService:
+        return await StoreService.open(str(path), page_bytes=1 << 20, clock=self.clock(follows_wall=follows_wall))
 
     async def first(self, path: Path) -> StoreService:
         service = await self.open(path)
@@ -51,7 +71,7 @@ class Machine:
 
 async def hold(service: StoreService) -> None:
     """One message is delivered and one key is locked, both for 200 ms."""
-    await service.submit(commands.Publish(0, "o", "", [Message(b"x")]))
+    await service.submit(commands.Publish(0, "o", "p", [Message(b"x", publisher_seq=1)]))
     await service.submit(commands.Deliver(0, "o", "w", "a", 1))
     await service.submit(commands.MapLock(0, "o", "m", "k", "me", 200))
     assert held(service) == 1
@@ -71,6 +91,17 @@ async def is_locked(service: StoreService) -> bool:
     return False
 
 
+async def assert_kept(service: StoreService) -> None:
+    """Lease, lock, message and publisher are what they were."""
+    service._expire()
+    assert held(service) == 1
+    assert await is_locked(service)
+    assert figures_of(service.state.stores["o"].durables["t"]).messages == 1
+    again = await service.submit(commands.Publish(0, "o", "p", [Message(b"x", publisher_seq=1)]))
+    assert isinstance(again, Published)
+    assert again.duplicates == 1, "the publisher is remembered"
+
+
 @pytest.mark.parametrize("moved_ms", [30 * DAY_MS, 150, -150, -30 * DAY_MS])
 @pytest.mark.parametrize("how", ["for a moment", "for good"])
 def test_a_clock_that_is_set_neither_rushes_nor_holds_a_deadline(tmp_path: Path, moved_ms: int, how: str) -> None:
@@ -78,15 +109,15 @@ def test_a_clock_that_is_set_neither_rushes_nor_holds_a_deadline(tmp_path: Path,
         machine = Machine()
         service = await machine.first(tmp_path)
         await hold(service)
-        machine.set_ms = moved_ms
+        machine.wall_ms += moved_ms
         await service.submit(commands.Publish(0, "o", "", [Message(b"meanwhile")]))
         if how == "for a moment":
-            machine.set_ms = 0
-        machine.steady_ms += 199
+            machine.wall_ms -= moved_ms
+        machine.passed_ms += 199
         service._expire()
         assert held(service) == 1
         assert await is_locked(service)
-        machine.steady_ms += 1
+        machine.passed_ms += 1
         service._expire()
         assert held(service) == 0
         assert not await is_locked(service)
@@ -97,16 +128,15 @@ def test_a_clock_that_is_set_neither_rushes_nor_holds_a_deadline(tmp_path: Path,
 
 def test_deadlines_pass_at_their_pace_in_a_log_that_is_ahead_of_the_clock(tmp_path: Path) -> None:
     async def main() -> None:
-        machine = Machine()
-        machine.set_ms = 30 * DAY_MS
+        machine = Machine(wall_ms=START_MS + 30 * DAY_MS)
         service = await machine.first(tmp_path)
         await service.close()
-        machine.set_ms = 0
+        machine.wall_ms = START_MS
         again = await machine.open(tmp_path)
         before_ms = again.state.at_ms
         await hold(again)
         assert again.state.at_ms == before_ms, "time goes on from the last of the log"
-        machine.steady_ms += 200
+        machine.passed_ms += 200
         again._expire()
         assert held(again) == 0
         assert not await is_locked(again)
@@ -116,18 +146,194 @@ def test_deadlines_pass_at_their_pace_in_a_log_that_is_ahead_of_the_clock(tmp_pa
 
 
 @pytest.mark.parametrize("stopped_ms", [199, 200])
-def test_deadlines_go_on_while_nothing_runs(tmp_path: Path, stopped_ms: int) -> None:
+@pytest.mark.parametrize("moved_ms", [0, 7_000, 5 * DAY_MS, -5 * DAY_MS])
+@pytest.mark.parametrize("ended", ["closed", "killed"])
+def test_a_start_on_the_same_boot_has_the_exact_time(
+    tmp_path: Path, stopped_ms: int, moved_ms: int, ended: str
+) -> None:
     async def main() -> None:
         machine = Machine()
         service = await machine.first(tmp_path)
         await hold(service)
+        anchor = (tmp_path / ANCHOR_NAME).read_bytes()
         await service.close()
-        machine.steady_ms += stopped_ms
+        if ended == "killed":
+            (tmp_path / ANCHOR_NAME).write_bytes(anchor)
+        machine.passed_ms += stopped_ms
+        machine.wall_ms += moved_ms
         again = await machine.open(tmp_path)
-        assert again._time_ms() == START_MS + 77 + stopped_ms
-        again._expire()
-        assert held(again) == (1 if stopped_ms < 200 else 0)
+        assert again._time_ms() == START_MS + stopped_ms
+        if stopped_ms < 200:
+            await assert_kept(again)
+        else:
+            again._expire()
+            assert held(again) == 0
         await again.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("moved_ms", [300, 7_000, 3_600_000, 5 * DAY_MS, -7_000, -5 * DAY_MS])
+@pytest.mark.parametrize("boot", ["second", ""])
+def test_a_hand_over_to_a_machine_with_another_clock_moves_no_deadline(
+    tmp_path: Path, moved_ms: int, boot: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        service = await Machine().first(tmp_path)
+        await hold(service)
+        await service.close()
+        other = Machine(boot, START_MS + moved_ms)
+        with caplog.at_level(logging.WARNING):
+            again = await other.open(tmp_path)
+        assert again._time_ms() == START_MS
+        await assert_kept(again)
+        far = abs(moved_ms) > TRUSTED_MS
+        assert ("far from the stores' time" in caplog.text) is far
+        assert again.clock_behind_ms == (moved_ms if abs(moved_ms) >= 1_000 else 0)
+        other.passed_ms += 204  # a slow clock counts 63 of 64
+        again._expire()
+        assert held(again) == 0, "from there on time passes"
+        await again.close()
+
+    asyncio.run(main())
+
+
+def test_an_operator_may_take_the_time_of_the_machine(tmp_path: Path) -> None:
+    async def main() -> None:
+        service = await Machine().first(tmp_path)
+        await hold(service)
+        await service.close()
+        again = await Machine("second", START_MS + 5 * DAY_MS).open(tmp_path, follows_wall=True)
+        assert again._time_ms() == START_MS + 5 * DAY_MS
+        again._expire()
+        assert held(again) == 0
+        assert again.state.stores["o"].counts.live == 1, "of the durable without a TTL"
+        await again.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "expected_ms"), [(60_000, START_MS + 60_000), (5 * DAY_MS, START_MS), (-60_000, START_MS)]
+)
+def test_stores_of_older_code_take_a_time_that_is_near(tmp_path: Path, ahead_ms: int, expected_ms: int) -> None:
+    async def main() -> None:
+        service = await Machine().first(tmp_path)
+        await service.close()
+        (tmp_path / ANCHOR_NAME).unlink()
+        again = await Machine("second", START_MS + ahead_ms).open(tmp_path)
+        assert again._time_ms() == expected_ms
+        await again.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"store_ms": "x"}', b"[]"])
+def test_a_damaged_anchor_counts_as_one_of_another_boot(tmp_path: Path, damage: bytes) -> None:
+    async def main() -> None:
+        service = await Machine().first(tmp_path)
+        await hold(service)
+        await service.close()
+        (tmp_path / ANCHOR_NAME).write_bytes(damage)
+        again = await Machine(wall_ms=START_MS + 5_000).open(tmp_path)
+        await assert_kept(again)
+        await again.close()
+
+    asyncio.run(main())
+
+
+def test_a_restored_backup_goes_on_from_its_time(tmp_path: Path) -> None:
+    async def main() -> None:
+        machine = Machine()
+        service = await machine.first(tmp_path / "stores")
+        await hold(service)
+        await service.backup(str(tmp_path / "copy"))
+        await service.close()
+        restore(str(tmp_path / "copy"), str(tmp_path / "again"))
+        machine.passed_ms += 3_600_000
+        again = await machine.open(tmp_path / "again")
+        await assert_kept(again)
+        await again.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_the_time_approaches_a_clock_that_differs_little_and_never_falls(direction: int) -> None:
+    aim_ms = 640 * direction
+    machine = Machine("second", START_MS + aim_ms)
+    clock = machine.clock()
+    clock.start(START_MS, Anchor(START_MS, "first", (0, 0)))
+    assert clock() == START_MS
+    last_ms = clock()
+    for _ in range(50_000):
+        machine.passed_ms += 1
+        assert last_ms <= clock() <= last_ms + 2
+        last_ms = clock()
+    assert clock() == START_MS + 50_000 + aim_ms == machine.wall(), "after 640 * 64 ms they are equal"
+    assert (640 << PACE_BITS) < 50_000
+
+
+def test_a_start_goes_on_at_the_pace_that_a_killed_service_had(tmp_path: Path) -> None:
+    machine = Machine("second", START_MS - 60_000)
+    clock = machine.clock()
+    clock.start(START_MS, Anchor(START_MS, "first", (0, 0)))
+    anchor = clock.anchor()
+    machine.passed_ms += 64_000
+    before_ms = clock()
+    assert before_ms == START_MS + 63_000
+    again = machine.clock()
+    again.start(START_MS, anchor)
+    assert again() == before_ms
+
+
+def test_the_smaller_of_two_counts_is_what_has_passed() -> None:
+    machine = Machine()
+    clock = machine.clock()
+    clock.start(0)
+    anchor = clock.anchor()
+    machine.passed_ms += 1_000
+    machine.uptime_ms += DAY_MS
+    again = machine.clock()
+    again.start(START_MS, anchor)
+    assert again() == START_MS + 1_000
+    machine.uptime_ms -= 2 * DAY_MS
+    again.start(START_MS, anchor)
+    assert again() == START_MS, "an uptime that fell is one of something else"
+
+
+def test_times_of_day_that_clients_give_are_converted(tmp_path: Path) -> None:
+    async def main() -> None:
+        service = await Machine().first(tmp_path)
+        await service.close()
+        other = Machine("second", START_MS + 5 * DAY_MS)
+        again = await other.open(tmp_path)
+        at_ms = other.wall() + 1_000
+        await again.submit(commands.Publish(0, "o", "", [Message(b"later", deliver_at_ms=at_ms)]))
+        assert not (await again.submit(commands.Deliver(0, "o", "w", "a", 1))).runs  # type: ignore[union-attr]
+        other.passed_ms += 1_000
+        again._expire()
+        assert (await again.submit(commands.Deliver(0, "o", "w", "a", 1))).runs  # type: ignore[union-attr]
+        await again.close()
+
+    asyncio.run(main())
+
+
+def test_the_anchor_is_written_again_while_the_service_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.stores.clock_keeper.LOOK_S", 0.01)
+
+    async def main() -> None:
+        machine = Machine()
+        service = await machine.first(tmp_path)
+        machine.passed_ms += 9_000
+        for _ in range(500):
+            anchor = read_anchor(str(tmp_path))
+            if anchor is not None and anchor.store_ms == START_MS + 9_000:
+                break
+            await asyncio.sleep(0.01)
+        else:
+            raise AssertionError("the anchor is the first still")
+        await service.close()
 
     asyncio.run(main())
 
@@ -135,9 +341,9 @@ def test_deadlines_go_on_while_nothing_runs(tmp_path: Path, stopped_ms: int) -> 
 def test_the_clocks_of_this_machine_go_on_together() -> None:
     clock = StoreClock()
     first = clock()
-    clock.not_before(first - 1)
-    assert clock() - first < 60_000
-    clock.not_before(first + DAY_MS)
+    clock.start(first - 1)
+    assert abs(clock() - first) < 60_000
+    clock.start(first + DAY_MS)
     assert clock() >= first + DAY_MS
 
 

@@ -63,6 +63,7 @@ DEFAULTS: dict[str, object] = {
     "stores.page_size_bytes": 67_108_864,
     "stores.memory_bytes": 134_217_728,
     "stores.statistics_seconds": 60.0,
+    "stores.clock": "steady",
     "logging.format": "logfmt",
     "logging.level": "info",
 }
@@ -123,6 +124,7 @@ ACCEPTED: list[tuple[str, object, object]] = [
     ("stores.page_size_bytes", 1 << 20, 1 << 20),
     ("stores.memory_bytes", "64 MiB", 64 << 20),
     ("stores.statistics_seconds", 0, 0.0),
+    ("stores.clock", "wall", "wall"),
     ("logging.format", "json", "json"),
     ("logging.level", "debug", "debug"),
 ]
@@ -199,6 +201,7 @@ REFUSED: list[tuple[str, object]] = [
     ("stores.page_size_bytes", (1 << 20) - 1),
     ("stores.memory_bytes", (8 << 20) - 1),
     ("stores.statistics_seconds", -1),
+    ("stores.clock", "sundial"),
     ("logging.format", "xml"),
     ("logging.level", "loud"),
 ]

@@ -130,6 +130,7 @@ class StoresSettings:
     page_size_bytes: int
     memory_bytes: int
     statistics_seconds: float
+    clock: Literal["steady", "wall"]
 
     @property
     def hosted(self) -> str | None:
@@ -295,6 +296,12 @@ STORES_MEMORY: Final = Key(
 STORES_STATISTICS: Final = Key(
     "stores.statistics_seconds", parse.number(0), 60.0, ">= 0 between lines of statistics in the log; 0 is off"
 )
+STORES_CLOCK: Final = Key(
+    "stores.clock",
+    parse.choice("steady", "wall"),
+    "steady",
+    "steady: a start goes on from the last time known; wall: it takes the machine's time, and what ended by it ends",
+)
 LOG_FORMAT: Final = Key("logging.format", parse.choice("logfmt", "json"), "logfmt", "logfmt or json")
 LOG_LEVEL: Final = Key(
     "logging.level", parse.choice("debug", "info", "warning", "error"), "info", "debug, info, warning or error"
@@ -313,6 +320,7 @@ KEYS: Final[tuple[Key[object], ...]] = cast(
         REQUEST_ID, WINDOW_SECONDS, WINDOW_BYTES,
         STREAM_BUFFER, KEEPALIVE,
         STORES, STORES_DIRECTORY, STORES_DEFINITIONS, STORES_REQUEST, STORES_PAGE, STORES_MEMORY, STORES_STATISTICS,
+        STORES_CLOCK,
         LOG_FORMAT, LOG_LEVEL,
     ),
 )  # fmt: skip
@@ -400,6 +408,7 @@ def build(values: Mapping[str, object], *, default_url: str) -> tuple[Settings, 
             page_size_bytes=chosen.get(STORES_PAGE),
             memory_bytes=chosen.get(STORES_MEMORY),
             statistics_seconds=chosen.get(STORES_STATISTICS),
+            clock=cast('Literal["steady", "wall"]', chosen.get(STORES_CLOCK)),
         ),
         logging=LoggingSettings(
             format=cast('Literal["logfmt", "json"]', chosen.get(LOG_FORMAT)),

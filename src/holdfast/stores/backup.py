@@ -31,6 +31,7 @@ from typing import Final
 import msgspec
 
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.stores.clock_anchor import Anchor, write_anchor
 from holdfast.stores.frames import decode_frame
 from holdfast.stores.index import INDEX_NAME
 from holdfast.stores.ports import BLOCK_MESSAGES
@@ -119,6 +120,8 @@ def restore(source: str, directory: str) -> Manifest:
     _sync_directory(directory)
     for name in manifest.files:
         _copy(os.path.join(source, name), os.path.join(directory, name))
+    # Nobody knows how long ago it was made by a clock that is right: deadlines go on from the copy's time.
+    write_anchor(directory, Anchor(manifest.at_ms, "", (0, 0)))
     _sync_directory(directory)
     os.unlink(unfinished)
     _sync_directory(directory)

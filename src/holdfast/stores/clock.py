@@ -1,27 +1,50 @@
-"""The time of stores: of day at a start, and steady from there.
+"""The time of the stores: it goes on from where it was, and no step of the machine's clock moves it.
 
-Owns: how the stores' time relates to the machine's clocks. Does not own: deadlines, which are times of this clock
-(``state``), when the next one is (``alarm``).
+Owns: how the stores' time relates to the machine's clocks. Does not own: the file between two starts
+(``clock_anchor``), deadlines, which are times of this clock (``state``), when the next one is (``alarm``).
 
-Failure model: never falls within a process, and never below the last time that the log has. While the process runs, the
-time of day is not looked at: set forward it would end every deadline at once, and set back it would hold them all until
-it had caught up. A clock counts instead that goes on while the machine is suspended, where there is one. At a start it
-is the time of day, because deadlines go on while nothing runs; or the last time of the log, where the time of day is
-behind that. So a log that was once written under a clock years ahead stays ahead, and its deadlines pass all the same.
+Failure model: the time never falls within a process, and never below the last time that the log has. It is taken:
+
+| known at a start | the time is |
+|---|---|
+| nothing: new stores | the machine's |
+| an anchor of this boot | the anchor's, and what the kernel has counted since |
+| an anchor of another boot or machine, or an unreadable one | the last known: nobody can tell what passed |
+| no anchor, as older code left it | the machine's where that is within ``TRUSTED_MS``, else the last of the log |
+| any, and the operator says ``wall`` | the machine's, or the above where that is later |
+
+From there a clock counts that runs through suspend and that nobody can set. Where the machine's clock differs by up to
+``TRUSTED_MS``, the stores' time approaches it by 1 part in ``2 ** PACE_BITS``: meanwhile a lease of 30 s ends half a
+second early or late. Where it differs by more, one of the two is wrong, and it is not followed.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from holdfast.stores.clock_anchor import Anchor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["StoreClock"]
+__all__ = ["PACE_BITS", "TRUSTED_MS", "Boot", "StoreClock"]
 
 MS_NS = 1_000_000
+TRUSTED_MS: Final = 86_400_000
+"""A machine's clock that differs by more is not followed."""
+PACE_BITS: Final = 6
+NOTICED_MS: Final = 1_000
+"""Clocks that differ by less count as equal where somebody gives a time of day."""
+
+
+class Boot(NamedTuple):
+    """One run of the kernel, and how long it has lasted by each of its two counts."""
+
+    name: str
+    counts_ms: tuple[int, int]
 
 
 def _wall_ms() -> int:
@@ -39,27 +62,99 @@ def _suspended_too_ms() -> int:
 _STEADY: Final = _suspended_too_ms if hasattr(time, "CLOCK_BOOTTIME") else _steady_ms
 
 
-class StoreClock:
-    """Milliseconds since 1970. ``wall`` is read once, here; ``steady`` counts from anywhere and never falls.
+def _this_boot() -> Boot | None:
+    """None where the system does not tell.
 
-    >>> clock = StoreClock(wall=lambda: 5_000, steady=lambda: 7)
+    A container or a library may show another clock or another uptime than the kernel's; seldom both alike.
+    """
+    try:
+        name = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        uptime_ms = int(float(Path("/proc/uptime").read_text().split()[0]) * 1000)
+    except (OSError, ValueError, IndexError):
+        return None
+    return Boot(name, (_STEADY(), uptime_ms))
+
+
+class StoreClock:
+    """Milliseconds since 1970. ``wall`` is looked at in ``start`` and ``look`` only; ``steady`` never falls.
+
+    >>> clock = StoreClock(wall=lambda: 5_000, steady=lambda: 7, boot=lambda: None)
     >>> clock()
     5000
-    >>> clock.not_before(9_000)
+    >>> clock.start(9_000)
     >>> clock()
     9000
     """
 
-    __slots__ = ("_ahead_ms", "_steady")
+    __slots__ = ("_aim_ms", "_base_ms", "_base_steady_ms", "_boot", "_follows_wall", "_steady", "_wall")
 
-    def __init__(self, *, wall: Callable[[], int] = _wall_ms, steady: Callable[[], int] = _STEADY) -> None:
-        self._steady = steady
-        self._ahead_ms = wall() - steady()
+    def __init__(
+        self,
+        *,
+        wall: Callable[[], int] = _wall_ms,
+        steady: Callable[[], int] = _STEADY,
+        boot: Callable[[], Boot | None] = _this_boot,
+        follows_wall: bool = False,
+    ) -> None:
+        self._wall, self._steady, self._boot = wall, steady, boot
+        self._follows_wall = follows_wall
+        self._base_ms, self._base_steady_ms, self._aim_ms = wall(), steady(), 0
 
     def __call__(self) -> int:
         """Now."""
-        return self._steady() + self._ahead_ms
+        return self._base_ms + _paced(self._steady() - self._base_steady_ms, self._aim_ms)
 
-    def not_before(self, last_ms: int) -> None:
-        """Go on from ``last_ms`` where this clock is behind it."""
-        self._ahead_ms += max(0, last_ms - self())
+    def start(self, last_ms: int, anchor: Anchor | None = None) -> None:
+        """Go on with stores whose newest record is of ``last_ms``, 0 for none."""
+        wall_ms = self._wall()
+        if not last_ms and anchor is None:
+            now_ms = wall_ms
+        elif anchor is not None:
+            now_ms = max(last_ms, anchor.store_ms + _paced(self._since(anchor), anchor.aim_ms))
+        else:
+            now_ms = max(last_ms, wall_ms) if wall_ms - last_ms <= TRUSTED_MS else last_ms
+        if self._follows_wall:
+            now_ms = max(now_ms, wall_ms)
+        self._base_ms, self._base_steady_ms, self._aim_ms = now_ms, self._steady(), 0
+        self.look()
+
+    def _since(self, anchor: Anchor) -> int:
+        """What has passed since the anchor was made, 0 where nobody can tell."""
+        boot = self._boot()
+        if boot is None or boot.name != anchor.boot:
+            return 0
+        passed = [now_ms - then_ms for now_ms, then_ms in zip(boot.counts_ms, anchor.counts_ms, strict=True)]
+        # The smaller: a deadline may come late, and must not come early. Below 0 they are counts of different things.
+        return max(0, min(passed))
+
+    def look(self) -> int:
+        """Look at the machine's clock, and aim at it. Returns by how much the stores' time is behind it."""
+        steady_ms = self._steady()
+        self._base_ms += _paced(steady_ms - self._base_steady_ms, self._aim_ms)
+        self._base_steady_ms = steady_ms
+        behind_ms = self._wall() - self._base_ms
+        self._aim_ms = behind_ms if abs(behind_ms) <= TRUSTED_MS else 0
+        return behind_ms
+
+    @property
+    def behind_ms(self) -> int:
+        """The machine's time less the stores'."""
+        return self._wall() - self()
+
+    @property
+    def noticed_ms(self) -> int:
+        """``behind_ms``, or 0 where that is too little to be noticed."""
+        behind_ms = self.behind_ms
+        return behind_ms if abs(behind_ms) >= NOTICED_MS else 0
+
+    def anchor(self) -> Anchor:
+        """What the next start goes on from: one on this boot has the time that this clock would have."""
+        boot = self._boot() or Boot("", (0, 0))
+        self.look()
+        return Anchor(self._base_ms, boot.name, boot.counts_ms, self._aim_ms)
+
+
+def _paced(passed_ms: int, aim_ms: int) -> int:
+    """What the stores' time counts of real time, while it approaches a clock that is ``aim_ms`` ahead. Never falls."""
+    step_ms = passed_ms >> PACE_BITS
+    return passed_ms + (min(aim_ms, step_ms) if aim_ms > 0 else max(aim_ms, -step_ms))

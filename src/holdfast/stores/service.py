@@ -28,13 +28,14 @@ import logging
 from contextlib import suppress
 from typing import Final
 
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from holdfast.errors import Closed, CorruptData, HoldfastError, InvalidRequest, NotFound
 from holdfast.stores.alarm import Alarm
 from holdfast.stores.backup import Manifest, copy_stores
 from holdfast.stores.checkpoints import Checkpoints
 from holdfast.stores.clock import StoreClock
+from holdfast.stores.clock_keeper import ClockKeeper
 from holdfast.stores.commands import (
     RULES,
     Command,
@@ -91,8 +92,7 @@ class StoreService:
         self._messages = storage.all_messages
         self._volatile = storage.volatile_names
         self._last_ms = storage.last_ms
-        if isinstance(clock, StoreClock):
-            clock.not_before(storage.last_ms)
+        self._keeper: ClockKeeper | None = None
         self._groups = GroupCommit(storage.log, closing=self._before_group, settled=self._arm, failed=self._fail)
         self._checkpoints = Checkpoints(storage, self._groups)
         self.compaction = Compaction(storage, self._groups, self._checkpoints)
@@ -124,7 +124,7 @@ class StoreService:
 
         ``memory_bytes`` bounds what is held of messages and counts, whatever the backlog; what the state itself needs
         (durables, what is delivered and not acknowledged, publishers) comes on top. A ``clock`` other than a
-        ``StoreClock`` is taken as it is, but stands still where it falls.
+        ``StoreClock`` is taken as it is, but stands still where it falls: for tests.
 
         *Raises*: ``AlreadyOpen``; ``CorruptData``; ``OSError``. *Cost*: applies what the log holds behind the last
         checkpoint, whatever the backlog.
@@ -133,7 +133,14 @@ class StoreService:
 
         clock = clock if clock is not None else StoreClock()
         storage = await asyncio.to_thread(Storage.open, directory, page_bytes=page_bytes, memory_bytes=memory_bytes)
-        service = cls(storage, clock=clock)
+        if isinstance(clock, StoreClock):
+            keeper = ClockKeeper(clock, directory)
+            await asyncio.to_thread(keeper.start, storage.last_ms)
+            service = cls(storage, clock=clock)
+            service._keeper = keeper
+            keeper.keep()
+        else:
+            service = cls(storage, clock=clock)
         if service.state.is_held():
             service.submit_nowait(Restarted(0), _ignore)
         for effect in storage.effects:
@@ -172,6 +179,8 @@ class StoreService:
         now_ms = self._clock()
         if now_ms > self._last_ms:
             self._last_ms = now_ms
+        if type(command) is Publish and self.clock_behind_ms:
+            self._convert_times(command)
         # The command is this call's: nobody has seen it, and copying it would copy its batch.
         force_setattr(command, "at_ms", self._last_ms)
         volatile = bool(self._volatile) and _is_volatile(command, self._volatile)
@@ -199,11 +208,31 @@ class StoreService:
             self._configure()
         self._answer(frame, _Answer(done, applied.result, effects, self), volatile=volatile)
 
+    @property
+    def clock_behind_ms(self) -> int:
+        """The time of day of the machine less the stores' time; 0 where they differ by less than a second."""
+        clock = self._clock
+        return clock.noticed_ms if isinstance(clock, StoreClock) else 0
+
+    def _convert_times(self, command: Publish) -> None:
+        """Publishers give times of day, and the stores' time differs from the machine's."""
+        behind_ms = self.clock_behind_ms
+        messages = [
+            replace(message, deliver_at_ms=max(1, message.deliver_at_ms - behind_ms))
+            if message.deliver_at_ms > 0
+            else message
+            for message in command.messages
+        ]
+        force_setattr(command, "messages", messages)
+
     async def rewind(self, command: Rewind) -> Result:
         """``submit`` of a rewind for which nobody waits long: what it reads is read before it, a block at a time.
 
         *Raises*: what ``submit`` answers with; CorruptData where what is retained cannot be read: nothing has changed.
         """
+        if command.time_ms and self.clock_behind_ms > 0:
+            # Perhaps the messages are older than the difference of the clocks: more is delivered again, never less.
+            force_setattr(command, "time_ms", max(1, command.time_ms - self.clock_behind_ms))
         with suppress(InvalidRequest, NotFound):  # as the command will be refused
             ahead = self.state.looking_ahead(command)
             while not self._closed and ahead.read_on():  # noqa: ASYNC110  # waits for nothing
@@ -468,6 +497,9 @@ class StoreService:
         await self._groups.drain()
         await self._checkpoints.close()
         await self._groups.close()
+        if self._keeper is not None:
+            await self._keeper.stop()
+            await asyncio.to_thread(self._keeper.close)
         await asyncio.to_thread(self._storage.close)
 
 

@@ -19,6 +19,7 @@ import structlog
 from holdfast.errors import AlreadyOpen, Code, InvalidRequest, Unavailable
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.settings import StoresSettings
+from holdfast.stores.clock import StoreClock
 from holdfast.stores.commands import Define
 from holdfast.stores.definition_changes import beside, differences
 from holdfast.stores.definitions import (
@@ -119,7 +120,10 @@ async def _open(host: StoreHost, settings: StoresSettings, wanted: ClusterDefini
     assert directory is not None, "stores are opened where they are hosted"
     try:
         service = await StoreService.open(
-            directory, page_bytes=settings.page_size_bytes, memory_bytes=settings.memory_bytes
+            directory,
+            page_bytes=settings.page_size_bytes,
+            memory_bytes=settings.memory_bytes,
+            clock=StoreClock(follows_wall=settings.clock == "wall"),
         )
     except OSError as error:
         raise Unavailable(

@@ -130,6 +130,11 @@ def _cluster(host: StoreHost, opened: OpenStores) -> Iterator[Metric]:
         "holdfast_message_stores_written_bytes", "Bytes of records written to the log", opened.service.written_bytes
     )
     yield GaugeMetricFamily(
+        "holdfast_message_stores_clock_behind_seconds",
+        "The machine's time of day less the stores' time, by which deadlines end",
+        opened.service.clock_behind_ms / 1000,
+    )
+    yield GaugeMetricFamily(
         "holdfast_message_stores_disk_used_bytes", "Used of the file system, by everybody", disk.used
     )
     yield GaugeMetricFamily("holdfast_message_stores_disk_capacity_bytes", "What can be used of it", disk.capacity)
