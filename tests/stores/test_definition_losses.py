@@ -8,8 +8,9 @@ import pytest
 from tests.stores.state_harness import Machine
 
 from holdfast.errors import Code, Conflict
-from holdfast.server.stores.definition_edits import patched, patched_part, patched_store
+from holdfast.server.stores.definition_edits import patched, patched_part, patched_store, with_part
 from holdfast.stores.commands import Define
+from holdfast.stores.definition_parts import full_parts, with_parts
 from holdfast.stores.definitions import definition_of, with_known_prefetch
 
 SHARED = {"type": "shared"}
@@ -58,15 +59,14 @@ def test_what_keeps_nothing_goes_without_being_asked_for() -> None:
 def test_a_part_changes_only_what_it_names() -> None:
     work = {"type": "shared", "max_delivery": 5, "prefetch": 9}
     before = definition_of({"stores": {"s": {"message_limit": 7, "durables": {"a": work, "b": SHARED}}}})
-    after = patched_part(before, "s", "durables", "a", {"ack_wait": 2})
+    after = with_parts(before, patched_part(before, "s", "durables", "a", {"ack_wait": 2}))
     durable = after.stores["s"].durables["a"]
     assert (durable.max_delivery, durable.prefetch, durable.ack_wait_ms) == (5, 9, 2_000)
-    after = patched_store(after, "s", {"bytelimit": "1k", "durables": {"c": SHARED}})
+    after = with_parts(after, patched_store(after, "s", {"bytelimit": "1k", "durables": {"c": SHARED}}))
     store = after.stores["s"]
     assert (store.message_limit, store.bytelimit, sorted(store.durables)) == (7, 1_024, ["a", "b", "c"])
-    whole = patched(
-        after, {"cluster": {"name": "mine"}, "stores": {"t": {}, "s": {"durables": {"b": {"prefetch": 3}}}}}
-    )
+    change = {"cluster": {"name": "mine"}, "stores": {"t": {}, "s": {"durables": {"b": {"prefetch": 3}}}}}
+    whole = with_parts(after, patched(after, change))
     assert (whole.name, sorted(whole.stores), whole.stores["s"].durables["b"].prefetch) == ("mine", ["s", "t"], 3)
     assert whole.stores["s"].durables["a"] == durable
 
@@ -74,6 +74,9 @@ def test_a_part_changes_only_what_it_names() -> None:
 def test_a_durable_of_the_earlier_default_keeps_its_prefetch_unless_another_is_given() -> None:
     before = definition_of({"stores": {"s": {"durables": {"a": {**SHARED, "prefetch": 1_024}}}}})
     for given, expected in (({}, 1_024), ({"prefetch": 7}, 7), ({"prefetch": 64}, 64)):
+        part = with_part(before, "s", "durables", "a", {**SHARED, **given})
+        changed = with_parts(before, full_parts(before, part))
+        assert changed.stores["s"].durables["a"].prefetch == expected
         wanted = definition_of({"stores": {"s": {"durables": {"a": {**SHARED, **given}, "new": SHARED}}}})
         found = with_known_prefetch(before, wanted).stores["s"].durables
         assert (found["a"].prefetch, found["new"].prefetch) == (expected, 64)

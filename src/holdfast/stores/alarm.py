@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from holdfast.stores.commands import DeadLetter, Define, Expire, Resend, Restarted
+from holdfast.stores.commands import DeadLetter, Define, Expire, Redefine, Resend, Restarted
 from holdfast.stores.expiry import earlier
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ __all__ = ["Alarm"]
 WAIT_MS_MAX: Final = 60_000
 """The clock is looked at again at least this often: in a suspended machine it goes on, and the timer does not."""
 
-_OF_ANY_STORE: Final = Expire, Define, Restarted
+_OF_ANY_STORE: Final = Expire, Define, Redefine, Restarted
 
 
 class Alarm:

@@ -38,11 +38,13 @@ __all__ = [
     "MapLock",
     "MapLocked",
     "MapUnlock",
+    "Part",
     "Publish",
     "Published",
     "Purge",
     "Purged",
     "Record",
+    "Redefine",
     "Redeliver",
     "Redelivered",
     "Resend",
@@ -73,6 +75,22 @@ class Define(_Command, frozen=True):
     author: str = ""
     delete: bool = True
     """Whether messages may be deleted by it; otherwise a change that deletes any is refused (``deletes_messages``)."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One part of a definition as JSON, by its path (see ``definition_parts``); an empty ``document`` takes it away."""
+
+    path: tuple[str, ...]
+    document: bytes = b""
+
+
+class Redefine(_Command, frozen=True):
+    """Change parts of the definition: all of them or nothing, and the others stay. The rest is as for ``Define``."""
+
+    parts: list[Part]
+    revision: int
+    author: str = ""
+    delete: bool = False
 
 
 class Publish(_Command, frozen=True):
@@ -285,6 +303,7 @@ Command = (
     | Restarted
     | Redeliver
     | Resend
+    | Redefine
 )
 
 

@@ -22,7 +22,7 @@ Failure model: pure; a change is refused whole, and the error names every path.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import cast
@@ -30,13 +30,8 @@ from typing import cast
 import msgspec
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.stores.definitions import (
-    ClusterDefinition,
-    DurableDefinition,
-    Persistence,
-    StoreDefinition,
-    definition_of,
-)
+from holdfast.stores.definition_parts import Path, durable_at
+from holdfast.stores.definitions import ClusterDefinition, DurableDefinition, Persistence, definition_of
 
 __all__ = ["Difference", "check_change", "differences"]
 
@@ -102,20 +97,13 @@ def beside(current: ClusterDefinition, wanted: ClusterDefinition) -> ClusterDefi
     return definition_of({**document, "stores": stores})
 
 
-def check_change(before: ClusterDefinition, after: ClusterDefinition) -> None:
-    """Nothing where every thing that stays can become what it shall be.
+def check_change(before: ClusterDefinition, after: ClusterDefinition, paths: Iterable[Path]) -> None:
+    """Nothing where every thing that stays can become what it shall be; the two differ at these paths only.
 
     Raises ``InvalidRequest``: code ``type_mismatch`` for a durable's type, ``matcher_mismatch`` for its matcher,
     ``bad_configuration`` for the rest; the first of these that applies, with every path in the text.
     """
-    problems: list[tuple[Code, str]] = []
-    kept_nothing, keeps_nothing = (found.persistence is Persistence.NONE for found in (before, after))
-    if kept_nothing != keeps_nothing and before.stores.keys() & after.stores.keys():
-        change = f"cluster.persistence {before.persistence} -> {after.persistence}"
-        problems.append((Code.BAD_CONFIGURATION, change))
-    for name, store in before.stores.items():
-        if name in after.stores:
-            problems += _store_problems(store, after.stores[name])
+    problems = [problem for path in paths for problem in _problems(before, after, path)]
     if not problems:
         return
     codes = [code for code, _ in problems]
@@ -128,18 +116,20 @@ def check_change(before: ClusterDefinition, after: ClusterDefinition) -> None:
     )
 
 
-def _store_problems(before: StoreDefinition, after: StoreDefinition) -> list[tuple[Code, str]]:
-    path = f"stores.{before.name}"
-    problems: list[tuple[Code, str]] = []
-    if before.replicated != after.replicated:
-        problems.append((Code.BAD_CONFIGURATION, f"{path}.replicated {before.replicated} -> {after.replicated}"))
-    for name, durable in before.durables.items():
-        if name in after.durables:
-            problems += _durable_problems(f"{path}.durables.{name}", durable, after.durables[name])
-    for name, template in before.templates.items():
-        if name in after.templates:
-            problems += _durable_problems(f"{path}.templates.{name}", template.pattern, after.templates[name].pattern)
-    return problems
+def _problems(before: ClusterDefinition, after: ClusterDefinition, path: Path) -> list[tuple[Code, str]]:
+    if path == ("cluster",):
+        kept_nothing, keeps_nothing = (found.persistence is Persistence.NONE for found in (before, after))
+        if kept_nothing != keeps_nothing and before.stores.keys() & after.stores.keys():
+            return [(Code.BAD_CONFIGURATION, f"cluster.persistence {before.persistence} -> {after.persistence}")]
+        return []
+    text = ".".join(path)
+    if len(path) == 2:
+        old, new = (found.stores.get(path[1]) for found in (before, after))
+        if old is not None and new is not None and old.replicated != new.replicated:
+            return [(Code.BAD_CONFIGURATION, f"{text}.replicated {old.replicated} -> {new.replicated}")]
+        return []
+    was, becomes = (durable_at(found, path) for found in (before, after))
+    return [] if was is None or becomes is None else _durable_problems(text, was, becomes)
 
 
 def _durable_problems(path: str, before: DurableDefinition, after: DurableDefinition) -> list[tuple[Code, str]]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from types import MappingProxyType
 from typing import Final
 
@@ -46,9 +47,15 @@ __all__ = [
     "PublisherMode",
     "StoreDefinition",
     "TemplateDefinition",
+    "check_dead_letters",
+    "check_references",
     "definition_of",
     "durable_of",
+    "kept_prefetch",
     "parse_definition",
+    "read_cluster",
+    "read_durable",
+    "read_store",
     "with_known_prefetch",
 ]
 
@@ -207,8 +214,8 @@ class StoreDefinition:
         """The durable of a subscriber that names none; empty where there is none for it."""
         return self.subscribers.get(subscriber, self.default_durable)
 
-    def document(self) -> dict[str, object]:
-        """Its JSON with everything in force."""
+    def own_document(self) -> dict[str, object]:
+        """Its own parameters as JSON: all but its durables and templates."""
         return {
             "description": self.description,
             "replicated": self.replicated,
@@ -221,6 +228,11 @@ class StoreDefinition:
             "default_durable": self.default_durable,
             "default_template": self.default_template,
             "subscribers": dict(self.subscribers),
+        }
+
+    def document(self) -> dict[str, object]:
+        """Its JSON with everything in force."""
+        return self.own_document() | {
             "durables": {name: durable.document() for name, durable in self.durables.items()},
             "templates": {name: template.pattern.document() for name, template in self.templates.items()},
         }
@@ -254,22 +266,26 @@ class ClusterDefinition:
         """The names of the stores that live in memory only."""
         return frozenset(name for name, store in self.stores.items() if self.is_volatile(store))
 
+    def own_document(self) -> dict[str, object]:
+        """The cluster's own parameters as JSON."""
+        return {
+            "name": self.name,
+            "persistence": str(self.persistence),
+            "services": list(self.services),
+            "bytelimit": self.bytelimit,
+            "message_limit": self.message_limit,
+            "swap": self.swap,
+            "publisher_ttl": seconds_document(self.publisher_ttl_ms),
+            "max_disk_fraction": self.max_disk_fraction,
+            "disk_compact": self.disk_compact,
+            "min_disk_inuse_ratio": self.min_disk_inuse_ratio,
+            "max_deployment_history": self.max_deployment_history,
+        }
+
     def document(self) -> dict[str, object]:
         """Its JSON with everything in force; ``definition_of`` of it is equal."""
         return {
-            "cluster": {
-                "name": self.name,
-                "persistence": str(self.persistence),
-                "services": list(self.services),
-                "bytelimit": self.bytelimit,
-                "message_limit": self.message_limit,
-                "swap": self.swap,
-                "publisher_ttl": seconds_document(self.publisher_ttl_ms),
-                "max_disk_fraction": self.max_disk_fraction,
-                "disk_compact": self.disk_compact,
-                "min_disk_inuse_ratio": self.min_disk_inuse_ratio,
-                "max_deployment_history": self.max_deployment_history,
-            },
+            "cluster": self.own_document(),
             "stores": {name: store.document() for name, store in self.stores.items()},
             "permissions": permissions_document(self.permissions),
         }
@@ -308,11 +324,12 @@ def definition_of(document: object) -> ClusterDefinition:
     """
     problems: list[str] = []
     reader = Reader(document, "", problems)
-    definition = _read_cluster(reader.section("cluster"))
+    definition = read_cluster(reader.section("cluster"))
     stores = {name: _read_store(name, section) for name, section in reader.sections("stores", "store").items()}
     permissions = read_permissions(reader.section("permissions"))
     reader.finish()
-    _check_dead_letters(stores, problems)
+    for store in stores.values():
+        check_dead_letters(stores, store, _dead_letter_targets(store), problems)
     raise_problems(problems)
     return replace(definition, stores=stores, permissions=permissions)
 
@@ -321,24 +338,25 @@ def durable_of(name: str, document: object, template: str = "") -> DurableDefini
     """One durable from its parsed JSON (as ``DurableDefinition.document`` gives it). Raises ``InvalidRequest``."""
     problems: list[str] = []
     check_name("durable", name)
-    durable = _read_durable(name, Reader(document, "", problems), template)
+    durable = read_durable(name, Reader(document, "", problems), template)
     raise_problems(problems)
     return durable
 
 
+def kept_prefetch(old: DurableDefinition | None, new: DurableDefinition) -> DurableDefinition:
+    """``new``, with the earlier default of its prefetch where ``old`` has that and nothing else is given."""
+    keeps = old is not None and not new.prefetch_given and old.prefetch == PREFETCH_UNSET
+    return replace(new, prefetch=PREFETCH_UNSET) if keeps else new
+
+
 def with_known_prefetch(before: ClusterDefinition, wanted: ClusterDefinition) -> ClusterDefinition:
-    """``wanted``, where durables and templates that have the earlier default keep it unless they give another."""
-
-    def known(old: DurableDefinition | None, new: DurableDefinition) -> DurableDefinition:
-        keeps = old is not None and not new.prefetch_given and old.prefetch == PREFETCH_UNSET
-        return replace(new, prefetch=PREFETCH_UNSET) if keeps else new
-
+    """``wanted``, with ``kept_prefetch`` of every durable and template."""
     stores: dict[str, StoreDefinition] = {}
     for name, store in wanted.stores.items():
         old = before.stores.get(name, StoreDefinition(name))
-        durables = {one: known(old.durables.get(one), durable) for one, durable in store.durables.items()}
+        durables = {one: kept_prefetch(old.durables.get(one), durable) for one, durable in store.durables.items()}
         templates = {
-            one: replace(template, pattern=known(old.templates[one].pattern, template.pattern))
+            one: replace(template, pattern=kept_prefetch(old.templates[one].pattern, template.pattern))
             if one in old.templates
             else template
             for one, template in store.templates.items()
@@ -347,7 +365,8 @@ def with_known_prefetch(before: ClusterDefinition, wanted: ClusterDefinition) ->
     return replace(wanted, stores=stores)
 
 
-def _read_cluster(reader: Reader) -> ClusterDefinition:
+def read_cluster(reader: Reader) -> ClusterDefinition:
+    """The cluster's own parameters; problems are left with the reader."""
     default = ClusterDefinition()
     services = reader.names("services", "service")
     if services and (len(services) == 2 or len(services) % 2 == 0):
@@ -372,12 +391,22 @@ def _read_cluster(reader: Reader) -> ClusterDefinition:
 
 
 def _read_store(name: str, reader: Reader) -> StoreDefinition:
-    default = StoreDefinition(name)
-    durables = {key: _read_durable(key, item) for key, item in reader.sections("durables", "durable").items()}
+    durables = {key: read_durable(key, item) for key, item in reader.sections("durables", "durable").items()}
     templates = {
-        key: TemplateDefinition(key, _read_durable(key, item, template=key))
+        key: TemplateDefinition(key, read_durable(key, item, template=key))
         for key, item in reader.sections("templates", "template").items()
     }
+    return read_store(name, reader, durables, templates)
+
+
+def read_store(
+    name: str,
+    reader: Reader,
+    durables: Mapping[str, DurableDefinition],
+    templates: Mapping[str, TemplateDefinition],
+) -> StoreDefinition:
+    """A store of its own parameters with these durables and templates; problems are left with the reader."""
+    default = StoreDefinition(name)
     store = StoreDefinition(
         name=name,
         description=reader.text("description"),
@@ -392,33 +421,38 @@ def _read_store(name: str, reader: Reader) -> StoreDefinition:
         templates=templates,
         default_durable=reader.name("default_durable", "durable"),
         default_template=reader.name("default_template", "template"),
-        subscribers=_read_subscribers(reader, durables),
+        subscribers=_read_subscribers(reader.section("subscribers")),
     )
-    if store.default_durable and store.default_durable not in durables:
-        reader.problem("default_durable", "a static durable of this store", store.default_durable)
-    if store.default_template and store.default_template not in templates | dict(BUILT_IN_TEMPLATES):
-        reader.problem("default_template", "a template of this store, or a built-in one", store.default_template)
     reader.finish()
+    check_references(store, reader)
     return store
 
 
-def _read_subscribers(reader: Reader, durables: Mapping[str, DurableDefinition]) -> dict[str, str]:
+def _read_subscribers(section: Reader) -> dict[str, str]:
     found: dict[str, str] = {}
-    section = reader.section("subscribers")
     for subscriber in section.entries():
         try:
             check_name("subscriber", subscriber)
         except InvalidRequest as error:
             section.problem("", str(error))
             continue
-        durable = section.name(subscriber, "durable")
-        if durable not in durables:
-            section.problem(subscriber, "a static durable of this store", durable)
-        found[subscriber] = durable
+        found[subscriber] = section.name(subscriber, "durable")
     return found
 
 
-def _read_durable(name: str, reader: Reader, template: str = "") -> DurableDefinition:
+def check_references(store: StoreDefinition, reader: Reader) -> None:
+    """Leave a problem with the reader for each durable and template that the store's own parameters name in vain."""
+    if store.default_durable and store.default_durable not in store.durables:
+        reader.problem("default_durable", "a static durable of this store", store.default_durable)
+    if store.default_template and store.template("") is None:
+        reader.problem("default_template", "a template of this store, or a built-in one", store.default_template)
+    for subscriber, durable in store.subscribers.items():
+        if durable not in store.durables:
+            reader.problem(f"subscribers.{subscriber}", "a static durable of this store", durable)
+
+
+def read_durable(name: str, reader: Reader, template: str = "") -> DurableDefinition:
+    """One durable, or the pattern of a template; problems are left with the reader."""
     if not reader.given("type"):
         reader.problem("type", "one of " + ", ".join(DurableType))
     kind = reader.word("type", DurableType, DurableType.STANDARD)
@@ -458,37 +492,48 @@ def _read_durable(name: str, reader: Reader, template: str = "") -> DurableDefin
     return durable
 
 
-def _check_dead_letters(stores: Mapping[str, StoreDefinition], problems: list[str]) -> None:
-    """Dead letters go to a store that exists and keeps them as long; they never come round in a circle."""
-    targets: dict[str, set[str]] = {name: set() for name in stores}
-    for store in stores.values():
-        named = [(f"durables.{name}", durable) for name, durable in store.durables.items()]
-        named += [(f"templates.{name}", template.pattern) for name, template in store.templates.items()]
-        for place, durable in named:
-            target = durable.dead_letter_store
-            if not target:
-                continue
-            path = f"stores.{store.name}.{place}.dead_letter_store"
-            if target not in stores:
-                problems.append(f"{path}: a store that is defined, not {target!r}")
-                continue
-            if store.replicated and not stores[target].replicated:
-                problems.append(f"{path}: a replicated store, for {target} loses its messages at a restart")
-            if store.name in _reached(target, targets):
-                problems.append(f"{path}: not {target}, whose own dead letters come back to {store.name}")
-                continue
-            targets[store.name].add(target)
+Targets = Mapping[str, str]
+"""The dead-letter stores that durables and templates of one store name, by their paths within it."""
 
 
-def _reached(start: str, targets: Mapping[str, set[str]]) -> set[str]:
+def _dead_letter_targets(store: StoreDefinition) -> Targets:
+    named = chain(
+        ((f"durables.{name}", durable) for name, durable in store.durables.items()),
+        ((f"templates.{name}", template.pattern) for name, template in store.templates.items()),
+    )
+    return {place: durable.dead_letter_store for place, durable in named if durable.dead_letter_store}
+
+
+def check_dead_letters(
+    stores: Mapping[str, StoreDefinition], store: StoreDefinition, targets: Targets, problems: list[str]
+) -> None:
+    """Dead letters go to a store that exists and keeps them as long; they never come round in a circle.
+
+    ``targets`` are those of the store to look at. *Cost*: the durables of the stores that letters reach from there.
+    """
+    reached: dict[str, frozenset[str]] = {}
+    for place, target in targets.items():
+        path = f"stores.{store.name}.{place}.dead_letter_store"
+        if target not in stores:
+            problems.append(f"{path}: a store that is defined, not {target!r}")
+            continue
+        if store.replicated and not stores[target].replicated:
+            problems.append(f"{path}: a replicated store, for {target} loses its messages at a restart")
+        if target not in reached:
+            reached[target] = _reached(target, stores)
+        if store.name in reached[target]:
+            problems.append(f"{path}: not {target}, whose own dead letters come back to {store.name}")
+
+
+def _reached(start: str, stores: Mapping[str, StoreDefinition]) -> frozenset[str]:
     reached: set[str] = set()
     ahead = [start]
     while ahead:
         name = ahead.pop()
         if name not in reached:
             reached.add(name)
-            ahead.extend(sorted(targets[name]))
-    return reached
+            ahead.extend(sorted({*_dead_letter_targets(stores[name]).values()} & stores.keys()))
+    return frozenset(reached)
 
 
 def _built_in(kind: DurableType) -> TemplateDefinition:

@@ -87,7 +87,14 @@ def right_for(command: commands.Command) -> Right | None:
             | commands.Rewind()
         ):
             return Right.SUBSCRIBE
-        case commands.Define() | commands.Purge() | commands.Drop() | commands.Redeliver() | commands.Resend():
+        case (
+            commands.Define()
+            | commands.Redefine()
+            | commands.Purge()
+            | commands.Drop()
+            | commands.Redeliver()
+            | commands.Resend()
+        ):
             return Right.ADMINISTER
         case commands.DeadLetter() | commands.Expire() | commands.Restarted():
             return None

@@ -31,7 +31,8 @@ from urllib.parse import quote
 import msgspec
 
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
-from holdfast.stores.commands import Define, MapChange, MapChanged, Record
+from holdfast.stores.commands import Define, MapChange, MapChanged, Part, Record, Redefine
+from holdfast.stores.definition_parts import with_parts
 from holdfast.stores.definitions import ClusterDefinition, parse_definition
 from holdfast.stores.frames import Relocated, decode_frame, runs_of
 from holdfast.stores.index import INDEX_NAME
@@ -191,12 +192,18 @@ class StoreReader:
             if isinstance(said, Relocated):
                 continue  # where it was is still there until the next checkpoint
             at_ms = max(at_ms, said.command.at_ms)
+            gone = False
             if isinstance(said.command, Define):
                 definition = parse_definition(said.command.definitions)
-                if not self._is_in(definition):
-                    extents, newest = [], 0
-                    if deletion_matters:
-                        raise NotFound("the store was deleted", store=self._store)
+                gone = not self._is_in(definition)
+            elif isinstance(said.command, Redefine):
+                if definition is not None:
+                    definition = with_parts(definition, said.command.parts)
+                gone = Part(("stores", self._store)) in said.command.parts
+            if gone:
+                extents, newest = [], 0
+                if deletion_matters:
+                    raise NotFound("the store was deleted", store=self._store)
             for first, through, size in self._brought(said):
                 newest = max(newest, through)
                 if through > after_seq:

@@ -1,20 +1,23 @@
 """Carrying a definition out: which stores and durables come, stay and go.
 
-Owns: the command ``Define``, the history of definitions. Does not own: what a definition may say (``definitions``),
-which changes are possible (``definition_changes``). Failure model: pure; a definition is checked whole before anything
-changes.
+Owns: the commands ``Define`` and ``Redefine``, the history of definitions. Does not own: what a definition may say
+(``definitions``), its parts (``definition_parts``), which changes are possible (``definition_changes``). Failure model:
+pure; a definition is checked whole before anything changes.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from itertools import islice
+from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.errors import Code, Conflict, InvalidRequest
-from holdfast.stores.commands import Define, Done
+from holdfast.stores.commands import Define, Done, Part, Redefine
 from holdfast.stores.definition_changes import check_change
+from holdfast.stores.definition_parts import DURABLES, Path, changed_paths, undoing, with_parts
 from holdfast.stores.definitions import Discard, parse_definition
 from holdfast.stores.durables.aging import expire_newly_parked
 from holdfast.stores.durables.consumption import DYING_RETRY_MS, Consumption
@@ -32,7 +35,15 @@ if TYPE_CHECKING:
     from holdfast.stores.state import State
     from holdfast.stores.store import Durable
 
-__all__ = ["Revision", "define", "make_store"]
+__all__ = [
+    "Revision",
+    "define",
+    "definition_at",
+    "make_store",
+    "redefine",
+    "restored_history",
+    "whole_history",
+]
 
 
 HISTORY_BYTES_MAX = 4 << 20
@@ -41,16 +52,71 @@ PLACES_SHOWN_MAX = 20
 
 
 class Revision(msgspec.Struct, frozen=True, array_like=True):
-    """One definition of the history."""
+    """One definition of the history. See ``definition_at``."""
 
     revision: int
     at_ms: int
     author: str
     definitions: bytes
+    """The whole as JSON, or empty where it is made of the next one. A snapshot has that of the last one."""
+    undo: list[Part] | None = None
+    """What makes the one before of this one; None where a whole definition was given, and the one before is whole."""
 
 
 def define(state: State, command: Define, effects: list[Effect]) -> tuple[Result, bool]:
     """Replace the definition of the cluster. Raises ``InvalidRequest``; ``Conflict`` where another one was quicker."""
+    _check_revision(state, command)
+    definition = parse_definition(command.definitions)
+    paths = changed_paths(state.definition, definition)
+    _check(state, command, definition, paths)
+    if state.history and not state.history[-1].definitions:
+        state.history[-1] = replace(state.history[-1], definitions=state.definition.json())
+    _put_in_force(state, command, definition, paths, effects)
+    _keep(state, Revision(command.revision, command.at_ms, command.author, command.definitions))
+    return Done(), True
+
+
+def redefine(state: State, command: Redefine, effects: list[Effect]) -> tuple[Result, bool]:
+    """Change parts of the definition. Raises as ``define``. *Cost*: what changes, and two copies of a store's names."""
+    _check_revision(state, command)
+    before = state.definition
+    definition = with_parts(before, command.parts)
+    paths = list(dict.fromkeys(part.path for part in command.parts))
+    _check(state, command, definition, paths)
+    _put_in_force(state, command, definition, paths, effects)
+    undo = undoing(before, definition, paths)
+    _keep(state, Revision(command.revision, command.at_ms, command.author, b"", undo))
+    return Done(), True
+
+
+def definition_at(state: State, revision: int) -> ClusterDefinition | None:
+    """The definition with this number, None where it is not in the history. *Cost*: the changes since."""
+    places = [place for place, kept in enumerate(state.history) if kept.revision == revision]
+    if not places:
+        return None
+    wanted, definition = places[0], state.definition
+    for place in range(len(state.history) - 1, wanted, -1):
+        whole = state.history[place - 1].definitions
+        definition = parse_definition(whole) if whole else with_parts(definition, state.history[place].undo or ())
+    return definition
+
+
+def whole_history(state: State) -> list[Revision]:
+    """The history as a snapshot has it: its last item holds the whole definition."""
+    if not state.history or state.history[-1].definitions:
+        return state.history
+    known = state.encoded_definition
+    if known is None or known[0] is not state.definition:
+        known = state.encoded_definition = state.definition, state.definition.json()
+    return [*state.history[:-1], replace(state.history[-1], definitions=known[1])]
+
+
+def restored_history(kept: list[Revision]) -> list[Revision]:
+    """The history of a snapshot as the state has it: what a change of parts made has no whole."""
+    return kept[:-1] + [one if one.undo is None else replace(one, definitions=b"") for one in kept[-1:]]
+
+
+def _check_revision(state: State, command: Define | Redefine) -> None:
     if command.revision != state.revision + 1:
         raise Conflict(
             "the definition was changed meanwhile",
@@ -58,39 +124,69 @@ def define(state: State, command: Define, effects: list[Effect]) -> tuple[Result
             facts={"revision": state.revision, "given": command.revision},
             hint="read it again; the next revision is one above the current one",
         )
-    definition = parse_definition(command.definitions)
-    check_change(state.definition, definition)
-    for store in definition.stores.values():
-        _check_dynamic(state, store)
+
+
+def _check(state: State, command: Define | Redefine, definition: ClusterDefinition, paths: list[Path]) -> None:
+    check_change(state.definition, definition, paths)
+    for name, of_store in _by_store(paths).items():
+        if name in definition.stores:
+            _check_dynamic(state, definition.stores[name], of_store.durables)
     if not command.delete:
-        _check_losses(state, definition)
-    for name in [name for name in state.stores if name not in definition.stores]:
+        _check_losses(state, definition, paths)
+
+
+def _put_in_force(
+    state: State, command: Define | Redefine, definition: ClusterDefinition, paths: list[Path], effects: list[Effect]
+) -> None:
+    touched = _by_store(paths)
+    for name in [name for name in touched if name not in definition.stores and name in state.stores]:
         _delete_store(state, name, effects)
-    state.definition = definition
-    state.revision = command.revision
-    state.history.append(Revision(command.revision, command.at_ms, command.author, command.definitions))
-    _bound_history(state.history, definition.max_deployment_history)
-    for name, wanted in definition.stores.items():
-        if name not in state.stores:
-            make_store(state, wanted)
-        _change_store(state, state.stores[name], wanted, command.at_ms, effects)
-    return Done(), True
+    state.definition, state.revision = definition, command.revision
+    for name, of_store in touched.items():
+        wanted = definition.stores.get(name)
+        if wanted is not None:
+            if name not in state.stores:
+                make_store(state, wanted)
+            _change_store(state, state.stores[name], wanted, of_store, command.at_ms, effects)
 
 
-def _check_losses(state: State, wanted: ClusterDefinition) -> None:
+class _Touched(NamedTuple):
+    """What changes of one store."""
+
+    durables: list[str]
+    templates: list[str]
+
+
+def _by_store(paths: list[Path]) -> dict[str, _Touched]:
+    found: dict[str, _Touched] = {}
+    for path in paths:
+        match path:
+            case ("stores", store, *place):
+                of_store = found.setdefault(store, _Touched([], []))
+                if place:
+                    (of_store.durables if place[0] == DURABLES else of_store.templates).append(place[1])
+            case _:
+                continue
+    return found
+
+
+def _check_losses(state: State, wanted: ClusterDefinition, paths: list[Path]) -> None:
     """Raises ``Conflict`` where messages would go: with a store, a durable, or by a limit that discards old ones."""
     losses: dict[str, int] = {}
-    for name, store in state.stores.items():
-        of_store = wanted.stores.get(name)
-        if of_store is None:
+    for name, of_store in _by_store(paths).items():
+        store = state.stores.get(name)
+        if store is None:
+            continue
+        if name not in wanted.stores:
             losses[name] = store.counts.live
             continue
-        for durable_name in state.definition.stores[name].durables:
-            found = store.durables.get(durable_name)
-            if found is None:
-                continue
-            definition = of_store.durables.get(durable_name)
-            losses[f"{name}/{durable_name}"] = _kept(found) if definition is None else _over(found, definition)
+        before, after = state.definition.stores[name].durables, wanted.stores[name].durables
+        for durable_name in of_store.durables:
+            found = store.durables.get(durable_name) if durable_name in before else None
+            if found is not None:
+                definition = after.get(durable_name)
+                place = f"{name}/{durable_name}"
+                losses[place] = _kept(found) if definition is None else _over(found, definition)
     lost = {place: messages for place, messages in losses.items() if messages}
     if lost:
         shown = ", ".join(f"{place} ({messages})" for place, messages in islice(lost.items(), PLACES_SHOWN_MAX))
@@ -118,28 +214,36 @@ def _over(durable: Durable, wanted: DurableDefinition) -> int:
     return over
 
 
-def _bound_history(history: list[Revision], count: int) -> None:
-    """Forget the oldest definitions: those above the count, or above so many bytes: each snapshot has them."""
-    del history[:-count]
-    while len(history) > 1 and sum(len(item.definitions) for item in history) > HISTORY_BYTES_MAX:
+def _keep(state: State, revision: Revision) -> None:
+    """Add to the history; forget the oldest, those above the count or above so many bytes: each snapshot has them."""
+    history = state.history
+    history.append(revision)
+    del history[: -state.definition.max_deployment_history]
+    while len(history) > 1 and sum(map(_size, history)) > HISTORY_BYTES_MAX:
         del history[0]
 
 
-def _check_dynamic(state: State, definition: StoreDefinition) -> None:
+def _size(kept: Revision) -> int:
+    return len(kept.definitions) + sum(len(part.document) for part in kept.undo or ())
+
+
+def _check_dynamic(state: State, definition: StoreDefinition, durables: list[str]) -> None:
     """A static durable that takes the place of a dynamic one keeps what that keeps, so it must be of its kind."""
     store = state.stores.get(definition.name)
-    dynamic = [name for name in store.durables if name not in definition.durables] if store is not None else []
-    if len(definition.durables) + len(dynamic) > REFERENCES_MAX:
+    known = store.durables if store is not None else {}
+    wanted_durables = [definition.durables[name] for name in durables if name in definition.durables]
+    count = len(known) + sum(wanted.name not in known for wanted in wanted_durables)
+    if count > REFERENCES_MAX:
         raise InvalidRequest(
             "a store has too many durables",
             code=Code.TOO_MANY_DURABLES,
             facts={"store": definition.name, "durables": len(definition.durables), "limit": REFERENCES_MAX},
         )
-    for name, wanted in definition.durables.items():
-        found = store.durables.get(name) if store is not None else None
+    for wanted in wanted_durables:
+        found = known.get(wanted.name)
         if found is None or not found.definition.dynamic:
             continue
-        facts = {"store": definition.name, "durable": name}
+        facts = {"store": definition.name, "durable": wanted.name}
         if found.definition.type is not wanted.type or found.definition.key_ordered != wanted.key_ordered:
             raise InvalidRequest("a dynamic durable of another type is there", code=Code.TYPE_MISMATCH, facts=facts)
         if found.definition.matcher != wanted.matcher or found.definition.key_field != wanted.key_field:
@@ -172,23 +276,26 @@ def _delete_store(state: State, name: str, effects: list[Effect]) -> None:
     state.blocks.forget_store(name)
 
 
-def _change_store(state: State, store: Store, wanted: StoreDefinition, now_ms: int, effects: list[Effect]) -> None:
+def _change_store(
+    state: State, store: Store, wanted: StoreDefinition, touched: _Touched, now_ms: int, effects: list[Effect]
+) -> None:
     before, store.definition = store.definition, wanted
-    for name in before.durables:
-        if name not in wanted.durables and name in store.durables:
+    for name in touched.durables:
+        if name not in wanted.durables and name in before.durables and name in store.durables:
             state.delete(store, name, "not_defined", now_ms, effects)
-    for name, durable in wanted.durables.items():
-        if name in store.durables:
+    for durable in [wanted.durables[name] for name in touched.durables if name in wanted.durables]:
+        if durable.name in store.durables:
             _change_durable(state, store, durable, now_ms, effects)
         else:
             store.add(durable, now_ms)
-            state.arm(store, name)
-    for name, found in list(store.durables.items()):
+            state.arm(store, durable.name)
+    templates = {name: wanted.templates[name] for name in touched.templates if name in wanted.templates}
+    for name, found in list(store.durables.items()) if templates else ():
         definition = found.definition
-        template = wanted.templates.get(definition.template) if definition.dynamic else None
+        template = templates.get(definition.template) if definition.dynamic else None
         if template is not None and template.pattern.type is definition.type:
-            own = replace(template.durable(name, definition.matcher), key_field=definition.key_field)
-            _change_durable(state, store, replace(own, key_ordered=definition.key_ordered), now_ms, effects)
+            own = dataclasses.replace(template.durable(name, definition.matcher), key_field=definition.key_field)
+            _change_durable(state, store, dataclasses.replace(own, key_ordered=definition.key_ordered), now_ms, effects)
 
 
 def _change_durable(state: State, store: Store, wanted: DurableDefinition, now_ms: int, effects: list[Effect]) -> None:

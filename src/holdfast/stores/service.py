@@ -46,6 +46,7 @@ from holdfast.stores.commands import (
     Publish,
     Published,
     Record,
+    Redefine,
     Resend,
     Restarted,
     Result,
@@ -204,7 +205,7 @@ class StoreService:
         effects = applied.effects
         if effects:
             effects = self._note_ready(effects)
-        if type(command) is Define:
+        if type(command) is Define or type(command) is Redefine:
             self._configure()
         self._answer(frame, _Answer(done, applied.result, effects, self), volatile=volatile)
 
@@ -535,7 +536,7 @@ def _is_volatile(command: Command, names: AbstractSet[str]) -> bool:
         return command.volatile
     if isinstance(command, Resend):
         return (command.store or command.to_store) in names
-    return not isinstance(command, Define | Restarted) and command.store in names
+    return not isinstance(command, Define | Redefine | Restarted) and command.store in names
 
 
 def _ignore(_outcome: Result | HoldfastError) -> None:

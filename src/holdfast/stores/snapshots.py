@@ -26,7 +26,7 @@ from holdfast.stores.durables.last_value import LastValue, LastValueState
 from holdfast.stores.durables.map import Map, MapState
 from holdfast.stores.durables.residue import Residue, ResidueState
 from holdfast.stores.publishers import PublisherState
-from holdfast.stores.redefine import Revision, make_store
+from holdfast.stores.redefine import Revision, make_store, restored_history, whole_history
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def snapshot(state: State) -> bytes:
     """
     # A store that lives in memory only is empty after a start.
     stores = [_store(store) for store in state.stores.values() if not state.definition.is_volatile(store.definition)]
-    return _encoder.encode((FORMAT, state.at_ms, state.revision, state.history, stores, state.rules))
+    return _encoder.encode((FORMAT, state.at_ms, state.revision, whole_history(state), stores, state.rules))
 
 
 def _store(store: Store) -> _Written:
@@ -179,7 +179,7 @@ def restore(state: State, data: bytes) -> None:
         )
     assert not state.stores, "a snapshot is taken up by an empty state"
     state.rules = found.rules
-    state.definition, state.revision, state.history = definition, found.revision, list(found.history)
+    state.definition, state.revision, state.history = definition, found.revision, restored_history(found.history)
     state.at_ms = found.at_ms
     for name in sorted(definition.volatile_stores):
         store = make_store(state, definition.stores[name])

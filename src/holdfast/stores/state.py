@@ -84,6 +84,8 @@ class State:
         self.revision = 0
         self.history: list[redefine.Revision] = []
         """The last definitions, oldest first; the newest is in force."""
+        self.encoded_definition: tuple[ClusterDefinition, bytes] | None = None
+        """The bytes that the last snapshot needed: making them again takes as long as the rest of a snapshot."""
         self.stores: dict[str, Store] = {}
         self._rules = RULES
         self.at_ms = 0
@@ -109,6 +111,7 @@ class State:
             commands.Drop: self._drop,
             commands.Rewind: self._rewind,
             commands.Define: partial(redefine.define, self),
+            commands.Redefine: partial(redefine.redefine, self),
             commands.MapChange: partial(map_commands.change, self),
             commands.MapLock: partial(map_commands.lock, self),
             commands.MapUnlock: partial(map_commands.unlock, self),

@@ -26,7 +26,8 @@ from typing import Final
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound
 from holdfast.stores.accepting import accept
 from holdfast.stores.block_cache import BLOCK_BYTES
-from holdfast.stores.commands import FIRST_RULES, RULES, Define, Expire, Expired
+from holdfast.stores.commands import FIRST_RULES, RULES, Define, Expire, Expired, Redefine
+from holdfast.stores.definition_parts import with_parts
 from holdfast.stores.definitions import parse_definition
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.expiry import Budget
@@ -56,6 +57,8 @@ UNFINISHED_NAME: Final = "restore.unfinished"
 MEMORY_BYTES: Final = 128 << 20
 TEXT_MAX: Final = 500
 _EVERYTHING: Final = 1 << 62
+PARTS_OF_STORES: Final = 4
+"""How long the paths of parts are that make no store come, go or live elsewhere."""
 DEAD_EXTENTS_MAX: Final = 4_096
 """Extents looked at for one checkpoint; the others are for the next."""
 
@@ -247,12 +250,16 @@ class Storage:
 
     def apply(self, command: Command) -> Applied:
         """Carry a command out. *Raises*: what the state machine refuses it with."""
-        if type(command) is not Define:
+        if type(command) is Define:
+            wanted = parse_definition(command.definitions)
+        elif type(command) is Redefine and any(len(part.path) < PARTS_OF_STORES for part in command.parts):
+            wanted = with_parts(self.state.definition, command.parts)
+        else:
             return self.state.apply(command)
         names, before = self.volatile_names, frozenset(self.volatile_names)
         try:
             # A store that goes and one that comes are both known while the definition is carried out.
-            names |= parse_definition(command.definitions).volatile_stores
+            names |= wanted.volatile_stores
             return self.state.apply(command)
         finally:
             names |= before

@@ -1,113 +1,128 @@
-"""Changes of one store, durable or template, as changes of the whole definition.
+"""Requests that change parts of the definition, as the parts that they put in or take away.
 
-Owns: what the routes for parts make of the whole. Does not own: reading and checking a definition
-(``stores.definitions``), which changes a running cluster allows (the state machine), history (``definition_history``).
+Owns: what the routes for parts make of a request. Does not own: reading and checking parts (``definition_parts``),
+which changes a running cluster allows (the state machine).
 
-A definition is replaced whole, so a change is validated with everything that refers to it; nothing is half applied.
-
-Failure model: pure. Raises ``InvalidRequest`` naming every wrong value by its path, ``NotFound`` for what is not there.
+Failure model: pure. Raises ``InvalidRequest`` naming what is wrong, ``NotFound`` for what is not there. Cost: what the
+request names; ``with_store`` also the names of what the store has.
 """
 
 from __future__ import annotations
 
 from typing import Final, cast
 
+import msgspec
+
 from holdfast.errors import InvalidRequest, NotFound
-from holdfast.stores.definitions import ClusterDefinition, definition_of
+from holdfast.stores.commands import Part
+from holdfast.stores.definition_parts import DURABLES, TEMPLATES, durable_at
+from holdfast.stores.definition_values import Reader, raise_problems
+from holdfast.stores.definitions import ClusterDefinition, StoreDefinition
 
 __all__ = ["patched", "patched_part", "patched_store", "with_part", "with_store", "without_part", "without_store"]
 
 Json = dict[str, object]
-_PARTS: Final = ("durables", "templates", "subscribers")
+_KINDS: Final = (DURABLES, TEMPLATES)
 
 
-def with_store(definition: ClusterDefinition, store: str, parameters: object) -> ClusterDefinition:
-    """The definition with these parameters of a store; durables, templates and subscribers stay unless given."""
-    whole = definition.document()
-    stores = _section(whole, "stores")
+def with_store(definition: ClusterDefinition, store: str, parameters: object) -> list[Part]:
+    """These parameters of a store; its durables, templates and subscribers stay unless given."""
     given = _map_of(parameters, "the parameters of a store")
-    kept = _section(stores, store) if store in stores else {}
-    stores[store] = {part: kept[part] for part in _PARTS if part in kept} | given
-    if "default_durable" not in given and kept.get("default_durable"):
-        _section(stores, store)["default_durable"] = kept["default_durable"]
-    return definition_of(whole)
+    known = definition.stores.get(store)
+    sections = {kind: _map_of(given.pop(kind), kind) for kind in _KINDS if kind in given}
+    if known is not None:
+        given.setdefault("subscribers", dict(known.subscribers))
+        given.setdefault("default_durable", known.default_durable)
+    parts = [_part(("stores", store), given)]
+    for kind, section in sections.items():
+        before = () if known is None else known.durables if kind == DURABLES else known.templates
+        parts += [Part(("stores", store, kind, name)) for name in before if name not in section]
+        parts += [_part(("stores", store, kind, name), parameters) for name, parameters in section.items()]
+    return parts
 
 
-def patched_store(definition: ClusterDefinition, store: str, parameters: object) -> ClusterDefinition:
-    """The definition with only these parameters of a store changed; of its durables and templates, those named."""
-    whole = definition.document()
-    _patch_store(_store_of(whole, store), _map_of(parameters, "the parameters of a store"))
-    return definition_of(whole)
+def patched_store(definition: ClusterDefinition, store: str, parameters: object) -> list[Part]:
+    """Only these parameters of a store; of its durables and templates, those named."""
+    _store_of(definition, store)
+    return _patched_store(definition, store, _map_of(parameters, "the parameters of a store"))
 
 
-def patched_part(
-    definition: ClusterDefinition, store: str, kind: str, name: str, parameters: object
-) -> ClusterDefinition:
-    """The definition with only these parameters of a static durable or a template changed."""
-    whole = definition.document()
-    section = _section(_store_of(whole, store), kind)
-    if name not in section:
-        raise NotFound(f"there is no such {kind.removesuffix('s')} in the definition", store=store, name=name)
-    _section(section, name).update(_map_of(parameters, f"the parameters of {kind}"))
-    return definition_of(whole)
+def _patched_store(definition: ClusterDefinition, store: str, given: Json) -> list[Part]:
+    known = definition.stores.get(store)
+    sections = {kind: _map_of(given.pop(kind), kind) for kind in _KINDS if kind in given}
+    own = {} if known is None else known.own_document()
+    if "subscribers" in given and known is not None:
+        given["subscribers"] = dict(known.subscribers) | _map_of(given["subscribers"], "subscribers")
+    parts = [_part(("stores", store), own | given)] if given or known is None else []
+    for kind, section in sections.items():
+        parts += [_patched(definition, ("stores", store, kind, name), one) for name, one in section.items()]
+    return parts
 
 
-def patched(definition: ClusterDefinition, document: object) -> ClusterDefinition:
-    """The definition with only what this part of one names: nothing goes, what is new comes."""
-    whole = definition.document()
+def patched_part(definition: ClusterDefinition, store: str, kind: str, name: str, parameters: object) -> list[Part]:
+    """Only these parameters of a static durable or a template."""
+    _require_part(definition, store, kind, name)
+    return [_patched(definition, ("stores", store, kind, name), parameters)]
+
+
+def _patched(definition: ClusterDefinition, path: tuple[str, ...], parameters: object) -> Part:
+    known = durable_at(definition, path)
+    before = {} if known is None else known.document()
+    return _part(path, before | _map_of(parameters, f"the parameters of {path[-2]}"))
+
+
+def patched(definition: ClusterDefinition, document: object) -> list[Part]:
+    """Only what this part of a definition names: nothing goes, what is new comes."""
     given = _map_of(document, "a definition")
-    _section(whole, "cluster").update(_map_of(given.pop("cluster", {}), "cluster"))
-    stores = _section(whole, "stores")
-    for store, parameters in _map_of(given.pop("stores", {}), "stores").items():
-        _patch_store(cast(Json, stores.setdefault(store, {})), _map_of(parameters, f"stores.{store}"))
-    return definition_of(whole | given)
+    parts: list[Part] = []
+    problems: list[str] = []
+    reader = Reader(given, "", problems)
+    for name in ("cluster", "stores", "permissions"):
+        reader.section(name)
+    reader.finish()
+    raise_problems(problems)
+    if "cluster" in given:
+        parts.append(_part(("cluster",), definition.own_document() | _map_of(given["cluster"], "cluster")))
+    for store, parameters in _map_of(given.get("stores", {}), "stores").items():
+        parts += _patched_store(definition, store, _map_of(parameters, f"stores.{store}"))
+    if "permissions" in given:
+        parts.append(_part(("permissions",), given["permissions"]))
+    return parts
 
 
-def _patch_store(store: Json, given: Json) -> None:
-    for kind in ("durables", "templates"):
-        section = cast(Json, store.setdefault(kind, {}))
-        for name, parameters in _map_of(given.pop(kind, {}), kind).items():
-            cast(Json, section.setdefault(name, {})).update(_map_of(parameters, f"{kind}.{name}"))
-    if "subscribers" in given:
-        cast(Json, store.setdefault("subscribers", {})).update(_map_of(given.pop("subscribers"), "subscribers"))
-    store.update(given)
+def without_store(definition: ClusterDefinition, store: str) -> list[Part]:
+    """A store goes."""
+    _store_of(definition, store)
+    return [Part(("stores", store))]
 
 
-def without_store(definition: ClusterDefinition, store: str) -> ClusterDefinition:
-    """The definition without a store."""
-    whole = definition.document()
-    stores = _section(whole, "stores")
-    if stores.pop(store, None) is None:
-        raise NotFound("there is no such store", store=store)
-    return definition_of(whole)
+def with_part(definition: ClusterDefinition, store: str, kind: str, name: str, parameters: object) -> list[Part]:
+    """These parameters of a static durable (``durables``) or a template (``templates``), the others by default."""
+    _store_of(definition, store)
+    return [_part(("stores", store, kind, name), _map_of(parameters, f"the parameters of {kind}"))]
 
 
-def with_part(definition: ClusterDefinition, store: str, kind: str, name: str, parameters: object) -> ClusterDefinition:
-    """The definition with these parameters of a static durable (``durables``) or a template (``templates``)."""
-    whole = definition.document()
-    section = _section(_store_of(whole, store), kind)
-    section[name] = _map_of(parameters, f"the parameters of {kind}")
-    return definition_of(whole)
+def without_part(definition: ClusterDefinition, store: str, kind: str, name: str) -> list[Part]:
+    """A static durable or a template goes."""
+    _require_part(definition, store, kind, name)
+    return [Part(("stores", store, kind, name))]
 
 
-def without_part(definition: ClusterDefinition, store: str, kind: str, name: str) -> ClusterDefinition:
-    """The definition without a static durable or a template."""
-    whole = definition.document()
-    section = _section(_store_of(whole, store), kind)
-    if section.pop(name, None) is None:
+def _require_part(definition: ClusterDefinition, store: str, kind: str, name: str) -> None:
+    _store_of(definition, store)
+    if durable_at(definition, ("stores", store, kind, name)) is None:
         raise NotFound(f"there is no such {kind.removesuffix('s')} in the definition", store=store, name=name)
-    return definition_of(whole)
 
 
-def _store_of(whole: Json, store: str) -> Json:
-    stores = _section(whole, "stores")
-    if store not in stores:
+def _store_of(definition: ClusterDefinition, store: str) -> StoreDefinition:
+    found = definition.stores.get(store)
+    if found is None:
         raise NotFound("there is no such store", store=store)
-    return _section(stores, store)
+    return found
 
 
-def _section(document: Json, name: str) -> Json:
-    return cast(Json, document[name])
+def _part(path: tuple[str, ...], document: object) -> Part:
+    return Part(path, msgspec.json.encode(document))
 
 
 def _map_of(parameters: object, what: str) -> Json:

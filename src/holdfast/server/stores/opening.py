@@ -20,8 +20,9 @@ from holdfast.errors import AlreadyOpen, Code, InvalidRequest, Unavailable
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.settings import StoresSettings
 from holdfast.stores.clock import StoreClock
-from holdfast.stores.commands import Define
+from holdfast.stores.commands import Redefine
 from holdfast.stores.definition_changes import beside, differences
+from holdfast.stores.definition_parts import parts_between
 from holdfast.stores.definitions import (
     ClusterDefinition,
     StoreDefinition,
@@ -160,7 +161,8 @@ async def _put_in_force(service: StoreService, wanted: ClusterDefinition) -> Non
     if not changes:
         return
     revision = state.revision + 1
-    await service.submit(Define(0, wanted.json(), revision, AUTHOR))
+    parts = parts_between(state.definition, wanted)
+    await service.submit(Redefine(0, parts, revision, AUTHOR, delete=True))
     for change in changes[:DIFFERENCES_LOGGED_MAX]:
         _log.info("definition_changed", revision=revision, change=str(change))
     if len(changes) > DIFFERENCES_LOGGED_MAX:

@@ -24,16 +24,11 @@ from holdfast.server.stores.filtering import filtered
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.routes_messages import NothingMore, flag
 from holdfast.server.stores.store_call import DOCUMENT, StoreCall, parameter, store_route
-from holdfast.stores.commands import Attach, Attached, Define, Detach, Done, Unsubscribe
-from holdfast.stores.definitions import (
-    ClusterDefinition,
-    DurableType,
-    definition_of,
-    parse_definition,
-    with_known_prefetch,
-)
+from holdfast.stores.commands import Attach, Attached, Detach, Done, Part, Redefine, Unsubscribe
+from holdfast.stores.definition_parts import full_parts, parts_between
+from holdfast.stores.definitions import ClusterDefinition, DurableType, definition_of, with_known_prefetch
 from holdfast.stores.permissions import Right
-from holdfast.stores.redefine import Revision
+from holdfast.stores.redefine import Revision, definition_at
 
 __all__ = ["definition_routes"]
 
@@ -54,7 +49,7 @@ class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def define(
-    call: StoreCall, change: Callable[[ClusterDefinition], ClusterDefinition], *, delete: bool | None = None
+    call: StoreCall, change: Callable[[ClusterDefinition], list[Part]], *, delete: bool | None = None
 ) -> int:
     """Apply a change of the definition. Returns its revision. Raises: InvalidRequest, NotFound, Conflict.
 
@@ -68,12 +63,12 @@ async def define(
         raise Conflict(
             "another revision of the definition is in force", code=Code.REVISION_MISMATCH, revision=in_force.revision
         )
-    changed = with_known_prefetch(in_force.cluster, change(in_force.cluster))
-    if changed == in_force.cluster and in_force.revision:
+    parts = full_parts(in_force.cluster, change(in_force.cluster))
+    if not parts and in_force.revision:
         return in_force.revision
     author = opened.access.user_of(call.call.authorization) or ""
     revision = in_force.revision + 1
-    await call.submit(opened.service.submit(Define(0, changed.json(), revision, author, may_delete)), Done)
+    await call.submit(opened.service.submit(Redefine(0, parts, revision, author, may_delete)), Done)
     return revision
 
 
@@ -141,7 +136,7 @@ async def put_durable(call: StoreCall) -> Answer:
     if isinstance(parameters, dict) and "template" in parameters:
         await _make_dynamic(call, cast(Json, parameters))
     else:
-        found = call.opened.definitions.durables(call.store).get(call.durable)
+        found = call.opened.definitions.find(call.store, call.durable)
         if found is not None and found.dynamic:
             raise InvalidRequest("this durable is dynamic: change its template", template=found.template)
         await define(
@@ -167,7 +162,7 @@ async def _make_dynamic(call: StoreCall, parameters: Json) -> None:
     if unknown or not isinstance(template, str):
         raise InvalidRequest("a dynamic durable has a template, by its name, and perhaps a matcher of its own")
     opened = call.opened
-    found = opened.definitions.durables(call.store).get(call.durable)
+    found = opened.definitions.find(call.store, call.durable)
     if found is not None and found.template == template and matcher is None:
         return
     if found is not None and not found.dynamic:
@@ -255,10 +250,14 @@ async def get_definition(call: StoreCall) -> Answer:
     return _whole(call, in_force.revision, in_force.cluster.document())
 
 
+def _replaced(before: ClusterDefinition, wanted: ClusterDefinition) -> list[Part]:
+    return parts_between(before, with_known_prefetch(before, wanted))
+
+
 async def put_definition(call: StoreCall) -> Answer:
     """``PUT /v1/cluster/definition``."""
     document = await call.document()
-    await define(call, lambda _: definition_of(document))
+    await define(call, lambda definition: _replaced(definition, definition_of(document)))
     return await get_definition(call)
 
 
@@ -283,10 +282,11 @@ async def list_history(call: StoreCall) -> Answer:
     )
 
 
-def _kept(call: StoreCall, revision: int) -> Revision:
-    for one in call.opened.state.history:
-        if one.revision == revision:
-            return one
+def _kept(call: StoreCall, revision: int) -> tuple[Revision, ClusterDefinition]:
+    state = call.opened.state
+    for one in state.history:
+        if one.revision == revision and (definition := definition_at(state, revision)) is not None:
+            return one, definition
     raise NotFound("this revision is not in the history", revision=revision)
 
 
@@ -295,16 +295,16 @@ async def get_history(call: StoreCall) -> Answer:
     text = call.call.path_text("revision")
     if not (text.isascii() and text.isdigit() and len(text) <= 10):
         raise InvalidRequest("a revision is a whole number")
-    kept = _kept(call, int(text))
-    document = parse_definition(kept.definitions).document()
+    kept, definition = _kept(call, int(text))
+    document = definition.document()
     return call.answer({"revision": kept.revision, "at_ms": kept.at_ms, "author": kept.author, "definition": document})
 
 
 async def rollback(call: StoreCall) -> Answer:
     """``POST /v1/cluster/rollback``."""
     asked = await call.body(Rollback)
-    kept = _kept(call, asked.revision)
-    await define(call, lambda _: parse_definition(kept.definitions))
+    _, wanted = _kept(call, asked.revision)
+    await define(call, lambda definition: parts_between(definition, wanted))
     return await get_definition(call)
 
 

@@ -265,6 +265,10 @@ def letter_for_everybody(self: Store, durable: Consumption, batch: Batch, effect
     return self.accept(batch, effects)[0]
 
 
+def changed_in_name_only(*_: object) -> None:
+    """A durable keeps the parameters that it had."""
+
+
 def state_without_marks(self: Consumption) -> ConsumptionState:
     """A snapshot forgets what subscribers reported."""
     return msgspec.structs.replace(_state(self), marks=[])

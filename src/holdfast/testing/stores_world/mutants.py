@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+from holdfast.stores import redefine
 from holdfast.stores import state as state_module
 from holdfast.stores.durables import administration, aging, backlog, consumption_state, retention
 from holdfast.stores.durables.backlog import Backlog
@@ -320,6 +321,11 @@ _REGISTRY: Final = (
         "replay is the same",
         ((Consumption, "state", broken.state_without_marks),),
         FORGETFUL,
+    ),
+    Mutant(
+        "changed_in_name_only",
+        "a definition is carried out",
+        ((redefine, "_change_durable", broken.changed_in_name_only),),
     ),
     Mutant(
         "deadline_from_blocks",

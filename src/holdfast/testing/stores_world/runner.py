@@ -24,7 +24,7 @@ Done = TypeVar("Done")
 
 KINDS: Final = (
     *("Acknowledge", "Attach", "DeadLetter", "Define", "Deliver", "Detach", "Drop", "Expire", "MapChange", "MapLock"),
-    *("MapUnlock", "Publish", "Purge", "Redeliver", "Resend", "Restarted", "Rewind", "Unsubscribe"),
+    *("MapUnlock", "Publish", "Purge", "Redefine", "Redeliver", "Resend", "Restarted", "Rewind", "Unsubscribe"),
     *("Publish refused: sequence_gap", "Publish refused: unknown_publisher", "Publish refused: store_full"),
     *("MapChange refused: revision_mismatch", "MapChange refused: store_full", "MapChange refused: not_holder"),
     *("MapLock refused: lock_held", "MapUnlock refused: not_holder", "Attach refused: too_many_durables"),

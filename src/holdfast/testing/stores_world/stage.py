@@ -25,6 +25,7 @@ import msgspec
 from holdfast.errors import HoldfastError
 from holdfast.stores import commands
 from holdfast.stores.commands import Command, Record
+from holdfast.stores.definition_parts import parts_between
 from holdfast.stores.definitions import definition_of
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.effects import Dying, Effect, Ready
@@ -251,4 +252,9 @@ class Stage:
 
     def _define(self, document: Mapping[str, object]) -> None:
         self._revision += 1
-        self.submit(commands.Define(self.now_ms, definition_of(document).json(), self._revision))
+        wanted = definition_of(document)
+        if self.random.random() < 0.7:
+            parts = parts_between(self.machine.state.definition, wanted)
+            self.submit(commands.Redefine(self.now_ms, parts, self._revision, "", delete=True))
+        else:
+            self.submit(commands.Define(self.now_ms, wanted.json(), self._revision))

@@ -11,14 +11,22 @@ Failure model: see above.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
+
+import msgspec
 
 from holdfast.errors import Code, HoldfastError
 from holdfast.stores import commands
 from holdfast.stores.commands import Command, Result
-from holdfast.stores.definitions import ClusterDefinition, DurableDefinition, DurableType, parse_definition
+from holdfast.stores.definitions import (
+    ClusterDefinition,
+    DurableDefinition,
+    DurableType,
+    definition_of,
+    parse_definition,
+)
 from holdfast.stores.effects import Changed, Dying, Effect
 from holdfast.stores.messages import Message
 from holdfast.testing.stores_world.consumed_model import ConsumedModel
@@ -188,7 +196,9 @@ class ClusterModel:
         before = self.dying()
         match command:
             case commands.Define():
-                self._define(command, answer)
+                self._define(parse_definition(command.definitions), command.at_ms, answer)
+            case commands.Redefine():
+                self._define(self._with(command.parts), command.at_ms, answer)
             case commands.Publish():
                 self._publish(command, answer)
             case commands.Expire():
@@ -226,9 +236,26 @@ class ClusterModel:
         for key, effect in now.items():
             promise(key in before or key in told, "who dies is announced", unannounced=effect)
 
-    def _define(self, command: commands.Define, answer: Answer) -> None:
-        _done(command, answer)
-        definition = parse_definition(command.definitions)
+    def _with(self, parts: Iterable[commands.Part]) -> ClusterDefinition:
+        """The definition with these parts, by way of its whole document."""
+        document = self.definition.document()
+        for part in parts:
+            *sections, name = part.path
+            place = document
+            for section in sections:
+                place = cast("dict[str, object]", place[section])
+            if not part.document:
+                del place[name]
+                continue
+            given = msgspec.json.decode(part.document, type=dict[str, object])
+            if len(part.path) == 2:
+                known = cast("dict[str, object]", place.get(name, {}))
+                given |= {kind: known.get(kind, {}) for kind in ("durables", "templates")}
+            place[name] = given
+        return definition_of(document)
+
+    def _define(self, definition: ClusterDefinition, now_ms: int, answer: Answer) -> None:
+        promise(isinstance(answer, commands.Done), "a definition is carried out", answer=answer)
         for name in [name for name in self.stores if name not in definition.stores]:
             del self.stores[name]
         for name, wanted in definition.stores.items():
@@ -244,10 +271,10 @@ class ClusterModel:
                     found.definition = parameters
                     if isinstance(found, ConsumedModel):
                         if moved and found.parks:
-                            found.parks_now(command.at_ms)
-                        found.keep_limits(command.at_ms)
+                            found.parks_now(now_ms)
+                        found.keep_limits(now_ms)
                 else:
-                    store.add(parameters, command.at_ms)
+                    store.add(parameters, now_ms)
         self.definition = definition
 
     # ---- publishing -------------------------------------------------------------------------------------------------
