@@ -438,11 +438,13 @@ def test_a_rewind_delivers_what_is_retained_again(client: StoreClient, store: st
     with client.publisher(store) as publisher:
         publisher.publish_batch([Message(b"a"), Message(b"b")])
     with client.subscriber(store, "kept") as subscriber:
-        assert [subscriber.receive(10) is not None for _ in range(2)] == [True, True]
+        first = [subscriber.receive(10) for _ in range(2)]
+    assert [message.replayed for message in first if message is not None] == [False, False]
     client.rewind(store, "kept")
     with client.subscriber(store, "kept") as subscriber:
         again = [subscriber.receive(10) for _ in range(2)]
     assert [message.body for message in again if message is not None] == [b"a", b"b"]
+    assert [message.replayed for message in again if message is not None] == [True, True]
 
 
 def test_definitions_are_checked_whole_and_compared(client: StoreClient, store: str) -> None:

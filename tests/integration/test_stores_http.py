@@ -390,10 +390,17 @@ def test_what_was_acknowledged_comes_again_by_rewinding(tmp_path: Path) -> None:
             await stores.acks("orders", "work", ack=[1, 2, 3])
             rewind = "/v1/stores/orders/durables/work/rewind"
             assert (await stores.ask("POST", rewind, {"seq": 2})).status == 200
-            assert bodies(await stores.poll("orders", "work")) == ["b", "c"]
+            await stores.publish("orders", "d")
+            again = await stores.poll("orders", "work")
+            assert bodies(again) == ["b", "c", "d"]
+            assert [one.get("replayed", False) for one in again] == [True, True, False]
             await stores.acks("orders", "work", ack=[2, 3])
             assert (await stores.ask("POST", rewind, {"to": "start"})).status == 200
-            assert bodies(await stores.poll("orders", "work")) == ["a", "b", "c"]
+            again = await stores.poll("orders", "work")
+            assert bodies(again) == ["a", "b", "c", "d"]
+            assert [one["replayed"] for one in again] == [True] * 4
+            browsed = await stores.ask("GET", "/v1/stores/orders/durables/work/browse")
+            assert [one["replayed"] for one in browsed.json["messages"]] == [True] * 4
 
     run(scenario)
 

@@ -7,7 +7,7 @@ from tests.stores.state_harness import Machine
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.stores import commands
-from holdfast.stores.durables import backlog, residue
+from holdfast.stores.durables import backlog, residue, retention
 from holdfast.stores.effects import Ready
 from holdfast.stores.messages import Message
 
@@ -194,6 +194,36 @@ def test_rewinding_to_a_number_or_a_time(to: dict[str, int], numbers: list[int])
     machine = retaining()
     rewind(machine, **to)
     assert machine.numbers("a", "one") == numbers
+
+
+def test_what_the_durable_had_reached_before_it_was_rewound_is_replayed() -> None:
+    machine = retaining()
+    machine.publish("d", "e")
+    assert machine.numbers("a", "one", 1) == [4]
+    machine.settle("a", "one", nack=[(4, 0)])
+    rewind(machine, seq=2)
+    machine.restart()
+    replayed = machine.durable("a").replayed
+    assert [seq in replayed for seq in range(1, 6)] == [False, True, True, True, False]
+    assert machine.numbers("a", "one", 2) == [2, 3]
+    machine.ack("a", "one", 3)
+    machine.later(61_000)
+    assert machine.durable("a").replayed.runs() == [(2, 4)], "2 is held, and may come again"
+    machine.ack("a", "one", 2, *machine.numbers("a", "one"))
+    machine.later(130_000)
+    assert not machine.durable("a").replayed, "nothing of it is retained"
+
+
+def test_rewinds_to_many_places_need_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "REPLAYED_RUNS_MAX", 3)
+    machine = Machine(a={"type": "shared", "retention_time": 60})
+    machine.attach("a", "one")
+    for _ in range(6):
+        machine.publish("x", "y")
+        machine.ack("a", "one", *machine.numbers("a", "one"))
+        rewind(machine, seq=machine.state.stores["s"].counts.next_seq - 1)
+        machine.ack("a", "one", *machine.numbers("a", "one"))
+    assert machine.durable("a").replayed.runs() == [(8, 8), (10, 10), (12, 12)]
 
 
 def test_rewinding_takes_back_what_subscribers_hold_from_there_on() -> None:

@@ -460,6 +460,7 @@ def message_fields(message: Delivery) -> dict[str, object]:
         "published_ms": message.published_ms,
         "delivery_count": message.delivery_count,
         "redelivered": message.redelivered,
+        "replayed": message.replayed,
     }
 
 
@@ -472,6 +473,8 @@ def message_text(message: Delivery) -> str:
     parts.append(readable(message.body))
     if message.redelivered:
         parts.append(f"(delivery {message.delivery_count})")
+    if message.replayed:
+        parts.append("(replayed)")
     return "  ".join(parts)
 
 

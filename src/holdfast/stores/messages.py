@@ -35,8 +35,12 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     deliver_at_ms: int = 0
 
 
-class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """One message as a subscriber gets it. ``delivery_count`` is 1 the first time."""
+class Delivery(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One message as a subscriber gets it. ``delivery_count`` is 1 the first time.
+
+    ``redelivered``: somebody may have had it before and did not acknowledge it. ``replayed``: the durable had got past
+    it before it was rewound, so somebody may have acknowledged it.
+    """
 
     seq: int
     fields: dict[str, FieldValue]
@@ -45,3 +49,4 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     published_ms: int
     delivery_count: int
     redelivered: bool
+    replayed: bool = False

@@ -75,6 +75,10 @@ class Backlog(Protocol):
         """What the subscriber holds of a run that was delivered to it, and not again since."""
         ...
 
+    def with_replayed(self, store: str, durable: str, messages: list[Delivery]) -> list[Delivery]:
+        """The messages, those marked that are delivered because the durable was rewound."""
+        ...
+
     def held_of(self, store: str, durable: str, subscriber: str, first: int, last: int) -> list[tuple[int, int]]:
         """What the subscriber holds of ``first..last``."""
         ...
@@ -382,6 +386,7 @@ class Deliveries:
             subscriber.room += _count(piece) - len(messages)
             if messages:
                 subscriber.delivered_ms = wall_ms()
+                messages = self._backlog.with_replayed(subscriber.store, subscriber.durable, messages)
             subscriber.give(messages)
 
     def _still_held(self, subscriber: Subscriber, run: Run) -> list[Run]:

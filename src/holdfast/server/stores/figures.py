@@ -13,9 +13,12 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from holdfast.stores.definitions import TemplateDefinition
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.last_value import LastValue
+from holdfast.stores.messages import Delivery
 from holdfast.stores.store import Durable, Store
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ __all__ = [
     "store_document",
     "template_document",
     "waiting",
+    "with_replayed",
 ]
 
 Json = dict[str, object]
@@ -189,6 +193,14 @@ def waiting(store: Store, name: str) -> tuple[int, int]:
     if isinstance(durable, Consumption):
         return durable.pending - durable.holdings.held, durable.pending_bytes // (durable.pending or 1)
     return 1, 0
+
+
+def with_replayed(store: Store, name: str, messages: list[Delivery]) -> list[Delivery]:
+    """The messages of a durable, those marked that are delivered because it was rewound."""
+    durable = store.durables.get(name)
+    if not isinstance(durable, Consumption) or not durable.replayed:
+        return messages
+    return [replace(one, replayed=True) if one.seq in durable.replayed else one for one in messages]
 
 
 def still_held(store: Store, name: str, subscriber: str, run: tuple[int, int, int]) -> list[tuple[int, int, int]]:

@@ -23,7 +23,7 @@ from holdfast.server.front import OVERLOADED_RETRY_AFTER_MS, Front
 from holdfast.server.responses import not_leading
 from holdfast.server.stores.access import StoreAccess
 from holdfast.server.stores.deliveries import Deliveries
-from holdfast.server.stores.figures import still_held, waiting
+from holdfast.server.stores.figures import still_held, waiting, with_replayed
 from holdfast.server.stores.in_force import InForce
 from holdfast.server.stores.operations import StoreOperations
 from holdfast.server.stores.parking import ParkingLog
@@ -31,6 +31,7 @@ from holdfast.server.stores.statistics import Statistics
 from holdfast.server.stores.subscribers import Run
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.effects import Advise, Changed, Effect
+from holdfast.stores.messages import Delivery
 from holdfast.stores.permissions import Right
 from holdfast.stores.service import StoreService
 
@@ -93,6 +94,11 @@ class _StateBacklog:
         """See ``Backlog``."""
         found = self._state.stores.get(store)
         return [] if found is None else still_held(found, durable, subscriber, run)
+
+    def with_replayed(self, store: str, durable: str, messages: list[Delivery]) -> list[Delivery]:
+        """See ``Backlog``."""
+        found = self._state.stores.get(store)
+        return messages if found is None else with_replayed(found, durable, messages)
 
     def held_of(self, store: str, durable: str, subscriber: str, first: int, last: int) -> list[tuple[int, int]]:
         """See ``Backlog``."""

@@ -17,6 +17,7 @@ from typing import Final
 
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded, NotFound
 from holdfast.server.stores.deliveries import Deliveries, wall_ms
+from holdfast.server.stores.figures import with_replayed
 from holdfast.server.stores.in_force import InForce
 from holdfast.server.stores.latency import Latencies
 from holdfast.server.stores.service_port import StoreServicePort
@@ -249,6 +250,7 @@ class StoreOperations:
             else:
                 page, reached, looks = _numbers(found, reached, min(count, reads), looks)
             read = self._service.messages(store, [(seq, seq, deliveries) for seq, deliveries in page])
+            read = with_replayed(self._state.store(store), durable, read)
             messages += [one for one in read if matcher is None or matcher.matches(one.fields)]
             reads -= len(page)
         if len(messages) > count:

@@ -39,6 +39,7 @@ from holdfast.stores.durables.returned import HANDED_OUT, Returned, count_after
 from holdfast.stores.effects import Advise, Displaced, Dying, Effect, Ready
 from holdfast.stores.expiry import Budget, Deadlines, earlier
 from holdfast.stores.ports import BLOCK_MESSAGES
+from holdfast.stores.sequence_set import SequenceSet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from holdfast.stores.batch import Batch
     from holdfast.stores.durables.residue import Residue
     from holdfast.stores.ports import Kept
-    from holdfast.stores.sequence_set import SequenceSet
 
     Started = list[tuple[int, int]] | None
 
@@ -76,6 +76,7 @@ class Consumption:
         "pending",
         "pending_bytes",
         "ready_effect",
+        "replayed",
         "retention_done_ms",
         "returned",
         "shelf",
@@ -100,6 +101,8 @@ class Consumption:
         self.parked_ms: Deadlines[int] | None = None
         """When each of the parked began to live; made when it is asked for."""
         self.retention_done_ms = 0
+        self.replayed = SequenceSet()
+        """Where the cursor was before a rewind, of what may still be delivered."""
         self.pending = 0
         self.pending_bytes = 0
         self._woken = 0
@@ -175,12 +178,16 @@ class Consumption:
 
         Of a durable with a matcher the backlog begins with what the cursor has yet to pass, another's maybe.
         """
-        oldest = [holding.runs[0][0] for holding in self.holdings.of.values() if holding.runs]
-        oldest += [run[0] for run in self.returned.runs[:1]] + list(self.dying)[:1]
-        oldest += [seq for _, seq, _ in self.returned.later]
+        oldest = self.oldest_apart()
         if self.undelivered > 0:
             oldest.append(self.backlog.cursor)
         return self.shelf.counts.published_ms(min(oldest)) if oldest else 0
+
+    def oldest_apart(self) -> list[int]:
+        """Numbers of messages that are held, came back or are dying, the lowest among them. Cost: O(subscribers)."""
+        found = [holding.runs[0][0] for holding in self.holdings.of.values() if holding.runs]
+        found += [run[0] for run in self.returned.runs[:1]] + list(self.dying)[:1]
+        return found + [seq for _, seq, _ in self.returned.later]
 
     # ---- publishing -------------------------------------------------------------------------------------------------
 

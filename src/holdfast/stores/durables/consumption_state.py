@@ -53,6 +53,7 @@ class ConsumptionState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     floor_ms: int | None = None
     marks: list[Marks] = []
     """Of the subscribers whose messages are marked."""
+    replayed: list[tuple[int, int]] = []
 
 
 @dataclass(slots=True)
@@ -97,6 +98,7 @@ def capture(durable: Consumption) -> ConsumptionState:
             for name, of in durable.holdings.of.items()
             if of.polls or of.started is not None or of.carried
         ],
+        durable.replayed.runs() if durable.replayed else [],
     )
 
 
@@ -132,6 +134,7 @@ def take_up(durable: Consumption, state: ConsumptionState) -> None:
     durable.pending, durable.pending_bytes = state.pending, state.pending_bytes
     durable.tally = Tally(*state.tally)
     durable.causes = dict(state.causes)
+    durable.replayed = SequenceSet(state.replayed)
 
 
 def kept(durable: Consumption) -> SequenceSet:

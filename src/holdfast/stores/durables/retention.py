@@ -38,6 +38,8 @@ __all__ = [
 
 RETENTION_STEP_MS = 1_000
 """Messages whose retention has ended are released at most this often, so that it is done for many at once."""
+REPLAYED_RUNS_MAX = 1_024
+"""Of more rewinds to places apart the oldest is forgotten: its messages do not say that they are replayed."""
 _HIGH = 1 << 62
 
 
@@ -154,8 +156,11 @@ def release_retained(durable: Consumption, end: int) -> int:
     for first, last in retained(durable, backlog.floor, min(end, backlog.cursor)):
         durable.shelf.counts.release(first, last)
         total += last - first + 1
-    backlog.move_floor(max(backlog.floor, min(end, backlog.cursor)))
+    floor = max(backlog.floor, min(end, backlog.cursor))
+    backlog.move_floor(floor)
     backlog.forget_passed()
+    if durable.replayed:
+        durable.replayed.forget_below(min([floor, *durable.oldest_apart()]))
     return total
 
 
@@ -199,8 +204,16 @@ def rewind(durable: Consumption, command: Rewind, ahead: LookAhead | None = None
         else:
             backlog.exclude(dying, dying)
     durable.forget(target, _HIGH)
+    _mark_replayed(durable, target, backlog.cursor - 1)
     backlog.go_back(target)
     return True
+
+
+def _mark_replayed(durable: Consumption, first: int, last: int) -> None:
+    durable.replayed.add(first, last)
+    runs = durable.replayed.runs()
+    if len(runs) > REPLAYED_RUNS_MAX:
+        durable.replayed.forget_below(runs[1][0])
 
 
 def set_retention(durable: Consumption, retention_ms: int) -> None:
