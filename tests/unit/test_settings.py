@@ -321,7 +321,7 @@ def test_a_flag_wins_over_the_environment_that_over_the_file_that_over_the_defau
     why = {origin.key: (origin.source, origin.why) for origin in found.origins}
     assert why["persist.batch_timeout_ms"] == ("flag", "given on the command line")
     assert why["persist.max_in_flight_requests"] == ("env", "HOLDFAST_PERSIST__MAX_IN_FLIGHT_REQUESTS")
-    assert why["persist.retry_base_delay_ms"] == ("file", str(tmp_path / "holdfast.toml"))
+    assert why["persist.retry_base_delay_ms"] == ("file", f"{tmp_path / 'holdfast.toml'} line 4")
     assert why["persist.target_pool_size"] == ("default", "2 x persist.max_in_flight_requests")
     assert found.file == tmp_path / "holdfast.toml"
 

@@ -64,7 +64,10 @@ EncodingOption: TypeAlias = Annotated[
 ConfigOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        "--config", envvar="HOLDFAST_CONFIG", help="TOML file; holdfast.toml here by default.", show_default=False
+        "--config",
+        envvar="HOLDFAST_CONFIG",
+        help="TOML, YAML or JSON; holdfast.toml or .yaml here by default.",
+        show_default=False,
     ),
 ]
 SetOption: TypeAlias = Annotated[

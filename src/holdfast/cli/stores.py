@@ -12,7 +12,6 @@ import contextlib
 import fnmatch
 import json
 import sys
-import tomllib
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
@@ -25,6 +24,8 @@ from holdfast.cli.output import answering, print_fields, print_json, print_line,
 from holdfast.cli.service import store_asking
 from holdfast.cli.transactions import LOCAL
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound
+from holdfast.settings.documents import read_document
+from holdfast.stores.definitions import definition_of
 
 if TYPE_CHECKING:
     from holdfast.client.stores import StoreClient
@@ -114,7 +115,7 @@ def define(
     ] = False,
     file: Annotated[
         Path | None,
-        typer.Option("--file", help="Replace the whole definition by this JSON or TOML.", show_default=False),
+        typer.Option("--file", help="Replace the whole definition by this JSON, TOML or YAML.", show_default=False),
     ] = None,
     delete: Annotated[bool, typer.Option("--delete", help="Messages may be deleted by the change.")] = False,
     url: UrlOption = LOCAL,
@@ -202,7 +203,7 @@ def rm(
 
 @commands.command()
 def diff(
-    file: Annotated[Path, typer.Argument(help="A whole definition as JSON or TOML.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="A whole definition as JSON, TOML or YAML.", show_default=False)],
     url: UrlOption = LOCAL,
     token: TokenOption = None,
     timeout: TimeoutOption = None,
@@ -243,15 +244,13 @@ def stats(
 
 
 def read_definition(file: Path) -> Fields:
-    """A definition from a file, by its ending: ``.toml``, otherwise JSON. Raises: InvalidRequest."""
-    try:
-        text = file.read_text(encoding="utf-8")
-        loaded: object = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{file} cannot be read: {error}") from error
-    if not isinstance(loaded, dict):
+    """A definition from a file, by the ending of its name (see ``read_document``), checked with the lines of what is
+    wrong before it is sent. Raises: InvalidRequest."""
+    document = read_document(file)
+    if not isinstance(document.value, dict):
         raise InvalidRequest(f"{file} is not a definition", hint='a map, for example {"stores": {"orders": {}}}')
-    return cast("Fields", loaded)
+    definition_of(document.value, document.line_of)
+    return cast("Fields", document.value)
 
 
 def places_of(client: StoreClient, places: Sequence[str], *, durables: bool = False) -> list[str]:

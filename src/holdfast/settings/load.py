@@ -11,7 +11,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +18,14 @@ from typing import Final, Literal, cast
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.settings import model
+from holdfast.settings.documents import YAML_ENDINGS, Document, read_document
 from holdfast.settings.model import KEYS, Key, Settings
 
 __all__ = ["CONFIGURATION_FILE", "Configuration", "Origin", "load_configuration"]
 
 CONFIGURATION_FILE: Final = "holdfast.toml"
+CONFIGURATION_FILES: Final = (CONFIGURATION_FILE, *(f"holdfast{ending}" for ending in YAML_ENDINGS))
+"""What is looked for in the working directory; of several none is taken."""
 ENVIRONMENT_PREFIX: Final = "HOLDFAST_"
 _CREDENTIALS: Final = re.compile(r"//[^/]*@")
 Source = Literal["default", "file", "env", "flag"]
@@ -69,7 +71,7 @@ def load_configuration(
     """The configuration in force.
 
     ``flags`` maps key names (``log.url``) to values and wins. Without ``file``, ``HOLDFAST_CONFIG`` names one, and
-    ``holdfast.toml`` in the working directory is read when it is there.
+    ``holdfast.toml`` or ``holdfast.yaml`` in the working directory is read when it is there.
     Raises: InvalidRequest (code ``bad_configuration``) naming every problem.
     """
     environ = os.environ if environ is None else environ
@@ -101,8 +103,11 @@ def _find_file(file: Path | None, environ: Mapping[str, str], directory: Path) -
     """The file to read: the one that was named must exist, the one in the working directory may."""
     named = file if file is not None else Path(environ[name]) if environ.get(name := "HOLDFAST_CONFIG") else None
     if named is None:
-        usual = directory / CONFIGURATION_FILE
-        return usual if usual.is_file() else None
+        usual = [path for name in CONFIGURATION_FILES if (path := directory / name).is_file()]
+        if len(usual) > 1:
+            names = " and ".join(path.name for path in usual)
+            raise InvalidRequest(f"there are {names} in {directory}: name one", code=Code.BAD_CONFIGURATION)
+        return usual[0] if usual else None
     path = named if named.is_absolute() else directory / named
     if not path.is_file():
         raise InvalidRequest(f"there is no configuration file at {path}", code=Code.BAD_CONFIGURATION)
@@ -110,20 +115,29 @@ def _find_file(file: Path | None, environ: Mapping[str, str], directory: Path) -
 
 
 def _from_file(path: Path, problems: list[str]) -> dict[str, _Given]:
-    """The values of a TOML file: one table for each section."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"{path} cannot be read: {error}", code=Code.BAD_CONFIGURATION) from error
+    """The values of a file: one table for each section."""
+    document = read_document(path)
+    if document.value is None:
+        return {}
+    if not isinstance(document.value, dict):
+        problems.append(f"{path.name}: sections with keys, not {type(document.value).__name__}")
+        return {}
     given: dict[str, _Given] = {}
-    for section, table in cast("dict[str, object]", document).items():
+    for section, table in cast("dict[str, object]", document.value).items():
         if not isinstance(table, dict):
-            problems.append(f"{path.name}: {section} stands outside of a section{_nearest(section)}")
+            where = f"{path.name}{_line(document, section)}"
+            problems.append(f"{where}: {section} stands outside of a section{_nearest(section)}")
             continue
         for name, value in cast("dict[str, object]", table).items():
-            if (key := _key(f"{section}.{name}", path.name, problems)) is not None:
-                given[key.name] = _Given(value, "file", f"{path}")
+            line = _line(document, f"{section}.{name}")
+            if (key := _key(f"{section}.{name}", f"{path.name}{line}", problems)) is not None:
+                given[key.name] = _Given(value, "file", f"{path}{line}")
     return given
+
+
+def _line(document: Document, name: str) -> str:
+    line = document.line_of(name)
+    return "" if line is None else f" line {line}"
 
 
 def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, _Given]:

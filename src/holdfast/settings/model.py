@@ -279,7 +279,7 @@ STORES_DEFINITIONS: Final = Key(
     "stores.definitions",
     parse.optional_text,
     None,
-    "a JSON or TOML file: stores and durables, made or changed at every start; what it does not name stays",
+    "a JSON, TOML or YAML file: stores and durables, made or changed at every start; what it does not name stays",
 )
 STORES_REQUEST: Final = Key(
     "stores.max_request_size_bytes", parse.size(1), 16 * MEBI, "> 0; a request to the stores above is answered 413"

@@ -19,7 +19,7 @@ Failure model: pure. A definition is read whole or refused whole; the error name
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from types import MappingProxyType
@@ -318,9 +318,11 @@ did you mean bytelimit? problems=1
     return definition_of(document)
 
 
-def definition_of(document: object) -> ClusterDefinition:
-    """A whole definition from parsed JSON or TOML. Raises ``InvalidRequest`` naming every problem, code
+def definition_of(document: object, line_of: Callable[[str], int | None] | None = None) -> ClusterDefinition:
+    """A whole definition from parsed JSON, TOML or YAML. Raises ``InvalidRequest`` naming every problem, code
     ``bad_configuration``.
+
+    ``line_of`` gives the line of a path in the file that the document is of, for the text of the error.
     """
     problems: list[str] = []
     reader = Reader(document, "", problems)
@@ -330,8 +332,13 @@ def definition_of(document: object) -> ClusterDefinition:
     reader.finish()
     for store in stores.values():
         check_dead_letters(stores, store, _dead_letter_targets(store), problems)
-    raise_problems(problems)
+    raise_problems(problems if line_of is None else [_with_line(problem, line_of) for problem in problems])
     return replace(definition, stores=stores, permissions=permissions)
+
+
+def _with_line(problem: str, line_of: Callable[[str], int | None]) -> str:
+    line = line_of(problem.partition(": ")[0])
+    return problem if line is None else f"line {line}: {problem}"
 
 
 def durable_of(name: str, document: object, template: str = "") -> DurableDefinition:

@@ -10,15 +10,15 @@ starting and names every problem; nothing was changed.
 from __future__ import annotations
 
 import asyncio
-import tomllib
 from pathlib import Path
 from typing import Final
 
 import structlog
 
-from holdfast.errors import AlreadyOpen, Code, InvalidRequest, Unavailable
+from holdfast.errors import AlreadyOpen, Code, Unavailable
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.settings import StoresSettings
+from holdfast.settings.documents import read_document
 from holdfast.stores.clock import StoreClock
 from holdfast.stores.commands import Redefine
 from holdfast.stores.definition_changes import beside, differences
@@ -27,7 +27,6 @@ from holdfast.stores.definitions import (
     ClusterDefinition,
     StoreDefinition,
     definition_of,
-    parse_definition,
     with_known_prefetch,
 )
 from holdfast.stores.service import StoreService
@@ -54,24 +53,12 @@ _log = structlog.get_logger("holdfast.stores")
 
 
 def read_definitions(path: str) -> ClusterDefinition:
-    """The definition in a file: TOML where its name ends so, else JSON.
+    """The definition in a file, by the ending of its name (see ``read_document``).
 
     Raises: InvalidRequest (bad_configuration) naming the file and every wrong value.
     """
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidRequest(
-            f"the definitions cannot be read: {error.strerror}", code=Code.BAD_CONFIGURATION, path=path
-        ) from error
-    if not path.endswith(".toml"):
-        return parse_definition(data)
-    try:
-        return definition_of(tomllib.loads(data.decode()))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(
-            f"the definitions are not TOML: {error}", code=Code.BAD_CONFIGURATION, path=path
-        ) from error
+    document = read_document(Path(path))
+    return definition_of({} if document.value is None else document.value, document.line_of)
 
 
 class Opening:

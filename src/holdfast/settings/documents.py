@@ -1,0 +1,180 @@
+"""Files that people write: TOML, YAML or JSON, by the ending of their name, and the line on which each key stands.
+
+Owns: reading them, what is refused whatever the file is for, line numbers. Does not own: which keys there are
+(``load``, ``stores.definitions``).
+
+Failure model: a file that cannot be read, is not of its format, or has a key twice raises ``InvalidRequest`` (code
+``bad_configuration``), naming the file and the line where that is known. Bounds: ``NODES_MAX`` values, ``DEPTH_MAX``
+levels, so a YAML file whose aliases grow without end is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, cast
+
+from holdfast.errors import Code, InvalidRequest
+
+__all__ = ["YAML_ENDINGS", "Document", "read_document"]
+
+YAML_ENDINGS: Final = (".yaml", ".yml")
+NODES_MAX: Final = 1_000_000
+DEPTH_MAX: Final = 100
+_TAGS: Final = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+_NAME: Final = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
+_NAMES: Final = rf"{_NAME}(?:\s*\.\s*{_NAME})*"
+_TABLE: Final = re.compile(rf"\s*\[\[?\s*({_NAMES})\s*\]")
+_VALUE: Final = re.compile(rf"\s*({_NAMES})\s*=")
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a file says. ``value`` is of maps, lists, text, numbers, truth values and None."""
+
+    path: Path
+    value: object
+    find_lines: Callable[[], Mapping[str, int]]
+
+    @cached_property
+    def lines(self) -> Mapping[str, int]:
+        """The line of each key, by its path with dots, the first line being 1. *Cost*: reads the text again."""
+        return self.find_lines()
+
+    def line_of(self, path: str) -> int | None:
+        """The line of a key, or of the nearest around it; None where that is not known."""
+        while path:
+            if path in self.lines:
+                return self.lines[path]
+            path = path.rpartition(".")[0]
+        return None
+
+
+def read_document(path: Path) -> Document:
+    """Read a file: TOML where its name ends in ``.toml``, YAML in ``.yaml`` or ``.yml``, else JSON.
+
+    *Raises*: ``InvalidRequest``, code ``bad_configuration``.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".toml":
+            return Document(path, tomllib.loads(text), lambda: _toml_lines(text))
+        if path.suffix in YAML_ENDINGS:
+            value, lines = _yaml(text)
+            return Document(path, value, lambda: lines)
+        return Document(path, json.loads(text, object_pairs_hook=_each_once), lambda: _json_lines(text))
+    except OSError as error:
+        raise _refused(path, error.strerror or str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise _refused(path, str(error)) from error
+
+
+def _refused(path: Path, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"{path} cannot be read: {reason}", code=Code.BAD_CONFIGURATION)
+
+
+def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for place, (name, _) in enumerate(pairs) if name in dict(pairs[:place]))
+        raise ValueError(f"{twice!r} is given twice")
+    return found
+
+
+# ---- YAML -----------------------------------------------------------------------------------------------------------
+
+
+def _yaml(text: str) -> tuple[object, dict[str, int]]:
+    """The value and the lines of a YAML document; None where it is empty. Raises ``ValueError``."""
+    import yaml  # by the few commands that read such a file
+
+    # The one made with a compiler is ten times as fast; where it is not installed the other one does the same.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+    try:
+        node = loader.get_single_node()
+        reader = _YamlReader(loader)
+        return (None if node is None else reader.value(node, "", 0)), reader.lines
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    finally:
+        loader.dispose()
+
+
+class _YamlReader:
+    """Makes values of the nodes of one document. ``loader`` is PyYAML's, which knows what a scalar is."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._nodes = 0
+        self.lines: dict[str, int] = {}
+
+    def value(self, node: Any, path: str, depth: int) -> object:
+        """The value of a node. Raises: ValueError."""
+        self._nodes += 1
+        line = node.start_mark.line + 1
+        if self._nodes > NODES_MAX or depth > DEPTH_MAX:
+            raise ValueError(f"line {line}: more than {NODES_MAX} values or {DEPTH_MAX} levels")
+        if node.id != "scalar" and node.tag not in _TAGS:
+            raise ValueError(f"line {line}: there is no type {node.tag}")
+        if node.id == "mapping":
+            return self._mapping(node, path, depth)
+        if node.id == "sequence":
+            return [self.value(one, path, depth + 1) for one in node.value]
+        value = self._loader.construct_object(node)
+        if value is None or isinstance(value, str | int | float):
+            return value
+        raise ValueError(f"line {line}: {node.value!r} is of YAML's type {type(value).__name__}: put it in quotes")
+
+    def _mapping(self, node: Any, path: str, depth: int) -> dict[str, object]:
+        own: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if key.id != "scalar":
+                raise ValueError(f"line {line}: a key is a text")
+            if key.value in own:
+                raise ValueError(f"line {line}: {key.value!r} is given twice, first on line {own[key.value]}")
+            own[key.value] = line
+        self._loader.flatten_mapping(node)  # puts in what "<<" names
+        found: dict[str, object] = {}
+        for key, one in node.value:
+            name = str(key.value)
+            place = f"{path}.{name}" if path else name
+            self.lines[place] = key.start_mark.line + 1
+            found[name] = self.value(one, place, depth + 1)
+        return found
+
+
+# ---- lines of the others --------------------------------------------------------------------------------------------
+
+
+def _json_lines(text: str) -> Mapping[str, int]:
+    """JSON is YAML, but for a few signs in texts: where these are used no line is known."""
+    try:
+        return _yaml(text)[1]
+    except ValueError:
+        return {}
+
+
+def _toml_lines(text: str) -> Mapping[str, int]:
+    """Where tables and keys begin. A line within a text of several lines may look like one: lines are for people."""
+    table: list[str] = []
+    found: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if begins := _TABLE.match(line):
+            table = _names(begins[1])
+            names = table
+        elif given := _VALUE.match(line):
+            names = table + _names(given[1])
+        else:
+            continue
+        found.setdefault(".".join(names), number)
+    return found
+
+
+def _names(text: str) -> list[str]:
+    return [cast(str, name).strip("\"'") for name in re.findall(_NAME, text)]
