@@ -79,7 +79,7 @@ def test_the_definitions_in_a_file_are_in_force_from_the_start(tmp_path: Path) -
     ("text", "said"),
     [
         ("[stores.orders]\nbytelimt = 1\n", "stores.orders.bytelimt"),
-        ("[stores.orders", "not TOML"),
+        ("[stores.orders", "stores.toml cannot be read"),
         ("[cluster]\nservices = ['a', 'b']\n", "with 2 the loss of either stops both"),
         ("[cluster]\nmax_disk_fraction = 1.5\n", "cluster.max_disk_fraction"),
     ],

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from tests.stores.state_harness import Machine
 
 from holdfast.stores import commands
 from holdfast.stores.commands import EXPIRE_LOOKS, Deliver, Expire, Expired
+from holdfast.stores.durables.keyed_residue import STEP_ENTRIES as STEP
+from holdfast.stores.effects import Changed
 from holdfast.stores.messages import Message
 from holdfast.stores.ports import BLOCK_MESSAGES
 
+Clear = Callable[[Machine], commands.Command]
 KEYS = 10_000
 STEPS_MAX = EXPIRE_LOOKS + 2 * BLOCK_MESSAGES
 """The budget, and what its last step may read beyond it."""
@@ -21,15 +26,22 @@ class Steps:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.machine.checked = False
-        self.one = self.most = self.total = 0
-        read = machine.messages.read
+        self.one = self.most = self.total = self.entries = 0
+        read, scan = machine.messages.read, machine.entries.scan
 
         def counted(store: str, first: int, last: int):
             found = read(store, first, last)
             self.one += len(found)
             return found
 
+        def scanned(store: str, durable: str, after: str = ""):
+            for entry in scan(store, durable, after):
+                self.one += 1
+                self.entries += 1
+                yield entry
+
         machine.messages.read = counted  # type: ignore[method-assign]
+        machine.entries.scan = scanned  # type: ignore[method-assign]
 
     def do(self, command: commands.Command):
         self.one = 0
@@ -121,10 +133,137 @@ def test_many_messages_that_no_durable_wants_may_have_times_of_their_own() -> No
     machine.later(100)
 
 
-def test_a_map_of_many_keys_is_cleared() -> None:
-    machine = Machine(map={"type": "map"})
-    count = 2 * BLOCK_MESSAGES + 1
-    changes: list[tuple[str, bytes | None, int | None]] = [(f"k{number}", b"v", None) for number in range(count)]
-    machine.do(commands.MapChange(machine.now_ms, "s", "map", changes))
-    result = machine.do(commands.MapChange(machine.now_ms, "s", "map", [], 0, remove_all=True))
-    assert result == commands.MapChanged(2 * count, count)
+def fill(machine: Machine, kind: str, keys: int = KEYS) -> None:
+    if kind == "last_value":
+        machine.publish(*[Message(key=f"k{number:05}") for number in range(keys)])
+        return
+    changes: list[tuple[str, bytes | None, int | None]] = [(f"k{number:05}", b"v", None) for number in range(keys)]
+    machine.do(commands.MapChange(machine.now_ms, "s", "keyed", changes))
+
+
+def remove_all(machine: Machine) -> commands.Command:
+    return commands.MapChange(machine.now_ms, "s", "keyed", [], 0, remove_all=True)
+
+
+def purge(machine: Machine) -> commands.Command:
+    return commands.Purge(machine.now_ms, "s", "keyed")
+
+
+def undefine(machine: Machine) -> commands.Command:
+    part = commands.Part(("stores", "s", "durables", "keyed"))
+    return commands.Redefine(machine.now_ms, [part], machine.state.revision + 1, delete=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "command"),
+    [("map", remove_all), ("map", purge), ("map", undefine), ("last_value", purge), ("last_value", undefine)],
+)
+def test_keys_are_cleared_at_once_and_given_back_in_bounded_steps(kind: str, command: Clear) -> None:
+    machine = Machine(keyed={"type": kind})
+    fill(machine, kind)
+    steps = Steps(machine)
+    result = steps.do(command(machine))
+    if command is purge:
+        assert result.messages == KEYS
+    if command is remove_all:
+        assert result == commands.MapChanged(KEYS + 1, KEYS), "one number for all"
+    told = changes_of(machine)
+    keyed = getattr(machine.state.stores["s"].durables.get("keyed"), "keyed", None)
+    assert keyed is None or (keyed.messages, keyed.bytes, list(keyed.scan())) == (0, 0, [])
+    assert machine.kept == KEYS - STEP
+    while (due := machine.state.next_deadline_ms()) is not None and due <= machine.now_ms:
+        steps.do(Expire(machine.now_ms))
+        told += changes_of(machine)
+        if machine.kept == KEYS - 3 * STEP:
+            looked = steps.entries
+            machine.restart()
+            machine.state.check()
+            steps.entries = looked
+    assert machine.kept == 0
+    assert steps.most <= STEP
+    assert steps.entries == KEYS, "each was looked at once"
+    machine.state.check()
+    expected = {remove_all: (KEYS + 1, "removed"), purge: (0, "deleted")}
+    if kind == "map" and command is not undefine:
+        number, cause = expected[command]
+        assert told == [(f"k{place:05}", number or place + 1, cause) for place in range(KEYS)]
+    else:
+        assert told == []
+
+
+def changes_of(machine: Machine) -> list[tuple[str, int, str]]:
+    return [change for effect in machine.effects if isinstance(effect, Changed) for change in effect.changes]
+
+
+def test_a_key_that_changes_after_a_clear_is_told_in_the_order_of_its_changes() -> None:
+    machine = Machine(keyed={"type": "map"})
+    machine.checked = False
+    fill(machine, "map")
+    machine.do(remove_all(machine))
+    last = f"k{KEYS - 1:05}"
+    machine.do(commands.MapChange(machine.now_ms, "s", "keyed", [(last, b"new", None)]))
+    assert changes_of(machine) == [(last, KEYS + 1, "removed"), (last, KEYS + 2, "set")]
+    machine.do(remove_all(machine))
+    assert changes_of(machine) == [(last, KEYS + 3, "removed")]
+    told: list[tuple[str, int, str]] = []
+    while machine.kept:
+        machine.do(Expire(machine.now_ms))
+        told += changes_of(machine)
+    assert last not in {key for key, _, _ in told}
+    assert len(told) == KEYS - STEP - 1
+    machine.state.check()
+
+
+@pytest.mark.parametrize("kind", ["map", "last_value"])
+def test_a_durable_is_made_again_while_its_entries_are_still_given_back(kind: str) -> None:
+    machine = Machine(keyed={"type": kind})
+    machine.checked = False
+    for round_ in range(3):
+        fill(machine, kind, 3_000)
+        assert machine.durable("keyed").keyed.messages == 3_000
+        machine.do(undefine(machine))
+        machine.define(keyed={"type": kind})
+        assert machine.durable("keyed").keyed.messages == 0
+        places = {residue.of.place for residue in machine.state.stores["s"].keyed_residues}
+        assert len(places) == round_ + 1
+        assert machine.durable("keyed").keyed.place not in places
+    fill(machine, kind, 10)
+    machine.restart()
+    machine.later(1)
+    assert machine.kept == 10
+    machine.state.check()
+
+
+def test_a_map_makes_room_in_bounded_steps() -> None:
+    machine = Machine(keyed={"type": "map", "message_limit": 2, "discard": "old"}, other={"type": "shared"})
+    steps = Steps(machine)
+
+    def put(key: str) -> list[tuple[str, int, str]]:
+        steps.do(commands.MapChange(machine.now_ms, "s", "keyed", [(key, b"", None)]))
+        return changes_of(machine)
+
+    put("a")
+    for _ in range(5):
+        machine.publish(*["x"] * 10_000)
+    assert len(put("b")) == 1
+    assert [cause for _, _, cause in put("c")] == ["set", "discarded"]
+    assert [cause for _, _, cause in put("d")] == ["set"], "the next is 50,000 messages away"
+    told: list[tuple[str, int, str]] = []
+    while (due := machine.state.next_deadline_ms()) is not None and due <= machine.now_ms:
+        machine.restart()
+        steps.do(Expire(machine.now_ms))
+        told += changes_of(machine)
+    assert told == [("b", 50_002, "discarded")]
+    assert steps.most <= 16_384 + BLOCK_MESSAGES
+    machine.state.check()
+
+
+def test_a_clear_under_older_rules_is_one_command_as_it_was() -> None:
+    machine = Machine(keyed={"type": "map"})
+    machine.state.rules = 2
+    fill(machine, "map")
+    assert machine.do(remove_all(machine)) == commands.MapChanged(2 * KEYS, KEYS)
+    assert (machine.kept, machine.state.stores["s"].keyed_residues) == (0, [])
+    fill(machine, "map")
+    assert machine.do(purge(machine)).messages == KEYS
+    assert (machine.kept, machine.state.next_deadline_ms()) == (0, None)

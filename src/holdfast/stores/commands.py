@@ -19,6 +19,7 @@ from holdfast.stores.messages import Message
 __all__ = [
     "FIRST_RULES",
     "RULES",
+    "STEPWISE_RULES",
     "Acknowledge",
     "Acknowledged",
     "Attach",
@@ -367,7 +368,8 @@ class Redelivered(_Result, frozen=True):
 
 
 class MapChanged(_Result, frozen=True):
-    """The revision of the last change; revisions are the store's sequence numbers, one for each changed key.
+    """The revision of the last change; revisions are the store's sequence numbers, one for each changed key, and one
+    for all keys where all are removed.
 
     ``absent`` are the places in the command of removals that had nothing to remove: they have no revision.
     """
@@ -389,8 +391,10 @@ Result = (
 )
 
 
-RULES: Final = 2
+RULES: Final = 3
 """The rules by which this code carries commands out. A change of what a command does is a new number."""
+STEPWISE_RULES: Final = 3
+"""From these rules on a map or last value is cleared, and makes room, in steps; to remove all keys takes one number."""
 FIRST_RULES: Final = 1
 """The rules of every record and snapshot without a number (docs/decisions/0028)."""
 

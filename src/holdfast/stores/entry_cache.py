@@ -94,20 +94,23 @@ class EntryCache:
         place = (store, durable)
         while True:
             rows = [] if self._is_forgotten(place) else self._table.entries_after(store, durable, after, SCAN_ROWS)
-            whole = len(rows) < SCAN_ROWS
-            found = {row.key: row for row in rows}
             changed = self._keys.get(place, [])
-            end = len(changed) if whole else bisect_right(changed, rows[-1].key)
-            keys = sorted({*found, *changed[bisect_right(changed, after) : end]})
-            for key in keys:
+            start = bisect_right(changed, after)
+            # As far as neither the rows nor the changes were cut off at their number.
+            ends = [rows[-1].key] if len(rows) == SCAN_ROWS else []
+            ends += [changed[start + SCAN_ROWS - 1]] if start + SCAN_ROWS < len(changed) else []
+            last = min(ends, default=None)
+            found = {row.key: row for row in rows if last is None or row.key <= last}
+            end = len(changed) if last is None else bisect_right(changed, last)
+            for key in sorted({*found, *changed[start:end]}):
                 known, entry = self._lookup(place, key)
                 if not known:
                     entry = found.get(key)
                 if entry is not None:
                     yield entry
-            if whole:
+            if last is None:
                 return
-            after = rows[-1].key
+            after = last
 
     def forget(self, store: str, durable: str = "") -> None:
         """Forget every entry of a durable, or of a whole store; the table forgets them with the next checkpoint."""

@@ -39,6 +39,10 @@ def lose(state: State, name: str, lost: SequenceSet) -> dict[str, int]:
     for residue in store.residues:
         for first, last in lost.runs():
             residue.backlog.exclude(first, last)
+    for left in store.keyed_residues:
+        for entry in [entry for entry in left.kept() if entry.revision in lost]:
+            left.take(entry.key)
+    store.forget_done()
     for first, last in lost.runs():
         for seq in range(first, last + 1):
             store.counts.lose(seq)

@@ -6,17 +6,21 @@ and locks themselves (``durables.map``, ``durables.locks``). Failure model: pure
 
 from __future__ import annotations
 
+from array import array
+
 from holdfast.errors import Code, InvalidRequest, LimitExceeded, NotFound
 from holdfast.stores.commands import Done, MapChange, MapChanged, MapLock, MapLocked, MapUnlock
 from holdfast.stores.durables.map import Change, Map
 from holdfast.stores.effects import Advise, Changed
 from holdfast.stores.limits import check_store
+from holdfast.stores.messages import Message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from holdfast.stores.commands import Result
+    from holdfast.stores.durables.keyed_residue import KeyedResidue
     from holdfast.stores.durables.locks import Lock
     from holdfast.stores.effects import Effect
     from holdfast.stores.expiry import Budget
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
     from holdfast.stores.state import State
     from holdfast.stores.store import Store
 
-__all__ = ["change", "detach", "expire", "lock", "tell_deleted", "unlock"]
+__all__ = ["change", "clear", "detach", "expire", "give_back", "lock", "tell_deleted", "unlock"]
 
 
 def _map(store: Store, name: str) -> Map:
@@ -40,6 +44,8 @@ def change(state: State, command: MapChange, effects: list[Effect]) -> tuple[Res
     """Set or remove keys. Raises what ``Map.plan`` does, and the limits of message, store and cluster."""
     store = state.store(command.store)
     found = _map(store, command.map)
+    if command.remove_all and found.keyed.is_stepwise:
+        return _remove_all(state, store, found, command, effects)
     plan = found.plan(command)
     size_max = store.definition.max_message_size
     if any(size > size_max for size in plan.sizes):
@@ -54,6 +60,8 @@ def change(state: State, command: MapChange, effects: list[Effect]) -> tuple[Res
     check_store(store.definition, store.counts, plan.added_messages, plan.added_bytes)
     first = store.counts.append_values(plan.sizes, plan.references, command.at_ms)
     state.messages.add(store.name, first, command.at_ms, plan.messages, plan.sizes)
+    for key in plan.keys if store.keyed_residues else ():
+        _tell_first(store, command.map, key, effects)
     _tell(store, command.map, found.change(plan, first), effects)
     if not found.sessions:
         store.idle_since_ms[command.map] = command.at_ms
@@ -63,6 +71,56 @@ def change(state: State, command: MapChange, effects: list[Effect]) -> tuple[Res
         changed = set(plan.keys)
         absent = [place for place, (key, _, _) in enumerate(command.changes) if key not in changed]
     return MapChanged(first + len(plan.keys) - 1, len(plan.keys), absent), True
+
+
+def _remove_all(
+    state: State, store: Store, found: Map, command: MapChange, effects: list[Effect]
+) -> tuple[Result, bool]:
+    """Remove every key, under one revision. Cost: one step; ``Expire`` takes the others."""
+    found.check_change(command)
+    messages = found.keyed.messages
+    if not messages:
+        return MapChanged(0, 0), False
+    revision = store.counts.append_values(array("I", [0]), array("H", [0]), command.at_ms)
+    state.messages.add(store.name, revision, command.at_ms, [Message()], array("I", [0]))
+    clear(store, found, command.at_ms, "removed", revision, effects)
+    if not found.sessions:
+        store.idle_since_ms[command.map] = command.at_ms
+    state.arm(store, command.map)
+    return MapChanged(revision, messages), True
+
+
+def clear(store: Store, found: Map, now_ms: int, cause: str, revision: int, effects: list[Effect]) -> None:
+    """Forget every key of a map. Watchers receive ``cause`` for the keys of the first step now, for the rest later."""
+    residue = store.leave(found.definition.name, now_ms, cause, revision)
+    if residue is not None:
+        _tell_given_back(store, residue, residue.step(), effects)
+        store.forget_done()
+
+
+def give_back(store: Store, budget: Budget, effects: list[Effect]) -> int:
+    """Take one step of the oldest residue; returns the number of entries given back."""
+    residue = store.keyed_residues[0]
+    entries = residue.step(min(budget.messages, budget.looks))
+    budget.looks -= len(entries)
+    _tell_given_back(store, residue, entries, effects)
+    store.forget_done()
+    return len(entries)
+
+
+def _tell_first(store: Store, name: str, key: str, effects: list[Effect]) -> None:
+    """Report the removal of a key before its next change: a watcher sees the changes of one key in order."""
+    for residue in store.keyed_residues:
+        if residue.of.cause and residue.of.durable == name and (entry := residue.take(key)) is not None:
+            _tell_given_back(store, residue, [entry], effects)
+    store.forget_done()
+
+
+def _tell_given_back(store: Store, residue: KeyedResidue, entries: Iterable[Entry], effects: list[Effect]) -> None:
+    of = residue.of
+    if of.cause:
+        changes = [Change(entry.key, of.revision or entry.revision, of.cause) for entry in entries]
+        _tell(store, of.durable, changes, effects)
 
 
 def lock(state: State, command: MapLock, effects: list[Effect]) -> tuple[Result, bool]:

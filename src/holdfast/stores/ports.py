@@ -149,6 +149,6 @@ class Entries(Protocol):
         """In the order of keys, from the first key above ``after``. The map may change meanwhile behind the scan."""
         ...
 
-    def forget(self, store: str, durable: str) -> None:
-        """Forget every key of one durable."""
+    def forget(self, store: str, durable: str = "") -> None:
+        """Forget every key of one durable, or of a whole store."""
         ...

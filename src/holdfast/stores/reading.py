@@ -31,7 +31,7 @@ from urllib.parse import quote
 import msgspec
 
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
-from holdfast.stores.commands import Define, MapChange, MapChanged, Part, Record, Redefine
+from holdfast.stores.commands import STEPWISE_RULES, Define, MapChange, MapChanged, Part, Record, Redefine
 from holdfast.stores.definition_parts import with_parts
 from holdfast.stores.definitions import ClusterDefinition, parse_definition
 from holdfast.stores.frames import Relocated, decode_frame, runs_of
@@ -336,5 +336,7 @@ def _cleared(said: Record | Relocated, store: str) -> tuple[int, int]:
     if isinstance(said, Record) and isinstance(said.command, MapChange) and isinstance(said.result, MapChanged):
         command, result = said.command, said.result
         if command.remove_all and command.store == store and result.changed:
+            if said.rules >= STEPWISE_RULES:
+                return result.revision, result.revision
             return result.revision - result.changed + 1, result.revision
     return 1, 0

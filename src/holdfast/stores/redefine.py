@@ -271,7 +271,7 @@ def _delete_store(state: State, name: str, effects: list[Effect]) -> None:
     for durable in store.durables:
         effects.append(Advise(name, durable, "", "durable_deleted", (("cause", "store_deleted"),)))
         state.deadlines_of(store).set((name, durable), None)
-        state.entries.forget(name, durable)
+    state.entries.forget(name)
     state.messages.forget_store(name)
     state.blocks.forget_store(name)
 

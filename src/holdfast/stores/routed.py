@@ -110,6 +110,6 @@ class RoutedEntries:
         """See ``ports.Entries``."""
         return self._of(store).scan(store, durable, after)
 
-    def forget(self, store: str, durable: str) -> None:
+    def forget(self, store: str, durable: str = "") -> None:
         """See ``ports.Entries``."""
         self._of(store).forget(store, durable)

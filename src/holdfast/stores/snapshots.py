@@ -22,6 +22,7 @@ from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.stores.commands import FIRST_RULES, RULES
 from holdfast.stores.definitions import ClusterDefinition, DurableDefinition, durable_of, parse_definition
 from holdfast.stores.durables.consumption import Consumption, ConsumptionState
+from holdfast.stores.durables.keyed_residue import KeyedResidue, KeyedResidueState
 from holdfast.stores.durables.last_value import LastValue, LastValueState
 from holdfast.stores.durables.map import Map, MapState
 from holdfast.stores.durables.residue import Residue, ResidueState
@@ -73,6 +74,7 @@ class _Store(msgspec.Struct, frozen=True, array_like=True, gc=False):
     forgotten: list[str]
     durables: list[_Durable]
     residues: list[ResidueState]
+    keyed_residues: list[KeyedResidueState] = []
 
 
 class _Written(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -88,6 +90,7 @@ class _Written(msgspec.Struct, frozen=True, array_like=True, gc=False):
     forgotten: list[str]
     durables: msgspec.Raw
     residues: list[ResidueState]
+    keyed_residues: list[KeyedResidueState]
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -143,6 +146,7 @@ def _store(store: Store) -> _Written:
         forgotten,
         msgspec.Raw(durables),
         [residue.state() for residue in store.residues],
+        [residue.state() for residue in store.keyed_residues],
     )
 
 
@@ -195,6 +199,7 @@ def restore(state: State, data: bytes) -> None:
         store.unmatched = kept.unmatched
         store.publishers.restore(kept.publishers, kept.forgotten)
         store.residues = [Residue.of(residue, store.shelf) for residue in kept.residues]
+        store.keyed_residues = [KeyedResidue(of, store.shelf, store.entries) for of in kept.keyed_residues]
         for durable in kept.durables:
             _restore_durable(store, durable, definitions[kept.name, durable.name])
             state.arm(store, durable.name)

@@ -342,9 +342,13 @@ class State:
 
     def _purge(self, command: commands.Purge, effects: list[Effect]) -> _Outcome:
         store, durable = self._found(command.store, command.durable)
-        if isinstance(durable, Map):
-            map_commands.tell_deleted(store, durable, durable.keyed.scan(), effects)
-        messages, size = store.purge(command.durable, command.at_ms)
+        if isinstance(durable, Map) and durable.keyed.is_stepwise:
+            messages, size = durable.keyed.messages, durable.keyed.bytes
+            map_commands.clear(store, durable, command.at_ms, "deleted", 0, effects)
+        else:
+            if isinstance(durable, Map):
+                map_commands.tell_deleted(store, durable, durable.keyed.scan(), effects)
+            messages, size = store.purge(command.durable, command.at_ms)
         self.arm(store, command.durable)
         return Purged(messages, size), True
 
@@ -402,6 +406,8 @@ class State:
         """When a store has something to do that is no durable's, or None. Only a command of this store, a letter that
         it is sent, ``Expire`` and ``Define`` change it."""
         left_ms = store.residues[0].since_ms if store.residues else None
+        if store.keyed_residues:
+            left_ms = earlier(left_ms, store.keyed_residues[0].of.since_ms)
         found = earlier(left_ms, store.counts.due_blocks.next_ms())
         return earlier(found, store.publishers.next_deadline_ms(self.definition.publisher_ttl_ms))
 
@@ -445,16 +451,18 @@ class State:
             self.arm(self.stores[name], of)
         for store in self.stores.values():
             if self.definition.is_volatile(store.definition) is command.volatile:
-                total += self._expire_store(store, now_ms, budget)
+                total += self._expire_store(store, now_ms, budget, effects)
         next_ms = self.next_deadline_ms(volatile=command.volatile)
         return Expired(total, durables, next_ms is not None and next_ms <= now_ms)
 
-    def _expire_store(self, store: Store, now_ms: int, budget: Budget) -> int:
+    def _expire_store(self, store: Store, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
         """What is due in a store and is not a durable's; returns how many messages went."""
         total = 0
         if store.residues and not budget.is_spent:
             budget.looks -= BLOCK_MESSAGES
             total += store.give_back(now_ms)
+        if store.keyed_residues and not budget.is_spent:
+            total += map_commands.give_back(store, budget, effects)
         while not budget.is_spent and (number := store.counts.due_blocks.pop(now_ms)) is not None:
             budget.looks -= BLOCK_MESSAGES
             total += self._sweep(store, number, now_ms)

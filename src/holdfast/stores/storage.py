@@ -180,13 +180,15 @@ class Storage:
 
     def _entries_expected(self) -> dict[tuple[str, str], int]:
         """How many entries each map and last value has, where it has any."""
-        return {
-            (store.name, name): durable.keyed.messages
-            for store in self.state.stores.values()
-            if store.name not in self.volatile_names
-            for name, durable in store.durables.items()
-            if not isinstance(durable, Consumption) and durable.keyed.messages
-        }
+        found: dict[tuple[str, str], int] = {}
+        for store in self.state.stores.values():
+            if store.name in self.volatile_names:
+                continue
+            for durable in store.durables.values():
+                if not isinstance(durable, Consumption) and durable.keyed.messages:
+                    found[store.name, durable.keyed.place] = durable.keyed.messages
+            found |= {(store.name, residue.of.place): residue.left for residue in store.keyed_residues}
+        return found
 
     def _is_of_this_log(self, loaded: Loaded | None) -> bool:
         """Whether the index was made of this log, as far as can be told: its last frame may have gone since."""

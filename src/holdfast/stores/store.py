@@ -31,6 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from holdfast.stores.durables.keyed_residue import KeyedResidue
     from holdfast.stores.durables.residue import Residue
     from holdfast.stores.effects import Effect
     from holdfast.stores.messages import FieldValue
@@ -57,6 +58,7 @@ class Store:
         "idle_since_ms",
         "name",
         "publishers",
+        "keyed_residues",
         "residues",
         "shelf",
         "unmatched",
@@ -83,6 +85,8 @@ class Store:
         """Durables whose deadlines a publication changes."""
         self.residues: list[Residue] = []
         """What purges and deletions have left to give back."""
+        self.keyed_residues: list[KeyedResidue] = []
+        """The same of maps and last values."""
         self.unmatched = 0
         """Messages that no durable wanted."""
         self.room = room
@@ -104,13 +108,18 @@ class Store:
                 kind = KeyOrdered if definition.key_ordered else Shared
                 durable = kind(definition, self.shelf)
             case DurableType.LAST_VALUE:
-                durable = LastValue(definition, self.shelf, self.entries)
+                durable = LastValue(definition, self.shelf, self.entries, self._place(definition.name))
             case DurableType.MAP:
-                durable = Map(definition, self.shelf, self.entries)
+                durable = Map(definition, self.shelf, self.entries, self._place(definition.name))
         self.durables[definition.name] = durable
         self.idle_since_ms[definition.name] = now_ms
         self.file(durable)
         return durable
+
+    def _place(self, name: str) -> str:
+        """Where a new durable's entries are: not where those of an older one of its name are still given back."""
+        taken = any(residue.of.place == name for residue in self.keyed_residues)
+        return f"{name}#{self.counts.next_seq}" if taken else name
 
     def add_dynamic(self, definition: DurableDefinition, now_ms: int) -> Durable:
         """Make a durable of a template. Raises ``Backpressure`` (too_many_durables)."""
@@ -131,6 +140,9 @@ class Store:
     def remove(self, name: str, now_ms: int) -> tuple[int, int]:
         """Delete a durable and what it keeps; returns messages and bytes. Cost: as its purge."""
         purged = self.purge(name, now_ms)
+        for residue in self.keyed_residues:
+            if residue.of.durable == name:
+                residue.silence()
         self.unfile(name)
         del self.durables[name]
         self.idle_since_ms.pop(name, None)
@@ -140,10 +152,32 @@ class Store:
         """Forget everything that a durable keeps."""
         durable = self.durables[name]
         if not isinstance(durable, Consumption):
-            return durable.keyed.clear()
+            keyed = durable.keyed
+            cleared = keyed.messages, keyed.bytes
+            residue = self.leave(name, now_ms)
+            if residue is not None:
+                residue.step()
+                self.forget_done()
+            return cleared
         messages, size, residues = durable.purge(now_ms)
         self.residues += residues
         return messages, size
+
+    def leave(self, name: str, now_ms: int, cause: str = "", revision: int = 0) -> KeyedResidue | None:
+        """Clear a map or last value; returns the new residue, None where nothing is left to give back."""
+        durable = self.durables[name]
+        assert not isinstance(durable, Consumption), "it has keys"
+        if not durable.keyed.is_stepwise:
+            durable.keyed.clear()
+            return None
+        residue = durable.keyed.leave(now_ms, is_map=isinstance(durable, Map), cause=cause, revision=revision)
+        if residue is not None:
+            self.keyed_residues.append(residue)
+        return residue
+
+    def forget_done(self) -> None:
+        """Remove the residues that have given everything back."""
+        self.keyed_residues = [residue for residue in self.keyed_residues if not residue.is_done]
 
     def give_back(self, now_ms: int) -> int:
         """One step of what purges left; returns how many messages were given back."""
@@ -333,6 +367,11 @@ class Store:
             assert not residue.is_done and residue.left in (None, len(left)), "a residue knows how much is left"
             for seq in left:
                 expected[seq] = expected.get(seq, 0) + 1
+        for cleared in self.keyed_residues:
+            entries = cleared.kept()
+            assert cleared.left == len(entries) > 0, "a residue knows how much is left"
+            for entry in entries:
+                expected[entry.revision] = MAP_VALUE if cleared.of.is_map else expected.get(entry.revision, 0) + 1
         found = {seq: count for seq in range(1, self.counts.next_seq) if (count := self.counts.references(seq))}
         assert found == expected, "each message's count is the number of durables that keep it"
         assert self.counts.live == len(found), "the store's total is that of its messages"

@@ -246,9 +246,9 @@ class VolatileEntries:
             after = keys[place]
             yield self._entries[store, durable][after]
 
-    def forget(self, store: str, durable: str) -> None:
+    def forget(self, store: str, durable: str = "") -> None:
         """See ``ports.Entries``."""
-        for place in [place for place in self._keys if place == (store, durable)]:
+        for place in [place for place in self._keys if place[0] == store and durable in ("", place[1])]:
             del self._keys[place]
             self._entries.pop(place, None)
 

@@ -17,7 +17,9 @@ from typing import Final
 
 import msgspec
 
+from holdfast.stores.commands import STEPWISE_RULES
 from holdfast.stores.durables.backlog import Shelf
+from holdfast.stores.durables.keyed_residue import KeyedResidue, KeyedResidueState
 from holdfast.stores.expiry import Budget
 from holdfast.stores.ports import BLOCK_MESSAGES, Entries, Entry, Kept
 
@@ -33,6 +35,8 @@ class KeyedState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     bytes: int
     oldest: int
     oldest_ms: int | None = None
+    place: str = ""
+    """Where the entries are, where that is not the durable's name."""
 
 
 def key_of(kept: Kept, key_field: str) -> str | None:
@@ -47,11 +51,13 @@ class KeyedMessages:
     """The entries of one durable. ``messages`` and ``bytes`` are exact; no entry has a revision below ``oldest``, and
     none was set before ``oldest_ms``."""
 
-    __slots__ = ("_durable", "_entries", "_key_field", "_shelf", "bytes", "messages", "oldest", "oldest_ms")
+    __slots__ = ("_durable", "_entries", "_key_field", "_shelf", "bytes", "messages", "oldest", "oldest_ms", "place")
 
-    def __init__(self, shelf: Shelf, durable: str, entries: Entries, key_field: str = "") -> None:
+    def __init__(self, shelf: Shelf, durable: str, entries: Entries, key_field: str = "", place: str = "") -> None:
         self._shelf = shelf
         self._durable = durable
+        self.place = place or durable
+        """The name under which ``Entries`` keeps the entries; each clear that leaves a residue changes it."""
         self._entries = entries
         self._key_field = key_field
         self.messages = 0
@@ -63,11 +69,11 @@ class KeyedMessages:
 
     def get(self, key: str) -> Entry | None:
         """The entry of a key."""
-        return self._entries.get(self._shelf.store, self._durable, key)
+        return self._entries.get(self._shelf.store, self.place, key)
 
     def scan(self, after: str = "") -> Iterator[Entry]:
         """Entries in the order of their keys, from the first above ``after``."""
-        return self._entries.scan(self._shelf.store, self._durable, after)
+        return self._entries.scan(self._shelf.store, self.place, after)
 
     def browse_page(self, after: int, count: int, looks: int) -> tuple[list[Entry], int | None, int]:
         """Up to ``count`` entries by revision, above ``after``; about ``looks`` messages are looked at for them.
@@ -108,7 +114,7 @@ class KeyedMessages:
         before = self.get(key)
         if before is not None:
             self._release(before)
-        self._entries.put(self._shelf.store, self._durable, Entry(key, seq, size, expires_ms))
+        self._entries.put(self._shelf.store, self.place, Entry(key, seq, size, expires_ms))
         if not self.messages:
             self.oldest, self.oldest_ms = seq, self._shelf.counts.published_ms(seq)
         self.messages += 1
@@ -119,24 +125,44 @@ class KeyedMessages:
         """Forget a key; returns what it had."""
         entry = self.get(key)
         if entry is not None:
-            self._entries.remove(self._shelf.store, self._durable, key)
+            self._entries.remove(self._shelf.store, self.place, key)
             self._release(entry)
         return entry
 
-    def clear(self) -> tuple[int, int]:
-        """Forget every key; returns messages and bytes. Cost: O(keys)."""
-        cleared = self.messages, self.bytes
+    @property
+    def is_stepwise(self) -> bool:
+        """Whether the rules of the current command clear in steps."""
+        return self._shelf.rules >= STEPWISE_RULES
+
+    def clear(self) -> None:
+        """Forget every key, for rules without steps. Cost: O(keys)."""
         for entry in self.scan():
             self._release(entry)
-        self._entries.forget(self._shelf.store, self._durable)
+        self._entries.forget(self._shelf.store, self.place)
         self.oldest = self._shelf.counts.next_seq
-        return cleared
 
-    def take_oldest(self) -> Entry | None:
-        """Remove the entry that was set longest ago. Cost: every message of the store is passed once."""
+    def leave(self, now_ms: int, *, is_map: bool, cause: str, revision: int) -> KeyedResidue | None:
+        """Continue without keys at another place; returns the residue at the old one, None where it is empty. O(1)."""
+        if not self.messages:
+            return None
+        of = KeyedResidueState(self._durable, self.place, self.messages, now_ms, is_map, cause, revision)
+        self.messages = self.bytes = 0
+        self.oldest = self._shelf.counts.next_seq
+        self.place = f"{self._durable}#{self.oldest}"  # there were messages since it was named so last
+        return KeyedResidue(of, self._shelf, self._entries)
+
+    def take_oldest(self, budget: Budget) -> Entry | None:
+        """Remove the entry that was set longest ago; None where the budget ends first.
+
+        Cost: every message of the store is passed once.
+        """
         next_seq = self._shelf.counts.next_seq
-        while self.oldest < next_seq:
-            for entry in self._read_on(next_seq, Budget(1, next_seq)):
+        while self.oldest < next_seq and not budget.is_spent:
+            one = Budget(1, budget.looks)
+            found = self._read_on(next_seq, one)
+            budget.looks = one.looks
+            for entry in found:
+                budget.messages -= 1
                 self.oldest_ms = max(self.oldest_ms, self._shelf.counts.published_ms(entry.revision))
                 return self.remove(entry.key)
         return None
@@ -195,11 +221,13 @@ class KeyedMessages:
 
     def state(self) -> KeyedState:
         """What a snapshot keeps besides the entries."""
-        return KeyedState(self.messages, self.bytes, self.oldest, self.oldest_ms)
+        place = "" if self.place == self._durable else self.place
+        return KeyedState(self.messages, self.bytes, self.oldest, self.oldest_ms, place)
 
     def restore(self, state: KeyedState) -> None:
         """Take up ``state``."""
         self.messages, self.bytes, self.oldest = state.messages, state.bytes, state.oldest
+        self.place = state.place or self._durable
         # A snapshot of rules 1 has no time.
         self.oldest_ms = self._shelf.counts.time_from(self.oldest) if state.oldest_ms is None else state.oldest_ms
 

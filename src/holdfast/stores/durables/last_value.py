@@ -35,9 +35,9 @@ class LastValue:
 
     __slots__ = ("_by_key", "_seen", "definition", "keyed")
 
-    def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries) -> None:
+    def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries, place: str = "") -> None:
         self.definition = definition
-        self.keyed = KeyedMessages(shelf, definition.name, entries, definition.key_field)
+        self.keyed = KeyedMessages(shelf, definition.name, entries, definition.key_field, place)
         self._seen: dict[str, tuple[str, int]] = {}
         self._by_key: dict[str, dict[str, None]] = {}
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from holdfast.errors import Backpressure, Code, Conflict, InvalidRequest
 from holdfast.stores.commands import MapChange
@@ -29,6 +30,9 @@ from holdfast.stores.ports import Entries, Entry, Kept
 __all__ = ["Change", "Map", "MapState", "Plan"]
 
 MapState = tuple[KeyedState, LocksState]
+ROOM_LOOKS: Final = 16_384
+"""The most messages that one change examines to make room; ``Expire`` continues after it."""
+_ALL: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +65,9 @@ class Map:
 
     __slots__ = ("definition", "keyed", "locks", "sessions")
 
-    def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries) -> None:
+    def __init__(self, definition: DurableDefinition, shelf: Shelf, entries: Entries, place: str = "") -> None:
         self.definition = definition
-        self.keyed = KeyedMessages(shelf, definition.name, entries)
+        self.keyed = KeyedMessages(shelf, definition.name, entries, place=place)
         self.locks = Locks()
         self.sessions: dict[str, None] = {}
         """Who is connected: with its session goes every lock that has its name for an owner."""
@@ -77,6 +81,13 @@ class Map:
         ``not_holder``; ``Backpressure`` (``store_full``) at the map's own limits with ``discard`` new;
         ``InvalidRequest`` for a key given twice or out of bounds.
         """
+        self.check_change(command)
+        plan = self._plan_all() if command.remove_all else self._plan_keys(command)
+        self._check_limits(plan)
+        return plan
+
+    def check_change(self, command: MapChange) -> None:
+        """Raises as ``plan`` where a change has wrong keys, or not the lock that it names."""
         keys = [key for key, _, _ in command.changes]
         if len(set(keys)) < len(keys) or (command.remove_all and keys):
             raise InvalidRequest("a change names each key once, and none to remove all", map=command.map)
@@ -86,9 +97,6 @@ class Map:
         if command.fence:
             # To remove all needs the whole map's lock: no single key stands for it.
             self.locks.require(command.fence, keys or [""], command.at_ms)
-        plan = self._plan_all() if command.remove_all else self._plan_keys(command)
-        self._check_limits(plan)
-        return plan
 
     def _plan_all(self) -> Plan:
         keys = tuple(entry.key for entry in self.keyed.scan())
@@ -146,16 +154,22 @@ class Map:
             else:
                 self.keyed.remove(key)
             changes.append(Change(key, seq, "set" if kept else "removed"))
-        changes.extend(Change(entry.key, entry.revision, "discarded") for entry in self._make_room())
+        looks = ROOM_LOOKS if self.keyed.is_stepwise else _ALL
+        changes.extend(self._make_room(Budget(looks, looks)))
         return changes
 
-    def _make_room(self) -> list[Entry]:
+    @property
+    def is_over(self) -> bool:
+        """Whether the map is above a limit, so that the oldest values go."""
         definition = self.definition
-        discarded: list[Entry] = []
-        while (0 < definition.message_limit < self.keyed.messages) or (0 < definition.bytelimit < self.keyed.bytes):
-            entry = self.keyed.take_oldest()
-            assert entry is not None, "a map above its limit has an entry"
-            discarded.append(entry)
+        over = (0 < definition.message_limit < self.keyed.messages) or (0 < definition.bytelimit < self.keyed.bytes)
+        return over and definition.discard is Discard.OLD
+
+    def _make_room(self, budget: Budget) -> list[Change]:
+        """Discard the oldest values down to the limits, as far as the budget goes; the rest is due at once."""
+        discarded: list[Change] = []
+        while self.is_over and (entry := self.keyed.take_oldest(budget)) is not None:
+            discarded.append(Change(entry.key, entry.revision, "discarded"))
         return discarded
 
     # ---- time and administration ------------------------------------------------------------------------------------
@@ -163,13 +177,19 @@ class Map:
     def next_ms(self) -> int | None:
         """When a value or a lock ends next."""
         times = [self.keyed.next_ms(self.definition.message_ttl_ms), self.locks.next_ms()]
+        if self.keyed.is_stepwise and self.is_over:
+            times.append(self.keyed.oldest_ms)
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
     def expire(self, now_ms: int, budget: Budget) -> list[Change]:
-        """Remove values that are older than ``message_ttl``; see ``KeyedMessages.expire``. Locks: ``locks.expire``."""
+        """Remove values that are older than ``message_ttl``, and those above the limits that a change has left.
+
+        See ``KeyedMessages.expire``. Locks: ``locks.expire``.
+        """
         ttl_ms = self.definition.message_ttl_ms
         expired = self.keyed.expire(now_ms, ttl_ms, budget) if ttl_ms else []
-        return [Change(entry.key, entry.revision, "expired") for entry in expired]
+        changes = [Change(entry.key, entry.revision, "expired") for entry in expired]
+        return changes + (self._make_room(budget) if self.keyed.is_stepwise else [])
 
     def drop(self, kept: Sequence[Kept]) -> Entry | None:
         """Delete one value by its revision: ``kept`` is what the store has under that number, nothing or one."""

@@ -1,4 +1,4 @@
-"""Worlds with small blocks, so that every border of a block is crossed within a few messages.
+"""Worlds with small blocks and steps, so that every border is crossed within a few messages.
 
 The number of messages in a block is a constant of the code. A process that wants another one sets it here, before it
 imports the modules that use it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 from holdfast.stores import ports
+from holdfast.stores.durables import keyed_residue
 
 __all__ = ["block_messages", "set_block_messages"]
 
@@ -26,3 +27,4 @@ def set_block_messages(count: int) -> None:
     if count != ports.BLOCK_MESSAGES:
         assert not any(name in sys.modules for name in USERS), "the size of blocks is set before anything uses it"
         setattr(ports, "BLOCK_MESSAGES", count)  # noqa: B010  # a constant for every other user
+        keyed_residue.STEP_ENTRIES = max(1, count // 2)

@@ -22,6 +22,7 @@ from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.consumption_state import ConsumptionState
 from holdfast.stores.durables.key_ordered import KeyOrdered
 from holdfast.stores.durables.keyed import KeyedMessages, KeyedState
+from holdfast.stores.durables.keyed_residue import KeyedResidue, KeyedResidueState
 from holdfast.stores.durables.locks import Lock, Locks, LocksState
 from holdfast.stores.durables.map import Map, Plan
 from holdfast.stores.durables.returned import Returned
@@ -263,6 +264,15 @@ def letter_for_everybody(self: Store, durable: Consumption, batch: Batch, effect
     if not durable.admits([0], batch):
         raise Backpressure("the durable is full", code=Code.STORE_FULL)
     return self.accept(batch, effects)[0]
+
+
+def removals_after_changes(*_: object) -> None:
+    """A key that changes is told before its removal by the clear before."""
+
+
+def state_without_cleared_keys(residue: KeyedResidue) -> KeyedResidueState:
+    """A snapshot begins the clear anew."""
+    return residue.of
 
 
 def changed_in_name_only(*_: object) -> None:

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from holdfast.errors import Code
 from holdfast.stores.commands import Delivered, MapChange, MapLock, MapUnlock
 from holdfast.stores.definitions import Discard, DurableDefinition
+from holdfast.stores.durables import keyed_residue
 from holdfast.stores.effects import Advise, Effect
 from holdfast.stores.messages import Message
 from holdfast.testing.stores_world.promises import promise
+
+Told = Sequence[tuple[str, int, str]] | None
 
 __all__ = ["LastValueModel", "LockModel", "MapModel", "Value"]
 
@@ -131,6 +134,24 @@ class MapModel(_Keyed):
         self.locks: dict[str, LockModel] = {}
         self.fence = 0
         self.sessions: dict[str, None] = {}
+        self.untold: list[tuple[str, int, str]] = []
+        """What a clear has still to tell watchers, in steps."""
+        self.unsure = False
+        """Whether some of that was told already, by commands that are only followed."""
+
+    def cleared(self, told: list[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
+        """Follow what a clear tells: one step now, which is the answer, the rest later."""
+        self.untold += told[keyed_residue.STEP_ENTRIES :]
+        return told[: keyed_residue.STEP_ENTRIES]
+
+    def told_later(self, change: tuple[str, int, str]) -> None:
+        """Judge and follow what a later step of a clear tells."""
+        promise(change in self.untold, "watchers are told once what a clear removed", told=change, left=self.untold)
+        self.untold.remove(change)
+
+    def swept(self) -> None:
+        """Nothing is due any more."""
+        self.untold, self.unsure = [], False
 
     def detach(self, subscriber: str, effects: Sequence[Effect] | None) -> None:
         """Judge and follow a session's end: the locks of its name go with it, by key."""
@@ -185,14 +206,20 @@ class MapModel(_Keyed):
             size -= before.size if before is not None else 0
         return messages, size
 
-    def change(self, command: MapChange, first_seq: int) -> list[tuple[str, int, str]]:
-        """Follow a change; returns what watchers must be told."""
-        changes = command.changes
+    def change(self, command: MapChange, first_seq: int, watched: Told) -> tuple[list[tuple[str, int, str]], int, int]:
+        """Follow a change; returns what watchers must be told, the revision and how many keys changed.
+
+        ``watched`` is what they were told, None where that is not known.
+        """
         if command.remove_all:
-            changes = [(key, None, None) for key in sorted(self.values)]
-        told: list[tuple[str, int, str]] = []
+            keys = sorted(self.values)
+            self.values.clear()
+            told = self.cleared([(key, first_seq, "removed") for key in keys])
+            return told, first_seq if keys else 0, len(keys)
+        told = self._told_first(command, watched)
+        before_count = len(told)
         seq = first_seq
-        for key, body, _ in changes:
+        for key, body, _ in command.changes:
             before = self.values.pop(key, None)
             if body is None and before is None:
                 continue
@@ -200,7 +227,15 @@ class MapModel(_Keyed):
                 self.values[key] = Value(seq, command.at_ms, len(key.encode()) + len(body), body)
             told.append((key, seq, "removed" if body is None else "set"))
             seq += 1
-        return told + self._discard_old()
+        changed = len(told) - before_count
+        return told + self._discard_old(), seq - 1 if changed else 0, changed
+
+    def _told_first(self, command: MapChange, watched: Told) -> list[tuple[str, int, str]]:
+        """What a clear has still to tell of the keys that change now."""
+        keys = [key for key, body, _ in command.changes if body is not None or key in self.values]
+        found = [one for key in keys for one in self.untold if one[0] == key]
+        self.untold = [one for one in self.untold if one not in found]
+        return [one for one in found if not self.unsure or watched is None or one in watched]
 
     def _discard_old(self) -> list[tuple[str, int, str]]:
         definition = self.definition

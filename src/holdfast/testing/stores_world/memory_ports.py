@@ -142,10 +142,11 @@ class MemoryEntries:
             keys = self.keys[store, durable]
             keys.pop(bisect_left(keys, key))
 
-    def forget(self, store: str, durable: str) -> None:
+    def forget(self, store: str, durable: str = "") -> None:
         """See ``ports.Entries``."""
-        self.entries.pop((store, durable), None)
-        self.keys.pop((store, durable), None)
+        for place in [place for place in self.keys if place[0] == store and durable in ("", place[1])]:
+            self.entries.pop(place, None)
+            self.keys.pop(place, None)
 
     def scan(self, store: str, durable: str, after: str = "") -> Iterator[Entry]:
         """See ``ports.Entries``."""

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.stores import redefine
+from holdfast.stores import map_commands, redefine
 from holdfast.stores import state as state_module
 from holdfast.stores.durables import administration, aging, backlog, consumption_state, retention
 from holdfast.stores.durables.backlog import Backlog
@@ -22,6 +22,7 @@ from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.holdings import Holding, Holdings
 from holdfast.stores.durables.key_ordered import KeyOrdered
 from holdfast.stores.durables.keyed import KeyedMessages
+from holdfast.stores.durables.keyed_residue import KeyedResidue
 from holdfast.stores.durables.locks import Locks
 from holdfast.stores.durables.map import Map
 from holdfast.stores.durables.returned import Returned
@@ -58,6 +59,24 @@ KEYED: Final = {
     },
 }
 """Keys that expire, among messages of another durable that are acknowledged meanwhile."""
+
+MAPS: Final = {
+    **CALM,
+    "steps": 300,
+    "definition": {
+        "stores": {
+            STORE: {
+                "durables": {
+                    "keys": {"type": "map"},
+                    "more": {"type": "map", "message_limit": 8, "discard": "old"},
+                },
+                "templates": {"made": {"type": "shared"}},
+            },
+            DEAD: {"durables": {"grave": {"type": "standard"}}},
+        }
+    },
+}
+"""Maps that are cleared and changed."""
 
 Patch = tuple[object, str, object]
 
@@ -332,6 +351,20 @@ _REGISTRY: Final = (
         "deadlines do not move",
         ((KeyedMessages, "next_ms", broken.deadline_from_blocks),),
         KEYED,
+        SMALL_BLOCK,
+    ),
+    Mutant(
+        "removals_after_changes",
+        "watchers are told every change in order",
+        ((map_commands, "_tell_first", broken.removals_after_changes),),
+        MAPS,
+        SMALL_BLOCK,
+    ),
+    Mutant(
+        "state_without_cleared_keys",
+        "replay is the same",
+        ((KeyedResidue, "state", broken.state_without_cleared_keys),),
+        MAPS,
         SMALL_BLOCK,
     ),
     Mutant(

@@ -72,6 +72,10 @@ class Stage:
         """By the length of the log the latest time at which no deadline was left there. A delivery lets go what it
         comes upon and no record tells what that was: the model that is made again has to be told when it was all."""
 
+        self._back: dict[int, dict[tuple[str, str], set[int]]] = {}
+        """By the length of the log after a ``Restarted`` what an ``Expire`` before it had taken back: a crash came
+        between two parts of an expiry, and no record says how far the first one went."""
+
     # ---- one command ------------------------------------------------------------------------------------------------
 
     def submit(self, command: Command) -> None:
@@ -85,6 +89,10 @@ class Stage:
         except HoldfastError as error:
             answer = error
             promise(len(self.machine.log) == before, "a refusal changes nothing", command=command)
+        if isinstance(command, commands.Restarted) and not self.model.settled:
+            back = self._came_back()
+            self.model.came_back(back)
+            self._back[len(self.machine.log)] = back
         name = type(command).__name__
         self.seen[f"{name} refused: {answer.code}" if isinstance(answer, HoldfastError) else name] += 1
         if self.random.random() < self.check_rate:
@@ -96,10 +104,29 @@ class Stage:
         self._check_ready(command, effects)
         if self.model.settled:
             self._check_totals()
+        if not isinstance(command, commands.Expire) and self._counts_what_is_left():
+            self._expire()
         if self.random.random() < self.shape.sync_rate:
             self._sync()
         if self.random.random() < self.shape.fork_rate:
             self._fork()
+
+    def _came_back(self) -> dict[tuple[str, str], set[int]]:
+        """What the machine took back before a crash and the model still has as held, by store and durable."""
+        back: dict[tuple[str, str], set[int]] = {}
+        for store, name, durable in self.model.consumed():
+            real = self.machine.state.stores[store].durables.get(name)
+            if isinstance(real, Consumption):
+                held = {item.seq for subscriber in durable.subscribers for item in durable.held(subscriber)}
+                back[store, name] = {seq for seq in held if real.holdings.holder(seq) is None}
+        return back
+
+    def _counts_what_is_left(self) -> bool:
+        """Whether something that a clear left counts against a limit of its store: the model counts it no more."""
+        return any(
+            store.keyed_residues and (store.definition.message_limit or store.definition.bytelimit)
+            for store in self.machine.state.stores.values()
+        )
 
     def _note_fingerprint(self, command: Command) -> None:
         """The state follows from the log alone: a command that writes no record changes nothing."""
@@ -147,6 +174,8 @@ class Stage:
         if self._is_due():
             return
         self._swept[len(self.machine.log)] = self.now_ms
+        for _, name, of_keys in self.model.maps():
+            promise(of_keys.unsure or not of_keys.untold, "watchers are told all that a clear removed", map=name)
         self.model.sweep(self.now_ms)
         for store in self.model.stores.values():
             real = self.machine.state.stores[store.name]
@@ -160,7 +189,8 @@ class Stage:
                         found.pending == len(owed), "one message, one place", name=name, told=found.pending, is_=owed
                     )
                 else:
-                    entries = {entry.key: entry.revision for entry in self.machine.entries.scan(store.name, name)}
+                    assert not isinstance(found, Consumption), "a durable has its type"
+                    entries = {entry.key: entry.revision for entry in found.keyed.scan()}
                     expected = {key: value.revision for key, value in durable.values.items()}
                     promise(entries == expected, "a key has its last value", durable=name, told=entries, is_=expected)
             if not any(durable.definition.retention_time_ms for durable in store.durables.values()):
@@ -206,8 +236,11 @@ class Stage:
         self.durable = len(recovered.log)
         self.model = ClusterModel()
         self._swept = {position: at_ms for position, at_ms in self._swept.items() if position <= self.durable}
+        self._back = {position: back for position, back in self._back.items() if position <= self.durable}
         for position, data in enumerate(recovered.log, 1):
             record = msgspec.msgpack.decode(data, type=Record)
+            if isinstance(record.command, commands.Restarted) and position in self._back:
+                self.model.came_back(self._back[position])
             self.model.judge(record.command, record.result, None)
             if position in self._swept:
                 self.model.sweep(self._swept[position])

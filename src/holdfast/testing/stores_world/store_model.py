@@ -119,6 +119,8 @@ class ClusterModel:
         self.definition = ClusterDefinition()
         self.stores: dict[str, StoreModel] = {}
         self.settled = True
+        self._stopped_ms = 0
+        """The time of the last ``Expire`` that left something due."""
         self.swept_ms = 0
         """When every deadline was last carried out."""
         self._told: dict[tuple[str, str, int], Dying] | None = {}
@@ -185,6 +187,8 @@ class ClusterModel:
         """Follow the end of what expired, where no deadline is left in the machine."""
         for _, _, durable in self.consumed():
             durable.sweep(now_ms)
+        for _, _, found in self.maps():
+            found.swept()
 
     # ---- judging ----------------------------------------------------------------------------------------------------
 
@@ -194,6 +198,8 @@ class ClusterModel:
         ``effects`` are None for records that are only followed: they were judged when they were carried out.
         """
         before = self.dying()
+        if isinstance(command, commands.Expire):
+            self._steps_of_clears(effects)
         match command:
             case commands.Define():
                 self._define(parse_definition(command.definitions), command.at_ms, answer)
@@ -226,6 +232,32 @@ class ClusterModel:
         if self.settled and self._told is not None:
             self._check_dying(before, self._told)
         self._told = {} if self.settled else self._told
+
+    def maps(self) -> list[tuple[str, str, MapModel]]:
+        """Every map with its store and name."""
+        return [
+            (store.name, name, durable)
+            for store in self.stores.values()
+            for name, durable in store.durables.items()
+            if isinstance(durable, MapModel)
+        ]
+
+    def came_back(self, back: Mapping[tuple[str, str], Collection[int]]) -> None:
+        """Follow what an ``Expire`` took back before a crash stopped the ones after it, by store and durable."""
+        for store, name, durable in self.consumed():
+            durable.came_back(back.get((store, name), ()), self._stopped_ms)
+
+    def _steps_of_clears(self, effects: Told) -> None:
+        """What an ``Expire`` tells watchers of clears; where that is not known, it may be told already."""
+        for store, name, durable in self.maps():
+            if effects is None:
+                durable.unsure |= bool(durable.untold)
+                continue
+            for effect in effects:
+                if isinstance(effect, Changed) and (effect.store, effect.map) == (store, name):
+                    for change in effect.changes:
+                        if change[2] in ("removed", "deleted"):
+                            durable.told_later(change)
 
     def _check_dying(
         self, before: Collection[tuple[str, str, int]], told: Mapping[tuple[str, str, int], Dying]
@@ -371,6 +403,8 @@ class ClusterModel:
                     return
                 durable.acknowledge(at, _answered(command, answer, commands.Acknowledged))
             case commands.Purge():
+                if isinstance(durable, MapModel):
+                    _purge_told(durable, _watched(told))
                 messages, size = durable.purge()
                 result = _answered(command, answer, commands.Purged)
                 promise((result.messages, result.bytes) == (messages, size), "a purge is exact", result=result)
@@ -464,6 +498,7 @@ class ClusterModel:
         result = _answered(command, answer, commands.Expired)
         self.settled = not result.more
         if result.more:
+            self._stopped_ms = command.at_ms
             return
         now_ms = command.at_ms
         self.swept_ms = now_ms
@@ -495,17 +530,15 @@ class ClusterModel:
             _refused(command, answer, refusal)
             return
         result = _answered(command, answer, commands.MapChanged)
-        told = found.change(command, store.next_seq)
-        changed = [seq for _, seq, cause in told if cause in ("set", "removed")]
-        store.next_seq += len(changed)
+        watched = _watched(effects)
+        told, revision, changed = found.change(command, store.next_seq, watched)
+        store.next_seq = max(store.next_seq, revision + 1)
         if changed and not found.sessions:
             store.idle_since_ms[command.map] = command.at_ms
-        expected = max(changed, default=0), len(changed)
+        expected = revision, changed
         promise((result.revision, result.changed) == expected, "revisions are the store's numbers", result=result)
-        if effects is None:
-            return
-        watched = [change for effect in effects if isinstance(effect, Changed) for change in effect.changes]
-        promise(watched == told, "watchers are told every change in order", told=watched, expected=told)
+        in_order = watched is None or watched == told
+        promise(in_order, "watchers are told every change in order", told=watched, expected=told)
 
     def _locks(self, command: commands.MapLock | commands.MapUnlock, answer: Answer) -> None:
         found = self.stores[command.store].durables[command.map]
@@ -549,6 +582,19 @@ def _deliver(durable: DurableModel, command: commands.Deliver, answer: Answer) -
 def _answered(command: Command, answer: Answer, kind: type[Kind]) -> Kind:
     promise(isinstance(answer, kind), "what is allowed is done", command=command, answer=answer)
     return cast("Kind", answer)
+
+
+def _watched(effects: Told) -> list[tuple[str, int, str]] | None:
+    """What watchers of maps are told."""
+    if effects is None:
+        return None
+    return [change for effect in effects if isinstance(effect, Changed) for change in effect.changes]
+
+
+def _purge_told(found: MapModel, watched: list[tuple[str, int, str]] | None) -> None:
+    expected = found.cleared(sorted((key, value.revision, "deleted") for key, value in found.values.items()))
+    in_order = watched is None or watched == expected
+    promise(in_order, "watchers are told of a purge", told=watched, expected=expected)
 
 
 def _done(command: Command, answer: Answer) -> None:

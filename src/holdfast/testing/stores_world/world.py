@@ -264,9 +264,10 @@ class World(Stage):
             self.submit(commands.MapUnlock(self.now_ms, STORE, name, held[0] if held else key, owner, fence))
             return
         fence = random.randint(max(0, found.fence - 1), found.fence) if random.random() < 0.4 else 0
-        if what < 0.4:
+        if what < 0.45:
             self.submit(commands.MapChange(self.now_ms, STORE, name, [], fence, remove_all=True))
-            return
+            if random.random() < 0.5:
+                return  # else a change comes before the keys are given back
         changes: list[tuple[str, bytes | None, int | None]] = []
         for key in random.sample(KEYS, random.randint(1, 3)):
             revision = found.values[key].revision if key in found.values else 0
@@ -277,7 +278,7 @@ class World(Stage):
     # ---- what administrators do -------------------------------------------------------------------------------------
 
     def _purge(self) -> None:
-        name = self._some(self.random.choice((ConsumedModel, LastValueModel)))
+        name = self._some(self.random.choice((ConsumedModel, LastValueModel, MapModel)))
         if name is not None:
             self.submit(commands.Purge(self.now_ms, STORE, name))
 
