@@ -369,6 +369,29 @@ class WorkQueue:
             mark = self._do(Kind.EXTEND, self._clock() + extension_ns, seq)
         self._log.wait(mark)
 
+    def release_leases(self) -> int:
+        """End every lease now: these messages are due at once, in order. Returns how many.
+
+        For a program that knows that no worker is left, as at its start. Their jobs are refused from now on
+        (``Fenced``); deliveries count.
+        """
+        with self._lock:
+            self._raise_if_closed()
+            leased = self._machine.leased()
+            mark = self._return(leased)
+            waiters = list(self._waiters)
+        self._log.wait(mark)
+        for waiter in waiters:
+            waiter.wake()
+        return len(leased)
+
+    def _return(self, seqs: Sequence[int]) -> int:
+        """Make leased messages due now. Returns what to wait for. Call with the lock held."""
+        mark = self._log.mark
+        for first in range(0, len(seqs), COMMAND_NUMBERS_MAX):
+            mark = self._do(Kind.RETURN, self._clock(), *seqs[first : first + COMMAND_NUMBERS_MAX])
+        return mark
+
     def dead_letter(self, job: Job, reason: str = "given up") -> None:
         """Give this job up now: it goes to the dead letters. *Raises*: as ``ack``. *Cost*: a data sync."""
         check_reason(reason)
@@ -463,9 +486,7 @@ class WorkQueue:
             waiters = list(self._waiters)
             try:
                 if not self._log.in_step:  # an interrupted step is for the next opening to find out
-                    leased = self._machine.leased()
-                    for first in range(0, len(leased), COMMAND_NUMBERS_MAX):
-                        self._do(Kind.RETURN, self._clock(), *leased[first : first + COMMAND_NUMBERS_MAX])
+                    self._return(self._machine.leased())
                     self._note_cursor()
             finally:
                 self._let_go()
