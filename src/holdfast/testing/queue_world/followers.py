@@ -175,7 +175,7 @@ class FollowersWorld:
             appended = error.fields.get("appended", 0)
             self.ledger.refused(appended if isinstance(appended, int) else 0)
             return
-        self.ledger.appended(first, last, accepted=True)
+        self.ledger.appended(first, last)
 
     def _consume(self, queue: Queue, consumer: Consumer, work: WorkQueue) -> None:  # noqa: ARG002
         found = consumer.poll(max_messages=self.random.choice((1, 5, 100)))

@@ -67,7 +67,7 @@ class Ledger:
         if frame:
             self.inner.update(range(len(self.payloads) + 1, len(self.payloads) + len(payloads)))
 
-    def appended(self, first: int, last: int, *, accepted: bool) -> None:
+    def appended(self, first: int, last: int) -> None:
         """The queue has answered."""
         expected = len(self.payloads) + 1
         if (first, last) != (expected, expected + len(self.pending) - 1):
@@ -75,8 +75,7 @@ class Ledger:
         self.payloads += self.pending
         self.arrivals += [self.pending_ns] * len(self.pending)
         self.pending = []
-        if accepted:
-            self.accepted = len(self.payloads)
+        self.accepted = len(self.payloads)
 
     def refused(self, appended: int) -> None:
         """The queue has said that only so many of the pending messages are in it."""
