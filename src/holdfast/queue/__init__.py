@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from typing import Final
 
     from holdfast.queue.messages import Block, Gap, Message, Trimmed
+    from holdfast.queue.persist_run import Stored
     from holdfast.queue.queue import Queue
     from holdfast.queue.serializers import Serializer
     from holdfast.queue.sync_levels import SyncLevel, every
 
-__all__ = ["Block", "Gap", "Message", "Queue", "Serializer", "SyncLevel", "Trimmed", "every"]
+__all__ = ["Block", "Gap", "Message", "Queue", "Serializer", "Stored", "SyncLevel", "Trimmed", "every"]
 
 _HOMES: Final = {
     "Block": "messages",
@@ -46,6 +47,7 @@ _HOMES: Final = {
     "Message": "messages",
     "Queue": "queue",
     "Serializer": "serializers",
+    "Stored": "persist_run",
     "SyncLevel": "sync_levels",
     "Trimmed": "messages",
     "every": "sync_levels",
