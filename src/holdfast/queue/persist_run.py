@@ -10,9 +10,11 @@ items that were stored before it. One thread at a time uses the producer's side,
 
 Order of freeing space, and what a crash leaves:
 
-1. find the oldest item that a cursor has not passed and the last item that is durable: nothing has changed;
-2. sync the cursors: they stand at these items or after them;
-3. remove the pages before both: no cursor ever stands before the first page, and the last item is always there.
+1. find the oldest item that a cursor has not passed: nothing has changed;
+2. sync the cursors: they stand at this item or after it;
+3. remove the pages before it: no cursor ever stands before the first page.
+
+The queue keeps the page of its last durable item, so a source that resumes always finds the last item.
 """
 
 from __future__ import annotations
@@ -310,12 +312,9 @@ class PersistRun:
         if self._keeps_consumed:
             return
         held = first_held_seq(queue.pages, lambda: queue.last_seq)
-        if held is None:
-            return
-        before = min(held, queue.durable_seq)
-        if before > queue.first_seq:
+        if held is not None and held > queue.first_seq:
             sync_holds(queue.pages, self._sync_failed)
-            queue.trim(before_seq=before)
+            queue.trim(before_seq=held)
 
     def _sync_failed(self, error: OSError) -> None:
         self._closed = Closed(

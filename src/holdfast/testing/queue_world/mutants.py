@@ -317,12 +317,6 @@ _REGISTRY: Final = (
         ((PersistRun, "_free", persist_broken.free_before_the_cursors_are_durable),),
         persist=True,
     ),
-    Mutant(
-        "persist_frees_the_last_item",
-        "the last durable item stays, for a source that resumes after it",
-        ((PersistRun, "_free", persist_broken.free_the_last_item),),
-        persist=True,
-    ),
 )
 
 MUTANTS: Final[Mapping[str, Mutant]] = {mutant.name: mutant for mutant in _REGISTRY}

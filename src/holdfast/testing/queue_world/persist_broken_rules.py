@@ -80,7 +80,7 @@ def free_for_this_consumer(self: PersistRun) -> None:
     queue = self.queue
     if not self._keeps_consumed:
         sync_holds(queue.pages, self._sync_failed)
-        queue.trim(before_seq=min(self.flow.consumed_seq + 1, queue.durable_seq))
+        queue.trim(before_seq=self.flow.consumed_seq + 1)
 
 
 def free_before_the_cursors_are_durable(self: PersistRun) -> None:
@@ -88,13 +88,4 @@ def free_before_the_cursors_are_durable(self: PersistRun) -> None:
     queue = self.queue
     held = first_held_seq(queue.pages, lambda: queue.last_seq)
     if held is not None and not self._keeps_consumed:
-        queue.trim(before_seq=min(held, queue.durable_seq))
-
-
-def free_the_last_item(self: PersistRun) -> None:
-    """Space is freed of all that is consumed, although lost power may take what comes after it."""
-    queue = self.queue
-    held = first_held_seq(queue.pages, lambda: queue.last_seq)
-    if held is not None and not self._keeps_consumed:
-        sync_holds(queue.pages, self._sync_failed)
         queue.trim(before_seq=held)

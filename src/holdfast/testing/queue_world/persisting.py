@@ -141,6 +141,8 @@ class PersistWorld:
         self.max_bytes = self.random.choice((None, 1, 700, 4000))
         self.sync = self.random.choice(("os", "os", every(messages=3), "always"))
         self.lifetime = self.random.choice((None, None, None, timedelta(milliseconds=100)))
+        # In some worlds nothing is synced but what the queue syncs by itself.
+        self.sync_rate = self.random.choice((0.0, 0.25))
         self.files = CrashFiles(Random(self.random.random()), seen=self.seen)
         self.kept: dict[str, Kept] = {}
         self.accepted = self.durable = self._reached_seq = 0
@@ -256,7 +258,7 @@ class PersistWorld:
     def _ask(self, side: Side, kept: Kept) -> bool:
         if side.run.given is not None:
             kept.called = side.run.given.seq
-            if self.random.random() < 0.2:
+            if self.random.random() < self.sync_rate:
                 side.run.consume(durable=True)
                 kept.durable = kept.called
                 self.seen["consumed durably"] += 1
@@ -269,7 +271,7 @@ class PersistWorld:
         return step in (Step.GIVE, Step.WAIT)
 
     def _upkeep(self, side: Side, kept: Kept) -> bool:  # noqa: ARG002
-        if self.random.random() < 0.3:
+        if self.random.random() < self.sync_rate:
             side.run.queue.flush()
         side.run.queue.run_background_work()
         self._note(side)
