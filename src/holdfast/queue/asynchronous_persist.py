@@ -307,6 +307,7 @@ class _Producer(Generic[Item]):
         """Let the source run."""
         if scheduler is None or scheduler is self._consumers_loop:
             self._task = self._consumers_loop.create_task(self._produce())
+            self._task.add_done_callback(partial(self._scheduled_done, self._consumers_loop))
             return
         try:
             if isinstance(scheduler, Executor):
@@ -326,8 +327,8 @@ class _Producer(Generic[Item]):
             producing.close()
             raise
 
-    def _scheduled_done(self, scheduler: object, scheduled: Future[None]) -> None:
-        """Nothing to do where the source ran: then it has said so itself."""
+    def _scheduled_done(self, scheduler: object, scheduled: Future[None] | asyncio.Task[None]) -> None:
+        """Nothing to do where the source ran: then it has said so itself. A task may be cancelled before it begins."""
         if not self.ended.done():
             self._refused(scheduler, None if scheduled.cancelled() else scheduled.exception())
 

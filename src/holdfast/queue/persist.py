@@ -80,7 +80,7 @@ def persist(
     space is freed. ``sync`` and ``page_size`` are those of ``Queue``.
     *Raises*: ``AlreadyOpen`` when another subscription, or writer, has the queue; ``InvalidRequest`` for arguments that
     cannot be; else as ``Queue``. An error of the source is raised after the items before it.
-    *Cost*: about 10 microseconds for each item, and one page of memory at most.
+    *Cost*: about 10 microseconds for each item; memory for 256 KiB of items, or for one.
     *After a crash*: the next run continues after the last consumed item.
     """
     settings = PersistSettings(

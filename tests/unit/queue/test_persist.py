@@ -413,6 +413,22 @@ def test_an_executor_that_is_shut_down_is_an_error_after_the_items(tmp_path: Pat
     assert watched.closed.is_set()
 
 
+def test_an_executor_that_fails_is_an_error_and_the_source_is_closed(tmp_path: Path) -> None:
+    class Failing(Executor):
+        """As one of processes, to which no source can be sent."""
+
+        def submit(self, work: Callable[..., Answer], /, *args: object, **kwargs: object) -> Future[Answer]:
+            future: Future[Answer] = Future()
+            future.set_exception(TypeError("cannot pickle this"))
+            return future
+
+    source = iter(numbers(3))
+    items = persist(source, tmp_path, scheduler=Failing())
+    with pytest.raises(TypeError, match="pickle"):
+        next(items)
+    assert list(persist(source, tmp_path)) == numbers(3)
+
+
 # ---- one subscription ------------------------------------------------------------------------------------------------
 
 

@@ -282,6 +282,17 @@ def test_a_source_whose_task_is_cancelled_by_another_is_an_error_after_the_items
     asyncio.run(main())
 
 
+def test_a_source_whose_task_is_cancelled_before_it_begins_is_an_error(tmp_path: Path) -> None:
+    async def main() -> None:
+        items = await persist(each([b"never"]), tmp_path).open()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        with pytest.raises(Closed, match="scheduler"):
+            await anext(items)
+
+    asyncio.run(main())
+
+
 def test_an_error_in_the_loop_closes_and_the_item_comes_again(tmp_path: Path) -> None:
     watched = Watched()
 
