@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import pytest
 
 import holdfast
-from holdfast.errors import AlreadyOpen, Closed, Code, InvalidRequest, LimitExceeded
+from holdfast.errors import AlreadyOpen, Closed, Code, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.queue import Queue, Serializer, Stored, Trimmed
 from holdfast.queue.persist import Persisted
 from holdfast.queue.persist_run import PersistRun, PersistSettings
@@ -256,6 +256,30 @@ def test_a_callable_that_gives_no_iterable_is_named(tmp_path: Path) -> None:
         next(items)
 
 
+def test_a_full_disk_is_an_error_after_the_items_and_the_next_run_goes_on(tmp_path: Path) -> None:
+    files = CrashFiles(Random(1))
+    source = [b"%d" % number * 200 for number in range(100)]
+
+    def opened(end: int = 100) -> Persisted[bytes]:
+        return Persisted(
+            lambda stored: source[stored.count : end],
+            settings_for(tmp_path),
+            scheduler=Inline(),
+            open_queue=lambda: Queue("d/q", page_size=PAGE_BYTES, files=files, background=False),
+        )
+
+    assert list(opened(1)) == source[:1]
+    files.refuse = lambda operation, name: OSError(errno.ENOSPC, name) if operation == "allocate" else None
+    items = opened()
+    found: list[bytes] = []
+    with pytest.raises(Unavailable) as caught:
+        found.extend(items)  # extend keeps what came before the error
+    assert caught.value.code is Code.DISK_FULL
+    assert 0 < len(found) < 99
+    files.refuse = None
+    assert [*source[:1], *found, *opened()] == source
+
+
 # ---- closing ---------------------------------------------------------------------------------------------------------
 
 
@@ -427,6 +451,24 @@ def test_an_executor_that_fails_is_an_error_and_the_source_is_closed(tmp_path: P
     with pytest.raises(TypeError, match="pickle"):
         next(items)
     assert list(persist(source, tmp_path)) == numbers(3)
+
+
+@pytest.fixture
+def _switching() -> Iterator[None]:
+    """Threads take turns as often as the interpreter allows."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_switching")
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("max_bytes", [1, 60, 1000])
+def test_neither_side_misses_that_the_other_has_moved(tmp_path: Path, workers: int, max_bytes: int) -> None:
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        scheduler = pool if workers else None
+        assert list(persist(numbers(1000), tmp_path, max_bytes=max_bytes, scheduler=scheduler)) == numbers(1000)
 
 
 # ---- one subscription ------------------------------------------------------------------------------------------------
