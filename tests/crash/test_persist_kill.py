@@ -56,7 +56,7 @@ def test_a_killed_program_misses_no_item_and_repeats_what_it_had_not_acknowledge
     seen = repeats = kills = 0
     killed_runs = 0
     while kills < KILLS:
-        # So many that the kills are over when most of the items have passed.
+        # The counts are drawn so that most of the items have passed after the last kill.
         kill_after = random.randint(0, max(0, 2 * (ITEMS - seen) // (KILLS - kills + 1)))
         program = start(tmp_path, kind, random.choice((1, 2_000, 100_000)))
         found = given(program, kill_after)

@@ -91,14 +91,13 @@ def persist(
     return Persisted(source, settings, scheduler=scheduler)
 
 
-def check_source(source: object) -> None:
+def check_source(source: object, *, is_result: bool = False) -> None:
     """Refuse what gives no items. *Raises*: ``InvalidRequest``."""
-    if not isinstance(source, AsyncIterable) and not callable(source):
-        raise InvalidRequest(
-            "source is an asynchronous iterable of items, or a callable that returns one",
-            source=type(source).__name__,
-            hint="holdfast.persist takes an iterable",
+    if not isinstance(source, AsyncIterable) and (is_result or not callable(source)):
+        wrong = (
+            "source must return an asynchronous iterable" if is_result else "source is asynchronous, or returns that"
         )
+        raise InvalidRequest(wrong, source=type(source).__name__, hint="holdfast.persist takes an iterable")
 
 
 class Persisted(AsyncIterator[Item]):
@@ -275,7 +274,7 @@ class _Bell:
         if self._thread == threading.get_ident():
             self._event.set()
         else:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits
+            with suppress(RuntimeError):  # the loop is closed: no task waits
                 self._loop.call_soon_threadsafe(self._event.set)
 
 
@@ -419,7 +418,7 @@ class _Producer(Generic[Item]):
             source = self._source
             if not isinstance(source, AsyncIterable):
                 source = source(cast("Stored[Item]", await on_helper(self.run.stored)))
-                check_source(source)
+                check_source(source, is_result=True)
             items = self._items = aiter(source)
         return await anext(items)
 
@@ -429,9 +428,7 @@ class _Producer(Generic[Item]):
             await on_helper(partial(self.run.append, payload))
 
     async def _close_source(self) -> None:
-        # First: closing is tried once.
-        self.run.flow.source_closed = True
-        items, self._items = self._items or self._source, None
+        items = self._items or self._source
         if isinstance(items, AsyncGenerator):
             await items.aclose()
 
@@ -442,7 +439,7 @@ class _Producer(Generic[Item]):
 
 
 def _close_soon(producer: _Producer[Item]) -> None:
-    """Nobody has the ``Persisted`` any more. Not here: this runs wherever the collector does, also inside the queue."""
+    """Close after the ``Persisted`` was collected: on a thread, because the collector may run inside the queue."""
 
     def close() -> None:
         producer.stop()
@@ -450,5 +447,5 @@ def _close_soon(producer: _Producer[Item]) -> None:
         with suppress(HoldfastError, OSError):
             producer.run.close()
 
-    with suppress(RuntimeError):  # the system has no thread to give: what is not closed is found as after a kill
+    with suppress(RuntimeError):  # the system has no thread to give: the queue is found as after a kill
         threading.Thread(target=close, name="holdfast-persist-close", daemon=True).start()

@@ -69,7 +69,7 @@ def persist(
 
     The source runs on a thread of its own, or on ``scheduler``, an executor. It is asked for an item only after the one
     before is stored, and while fewer than ``max_bytes`` are stored and not consumed; else it waits. An item is consumed
-    when the next one is asked for, or by ``commit``. What is not consumed comes again in the next run, first.
+    when the next one is asked for, or by ``commit``. An item that is not consumed comes again in the next run, first.
 
     A ``source`` that is a callable is called with ``Stored(count, last)``, how many items are stored and the last of
     them, and returns the iterable of what comes after.
@@ -100,21 +100,20 @@ def persist(
     return Persisted(source, settings, scheduler=scheduler)
 
 
-def check_source(source: object) -> None:
-    """Refuse what gives no items, and text, whose characters nobody means. *Raises*: ``InvalidRequest``."""
-    if isinstance(source, str | bytes | bytearray | memoryview) or not (
-        isinstance(source, Iterable) or callable(source)
-    ):
-        raise InvalidRequest(
-            "source is an iterable of items, or a callable that returns one", source=type(source).__name__
-        )
+def check_source(source: object, *, is_result: bool = False) -> None:
+    """Refuse objects that give no items, and text and bytes, which are not iterables of items. *Raises*:
+    ``InvalidRequest``."""
+    is_text = isinstance(source, str | bytes | bytearray | memoryview)
+    if is_text or not (isinstance(source, Iterable) or (callable(source) and not is_result)):
+        wrong = "source must return an iterable of items" if is_result else "source is an iterable, or returns one"
+        raise InvalidRequest(wrong, source=type(source).__name__)
 
 
 class Persisted(Iterator[Item]):
     """The result of ``persist``: an iterator, and a context manager that closes it. One thread at a time.
 
-    It closes itself after the last item and after an error of the source. Where nobody has it any more, it is closed by
-    a thread of its own.
+    It closes itself after the last item and after an error of the source. One that is dropped without that is closed by
+    a thread.
     """
 
     def __init__(
@@ -163,7 +162,7 @@ class Persisted(Iterator[Item]):
             message, item = run.next_item()
         finally:
             self._asker = 0
-        # The last step: an interrupt before it gives the same item again, and none is consumed that nobody has seen.
+        # The last step: after an interrupt before it, the same item is given again, and no unseen item is consumed.
         run.given = message
         return cast("Item", item)
 
@@ -241,7 +240,7 @@ class _Producer(Generic[Item]):
         self._items: Iterator[Item] | None = None
         self._scheduler = scheduler
         self._bell: SimpleQueue[None] = SimpleQueue()
-        self._baton = threading.Lock()  # never waited for: whoever does not get it has nothing to do
+        self._baton = threading.Lock()  # held by the turn that runs; a turn that does not get it ends
         self._turn: Future[None] | None = None
         self._thread = 0
         self._failure: BaseException | None = None  # of closing the source
@@ -269,19 +268,18 @@ class _Producer(Generic[Item]):
             source = self._source
             if not isinstance(source, Iterable):
                 source = source(cast("Stored[Item]", self._run.stored()))
-                check_source(source)
+                check_source(source, is_result=True)
             items = self._items = iter(source)
         return next(items)
 
     def _close_source(self) -> None:
-        # First: closing is tried once.
-        self._run.flow.source_closed = True
-        items, self._items = self._items or self._source, None
+        items = self._items or self._source
         if isinstance(items, Generator):
             try:
                 items.close()
             except BaseException as error:  # noqa: BLE001 - raised by ``close``
                 self._failure = error
+        self._run.flow.source_closed = True
 
     # ---- on the consumer's thread -----------------------------------------------------------------------------------
 
@@ -339,23 +337,25 @@ class _Producer(Generic[Item]):
         flow, until = self._run.flow, monotonic() + timeout_s
         if self._thread == threading.get_ident():
             return False  # the source itself closes: it is closed when it comes back
-        # A turn that is under way, then one that closes the source where that turn had ended before.
-        for _ in range(2):
-            if not flow.source_closed and self._turn is not None:
-                wait([self._turn], max(0.0, until - monotonic()))
-                self.start_turn()
+        # A turn that is under way closes the source. Where none is, another one does.
+        under_way = self._turn
+        if under_way is not None and not under_way.cancel():
+            wait([under_way], timeout_s)
+        self.start_turn()
+        if self._turn is not None and self._turn is not under_way:
+            wait([self._turn], max(0.0, until - monotonic()))
         if not flow.source_closed:
             self.run_turn()  # does nothing while a turn is under way
         return flow.source_closed
 
     def close_at_exit(self) -> None:
-        """The interpreter ends and nobody has closed this."""
+        """Close at the exit of the interpreter, where the program has not."""
         with suppress(HoldfastError, OSError):
             self.close(EXIT_S)
 
 
 def _close_soon(producer: _Producer[Item]) -> None:
-    """Nobody has the ``Persisted`` any more. Not here: this runs wherever the collector does, also inside the queue."""
+    """Close after the ``Persisted`` was collected: on a thread, because the collector may run inside the queue."""
 
     def close() -> None:
         with suppress(HoldfastError, OSError):
@@ -385,12 +385,13 @@ class _DaemonThread(Executor):
     def _serve(self) -> None:
         while (task := self._tasks.get()) is not None:
             future, turn = task
-            try:
-                turn()
-            except BaseException as error:  # noqa: BLE001 - told by the future
-                future.set_exception(error)
-            else:
-                future.set_result(None)
+            if future.set_running_or_notify_cancel():
+                try:
+                    turn()
+                except BaseException as error:  # noqa: BLE001 - raised by the future
+                    future.set_exception(error)
+                else:
+                    future.set_result(None)
             del task, future, turn
         self._tasks.put(None)  # for another that an interrupt of its start has left unknown
 

@@ -149,7 +149,7 @@ class PersistRun:
 
     def __init__(self, settings: PersistSettings, open_queue: Callable[[], Queue]) -> None:
         self._serializer = settings.serializer
-        # What others may want to read again is removed by its age alone.
+        # With a lifetime, consumed items go by their age. A subscription without a place removes none.
         self._keeps_consumed = settings.lifetime is not None or settings.consumer is None
         self._closed: Closed | None = None  # why nothing is given out any more
         self._ready: deque[Message] = deque()
@@ -277,7 +277,7 @@ class PersistRun:
         return bool(ready)
 
     def take(self) -> None:
-        """Fetch the next items. They stay here until they are consumed: who is interrupted has lost nothing.
+        """Fetch the next items. They stay here until they are consumed, so an interrupt loses none.
 
         *Raises*: ``Gap`` and ``Trimmed``, and again the next time; ``Unavailable``; ``Closed``.
         """

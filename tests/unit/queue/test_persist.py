@@ -251,9 +251,10 @@ def test_an_item_that_cannot_be_stored_is_an_error_after_the_items_before_it(tmp
 
 
 def test_a_callable_that_gives_no_iterable_is_named(tmp_path: Path) -> None:
-    items = persist(lambda stored: stored.count, tmp_path)  # type: ignore[arg-type, return-value]
-    with pytest.raises(InvalidRequest, match="source=int"):
-        next(items)
+    for wrong, named in ((7, "int"), ("text", "str"), (len, "builtin_function_or_method")):
+        items = persist(lambda _, wrong=wrong: wrong, tmp_path)
+        with pytest.raises(InvalidRequest, match=f"source must return .* source={named}"):
+            next(items)
 
 
 def test_a_full_disk_is_an_error_after_the_items_and_the_next_run_goes_on(tmp_path: Path) -> None:
@@ -395,6 +396,38 @@ def test_the_source_itself_may_close(tmp_path: Path) -> None:
     assert closed.wait(WAIT_S)
     with pytest.raises(Closed):
         next(opened[0])
+
+
+def test_closing_waits_for_the_end_of_the_generator_and_not_for_a_turn_that_has_not_begun(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        closes, busy = threading.Event(), threading.Event()
+        ended: list[bool] = []
+
+        def source() -> Iterator[bytes]:
+            try:
+                while True:
+                    yield b"item"
+            finally:
+                closes.set()
+                busy.wait(WAIT_S)
+                ended.append(True)
+
+        items = persist(source(), tmp_path, max_bytes=100, scheduler=pool)
+        next(items)
+        with ThreadPoolExecutor(1) as other:
+            closing = other.submit(items.close, WAIT_S)
+            assert closes.wait(WAIT_S)
+            assert not closing.done()
+            busy.set()
+            assert closing.result(WAIT_S)
+        assert ended == [True]
+
+        holds = threading.Event()
+        held = pool.submit(holds.wait, WAIT_S)
+        waits = persist(source(), tmp_path, consumer="other", scheduler=pool)
+        assert waits.close(timeout=0)
+        holds.set()
+        assert held.result(WAIT_S)
 
 
 def test_what_closing_the_generator_raises_is_raised_by_close(tmp_path: Path) -> None:

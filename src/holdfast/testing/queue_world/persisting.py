@@ -189,7 +189,7 @@ class PersistWorld:
         return Side(self, PersistRun(settings, open_queue), fails_at=fails_at)
 
     def check_resumed(self, stored: Stored[object], queue: Queue) -> int:
-        """Hold what a source is told to P6. Returns where it goes on."""
+        """Check the argument of a source (P6). Returns the item from which the source continues."""
         if stored.count != queue.last_seq:
             raise PromiseBroken(f"P6: {queue.last_seq} items are stored, the source learns {stored.count}")
         last = self.item(stored.count - 1) if stored.count else None
