@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -549,6 +550,30 @@ def test_an_interrupt_while_an_item_is_given_loses_none(tmp_path: Path, monkeypa
             except KeyboardInterrupt:
                 continue
     assert found == numbers(200)
+
+
+def test_ctrl_c_ends_the_wait_for_an_item_and_loses_none(tmp_path: Path) -> None:
+    release = threading.Event()
+
+    def source() -> Iterator[bytes]:
+        yield b"first"
+        release.wait(WAIT_S)
+        yield b"second"
+
+    def next_under_ctrl_c(items: Iterator[bytes]) -> bytes:
+        main = threading.get_ident()
+        interrupt = threading.Thread(target=lambda: signal.pthread_kill(main, signal.SIGINT))
+        interrupt.start()
+        found = next(items)
+        interrupt.join()
+        return found
+
+    with persist(source(), tmp_path) as items:
+        assert next(items) == b"first"
+        with pytest.raises(KeyboardInterrupt):
+            next_under_ctrl_c(items)
+        release.set()
+        assert list(items) == [b"second"]
 
 
 def test_items_that_an_interrupt_drops_on_the_way_are_taken_again(tmp_path: Path) -> None:
