@@ -20,6 +20,7 @@ The queue keeps the page of its last durable item, so a source that resumes alwa
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -179,8 +180,10 @@ class PersistRun:
     def _subscribe(self, settings: PersistSettings) -> Place:
         if settings.consumer is not None:
             return _Named(self.queue.consumer(settings.consumer, hold=True))
-        since = settings.since
-        return _Since(self.queue, since() if callable(since) else since)
+        since = settings.since() if callable(settings.since) else settings.since
+        if since is None:
+            raise InvalidRequest("since must return a starting point", hint="a time, earliest or latest")
+        return _Since(self.queue, since)
 
     # ---- the producer's side ----------------------------------------------------------------------------------------
 
@@ -374,22 +377,24 @@ class _Named:
 class _Since:
     """A place that is kept nowhere."""
 
-    def __init__(self, queue: Queue, since: datetime | str | None) -> None:
+    def __init__(self, queue: Queue, since: datetime | str) -> None:
         self._queue = queue
         self._reader: LogReader | None = None
+        self._reading = threading.RLock()  # another thread that closes must not take the file from under a read
         with queue.asking():
             self.consumed_seq = seq_since(queue, since) - 1
         self._taken_seq = self.consumed_seq
 
     def take(self) -> list[Message]:
-        try:
-            with self._queue.asking():
-                if self._reader is None:
-                    self._reader = self._queue.reader(seq=self._taken_seq + 1)
-                found = self._reader.read_messages() or []
-        except BaseException:
-            self.close()
-            raise
+        with self._reading:
+            try:
+                with self._queue.asking():
+                    if self._reader is None:
+                        self._reader = self._queue.reader(seq=self._taken_seq + 1)
+                    found = self._reader.read_messages() or []
+            except BaseException:
+                self.close()
+                raise
         if found:
             self._taken_seq = found[-1].seq
         return found
@@ -402,6 +407,7 @@ class _Since:
         self.consumed_seq = seq
 
     def close(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
+        with self._reading:
+            reader, self._reader = self._reader, None
+            if reader is not None:
+                reader.close()

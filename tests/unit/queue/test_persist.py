@@ -24,6 +24,7 @@ from holdfast.errors import AlreadyOpen, Closed, Code, InvalidRequest, LimitExce
 from holdfast.queue import Queue, Serializer, Stored, Trimmed
 from holdfast.queue.persist import Persisted
 from holdfast.queue.persist_run import PersistRun, PersistSettings
+from holdfast.queue.reader import LogReader
 from holdfast.testing.queue_world import CrashFiles
 
 PAGE_BYTES = 4096
@@ -379,6 +380,36 @@ def test_closing_wakes_a_consumer_that_waits(tmp_path: Path) -> None:
     assert [error.code for error in found if isinstance(error, Closed)] == [Code.CLOSED]
 
 
+def test_closing_waits_for_a_read_that_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, closes = threading.Event(), threading.Event()
+    overlaps: list[bool] = []
+    read, close = LogReader.read_messages, LogReader.close
+
+    def slow_read(self: LogReader) -> object:
+        reading.set()
+        closes.wait(0.2)  # in vain: the file is closed after the read
+        found = read(self)
+        reading.clear()
+        return found
+
+    def noted_close(self: LogReader) -> None:
+        overlaps.append(reading.is_set())
+        closes.set()
+        close(self)
+
+    list(persist([b"item"], tmp_path, since="earliest"))
+    items = persist([], tmp_path, since="earliest")
+    monkeypatch.setattr(LogReader, "read_messages", slow_read)
+    monkeypatch.setattr(LogReader, "close", noted_close)
+    with ThreadPoolExecutor(2) as pool:
+        asking = pool.submit(next, items)
+        assert reading.wait(WAIT_S)
+        assert pool.submit(items.close).result(WAIT_S)
+        assert asking.exception(WAIT_S) is None or isinstance(asking.exception(), Closed)
+    assert overlaps
+    assert not any(overlaps)
+
+
 def test_the_source_itself_may_close(tmp_path: Path) -> None:
     opened: list[Persisted[bytes]] = []
     closed = threading.Event()
@@ -711,6 +742,7 @@ def test_an_interpreter_that_exits_without_closing_is_not_held_up(tmp_path: Path
         ({"since": "yesterday"}, "since"),
         ({"since": datetime(2026, 1, 1)}, "time zone"),  # noqa: DTZ001 - what is refused
         ({"since": lambda: 7}, "since"),
+        ({"since": lambda: None}, "since"),
         ({"scheduler": 7}, "scheduler"),
     ],
 )
