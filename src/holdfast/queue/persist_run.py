@@ -126,7 +126,9 @@ class PersistSettings:
         level = sync_level(sync)
         if level.name == "buffered":
             raise InvalidRequest("persist stores each item before it asks for the next", sync="buffered", hint="os")
-        name = PREFIX if prefix is None else prefix
+        name: object = PREFIX if prefix is None else prefix
+        if not isinstance(name, str):
+            raise InvalidRequest("prefix is the name of the queue", prefix=repr(name))
         FileNames(name)
         self.path = os.path.join(os.fsdecode(directory), name)
         self.consumer = CONSUMER if consumer is None and since is None else consumer

@@ -738,6 +738,7 @@ def test_an_interpreter_that_exits_without_closing_is_not_held_up(tmp_path: Path
         ({"lifetime": 7}, "lifetime"),
         ({"prefix": "a/b"}, "name"),
         ({"prefix": ""}, "name"),
+        ({"prefix": 7}, "prefix"),
         ({"consumer": ""}, "name"),
         ({"since": "yesterday"}, "since"),
         ({"since": datetime(2026, 1, 1)}, "time zone"),  # noqa: DTZ001 - what is refused
