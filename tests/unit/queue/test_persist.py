@@ -381,12 +381,13 @@ def test_closing_wakes_a_consumer_that_waits(tmp_path: Path) -> None:
 
 
 def test_closing_waits_for_a_read_that_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, closes = threading.Event(), threading.Event()
+    began, reading, closes = threading.Event(), threading.Event(), threading.Event()
     overlaps: list[bool] = []
     read, close = LogReader.read_messages, LogReader.close
 
     def slow_read(self: LogReader) -> object:
         reading.set()
+        began.set()
         closes.wait(0.2)  # in vain: the file is closed after the read
         found = read(self)
         reading.clear()
@@ -403,7 +404,7 @@ def test_closing_waits_for_a_read_that_is_under_way(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(LogReader, "close", noted_close)
     with ThreadPoolExecutor(2) as pool:
         asking = pool.submit(next, items)
-        assert reading.wait(WAIT_S)
+        assert began.wait(WAIT_S)
         assert pool.submit(items.close).result(WAIT_S)
         assert asking.exception(WAIT_S) is None or isinstance(asking.exception(), Closed)
     assert overlaps
