@@ -1,1 +1,1 @@
-"""Two small programs around ``holdfast.Queue``; each runs by itself and checks what it claims."""
+"""Small programs around ``holdfast.Queue`` and ``holdfast.persist``; each runs by itself and checks what it claims."""

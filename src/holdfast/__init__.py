@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from holdfast.queue import Queue, every
+    from holdfast.queue.persist import persist
     from holdfast.settings import Settings, load_configuration
     from holdfast.view import View
 
@@ -84,6 +85,7 @@ __all__ = [
     "aio",
     "every",
     "load_configuration",
+    "persist",
 ]
 
 __version__: Final = "0.1.0"
@@ -119,6 +121,7 @@ _HOMES: Final = {
         "Unavailable",
     ),
     "holdfast.queue": ("Queue", "every"),
+    "holdfast.queue.persist": ("persist",),
     "holdfast.settings": ("Settings", "load_configuration"),
     "holdfast.view": ("View",),
 }

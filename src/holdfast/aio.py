@@ -1,6 +1,7 @@
-"""The asyncio twins of the blocking classes: ``Client``, ``Queue`` and ``StoreClient``.
+"""The asyncio twins of the blocking names: ``Client``, ``Queue``, ``StoreClient`` and ``persist``.
 
-Each name is loaded when it is first used: ``Queue`` needs the standard library alone, all others ``holdfast[client]``.
+Each name is loaded when it is first used: ``Queue`` and ``persist`` need the standard library alone, all others
+``holdfast[client]``.
 
 Owns: the names of the asynchronous surface. Does not own: anything behind them (``client.asynchronous``,
 ``queue.asynchronous``, ``client.stores.asynchronous``).
@@ -19,8 +20,18 @@ if TYPE_CHECKING:
     from holdfast.client.shell import Transacted
     from holdfast.client.stores.asynchronous import StoreClient
     from holdfast.queue.asynchronous import Queue
+    from holdfast.queue.asynchronous_persist import persist
 
-__all__ = ["AsyncTransaction", "Client", "ClientOptions", "Queue", "StoreClient", "Subscription", "Transacted"]
+__all__ = [
+    "AsyncTransaction",
+    "Client",
+    "ClientOptions",
+    "Queue",
+    "StoreClient",
+    "Subscription",
+    "Transacted",
+    "persist",
+]
 
 _HOME: Final = {
     "AsyncTransaction": "holdfast.client.asynchronous",
@@ -30,6 +41,7 @@ _HOME: Final = {
     "StoreClient": "holdfast.client.stores.asynchronous",
     "Subscription": "holdfast.client.asynchronous",
     "Transacted": "holdfast.client.shell",
+    "persist": "holdfast.queue.asynchronous_persist",
 }
 
 

@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     "docs/tutorial/queue.md",
+    "docs/tutorial/persist.md",
     *sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs/how-to").glob("queue-*.md")),
 ]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -87,6 +88,19 @@ def test_the_reference_names_every_argument_method_and_command() -> None:
     assert named == set(getattr(found, "commands", {}))
 
 
+def test_the_reference_names_every_argument_of_persist() -> None:
+    import inspect
+
+    import holdfast
+    import holdfast.aio
+
+    text = (ROOT / "docs/reference/queue.md").read_text(encoding="utf-8")
+    table = text.partition("## Persist")[2].partition("What holds:")[0]
+    named = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert named == list(inspect.signature(holdfast.persist).parameters)
+    assert named == list(inspect.signature(holdfast.aio.persist).parameters)
+
+
 @pytest.mark.parametrize("said", ["one ... three\n", "...\n", "one two three"])
 def test_an_ellipsis_stands_for_anything(said: str) -> None:
     assert matches("one two three\n", said)
@@ -98,6 +112,7 @@ def test_an_ellipsis_stands_for_anything(said: str) -> None:
     [
         ("order_desk", r"all \d+ orders are billed; \d+ a second time, and their numbers say which"),
         ("mail_workers", "294 delivered, 42 of them at the second try"),
+        ("csv_to_http", r"all 3000 rows were sent, [0-3] of them twice"),
     ],
 )
 def test_the_example_runs_and_finds_what_it_claims(example: str, last_line: str, tmp_path: Path) -> None:

@@ -35,11 +35,12 @@ if TYPE_CHECKING:
 
     from holdfast.queue.file_queue import FileQueue
     from holdfast.queue.messages import Block, Gap, Message, Trimmed
+    from holdfast.queue.persist_run import Stored
     from holdfast.queue.queue import Queue
     from holdfast.queue.serializers import Serializer
     from holdfast.queue.sync_levels import SyncLevel, every
 
-__all__ = ["Block", "FileQueue", "Gap", "Message", "Queue", "Serializer", "SyncLevel", "Trimmed", "every"]
+__all__ = ["Block", "FileQueue", "Gap", "Message", "Queue", "Serializer", "Stored", "SyncLevel", "Trimmed", "every"]
 
 _HOMES: Final = {
     "Block": "messages",
@@ -48,6 +49,7 @@ _HOMES: Final = {
     "Message": "messages",
     "Queue": "queue",
     "Serializer": "serializers",
+    "Stored": "persist_run",
     "SyncLevel": "sync_levels",
     "Trimmed": "messages",
     "every": "sync_levels",

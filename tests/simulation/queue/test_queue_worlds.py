@@ -11,12 +11,15 @@ import pytest
 
 from holdfast.testing.queue_world.followers import FOLLOWER_KINDS, run_followers
 from holdfast.testing.queue_world.mutants import EQUIVALENT, MUTANTS, SEEDS_MAX, catch
+from holdfast.testing.queue_world.persisting import PERSIST_KINDS, run_persist
 from holdfast.testing.queue_world.runner import Summary, coverage_table, run_seeds
 
 FIXED_WORLDS = 8
 FRESH_WORLDS = 8
 STATES_PROVED = 100_000
 FOLLOWER_WORLDS_PROVED = 200
+PERSIST_WORLDS = 5
+PERSIST_STATES_PROVED = 10_000
 RecordProperty = Callable[[str, object], None]
 
 
@@ -63,6 +66,23 @@ def test_consumers_and_work_queues_keep_every_promise(prove: bool, record_proper
     record_property("queue_follower_states", summary.states)
     assert_clean(summary)
     assert not prove or summary.missing(FOLLOWER_KINDS) == []
+
+
+@pytest.mark.timeout(3_600)
+def test_persist_keeps_every_promise(prove: bool, record_property: RecordProperty) -> None:
+    """Fixed seeds and fresh ones; a failure names its seed. The proof goes on until 10,000 crash states were judged."""
+    first = int.from_bytes(os.urandom(5), "little")
+    fresh = range(first, first + (1_000 if prove else PERSIST_WORLDS))
+    summary = run_seeds(
+        [*range(PERSIST_WORLDS), *fresh],
+        jobs=2 if prove else 1,
+        states_min=PERSIST_STATES_PROVED if prove else 0,
+        world=run_persist,
+    )
+    record_property("persist_crash_states", summary.states)
+    assert_clean(summary)
+    assert summary.states > (PERSIST_STATES_PROVED if prove else 200)
+    assert not prove or summary.missing(PERSIST_KINDS) == []
 
 
 @pytest.mark.timeout(600)

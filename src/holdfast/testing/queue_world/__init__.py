@@ -12,6 +12,7 @@ To crash-test a program of one's own over a queue, pass ``CrashFiles`` as ``file
 from holdfast.testing.queue_world.files import CrashFiles
 from holdfast.testing.queue_world.followers import run_followers
 from holdfast.testing.queue_world.ledger import Ledger, PromiseBroken
+from holdfast.testing.queue_world.persisting import run_persist
 from holdfast.testing.queue_world.world import World, WorldReport, run_world
 
-__all__ = ["CrashFiles", "Ledger", "PromiseBroken", "World", "WorldReport", "run_followers", "run_world"]
+__all__ = ["CrashFiles", "Ledger", "PromiseBroken", "World", "WorldReport", "run_followers", "run_persist", "run_world"]

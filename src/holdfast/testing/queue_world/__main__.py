@@ -13,6 +13,7 @@ import time
 
 from holdfast.testing.queue_world.followers import FOLLOWER_KINDS, run_followers
 from holdfast.testing.queue_world.mutants import EQUIVALENT, SEEDS_MAX
+from holdfast.testing.queue_world.persisting import PERSIST_KINDS, run_persist
 from holdfast.testing.queue_world.runner import KINDS, Summary, coverage_table, hunt_mutants, run_seeds
 from holdfast.testing.queue_world.world import run_world
 
@@ -32,6 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     seeds = range(options.first, options.first + options.worlds)
     world, kinds = (run_followers, FOLLOWER_KINDS) if options.followers else (run_world, KINDS)
+    if options.persist:
+        world, kinds = run_persist, PERSIST_KINDS
     summary = run_seeds(seeds, jobs=options.jobs, progress=progress, world=world)
     seconds = time.monotonic() - began
     print(coverage_table(summary))
@@ -61,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--followers", action="store_true", help="worlds of consumers and work queues instead")
+    parser.add_argument("--persist", action="store_true", help="worlds of persist instead")
     parser.add_argument("--mutants", action="store_true", help=f"catch every mutant, each within {SEEDS_MAX} seeds")
     return parser
 

@@ -21,6 +21,8 @@ from holdfast.queue.cursor_file import CursorFile
 from holdfast.queue.durability import Durability
 from holdfast.queue.page_files import PageDirectory
 from holdfast.queue.page_scan import PageScan
+from holdfast.queue.persist_flow import Flow
+from holdfast.queue.persist_run import PersistRun
 from holdfast.queue.reader import LogReader
 from holdfast.queue.space import Space
 from holdfast.queue.sync_progress import SyncProgress
@@ -29,8 +31,10 @@ from holdfast.queue.work_machine import WorkMachine
 from holdfast.queue.work_queue import WorkQueue
 from holdfast.queue.writer import Writer
 from holdfast.testing.queue_world import broken_rules as broken
+from holdfast.testing.queue_world import persist_broken_rules as persist_broken
 from holdfast.testing.queue_world.files import CrashFiles
 from holdfast.testing.queue_world.followers import run_followers
+from holdfast.testing.queue_world.persisting import run_persist
 from holdfast.testing.queue_world.shape import LIFETIME_NS
 from holdfast.testing.queue_world.world import WorldReport, run_world
 
@@ -46,16 +50,19 @@ Patch = tuple[object, str, object]
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """One rule taken out: ``patches`` replace attributes of the real code. ``focus`` is where it is looked for, in
-    worlds of the log or of its ``followers``."""
+    worlds of the log, of its ``followers`` or of ``persist``."""
 
     name: str
     rule: str
     patches: tuple[Patch, ...]
     focus: Mapping[str, object] = field(default_factory=dict[str, object])
     followers: bool = False
+    persist: bool = False
 
     def world(self, seed: int) -> WorldReport:
         """Run the kind of world in which this rule matters."""
+        if self.persist:
+            return run_persist(seed)
         return run_followers(seed) if self.followers else run_world(seed, self.focus)
 
 
@@ -255,6 +262,60 @@ _REGISTRY: Final = (
         "retention waits for what is not finished",
         ((WorkMachine, "committed_seq", broken.committed_is_started),),
         followers=True,
+    ),
+    Mutant(
+        "persist_acknowledges_when_given",
+        "an item is consumed when the next one is asked for",
+        ((PersistRun, "next_item", persist_broken.acknowledge_when_given),),
+        persist=True,
+    ),
+    Mutant(
+        "persist_drops_what_is_left",
+        "a new run first gives what is left",
+        ((PersistRun, "_subscribe", persist_broken.drop_what_is_left),),
+        persist=True,
+    ),
+    Mutant(
+        "persist_ends_before_the_last_items",
+        "the end comes after the items before it",
+        ((Flow, "step", property(persist_broken.end_before_the_last_items)),),
+        persist=True,
+    ),
+    Mutant(
+        "persist_consumes_in_memory",
+        "what is consumed stays consumed after a kill",
+        ((PersistRun, "consume", persist_broken.consume_in_memory),),
+        persist=True,
+    ),
+    Mutant(
+        "persist_never_waits",
+        "the source waits at the bound",
+        ((Flow, "work", property(persist_broken.never_wait)),),
+        persist=True,
+    ),
+    Mutant(
+        "persist_measures_nothing",
+        "what earlier runs have left counts against the bound",
+        ((PersistRun, "measure", persist_broken.nothing_left_to_measure),),
+        persist=True,
+    ),
+    Mutant(
+        "persist_forgets_what_is_stored",
+        "a source resumes after what is stored",
+        ((PersistRun, "stored", persist_broken.forget_what_is_stored),),
+        persist=True,
+    ),
+    Mutant(
+        "persist_frees_for_one_consumer",
+        "space is freed of what every consumer has consumed",
+        ((PersistRun, "_free", persist_broken.free_for_this_consumer),),
+        persist=True,
+    ),
+    Mutant(
+        "persist_frees_before_the_cursors",
+        "the cursors are durable before the pages that they have passed go",
+        ((PersistRun, "_free", persist_broken.free_before_the_cursors_are_durable),),
+        persist=True,
     ),
 )
 

@@ -73,7 +73,7 @@ def run_seeds(
 ) -> Summary:
     """Run the worlds of ``seeds`` on ``jobs`` processes; where ``states_min`` is given, until so many were judged.
 
-    ``world`` is ``run_world``, of the log, or ``followers.run_followers``.
+    ``world`` is ``run_world``, of the log, ``followers.run_followers`` or ``persisting.run_persist``.
     """
     summary = Summary()
     for seed, states, seen, trouble in _spread(partial(_one, world), seeds, jobs, chunk=4):

@@ -1,0 +1,191 @@
+"""The rules of ``persist``: how far the source runs ahead, which items are consumed, when the end arrives.
+
+Owns: these decisions. Does not own: the queue and the source (``persist_run``), threads (``persist``), tasks
+(``asynchronous_persist``).
+
+Failure model: pure. Two sides use one ``Flow`` at the same time without a lock: each field has one writer, the
+producer's side or the consumer's side; ``stopped`` is set once, by either.
+
+What the producer does next (``work``), first row that holds:
+
+| state | work |
+|---|---|
+| stopped, or the source has ended; the source is not closed | CLOSE_SOURCE |
+| stopped, or the source has ended | NOTHING |
+| unconsumed bytes above the limit | WAIT |
+| items of an earlier run are not measured | MEASURE |
+| else | PULL |
+
+The limit: the producer asks the source for an item while fewer than ``max_bytes`` are unconsumed. Once it has waited,
+it goes on when at most half of ``max_bytes`` are. So at most ``max_bytes`` and one item are unconsumed, and an item
+that is larger than ``max_bytes`` passes.
+
+What the consumer gets next (``step``), first row that holds:
+
+| state | step |
+|---|---|
+| stopped | CLOSED |
+| an item is stored and not consumed | GIVE |
+| the source has ended | END |
+| else | WAIT |
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+__all__ = ["ITEM_BYTES", "Ending", "Flow", "Step", "Work"]
+
+ITEM_BYTES = 24
+"""What an item counts beyond its own bytes: the head of a frame. So empty items are bounded, too."""
+
+
+class Work(Enum):
+    """What the producer does next."""
+
+    CLOSE_SOURCE = "close the source"
+    NOTHING = "nothing"
+    WAIT = "wait"
+    MEASURE = "measure"
+    PULL = "pull"
+
+
+class Step(Enum):
+    """What the consumer gets next."""
+
+    CLOSED = "closed"
+    GIVE = "give"
+    END = "end"
+    WAIT = "wait"
+
+
+class Ending:
+    """How the source ended: with ``error``, or without one."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+class Flow:
+    """The state of one run. ``consumed_seq`` is where the subscription begins, ``left_seq`` the last item of earlier
+    runs; ``max_bytes`` None is no bound; ``page_bytes`` is how much is consumed between two looks for space to free.
+
+    >>> flow = Flow(consumed_seq=0, left_seq=0, max_bytes=100, page_bytes=4096)
+    >>> flow.stored(1, 90)
+    >>> flow.work, flow.step
+    (<Work.WAIT: 'wait'>, <Step.GIVE: 'give'>)
+    >>> flow.consumed(1, 90)
+    >>> flow.work, flow.step
+    (<Work.PULL: 'pull'>, <Step.WAIT: 'wait'>)
+    """
+
+    __slots__ = (
+        "_consumed_bytes",
+        "_freed_bytes",
+        "_max_bytes",
+        "_page_bytes",
+        "_stored_bytes",
+        "consumed_seq",
+        "ending",
+        "left_seq",
+        "measured_seq",
+        "source_closed",
+        "stopped",
+        "stored_seq",
+        "waiting",
+    )
+
+    def __init__(self, *, consumed_seq: int, left_seq: int, max_bytes: int | None, page_bytes: int) -> None:
+        self.left_seq = left_seq
+        self._max_bytes = max_bytes
+        self._page_bytes = page_bytes
+        # Written by the producer's side.
+        self.stored_seq = left_seq
+        self.measured_seq = consumed_seq if max_bytes is not None else left_seq
+        self._stored_bytes = 0
+        self.waiting = False
+        self.ending: Ending | None = None
+        self.source_closed = False
+        # Written by the consumer's side.
+        self.consumed_seq = consumed_seq
+        self._consumed_bytes = 0
+        self._freed_bytes = 0
+        # Written by either, once.
+        self.stopped = False
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Unconsumed bytes, as far as they are measured."""
+        return self._stored_bytes - self._consumed_bytes
+
+    # ---- the producer's side ----------------------------------------------------------------------------------------
+
+    @property
+    def work(self) -> Work:
+        """See the table of the module."""
+        if self.stopped or self.ending is not None:
+            return Work.NOTHING if self.source_closed else Work.CLOSE_SOURCE
+        most = self._max_bytes
+        if most is not None and self.ahead_bytes > (most // 2 if self.waiting else most - 1):
+            return Work.WAIT
+        return Work.MEASURE if self.measured_seq < self.left_seq else Work.PULL
+
+    def measured(self, last_seq: int, size: int) -> None:
+        """Items of earlier runs up to ``last_seq`` have this many bytes more."""
+        assert self.measured_seq <= last_seq <= self.left_seq, "items of earlier runs are measured once, in order"
+        self._stored_bytes += size + ITEM_BYTES * (last_seq - self.measured_seq)
+        self.measured_seq = last_seq
+
+    def stored(self, seq: int, size: int) -> None:
+        """The queue has one more item."""
+        assert seq == self.stored_seq + 1, "items are stored one by one"
+        assert self.ending is None, "nothing is stored after the end"
+        # The bytes first: the consumer's side may take the item as soon as it has a number.
+        self._stored_bytes += size + ITEM_BYTES
+        self.stored_seq = seq
+
+    def ended(self, error: BaseException | None) -> None:
+        """The source has no more items, or has failed. The first end counts."""
+        if self.ending is None:
+            self.ending = Ending(error)
+
+    # ---- the consumer's side ----------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> Step:
+        """See the table of the module."""
+        if self.stopped:
+            return Step.CLOSED
+        # The end is looked at before the items: after an end that is seen, no item comes that is not.
+        ended = self.ending is not None
+        if self.consumed_seq < self.stored_seq:
+            return Step.GIVE
+        return Step.END if ended else Step.WAIT
+
+    def consumed(self, seq: int, size: int) -> None:
+        """The item that comes next is done. One that was done already changes nothing."""
+        if seq <= self.consumed_seq:
+            return
+        assert seq == self.consumed_seq + 1, "items are consumed one by one"
+        assert seq <= self.stored_seq, "an item is stored before it is consumed"
+        self._consumed_bytes += size + ITEM_BYTES
+        self.consumed_seq = seq
+
+    @property
+    def frees(self) -> bool:
+        """Whether it is time to free the space of consumed items: a page of them, and none that is yet to measure."""
+        return self._consumed_bytes - self._freed_bytes >= self._page_bytes and self.measured_seq >= self.left_seq
+
+    def freed(self) -> None:
+        """The space of what is consumed so far is free."""
+        self._freed_bytes = self._consumed_bytes
+
+    def check(self) -> None:
+        """Assert what always holds while neither side is inside a method."""
+        assert self.consumed_seq <= self.stored_seq, "no item is consumed before it is stored"
+        assert self.left_seq <= self.stored_seq, "what earlier runs left is stored"
+        assert self.ending is None or not self.source_closed or self.work is Work.NOTHING, "an end is an end"
+        if self._max_bytes is None or self.consumed_seq <= self.measured_seq:
+            assert self._max_bytes is None or self.ahead_bytes >= 0, "unconsumed bytes are not negative"
