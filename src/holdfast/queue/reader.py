@@ -11,6 +11,8 @@ callable that is told. ``OSError`` from the port passes.
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 from holdfast.errors import InvalidRequest
 from holdfast.queue.frame import COMPRESSED, HEAD_BYTES, payloads, raw_body
 from holdfast.queue.index_reader import IndexReader
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["LogReader", "read_mark"]
 
 SINGLES_MIN = 8
+_messages_of_part: Callable[[tuple[int, Iterable[Message]]], Iterable[Message]] = itemgetter(1)
 NEAR_BYTES = 8 << 10
 SINGLES_WINDOW_BYTES = 128 << 10
 """Windows of single messages are smaller: thousands of small objects at a time cost more than a system call."""
@@ -412,15 +415,23 @@ class LogReader:
 
         The answer must be used up before the reader is asked again.
         """
+        parts = self.read_bounded_parts()
+        return None if parts is None else map(_messages_of_part, parts)
+
+    def read_bounded_parts(self) -> Iterator[tuple[int, Iterable[Message]]] | None:
+        """As ``read_message_parts``, with the number of the last message of each part."""
         while (window := self.read_window()) is not None:
             frames = self._wanted(window)
             if frames:
                 return self._parts(window.data, frames)
         return None
 
-    def _parts(self, data: bytes, frames: list[FrameView]) -> Iterator[Iterable[Message]]:
+    def _parts(self, data: bytes, frames: list[FrameView]) -> Iterator[tuple[int, Iterable[Message]]]:
         if len(frames) > SINGLES_MIN and all(frame[2] == 1 and not frame[3] for frame in frames):
-            yield [Message((seq, time_ns, data[start:end])) for seq, time_ns, _, _, start, end in frames]
+            yield (
+                frames[-1][0],
+                [Message((seq, time_ns, data[start:end])) for seq, time_ns, _, _, start, end in frames],
+            )
             return
         from_seq = self._from_seq
         for seq, time_ns, count, flags, start, end in frames:
@@ -431,7 +442,7 @@ class LogReader:
                 found = payloads(data, start, end, count)
             if seq < from_seq:
                 found, seq = found[from_seq - seq :], from_seq
-            yield messages_of(seq, time_ns, found)
+            yield seq + len(found) - 1, messages_of(seq, time_ns, found)
 
     def read_blocks(self) -> list[Block] | None:
         """The next blocks, at least one, or None where there is nothing more now."""
