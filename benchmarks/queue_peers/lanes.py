@@ -67,7 +67,7 @@ READ: dict[str, int] = {
 SOUGHT = ("holdfast", "lmdb", "sqlite3", "persist-queue SQLite")
 OPENED = ("holdfast", "lmdb", "sqlite3", "litequeue", "persist-queue SQLite")
 WORKED = ("holdfast", "persist-queue ack, unsynced", "persist-queue ack")
-LEVELS = ("buffered", "os", "every(ms=50)", "every(messages=1000)", "always")
+LEVELS = ("os", "every(ms=50)", "every(messages=1000)", "always")
 BATCH_SIZES = (1, 10, 100, 1000, 4000)
 MESSAGE_SIZES = (10, 100, 1024, 10_240, 102_400)
 LOG_LENGTHS = (10_000, 1_000_000, 10_000_000)

@@ -39,7 +39,6 @@ SEEK_MESSAGES = 100
 TIME_KEY = Struct(">QI")
 SECOND_NS = 1_000_000_000
 LEVELS = {
-    "buffered": "buffered",
     "os": "os",
     "every(ms=50)": every(ms=50),
     "every(messages=1000)": every(messages=1000),

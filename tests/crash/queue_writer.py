@@ -16,7 +16,6 @@ from holdfast.queue import Queue, SyncLevel, every
 
 PAGE_BYTES = 16_384
 LEVELS: dict[str, str | SyncLevel] = {
-    "buffered": "buffered",
     "os": "os",
     "every": every(messages=7, ms=2),
     "always": "always",
@@ -40,10 +39,6 @@ def main(path: str, level: str, seed: int) -> None:
             count = random.choice((1, 1, 1, 2, 30))
             payloads = [payload_of(seq) for seq in range(following, following + count)]
             last = queue.append(payloads[0]) if count == 1 else queue.append_many(payloads)[1]
-            if level == "buffered":
-                if random.random() < 0.9:
-                    continue
-                queue.flush()
             os.write(1, b"%d\n" % last)
 
 

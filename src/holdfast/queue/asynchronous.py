@@ -56,8 +56,7 @@ __all__ = ["Queue"]
 class Queue:
     """A durable queue for asyncio, opened by ``async with`` or ``await queue.open()``.
 
-    The arguments are those of ``holdfast.Queue``. The sync levels mean the same, except that ``"buffered"`` is
-    ``"os"``: what is appended at the same time is one batch here at every level.
+    The arguments are those of ``holdfast.Queue``. What tasks append at the same time is one batch at every level.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Queue:
         background: bool = True,
     ) -> None:
         level = sync_level(sync)
-        self._direct = not compression and level.name in ("os", "buffered")
+        self._direct = not compression and level.name == "os"
         self._serializer = serializer_named(serializer)
         self._max_message = max_message
         self._read_only = read_only
@@ -89,7 +88,7 @@ class Queue:
             BlockingQueue,
             path,
             page_size=page_size,
-            sync="os" if level.name == "buffered" else level,
+            sync=level,
             lifetime=lifetime,
             max_bytes=max_bytes,
             full=full,

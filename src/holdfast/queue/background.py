@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from time import sleep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,18 +24,15 @@ __all__ = ["Background"]
 class Background:
     """Calls ``work`` after each ``wake`` and every ``interval_s`` seconds (None: only when woken), until ``stop``.
 
-    ``linger_s`` is how long it waits after a wake, so that others join.
-
     The thread starts at the first need of it: with an interval when it is made, which raises ``RuntimeError`` where the
     system has none to give.
     """
 
-    __slots__ = ("_interval_s", "_linger_s", "_starting", "_stopped", "_thread", "_wakes", "_work")
+    __slots__ = ("_interval_s", "_starting", "_stopped", "_thread", "_wakes", "_work")
 
-    def __init__(self, work: Callable[[], None], interval_s: float | None, linger_s: float = 0) -> None:
+    def __init__(self, work: Callable[[], None], interval_s: float | None) -> None:
         self._work = work
         self._interval_s = interval_s
-        self._linger_s = linger_s
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._starting = threading.RLock()
         self._stopped = False
@@ -66,8 +62,6 @@ class Background:
                 self._wakes.get(timeout=self._interval_s)
             except Empty:
                 pass  # the interval has passed
-            if self._linger_s and not self._stopped:
-                sleep(self._linger_s)
             if self._stopped:
                 self._wakes.put(None)  # for another that an interrupt of its start has left unknown
                 return

@@ -30,7 +30,7 @@ message to, and *committed* is the place below every message that is not done:
 | asking for the next message | nothing: only a commit finishes a message |
 | ``commit(m)`` | ``m``, and every earlier message that the **calling** thread was given |
 | ``commit()`` | every message that the calling thread was given; where one thread alone took messages, all of those |
-| ``commit(m)`` in a thread that was not given ``m`` | ``m``, and what the calling thread itself was given before ``m`` |
+| ``commit(m)`` in another thread | ``m``, and what the calling thread itself was given before ``m`` |
 | ``commit`` of a message that is done already | nothing; a commit never goes back |
 | the end of a thread, ``close()`` in any thread | nothing: what is not done comes again when the consumer is opened |
 
@@ -418,10 +418,10 @@ class Consumer:
 
         The committed place is below every message that is not done; see the module for threads that share a consumer.
         A commit never goes back: one for an earlier message than the last is none (``reset`` goes back). *Raises*:
-        ``InvalidRequest`` for a message that was not handed out, and without one where several other threads
-        have messages and this one has none; ``Unavailable`` when the cursor cannot be written, and the old place stands then; ``Closed``
-        (sync_failed) when ``durable`` and a sync has failed, and from then on: the consumer, opened again, stands at
-        the old place or the new one.
+        ``InvalidRequest`` for a message that was not handed out, and without one where several other threads have
+        messages and this one has none; ``Unavailable`` when the cursor cannot be written, and the old place stands
+        then; ``Closed`` (sync_failed) when ``durable`` and a sync has failed, and from then on: the consumer, opened
+        again, stands at the old place or the new one.
         *Cost*: about 2 microseconds; when ``durable`` a data sync of the log, if it is behind, and one of the cursor.
         *After a crash*: survives a killed process, and lost power when ``durable``.
         """

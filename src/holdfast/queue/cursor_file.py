@@ -196,14 +196,7 @@ def history_at(pages: PageDirectory, seq: int) -> list[Place]:
 
 
 def seq_since(queue: Queue, since: datetime | str | None) -> int:
-    """The first message from a starting point on, or the next one to come.
-
-    What waits in a buffer is written for "latest": were it lost with the process, others would come under its numbers,
-    and the cursor stand behind those. Where there is no room for it, or may be none, "latest" is before it: this very
-    cursor may be what has the room.
-    """
-    if since == "latest":
-        queue.write_buffered()
+    """The first message from a starting point on, or the next one to come."""
     reader = queue.reader(since=since, damage="skip")
     try:
         found = reader.read_near()

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from holdfast.queue.index_reader import KeptIndexes
-    from holdfast.queue.linger import Linger
     from holdfast.queue.messages import Block, Message
     from holdfast.queue.page_files import PageDirectory
     from holdfast.queue.page_header import PageHeader
@@ -46,14 +45,13 @@ CLOSED_UNDER = "the queue was closed under a reader"
 
 
 class LogReading:
-    """What ``Queue`` inherits. Its fields are set by ``Queue``; ``_writer`` and ``_linger`` are None for a reader."""
+    """What ``Queue`` inherits. Its fields are set by ``Queue``; ``_writer`` is None for a reader."""
 
     _anchors: Anchors
     _closed: bool
     _damage: DamagePolicy
     _headers: dict[int, PageHeader]
     _indexes: KeptIndexes
-    _linger: Linger | None
     _pages: PageDirectory
     _serializer: Serializer | None
     _writer: Writer | None
@@ -62,8 +60,8 @@ class LogReading:
 
     @property
     def last_seq(self) -> int:
-        """The newest message, 0 before the first; at the level "buffered" it may still be in memory."""
-        found = self._linger or self._writer  # asked for once: closing in another thread takes them away
+        """The newest message, 0 before the first."""
+        found = self._writer  # asked for once: closing in another thread takes it away
         if found is not None:
             return found.next_seq - 1
         with self.asking():
@@ -87,7 +85,6 @@ class LogReading:
                 header = self._pages.header_of(number)
                 if header is not None and not header.prepared:
                     return header.base_seq
-        # Not behind what still waits in a buffer: that comes first.
         writer = self._writer
         return writer.next_seq if writer is not None else self.last_seq + 1
 
@@ -141,8 +138,7 @@ class LogReading:
             elif since is None or since == "earliest":
                 found.seek_earliest()
             elif since == "latest":
-                linger = self._linger
-                found.seek_latest(1 if linger is None else linger.next_seq)
+                found.seek_latest()
             else:
                 found.seek_time(moment_ns(since))
         except BaseException:

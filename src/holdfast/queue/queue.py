@@ -14,9 +14,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
-from holdfast.errors import Backpressure, Closed, Code, HoldfastError, NotFound, PermissionDenied, Unavailable
+from holdfast.errors import Closed, Code, HoldfastError, NotFound, PermissionDenied
 from holdfast.queue.arguments import each_of, whole_number
 from holdfast.queue.background import Background
 from holdfast.queue.checksum import CRC32, checksum_for_writing
@@ -25,7 +25,6 @@ from holdfast.queue.disk_errors import Opening, refusals
 from holdfast.queue.file_names import FileNames
 from holdfast.queue.forks import poison_in_children
 from holdfast.queue.identity_file import open_identity, read_identity
-from holdfast.queue.linger import LINGER_S, Linger
 from holdfast.queue.local_files import LocalFiles
 from holdfast.queue.log_reading import SEQ_MAX, LogReading
 from holdfast.queue.mark_file import MarkFile
@@ -119,7 +118,6 @@ class Queue(LogReading):
         self._writer = None
         self._lock_file = -1
         self._background: Background | None = None
-        self._linger = None
         self._serializer = serializer_named(serializer)
         self._append: Callable[[bytes], int] = self._refuse
         self._closed = False
@@ -182,11 +180,9 @@ class Queue(LogReading):
         writer.before_roll, writer.on_full = space.before_roll, space.trim
         if background:
             interval_s = level.ms_max / 1000 if level.ms_max else LIFETIME_LOOK_S if kept_ns is not None else None
-            self._background = Background(self._work, interval_s, LINGER_S if level.name == "buffered" else 0)
+            self._background = Background(self._work, interval_s)
             writer.on_work = self._background.wake
-        if level.name == "buffered":
-            self._linger = Linger(writer, writer.on_work)
-        self._append_by(writer.append if self._linger is None else self._linger.append)
+        self._append_by(writer.append)
 
     def _append_by(self, append: Callable[[bytes], int]) -> None:
         """What ``append`` does. Where that needs no serializer, it is this itself: a call more is a tenth of it all."""
@@ -260,8 +256,6 @@ class Queue(LogReading):
             found = [*map(self._serializer.dump, payloads)]
         elif not isinstance(payloads, list | tuple):
             found = [*payloads]  # type: ignore[list-item]  # refused by the writer if it is something else
-        if self._linger is not None and found:
-            return self._linger.append_atomic(found) if atomic else self._linger.append_many(found)
         return (self._writer or self._refuse_all()).append_many(found, atomic=atomic)
 
     def append_at_once(self, payload: bytes) -> int | None:
@@ -269,7 +263,7 @@ class Queue(LogReading):
 
         For those who must not wait where they stand, as the asyncio twin.
         """
-        return None if self._writer is None or self._linger is not None else self._writer.append_at_once(payload)
+        return None if self._writer is None else self._writer.append_at_once(payload)
 
     def wait_durable(self, seq: int) -> None:
         """Return when ``seq`` and all before it are durable.
@@ -279,19 +273,15 @@ class Queue(LogReading):
         writer = self._writer or self._refuse_all()
         if seq >= writer.next_seq:
             writer.raise_if_closed()
-            if self._linger is not None:
-                self._linger.write()
             whole_number("seq", seq, 0, writer.next_seq - 1)
         writer.wait_durable(seq)
 
     def flush(self) -> None:
         """Return when everything appended so far is durable. *Raises*: ``Closed`` after a failed sync."""
-        if self._linger is not None:
-            self._linger.write()
         (self._writer or self._refuse_all()).flush()
 
     def flush_unmarked(self) -> None:
-        """As ``flush`` of what was not buffered, for who has somebody to answer first. The mark is left to
+        """As ``flush``, for who has somebody to answer first. The mark is left to
         ``write_mark``, or to the next ``flush``: by it the next start tells damage at the very end from the end, and
         readers in other processes know how far the log is durable."""
         (self._writer or self._refuse_all()).flush(mark=False)
@@ -301,13 +291,6 @@ class Queue(LogReading):
         writer = self._writer
         if writer is not None:
             writer.write_mark()
-
-    def write_buffered(self) -> None:
-        """At the level "buffered": what waited in memory is in the log on return, unless there is no room for it, or
-        may be none."""
-        if self._linger is not None and not self._space.may_wait:
-            with suppress(Backpressure, Unavailable):
-                self._linger.write()
 
     def trim(self, *, before_seq: int) -> int:
         """Remove the pages whose messages are all below ``before_seq``. Returns how many pages went.
@@ -424,7 +407,7 @@ class Queue(LogReading):
     ) -> Queue:
         """The queue ``<path>-<name>``, over the same files, for what is built on this one.
 
-        ``sync`` is by default the level of this queue, where "buffered" is "os", and "always" is left to
+        ``sync`` is by default the level of this queue, and "always" is left to
         ``wait_durable``.
         """
         level = self._level if sync is None and self._level.name == "every" else (sync or "os")
@@ -470,8 +453,6 @@ class Queue(LogReading):
         if writer is None:
             return
         writer.raise_if_closed()
-        if self._linger is not None:
-            self._linger.write()
         if writer.wants_page():
             try:
                 writer.prepare()
@@ -496,9 +477,8 @@ class Queue(LogReading):
         """Make everything durable and let go of the files. Doing it twice is harmless; who does it while another thread
         does returns when that has, except from a callback for damage.
 
-        *Raises*: ``Closed`` when it could not be made durable; ``Unavailable`` when a message that waited at "buffered"
-        could not be written, or when all is durable and only the mark that says so could not be. The files are let go
-        of all the same.
+        *Raises*: ``Closed`` when it could not be made durable; ``Unavailable`` when all is durable and
+        only the mark that says so could not be written. The files are released in every case.
         """
         if self._ended.is_set():
             return
@@ -537,16 +517,12 @@ class Queue(LogReading):
                 if writer is not None:
                     self._write_the_rest(writer)
         finally:
-            self._writer = self._linger = None
+            self._writer = None
             self._close_handles()
 
     def _write_the_rest(self, writer: Writer) -> None:
         with refusals:
-            try:
-                if self._linger is not None:
-                    self._linger.close()
-            finally:
-                writer.close()
+            writer.close()
 
     def _close_handles(self) -> None:
         if self._lock_file >= 0:
@@ -574,7 +550,7 @@ class Queue(LogReading):
             )
             # A thread of the parent may have held any lock: every way in leads to the writer, which has new ones.
             self._append_by(self._writer.append)
-            self._linger = self._background = None
+            self._background = None
             self._space.poison_after_fork()
             self._pages.be_sole(sole=False)
         if self._lock_file >= 0:

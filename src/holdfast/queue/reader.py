@@ -115,11 +115,10 @@ class LogReader:
         self._enter_first(self._pages.known_numbers())
         self._from_seq = self.next_seq
 
-    def seek_latest(self, next_seq: int = 1) -> None:
-        """Stand behind the newest message, and before ``next_seq`` at the earliest: what a writer in this process has
-        taken and not written yet came earlier, too."""
+    def seek_latest(self) -> None:
+        """Stand behind the newest message."""
         end = find_end(self._pages, read_mark(self._pages), self._pages.port.boot_id())
-        self._from_seq, self._from_time_ns = max(end.next_seq, next_seq), None
+        self._from_seq, self._from_time_ns = end.next_seq, None
         self.close()
         if end.page and self._enter(end.page, None) and self._scan is not None:
             scan = self._scan

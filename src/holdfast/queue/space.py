@@ -117,11 +117,6 @@ class Space:
         self._freed = threading.Condition(self._waits)
         self._closed = False
 
-    @property
-    def may_wait(self) -> bool:
-        """Whether an append may have to wait for room."""
-        return self._full == "block" and self._max_bytes is not None
-
     def confirmed(self) -> None:
         """A consumer has moved on: an append that waits for space looks again."""
         with self._waits:

@@ -1,4 +1,4 @@
-"""When a writer syncs: the four levels.
+"""When a writer syncs: the three levels.
 
 Owns: the levels and their bounds. Does not own: syncing (``durability``).
 
@@ -6,7 +6,6 @@ Failure model: pure; a level that cannot be is ``InvalidRequest``.
 
 | level | ``append`` returns when | killed process | lost power |
 |---|---|---|---|
-| ``"buffered"`` | the message is in this process's memory | loses up to 256 KiB, 4,096 messages or 5 ms | as ``"os"`` |
 | ``"os"`` | the operating system has it | loses nothing | loses what was not flushed |
 | ``every(...)`` | the operating system has it | loses nothing | loses at most what the bounds allow |
 | ``"always"`` | it is on disk | loses nothing | loses nothing |
@@ -62,6 +61,9 @@ def sync_level(level: SyncLevel | str) -> SyncLevel:
     """The level of an argument: an ``every(...)`` or a name."""
     if isinstance(level, SyncLevel):
         return level
-    if level not in ("buffered", "os", "always"):
-        raise InvalidRequest("unknown sync level", sync=level, hint="buffered, os, every(...) or always")
+    if level not in ("os", "always"):
+        hint = "os, every(...) or always"
+        if level == "buffered":
+            hint += "; the level buffered was removed: os is faster and loses nothing when the process ends"
+        raise InvalidRequest("unknown sync level", sync=level, hint=hint)
     return SyncLevel(level)

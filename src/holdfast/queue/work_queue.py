@@ -13,7 +13,7 @@ Owns: what workers call, the threads that wait for a job, dead letters, the orde
 (``work_machine``), its log (``work_log``), fetching messages (``work_source``).
 
 Failure model: at least once. Every step is written to the work queue's own log before it counts, at the sync level of
-the queue; "buffered" counts as "os" here. After a crash:
+the queue. After a crash:
 
 | at the moment of the crash | afterwards |
 |---|---|

@@ -3,7 +3,7 @@
 Owns: what takes care: batches, the first append, page roll, marks on the way, closing; and whose turn it is. Does not
 own: the end of the log and the quick ways of one message (``log_tail``), the bytes (``frame``), recovery (``opening``),
 the pages to come (``page_supply``), what is durable and the marks (``sync_progress``), who syncs (``durability``), when
-pages go (``retention``), buffering (``linger``).
+pages go (``retention``).
 
 Failure model: an append that raises has appended nothing but what its error counts as ``appended``, as safe as the
 level wants it, and the next one writes over whatever it left; one that is interrupted (Ctrl-C) has appended its frame

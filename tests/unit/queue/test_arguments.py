@@ -72,7 +72,7 @@ def test_a_batch_of_many_frames_with_something_else_at_its_end_is_not_appended_i
         assert queue.last_seq == 0
 
 
-@pytest.mark.parametrize("level", ["buffered", "os"])
+@pytest.mark.parametrize("level", ["os"])
 @pytest.mark.parametrize("atomic", [False, True])
 @pytest.mark.parametrize("made", [list, tuple, iter, dict.fromkeys], ids=["list", "tuple", "iterator", "keys"])
 def test_a_batch_may_be_any_iterable_and_an_empty_one_is_no_batch(
@@ -167,7 +167,7 @@ def test_a_path_may_be_text_bytes_or_a_path(tmp_path: Path) -> None:
         assert queue.last_seq == 3
 
 
-@pytest.mark.parametrize("level", ["buffered", "os", "always"])
+@pytest.mark.parametrize("level", ["os", "always"])
 def test_who_appends_text_is_told_what_to_do(tmp_path: Path, level: str) -> None:
     with (
         Queue(tmp_path / "q", sync=level) as queue,
@@ -176,7 +176,7 @@ def test_who_appends_text_is_told_what_to_do(tmp_path: Path, level: str) -> None
         queue.append("text")
 
 
-@pytest.mark.parametrize("level", ["buffered", "os", "always"])
+@pytest.mark.parametrize("level", ["os", "always"])
 def test_a_batch_that_is_no_batch_of_bytes_is_refused_in_words(tmp_path: Path, level: str) -> None:
     with Queue(tmp_path / "q", sync=level) as queue:
         for atomic in (False, True):
@@ -189,3 +189,10 @@ def test_a_batch_that_is_no_batch_of_bytes_is_refused_in_words(tmp_path: Path, l
         assert queue.append(b"one") == 1
         queue.flush()
         assert payloads(queue) == [b"one"]
+
+
+def test_the_removed_level_is_refused_and_the_error_names_what_replaces_it(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        Queue(tmp_path / "q", sync="buffered")
+    assert "os is faster" in refused.value.hint
+    assert not list(tmp_path.iterdir())

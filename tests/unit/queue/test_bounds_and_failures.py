@@ -263,22 +263,6 @@ def test_a_page_goes_when_both_its_messages_and_its_file_are_old(tmp_path: Path)
     queue.close()
 
 
-def test_a_buffered_message_has_its_number_at_once_and_is_written_by_flush(tmp_path: Path) -> None:
-    with Queue(tmp_path / "q", sync="buffered", background=False) as queue:
-        assert [queue.append(b"%d" % number) for number in range(10)] == list(range(1, 11))
-        assert queue.append_many([b"a", b"b"]) == (11, 12)
-        assert payloads(queue) == []
-        assert queue.last_seq == 12
-        queue.flush()
-        assert len(payloads(queue)) == queue.durable_seq == 12
-        for number in range(10_000):
-            queue.append(b"%d" % number)
-        assert len(payloads(queue)) > 4096
-        assert queue.append_many([b"one", b"frame"], atomic=True) == (10_013, 10_014)
-    with Queue(tmp_path / "q", read_only=True) as queue:
-        assert len(payloads(queue)) == 10_014
-
-
 def test_compressed_frames_are_smaller_and_read_the_same(tmp_path: Path) -> None:
     expected = [b"%d " % number * 100 for number in range(1000)]
     with Queue(tmp_path / "q", compression=6) as queue:

@@ -4,17 +4,14 @@ whatever is refused, interrupted or closed meanwhile."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from holdfast.errors import Backpressure, Closed
+from holdfast.errors import Backpressure
 from holdfast.queue import Queue
 from holdfast.queue.background import Background
-from holdfast.queue.writer import Writer
 
 PAGE = 128 << 10
 TWO_FRAMES = [b"%08d" % number for number in range(5000)]
@@ -38,54 +35,6 @@ def test_a_batch_that_a_full_queue_cuts_says_how_much_of_it_is_there(tmp_path: P
         assert refused.value.fields["appended"] == queue.last_seq - before == 4096
 
 
-def test_what_waits_is_written_once_although_a_full_queue_cut_it(tmp_path: Path) -> None:
-    with nearly_full(tmp_path / "q", "buffered") as queue, queue.consumer("c") as consumer:
-        first, last = queue.append_many(TWO_FRAMES)
-        with pytest.raises(Backpressure):
-            queue.flush()
-        while consumer.poll():
-            consumer.commit()
-        queue.flush()
-        assert (queue.last_seq, last - first) == (last, 4999)
-        assert [message.payload for message in queue.read(seq=first)] == TWO_FRAMES
-
-
-@pytest.mark.parametrize("atomic", [False, True])
-def test_who_is_refused_because_of_what_waited_is_told_that_none_of_its_own_is_there(
-    tmp_path: Path, atomic: bool
-) -> None:
-    with nearly_full(tmp_path / "q", "buffered") as queue, queue.consumer("c") as consumer:
-        first, _ = queue.append_many(TWO_FRAMES)
-        mine = [b"mine"] * 700
-        with pytest.raises(Backpressure) as refused:
-            queue.append_many(mine, atomic=atomic)
-        assert not refused.value.fields.get("appended")
-        while consumer.poll():
-            consumer.commit()
-        queue.flush()
-        assert [message.payload for message in queue.read(seq=first)] == TWO_FRAMES
-
-
-@pytest.mark.parametrize("behind", ["a frame", "everything"])
-def test_an_interrupted_write_of_the_buffer_is_not_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: str
-) -> None:
-    sent = [b"%d" % number for number in range(5)]
-    with Queue(tmp_path / "q", sync="buffered", background=False) as queue:
-        for payload in sent:
-            queue.append(payload)
-        writer: Any = queue._writer
-        if behind == "a frame":  # written and not published yet
-            interrupting(monkeypatch, type(writer._tail), "_move")
-        else:
-            interrupting(monkeypatch, Writer, "_after_append")
-        with pytest.raises(KeyboardInterrupt):
-            queue.flush()
-        assert queue.append(b"5") == 6
-        queue.flush()
-        assert [message.payload for message in queue.read()] == [*sent, b"5"]
-
-
 def interrupting(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
     """Once, in the place of that method."""
 
@@ -94,51 +43,6 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> Non
         raise KeyboardInterrupt
 
     monkeypatch.setattr(owner, name, interrupted)
-
-
-def test_an_atomic_batch_is_behind_what_waits_and_before_what_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Queue(tmp_path / "q", sync="buffered", background=False) as queue:
-        queue.append(b"one")
-        real: Callable[..., tuple[int, int]] = Writer.append_many
-        told: list[int] = []
-        other = threading.Thread(target=lambda: told.append(queue.append(b"four")))
-
-        def append_many(self: Writer, payloads: list[bytes], *, atomic: bool) -> tuple[int, int]:
-            if atomic:
-                other.start()
-                other.join(0.2)  # it waits for its turn
-            return real(self, payloads, atomic=atomic)
-
-        monkeypatch.setattr(Writer, "append_many", append_many)
-        assert queue.append_many([b"two", b"three"], atomic=True) == (2, 3)
-        other.join()
-        assert told == [4]
-        assert [message.payload for message in queue.read()][:3] == [b"one", b"two", b"three"]
-
-
-def test_what_comes_while_the_buffer_is_closed_is_refused_and_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = Queue(tmp_path / "q", sync="buffered", background=False)
-    queue.append(b"one")
-    append = queue.append  # as a thread has it that was about to call it
-    real: Callable[[Writer], None] = Writer.close
-    answers: list[object] = []
-
-    def close(self: Writer) -> None:
-        try:
-            answers.append(append(b"two"))
-        except Closed as refused:
-            answers.append(refused)
-        real(self)
-
-    monkeypatch.setattr(Writer, "close", close)
-    queue.close()
-    assert isinstance(answers[0], Closed)
-    with Queue(tmp_path / "q", read_only=True) as again:
-        assert [message.payload for message in again.read()] == [b"one"]
 
 
 def test_the_first_wakes_of_two_threads_start_one_helper_and_stopping_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:

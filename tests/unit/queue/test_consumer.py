@@ -273,61 +273,6 @@ def killed(path: Path, copy: Path) -> Path:
     return copy / path.name
 
 
-def test_latest_is_behind_what_waits_in_the_buffer(tmp_path: Path) -> None:
-    with Queue(tmp_path / "q", sync="buffered", background=False) as queue:
-        queue.append(b"written before")
-        queue.flush()
-        for _ in range(3):
-            queue.append(MESSAGE)
-        reader = queue.reader(since="latest")
-        found = queue.read(since="latest", follow=True)
-        blocks = queue.batches(since="latest", follow=True)
-        for _ in range(2):
-            queue.append(MESSAGE)
-        assert reader.read_messages() is None
-        queue.flush()
-        assert seqs(reader.read_messages()) == [5, 6]
-        assert [next(found).seq, next(found).seq] == [5, 6]
-        assert next(blocks).first_seq == 5
-        assert seqs(queue.read(since="latest")) == []
-        reader.close()
-
-
-@pytest.mark.parametrize("how", ["new", "reset"])
-def test_a_consumer_from_latest_is_behind_the_buffer_and_before_all_that_comes_after_a_kill(
-    tmp_path: Path, how: str
-) -> None:
-    path = tmp_path / "live" / "q"
-    with Queue(path, sync="buffered", background=False) as queue:
-        consumer = queue.consumer("c", since="latest" if how == "new" else None)
-        if how == "new":
-            consumer.close()
-            queue.append_many([MESSAGE] * 3)
-            consumer = queue.consumer("d", since="latest")
-        else:
-            queue.append_many([MESSAGE] * 3)
-            consumer.reset(since="latest")
-        assert (consumer.next_seq, consumer.committed_seq, consumer.lag()) == (4, 3, 0)
-        queue.append_many([MESSAGE] * 2)
-        path = killed(path, tmp_path / "killed")
-        queue.flush()
-        assert seqs(consumer) == [4, 5]
-        name = consumer.name
-    with Queue(path) as queue:
-        later = [queue.append(b"later") for _ in range(5)]
-        with queue.consumer(name) as consumer:
-            assert seqs(consumer) == later
-
-
-def test_a_work_queue_from_latest_is_behind_the_buffer(tmp_path: Path) -> None:
-    with Queue(tmp_path / "q", sync="buffered", background=False) as queue:
-        queue.append_many([MESSAGE] * 3)
-        with queue.work_queue("w", since="latest") as work:
-            queue.append_many([MESSAGE] * 2)
-            queue.flush()
-            assert seqs(work.get_many(10)) == [4, 5]
-
-
 # ---- what is missing ------------------------------------------------------------------------------------------------
 
 

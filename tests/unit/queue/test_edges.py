@@ -80,7 +80,7 @@ def test_a_reader_whose_next_page_went_while_it_was_known_is_told(tmp_path: Path
 
 
 @pytest.mark.parametrize("wrong", ["text", 5, None, [1, 2]], ids=str)
-@pytest.mark.parametrize("level", ["buffered", "os", "always"])
+@pytest.mark.parametrize("level", ["os", "always"])
 @pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
 def test_what_is_not_bytes_is_refused_at_once_and_spoils_nothing(
     tmp_path: Path, wrong: object, level: str, many: bool
@@ -94,17 +94,7 @@ def test_what_is_not_bytes_is_refused_at_once_and_spoils_nothing(
         assert payloads(queue) == [b"before", b"after"]
 
 
-def test_a_buffered_message_is_what_it_was_when_it_was_appended(tmp_path: Path) -> None:
-    with Queue(tmp_path / "q", sync="buffered", background=False) as queue:
-        changing = bytearray(b"one")
-        queue.append(changing)
-        queue.append_many([changing])
-        changing[:] = b"two"
-        queue.flush()
-        assert payloads(queue) == [b"one", b"one"]
-
-
-@pytest.mark.parametrize("level", ["buffered", "os", "always"])
+@pytest.mark.parametrize("level", ["os", "always"])
 @pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
 def test_the_bound_of_a_message_is_of_what_is_read_and_not_of_what_it_is_compressed_to(
     tmp_path: Path, level: str, many: bool
@@ -128,35 +118,12 @@ def test_a_batch_that_could_not_be_read_again_is_refused(tmp_path: Path, monkeyp
         assert len(payloads(queue)) == 4
 
 
-def test_what_the_helper_could_not_write_is_tried_again_with_the_next_message() -> None:
-    files = CrashFiles(Random(1))
-    with Queue("d/q", sync="buffered", files=files, background=False) as queue:
-        wakes: list[int] = []
-        linger: Any = queue._linger
-        linger._wake = lambda: wakes.append(queue.last_seq)
-        queue.append(b"one")
-        queue.append(b"two")
-        assert wakes == [0]
-        files.refuse = lambda operation, _: OSError(errno.ENOSPC, "full") if operation == "allocate" else None
-        with pytest.raises(Unavailable):
-            queue.run_background_work()
-        files.refuse = None
-        queue.append(b"three")
-        assert wakes == [0, 2]
-        queue.run_background_work()
-        assert payloads(queue) == [b"one", b"two", b"three"]
-        queue.append(b"four")
-        queue.append(b"five")
-        assert wakes == [0, 2, 3]
-
-
-@pytest.mark.parametrize("level", ["buffered", "os", "always"])
+@pytest.mark.parametrize("level", ["os", "always"])
 def test_a_child_that_was_forked_while_a_thread_worked_is_refused_and_does_not_hang(tmp_path: Path, level: str) -> None:
     with Queue(tmp_path / "q", sync=level) as queue:
         queue.append(b"before")
         inside: Any = queue
         locks = [inside._writer.durability._condition, inside._space._freed, inside._space._lock]
-        locks += [inside._linger._lock] if level == "buffered" else []
         for lock in locks:
             lock.acquire()  # as a thread that is not in the child
         child = os.fork()

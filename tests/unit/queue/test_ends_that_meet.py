@@ -68,25 +68,6 @@ def test_a_listener_that_is_taken_back_by_another_hides_nobody(tmp_path: Path) -
         assert told[-1] == "third"
 
 
-@pytest.mark.parametrize("full", ["block", "raise", "drop_oldest"])
-def test_a_consumer_that_holds_the_room_of_a_full_queue_can_go_to_latest(tmp_path: Path, full: str) -> None:
-    queue = Queue(
-        tmp_path / "q", sync="buffered", page_size=PAGE_BYTES, max_bytes=4 * PAGE_BYTES, full=full, background=False
-    )
-    consumer = queue.consumer("a", hold=True)
-    while queue.last_seq < 240:
-        queue.append(bytes(1000))
-        if queue.last_seq % 10 == 0:
-            queue.flush()
-    for _ in range(5):
-        queue.append(bytes(1000))  # these wait in memory, and the log has no room for them
-    ends(lambda: consumer.reset(since="latest"))
-    assert consumer.next_seq == 241
-    ends(queue.flush)
-    assert queue.last_seq == 245
-    queue.close()
-
-
 def test_a_callback_for_damage_may_close_a_queue_that_another_thread_closes(tmp_path: Path) -> None:
     with Queue(tmp_path / "q", page_size=PAGE_BYTES) as queue:
         for number in range(100):

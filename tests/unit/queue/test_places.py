@@ -83,17 +83,6 @@ def test_a_function_for_damage_is_told_with_the_error_that_would_have_been_raise
         assert list(map(repr, told[:1])) == [repr(raised.value)]
 
 
-def test_the_first_message_is_the_first_also_while_it_waits_in_the_buffer(tmp_path: Path) -> None:
-    with Queue(tmp_path / "q", sync="buffered", background=False) as queue, queue.consumer("c") as consumer:
-        assert (queue.first_seq, consumer.lag()) == (1, 0)
-        queue.append(b"one")
-        assert (queue.first_seq, queue.last_seq, consumer.lag()) == (1, 1, 1)
-        assert list(queue.read()) == []
-        queue.flush()
-        assert (queue.first_seq, queue.last_seq, consumer.lag()) == (1, 1, 1)
-        assert [message.payload for message in queue.read()] == [b"one"]
-
-
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
 

@@ -140,7 +140,7 @@ def filled() -> FailsOnce:
 @pytest.mark.parametrize(
     ("sync", "name"),
     [("os", name) for name in CALLS]
-    + [(sync, name) for sync in ("always", "buffered") for name in ("append", "flush", "ack", "dead_letter", "close")],
+    + [(sync, name) for sync in ("always",) for name in ("append", "flush", "ack", "dead_letter", "close")],
 )
 def test_whatever_fails_is_an_error_of_holdfast_and_nothing_stays_held(sync: str, name: str) -> None:
     files = filled()
@@ -404,17 +404,6 @@ def test_a_sync_of_the_names_that_failed_is_not_tried_again(seed: int, call: str
         assert len(list(after.read())) == last_seq + 40
 
 
-def test_what_cannot_be_written_at_closing_holds_no_file() -> None:
-    files = FailsOnce()
-    queue = Queue(PATH, sync="buffered", files=files, background=False)
-    queue.append(b"waits")
-    files.fail(1)
-    with pytest.raises(Unavailable):
-        queue.close()
-    assert files.failed
-    assert not files.open_handles
-
-
 def test_dead_letters_that_could_not_be_synced_hold_neither_the_name_nor_a_file() -> None:
     files = filled()
     with Queue(PATH, files=files, background=False) as queue:
@@ -452,15 +441,6 @@ def test_a_closed_queue_says_so_whatever_it_is_asked(tmp_path: Path) -> None:
     for ask in (lambda: queue.first_seq, lambda: queue.last_seq, lambda: queue.durable_seq, lambda: queue.read()):
         with pytest.raises(Closed):
             ask()
-
-
-def test_nobody_waits_for_a_message_that_was_not_appended(tmp_path: Path) -> None:
-    with Queue(tmp_path / "q", sync="buffered", background=False) as queue:
-        queue.append(b"waits in the buffer")
-        queue.wait_durable(1)
-        assert queue.durable_seq == 1
-        with pytest.raises(InvalidRequest):
-            queue.wait_durable(2)
 
 
 def test_arguments_are_refused_where_they_are_given(tmp_path: Path) -> None:

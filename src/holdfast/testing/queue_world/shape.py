@@ -47,7 +47,7 @@ class Shape:
 def draw_shape(random: Random) -> Shape:
     """The shape of a world."""
     page_bytes = random.choice((4096, 4096, 8192, 12288))
-    level = random.choice(("buffered", "os", "os", "os", "always", "every messages", "every bytes", "every ms"))
+    level = random.choice(("os", "os", "os", "os", "always", "every messages", "every bytes", "every ms"))
     sync: str | SyncLevel = level
     if level == "every messages":
         sync = every(messages=random.randint(2, 9))

@@ -280,9 +280,8 @@ class World:
 
     def _put(self, queue: Queue, payloads: list[bytes], *, frame: bool) -> None:
         ledger = self.ledger
-        buffered = self.shape.sync == "buffered"
         arrival_ns = self.now_ns  # the clock does not go back while this runs
-        ledger.begin(payloads, arrival_ns, frame=frame and not buffered)
+        ledger.begin(payloads, arrival_ns, frame=frame)
         self._allow_retention()
         try:
             if len(payloads) == 1 and (self.shape.uniform or self.random.random() < 0.9):
@@ -293,9 +292,9 @@ class World:
             appended = error.fields.get("appended", 0)
             assert isinstance(appended, int), "the count of messages is a number"
             self.seen["append refused"] += 1
-            ledger.refused(0 if buffered else appended)
+            ledger.refused(appended)
             return
-        ledger.appended(first, last, accepted=not buffered)
+        ledger.appended(first, last, accepted=True)
 
     def _allow_retention(self) -> None:
         """Any page but the newest may go for its size; for its age, those that are old by the clock."""
@@ -313,7 +312,7 @@ class World:
         wanted = len(self.ledger.payloads)
         self.files.during_sync = self._others_append
         try:
-            if wanted % 3 or self.shape.sync == "buffered":
+            if wanted % 3:
                 queue.flush()
             else:
                 queue.flush_unmarked()
@@ -341,10 +340,6 @@ class World:
         self.seen["clock back" if hours < 0 else "clock ahead"] += 1
         self.now_ns += hours * HOUR_NS
         self.latest_ns = max(self.latest_ns, self.now_ns)
-        if self.shape.sync == "buffered":
-            # At this level a message arrives when it is written.
-            arrivals, written = self.ledger.arrivals, self.ledger.accepted
-            arrivals[written:] = [min(arrival, self.now_ns) for arrival in arrivals[written:]]
 
     def _read(self, queue: Queue) -> None:
         """In the writer's process, and in another one, which sees the same files and holds no lock."""
