@@ -150,6 +150,11 @@ class Consumer:
                 if not await self._refill():
                     return
 
+    async def values(self) -> AsyncIterator[object]:
+        """As iterating, what the queue's serializer makes of each payload."""
+        async for message in self:
+            yield message.value
+
     async def follow(self, timeout: float | None = None) -> AsyncIterator[Message]:
         """As iterating, but waits for more; ends after ``timeout`` seconds without a message, without one never."""
         while True:

@@ -93,6 +93,32 @@ class _Chunk:
         self.last_seq = last_seq
 
 
+class _Held:
+    """What a consumer holds of the system, and how to close it without the consumer."""
+
+    __slots__ = ("cursor", "lock_file", "pages", "reader")
+
+    def __init__(self, pages: PageDirectory, lock_file: int) -> None:
+        self.pages = pages
+        self.lock_file = lock_file
+        self.cursor: CursorFile | None = None
+        self.reader: LogReader | None = None
+
+    def release_name(self) -> None:
+        """Close all but the reader, which another thread may use."""
+        try:
+            if self.cursor is not None:
+                self.cursor.close()
+        finally:
+            self.pages.port.unlock(self.lock_file)
+
+    def release(self) -> None:
+        """Close everything."""
+        if self.reader is not None:
+            self.reader.close()
+        self.release_name()
+
+
 class Consumer:
     """A place in the log that is kept under a name. Made by ``Queue.consumer``. Thread-safe.
 
@@ -117,7 +143,6 @@ class Consumer:
         self._pages = pages
         self._damage = damage
         self._hold = hold
-        self._reader: LogReader | None = None
         self._parts: Iterator[tuple[int, Iterable[Message]]] = iter(())  # read, and not in a chunk yet
         self._waiters: list[Waiter] = []
         self._closed: Closed | None = None  # why nothing is accepted any more
@@ -142,18 +167,15 @@ class Consumer:
         self._page_starts: list[int] = []
         self._page_values: list[bytes] = []
         self._history: list[Place] = []
-        self._lock_file = lock_name(pages, name)
+        held = self._held = _Held(pages, lock_name(pages, name))
         try:
-            self._cursor = CursorFile(pages, name)
-            try:
-                self._start(since)
-            except BaseException:
-                self._cursor.close()
-                raise
+            self._cursor = held.cursor = CursorFile(pages, name)
+            self._start(since)
         except BaseException:
-            pages.port.unlock(self._lock_file)
+            held.release()
             raise
         poison_in_children(self)
+        self._keep = queue.close_when_dropped(self, "the consumer", held.release)
 
     def _start(self, since: datetime | str | None) -> None:
         """Where the cursor says, or where a new consumer begins."""
@@ -221,6 +243,13 @@ class Consumer:
                 raise
             if self._chunk is chunk and not self.fill():
                 return
+
+    def values(self) -> Iterator[object]:
+        """As iterating, what the queue's serializer makes of each payload; ``commit()`` finishes what was handed out.
+
+        *Raises*: also what the serializer raises; that message was handed out.
+        """
+        return (message.value for message in self)
 
     def follow(self, timeout: float | None = None) -> Iterator[Message]:
         """As iterating, but waits for more; ends after ``timeout`` seconds without a message, without one never."""
@@ -374,9 +403,9 @@ class Consumer:
         return True
 
     def _read_on(self) -> Iterator[tuple[int, Iterable[Message]]] | None:
-        reader = self._reader
+        reader = self._held.reader
         if reader is None:
-            reader = self._reader = self._queue.reader(seq=self._chunk.taken_seq + 1, damage=self._damage)
+            reader = self._held.reader = self._queue.reader(seq=self._chunk.taken_seq + 1, damage=self._damage)
         parts = reader.read_bounded_parts()
         if parts is not None:
             page = reader.page
@@ -402,7 +431,7 @@ class Consumer:
                 self._chunk = _Chunk((), taken_seq, taken_seq)
             self._parts = iter(())
             self._drops += 1
-            reader, self._reader = self._reader, None
+            reader, self._held.reader = self._held.reader, None
             if reader is not None:
                 reader.close()
 
@@ -589,8 +618,8 @@ class Consumer:
                 return
             self._released = True
             self._closed = Closed("the consumer is closed", name=self.name)
-            self._cursor.close()
-            self._pages.port.unlock(self._lock_file)
+            self._keep()
+            self._held.release_name()
         self._queue.forget(self)
         self._drop_reader()
         with self._lock:
@@ -612,7 +641,8 @@ class Consumer:
         self._lock, self._file_lock, self._reading = threading.Lock(), threading.Lock(), threading.RLock()
         if not self._released:
             self._released = True
-            self._pages.port.close(self._lock_file)
+            self._keep()
+            self._pages.port.close(self._held.lock_file)
             self._closed = Closed(
                 "a forked child cannot use its parent's consumer", code=Code.FORKED, hint="open it in one process"
             )

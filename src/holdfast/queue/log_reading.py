@@ -52,6 +52,7 @@ class LogReading:
     _damage: DamagePolicy
     _headers: dict[int, PageHeader]
     _indexes: KeptIndexes
+    _message: type[Message]
     _pages: PageDirectory
     _serializer: Serializer | None
     _writer: Writer | None
@@ -131,6 +132,7 @@ class LogReading:
             headers=self._headers,
             anchors=self._anchors,
             indexes=self._indexes,
+            message=self._message,
         )
         try:
             if seq is not None:
@@ -231,8 +233,12 @@ class LogReading:
         damage: DamagePolicy | None = None,
     ) -> Iterator[object]:
         """As ``read``, what the serializer makes of each payload; bytes without one."""
-        found = (message.payload for message in self.read(since=since, seq=seq, follow=follow, damage=damage))
-        return found if self._serializer is None else map(self._serializer.load, found)
+        return (message.value for message in self.read(since=since, seq=seq, follow=follow, damage=damage))
+
+    @property
+    def serializer(self) -> Serializer | None:
+        """What makes bytes of values and values of bytes; None for bytes."""
+        return self._serializer
 
     @property
     def pages(self) -> PageDirectory:

@@ -75,8 +75,8 @@ class LogReader:
 
     __slots__ = (
         "_anchors",
-        "_damage", "_file", "_from_seq", "_from_time_ns", "_headers", "_index", "_indexes", "_live_next_seq", "_pages",
-        "_scan", "_told_seq", "_window_bytes", "gaps",
+        "_damage", "_file", "_from_seq", "_from_time_ns", "_headers", "_index", "_indexes", "_live_next_seq",
+        "_message", "_pages", "_scan", "_told_seq", "_window_bytes", "gaps",
     )  # fmt: skip
 
     def __init__(
@@ -88,9 +88,11 @@ class LogReader:
         headers: dict[int, PageHeader] | None = None,
         anchors: Anchors | None = None,
         indexes: KeptIndexes | None = None,
+        message: type[Message] = Message,
     ) -> None:
         check_damage_policy(damage)
         self._pages = pages
+        self._message = message
         self._damage = damage
         self._live_next_seq = live_next_seq
         self._headers = {} if headers is None else headers
@@ -426,10 +428,11 @@ class LogReader:
         return None
 
     def _parts(self, data: bytes, frames: list[FrameView]) -> Iterator[tuple[int, Iterable[Message]]]:
+        message = self._message
         if len(frames) > SINGLES_MIN and all(frame[2] == 1 and not frame[3] for frame in frames):
             yield (
                 frames[-1][0],
-                [Message((seq, time_ns, data[start:end])) for seq, time_ns, _, _, start, end in frames],
+                [message((seq, time_ns, data[start:end])) for seq, time_ns, _, _, start, end in frames],
             )
             return
         from_seq = self._from_seq
@@ -441,7 +444,7 @@ class LogReader:
                 found = payloads(data, start, end, count)
             if seq < from_seq:
                 found, seq = found[from_seq - seq :], from_seq
-            yield seq + len(found) - 1, messages_of(seq, time_ns, found)
+            yield seq + len(found) - 1, messages_of(seq, time_ns, found, message)
 
     def read_blocks(self) -> list[Block] | None:
         """The next blocks, at least one, or None where there is nothing more now."""

@@ -105,7 +105,7 @@ CANNOT_BE: list[dict[str, object]] = [
     {"max_message": 0}, {"max_message": 1.5}, {"compression": -1}, {"compression": 10}, {"compression": "1"},
     {"lifetime": 7}, {"lifetime": "7d"}, {"lifetime": timedelta(0)}, {"lifetime": timedelta(-1)},
     {"max_bytes": 4096}, {"max_bytes": "1G"}, {"max_bytes": 1e9}, {"full": "drop"}, {"full": None},
-    {"sync": "every"}, {"sync": None}, {"serializer": "pickle"}, {"checksum": 3},
+    {"sync": "every"}, {"sync": None}, {"serializer": "yaml"}, {"checksum": 3},
     {"damage": "ignore"}, {"damage": None},
 ]  # fmt: skip
 
