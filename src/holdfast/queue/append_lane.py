@@ -68,7 +68,7 @@ class _Batch:
         """Append to the queue, and note how much of it is in the log."""
         try:
             self.first = queue.last_seq + 1
-            queue.append_many(self.payloads, atomic=self.atomic)
+            queue.append_encoded(self.payloads, atomic=self.atomic)
             self.written = len(self.payloads)
         except BaseException as error:  # noqa: BLE001 - told to those who wait
             self.failure = error

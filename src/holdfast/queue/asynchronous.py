@@ -23,16 +23,17 @@ import os
 import time
 from functools import partial
 from itertools import chain
+from weakref import WeakMethod
 
 from holdfast.errors import Closed, InvalidRequest, LimitExceeded
 from holdfast.queue.append_lane import AppendLane
 from holdfast.queue.arguments import each_of
 from holdfast.queue.asynchronous_work import Consumer, WorkQueue, on_helper, open_by, to_its_end
 from holdfast.queue.checksum import CRC32
+from holdfast.queue.dropped import opened_at, opening_from
 from holdfast.queue.following import PAUSE_MAX_S, PAUSE_MIN_S
 from holdfast.queue.frame import octets
 from holdfast.queue.queue import Queue as BlockingQueue
-from holdfast.queue.serializers import serializer_named
 from holdfast.queue.sync_levels import sync_level
 
 TYPE_CHECKING = False
@@ -56,8 +57,7 @@ __all__ = ["Queue"]
 class Queue:
     """A durable queue for asyncio, opened by ``async with`` or ``await queue.open()``.
 
-    The arguments are those of ``holdfast.Queue``. What tasks append at the same time is one batch at every sync
-    level.
+    The arguments are those of ``holdfast.Queue``. What tasks append at the same time is one batch at every level.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Queue:
         lifetime: timedelta | None = None,
         max_bytes: int | None = None,
         full: str = "drop_oldest",
-        serializer: Serializer | str = "bytes",
+        serializer: Serializer | str | None = None,
         compression: int = 0,
         max_message: int = 64 << 20,
         checksum: int = CRC32,
@@ -82,7 +82,7 @@ class Queue:
     ) -> None:
         level = sync_level(sync)
         self._direct = not compression and level.name == "os"
-        self._serializer = serializer_named(serializer)
+        self._serializer: Serializer | None = None  # known when it is open
         self._max_message = max_message
         self._read_only = read_only
         self._open: Callable[[], BlockingQueue] = partial(
@@ -93,6 +93,7 @@ class Queue:
             lifetime=lifetime,
             max_bytes=max_bytes,
             full=full,
+            serializer=serializer,
             compression=compression,
             max_message=max_message,
             checksum=checksum,
@@ -115,12 +116,24 @@ class Queue:
         """Open the files. *Raises*: as ``holdfast.Queue``; ``Closed`` when it was open before."""
         if self._lane is not None:
             raise Closed("a queue is opened once", hint="make another Queue")
-        lane = self._lane = AppendLane(self._wake)
+        place, open_blocking, wake = opened_at(), self._open, WeakMethod(self._wake)
+
+        def moved() -> None:
+            """Not the method itself: that would keep this queue, and it could not be dropped."""
+            if (wake_now := wake()) is not None:
+                wake_now()
+
+        def open_here() -> BlockingQueue:
+            with opening_from(place):
+                return open_blocking()
+
+        lane = self._lane = AppendLane(moved)
         try:
-            self._queue = await open_by(lane.run, self._open)
+            self._queue = await open_by(lane.run, open_here)
         except BaseException:
             lane.close()
             raise
+        self._serializer = self._queue.serializer
         lane.serve(self._queue)
         return self
 
@@ -331,9 +344,8 @@ class Queue:
         damage: DamagePolicy | None = None,
     ) -> AsyncIterator[object]:
         """As ``read``, what the serializer makes of each payload; bytes without one."""
-        load = self._serializer.load if self._serializer is not None else None
         async for message in self.read(since=since, seq=seq, follow=follow, damage=damage):
-            yield message.payload if load is None else load(message.payload)
+            yield message.value
 
     async def _along(
         self,

@@ -14,9 +14,11 @@ import asyncio
 from collections import deque
 from contextlib import suppress
 from functools import partial
+from weakref import WeakKeyDictionary
 
-from holdfast.errors import Closed, Fenced, HoldfastError, InvalidRequest
+from holdfast.errors import Closed, Fenced, HoldfastError
 from holdfast.queue.arguments import whole_number
+from holdfast.queue.hand_outs import Owner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,7 +92,9 @@ async def open_by(run: Callable[[Callable[[], None]], Awaitable[None]], open_blo
 class Consumer:
     """A place in the log that is kept under a name, opened by ``async with`` or ``await consumer.open()``.
 
-    The methods are those of the blocking consumer; see ``queue.consumer``. One task at a time.
+    The methods are those of the blocking consumer; see ``queue.consumer``. Any number of tasks may share it: what is
+    said there of threads is true of tasks here. Take messages in the task that commits them: ``poll(timeout)``, not a
+    task of its own around ``poll``.
     """
 
     def __init__(self, queue: Queue, name: str, open_blocking: Callable[[], blocking_consumer.Consumer]) -> None:
@@ -98,16 +102,13 @@ class Consumer:
         self._queue = queue
         self._open = open_blocking
         self._inner: blocking_consumer.Consumer | None = None
-        # Fetched from the inner consumer and not handed out yet.
-        self._ready: deque[Message] = deque()
-        self._handed_seq = 0
+        self._owners: WeakKeyDictionary[asyncio.Task[object], Owner] = WeakKeyDictionary()
 
     async def open(self) -> Self:
         """Take the name. *Raises*: as ``holdfast.Queue.consumer``."""
         if self._inner is not None:
             raise Closed("a consumer is opened once", hint="make another")
         self._inner = await open_by(on_helper, self._open)
-        self._handed_seq = self._inner.next_seq - 1
         return self
 
     def _opened(self) -> blocking_consumer.Consumer:
@@ -115,76 +116,86 @@ class Consumer:
             raise Closed("the consumer is not open yet", hint="async with")
         return self._inner
 
+    def _owner(self) -> Owner:
+        """Whose the messages are that the current task takes."""
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
+        found = self._owners.get(task)
+        if found is None:
+            found = self._owners[task] = Owner()
+        return found
+
     @property
     def committed_seq(self) -> int:
-        """The last message that is done."""
+        """The last message that is done together with all before it."""
         return self._opened().committed_seq
 
     @property
     def next_seq(self) -> int:
         """The next message to be handed out."""
-        return self._ready[0].seq if self._ready else self._opened().next_seq
+        return self._opened().next_seq
 
     async def _refill(self) -> bool:
-        """Fetch what is there now. False where there is nothing more."""
-        if not self._ready:
-            await on_helper(partial(self._fetch, self._opened()))
-        return bool(self._ready)
-
-    def _fetch(self, inner: blocking_consumer.Consumer) -> None:
-        """On the helper thread, where the inner consumer moves on: a task that is cancelled meanwhile takes nothing,
-        and the next one must find here what stands before that place."""
-        self._ready.extend(inner.poll(0.0, POLL_MESSAGES))
-
-    def _hand_out(self) -> Message:
-        message = self._ready.popleft()
-        self._handed_seq = message.seq
-        return message
+        """Have messages in memory. False where there are none now."""
+        return await on_helper(partial(self._opened().fill, POLL_MESSAGES))
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """The messages that are there, from the first that was not handed out yet. Ends where the log does now."""
-        while self._ready or await self._refill():
-            yield self._hand_out()
+        inner = self._opened()
+        while True:
+            for message in inner.take(self._owner(), 1):
+                yield message
+                break
+            else:
+                if not await self._refill():
+                    return
+
+    async def values(self) -> AsyncIterator[object]:
+        """As iterating, what the queue's serializer makes of each payload."""
+        async for message in self:
+            yield message.value
 
     async def follow(self, timeout: float | None = None) -> AsyncIterator[Message]:
         """As iterating, but waits for more; ends after ``timeout`` seconds without a message, without one never."""
-        while self._ready or await self._queue.wait_until(self._refill, timeout):
-            yield self._hand_out()
+        while True:
+            async for message in self:
+                yield message
+            if not await self._queue.wait_until(self._refill, timeout):
+                return
 
     async def poll(self, timeout: float | None = 0.0, max_messages: int = POLL_MESSAGES) -> list[Message]:
         """The next messages, at least one and at most ``max_messages``; none after ``timeout`` seconds (None:
         waits)."""
         whole_number("max_messages", max_messages, 1, COUNT_MAX)
-        if not self._ready and not await self._queue.wait_until(self._refill, timeout):
-            return []
-        return [self._hand_out() for _ in range(min(max_messages, len(self._ready)))]
+        inner, owner = self._opened(), self._owner()
+        found = inner.take(owner, max_messages)
+
+        async def look() -> bool:
+            if await self._refill():
+                found.extend(inner.take(owner, max_messages))
+            return bool(found)
+
+        if not found:
+            await self._queue.wait_until(look, timeout)
+        return found
 
     async def commit(self, message: Message | int | None = None, *, durable: bool = False) -> None:
-        """This message and all before it are done; without one, all that were handed out. See ``queue.consumer``."""
-        inner = self._opened()
-        seq = self._handed_seq if message is None else message if isinstance(message, int) else message.seq
-        if seq > self._handed_seq:
-            raise InvalidRequest("this message was not handed out", seq=seq, next_seq=self.next_seq)
-        if durable:
-            await on_helper(partial(inner.commit, seq, durable=True))
+        """This message and all before it that this task was given are done; without one, all that it was given. See
+        ``queue.consumer``."""
+        inner, owner = self._opened(), self._owner()
+        if durable or inner.may_wait:
+            await on_helper(partial(inner.commit_by, owner, message, durable=durable))
         else:
-            inner.commit(seq)
+            inner.commit_by(owner, message)
 
     async def rewind(self) -> None:
         """Hand out again what was handed out and not committed."""
         inner = self._opened()
-        await on_helper(partial(self._start_over, inner, inner.rewind))
+        await on_helper(inner.rewind)
 
     async def reset(self, *, since: datetime | str | None = None, seq: int | None = None) -> None:
         """Go on from elsewhere; committed at once, durably. See ``queue.consumer``."""
-        inner = self._opened()
-        await on_helper(partial(self._start_over, inner, partial(inner.reset, since=since, seq=seq)))
-
-    def _start_over(self, inner: blocking_consumer.Consumer, move: Callable[[], None]) -> None:
-        """On the helper thread, as ``_fetch``: what is ready here belongs to the place that ``move`` leaves."""
-        move()
-        self._ready.clear()
-        self._handed_seq = inner.next_seq - 1
+        await on_helper(partial(self._opened().reset, since=since, seq=seq))
 
     async def lag(self) -> int:
         """How many messages of the log are not committed; those that were removed do not count."""

@@ -22,6 +22,22 @@ Order of a durable commit, and what a crash leaves:
 2. write the cursor: the old one or the new one, both true;
 3. sync the cursor: from here on, the new one.
 
+Several threads may share one consumer. Each message goes to one of them. A consumer remembers which thread it handed a
+message to, and *committed* is the place below every message that is not done:
+
+| call | what it finishes |
+|---|---|
+| asking for the next message | nothing: only a commit finishes a message |
+| ``commit(m)`` | ``m``, and every earlier message that the **calling** thread was given |
+| ``commit()`` | every message that the calling thread was given; where one thread alone took messages, all of those |
+| ``commit(m)`` in another thread | ``m``, and what the calling thread itself was given before ``m`` |
+| ``commit`` of a message that is done already | nothing; a commit never goes back |
+| the end of a thread, ``close()`` in any thread | nothing: what is not done comes again when the consumer is opened |
+
+So the committed place, and ``lag()``, wait for the slowest thread, and a crash skips no message: a message that one
+thread finished above that place comes again. Where one thread alone takes messages, a commit in that thread is the
+usual one: this message and all before it.
+
 Any number of consumers read one queue independently, each in at most one process. Each has four files open.
 """
 
@@ -30,7 +46,8 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
+from time import monotonic
 
 from holdfast.errors import Closed, Code, InvalidRequest
 from holdfast.queue.arguments import whole_number
@@ -38,6 +55,7 @@ from holdfast.queue.cursor import HISTORY_PAGES_MAX, cursor_pages, encode_cursor
 from holdfast.queue.cursor_file import CursorFile, history_at, kept_in, lock_name, log_history, seq_since
 from holdfast.queue.disk_errors import Refusal, refusals
 from holdfast.queue.forks import poison_in_children
+from holdfast.queue.hand_outs import HandOuts, Owner
 from holdfast.queue.reader import check_damage_policy
 
 TYPE_CHECKING = False
@@ -48,21 +66,64 @@ if TYPE_CHECKING:
     from typing import Self
 
     from holdfast.queue.cursor import Place
+    from holdfast.queue.following import Waiter
     from holdfast.queue.messages import Message
     from holdfast.queue.page_files import PageDirectory
     from holdfast.queue.queue import Queue
     from holdfast.queue.reader import DamagePolicy, LogReader
 
-__all__ = ["Consumer"]
+__all__ = ["POLL_MESSAGES", "Consumer"]
 
 POLL_MESSAGES = 1000
 COUNT_MAX = 1 << 60
 
 
-class Consumer:
-    """A place in the log that is kept under a name. Made by ``Queue.consumer``. One thread at a time.
+class _Chunk:
+    """Messages in memory, up to ``last_seq``, and the last one of them that was taken: at first the one before them.
 
-    ``committed_seq`` is the last message that is done, ``next_seq`` the next one to be handed out.
+    ``messages`` is an iterator without a line of Python: taking the next one, and taking all the rest, is one step each
+    for every thread.
+    """
+
+    __slots__ = ("last_seq", "messages", "taken_seq")
+
+    def __init__(self, messages: Iterable[Message], taken_seq: int, last_seq: int) -> None:
+        self.messages = iter(messages)
+        self.taken_seq = taken_seq
+        self.last_seq = last_seq
+
+
+class _Held:
+    """What a consumer holds of the system, and how to close it without the consumer."""
+
+    __slots__ = ("cursor", "lock_file", "pages", "reader")
+
+    def __init__(self, pages: PageDirectory, lock_file: int) -> None:
+        self.pages = pages
+        self.lock_file = lock_file
+        self.cursor: CursorFile | None = None
+        self.reader: LogReader | None = None
+
+    def release_name(self) -> None:
+        """Close all but the reader, which another thread may use."""
+        try:
+            if self.cursor is not None:
+                self.cursor.close()
+        finally:
+            self.pages.port.unlock(self.lock_file)
+
+    def release(self) -> None:
+        """Close everything."""
+        if self.reader is not None:
+            self.reader.close()
+        self.release_name()
+
+
+class Consumer:
+    """A place in the log that is kept under a name. Made by ``Queue.consumer``. Thread-safe.
+
+    ``committed_seq`` is the last message that is done together with all before it, ``next_seq`` the next one to be
+    handed out. Several threads share the messages; see the module for what a commit of each of them finishes.
     """
 
     def __init__(
@@ -82,11 +143,20 @@ class Consumer:
         self._pages = pages
         self._damage = damage
         self._hold = hold
-        self._reader: LogReader | None = None
-        self._ready: Iterator[Message] = iter(())
-        self._waiter = queue.waiter()
+        self._parts: Iterator[tuple[int, Iterable[Message]]] = iter(())  # read, and not in a chunk yet
+        self._waiters: list[Waiter] = []
         self._closed: Closed | None = None  # why nothing is accepted any more
         self._released = False
+        # Taken in this order: reading, the file, the state. A reader waits for the disk, a commit for the cursor's
+        # file, the state for nothing.
+        self._lock = threading.Lock()
+        self._owners = threading.local()
+        # As long as one owner alone takes messages, it takes them from the chunk without a lock. ``_outs`` is for all
+        # later ones. Going from one to the other takes the file's lock and the state's.
+        self._sole: Owner | None = None
+        self._outs: HandOuts | None = None
+        self._moves = self._drops = 0
+        self._chunk = _Chunk((), 0, 0)
         # A queue that is closed by another thread must not take the file from under a commit, nor the files from under
         # what reads: their numbers may soon be those of others. Taken again where a callback for damage closes.
         self._file_lock = threading.Lock()
@@ -97,18 +167,15 @@ class Consumer:
         self._page_starts: list[int] = []
         self._page_values: list[bytes] = []
         self._history: list[Place] = []
-        self._lock_file = lock_name(pages, name)
+        held = self._held = _Held(pages, lock_name(pages, name))
         try:
-            self._cursor = CursorFile(pages, name)
-            try:
-                self._start(since)
-            except BaseException:
-                self._cursor.close()
-                raise
+            self._cursor = held.cursor = CursorFile(pages, name)
+            self._start(since)
         except BaseException:
-            pages.port.unlock(self._lock_file)
+            held.release()
             raise
         poison_in_children(self)
+        self._keep = queue.close_when_dropped(self, "the consumer", held.release)
 
     def _start(self, since: datetime | str | None) -> None:
         """Where the cursor says, or where a new consumer begins."""
@@ -128,11 +195,19 @@ class Consumer:
         history = history_at(self._pages, committed_seq)
         packed = cursor_pages(history)
         self._cursor.write(encode_cursor(committed_seq, packed, of_work_queue=False, holds=self._hold))
+        with self._reading:
+            self._move_to(committed_seq)
+            self._history = history
+            self._page_starts, self._page_values = [0], [packed]
+            self.committed_seq = committed_seq
+
+    def _move_to(self, seq: int) -> None:
+        """Hand out from behind this message on; whoever had messages has none. Call with the reading lock held."""
         self._drop_reader()
-        self._history = history
-        self._page_starts, self._page_values = [0], [packed]
-        self.committed_seq = committed_seq
-        self._delivered_seq = committed_seq
+        with self._lock:
+            self._chunk = _Chunk((), seq, seq)
+            self._sole = self._outs = None
+            self._moves += 1
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -141,31 +216,46 @@ class Consumer:
 
         ``rewind``, ``reset`` and ``poll`` in the middle of a loop count: it goes on with what is next then.
         *Raises*: ``Gap`` and ``Trimmed`` as the policy says; ``Unavailable`` where the file system refuses, after which
-        reading goes on from the same message; ``Closed``.
+        reading goes on from the same message; ``LimitExceeded`` where threads have a million stretches of messages
+        that are not committed; ``Closed``.
         """
         while True:
-            try:
-                ready = self._ready
-                for message in ready:
-                    self._delivered_seq = message[0]
+            owner = self.owner
+            self._admit(owner)
+            chunk = self._chunk
+            if self._sole is not owner:
+                for message in self._take_or_read(owner, 1):
                     yield message
-                    if self._ready is not ready:
-                        break  # moved elsewhere meanwhile: what is left of these is not next any more
+                    break
                 else:
-                    if not self._refill():
-                        return
+                    return
+                continue
+            try:
+                for message in chunk.messages:
+                    chunk.taken_seq = message[0]
+                    yield message
+                    if self._chunk is not chunk:
+                        break  # moved elsewhere meanwhile: what is left of these is not next any more
             except GeneratorExit:
                 raise
             except BaseException:
-                # Decoding or reading stopped half-way: begin again at the first message that was not handed out.
-                self._drop_reader()
+                self._drop_reader()  # begin again at the first message that was not handed out
                 raise
+            if self._chunk is chunk and not self.fill():
+                return
+
+    def values(self) -> Iterator[object]:
+        """As iterating, what the queue's serializer makes of each payload; ``commit()`` finishes what was handed out.
+
+        *Raises*: also what the serializer raises; that message was handed out.
+        """
+        return (message.value for message in self)
 
     def follow(self, timeout: float | None = None) -> Iterator[Message]:
         """As iterating, but waits for more; ends after ``timeout`` seconds without a message, without one never."""
         while True:
             yield from self
-            if not self._wait(timeout):
+            if not self._wait(None if timeout is None else monotonic() + timeout):
                 return
 
     def poll(self, timeout: float | None = 0.0, max_messages: int = POLL_MESSAGES) -> list[Message]:
@@ -174,31 +264,115 @@ class Consumer:
         *Raises*: ``InvalidRequest`` for ``max_messages`` below 1; else as iterating.
         """
         whole_number("max_messages", max_messages, 1, COUNT_MAX)
+        until = None if timeout is None else monotonic() + timeout
+        owner = self.owner
         while True:
+            found = self._take_or_read(owner, max_messages)
+            if found or timeout == 0 or not self._wait(until):
+                return found
+
+    @property
+    def owner(self) -> Owner:
+        """Whose the messages are that the calling thread takes."""
+        try:
+            found: Owner = self._owners.value
+        except AttributeError:
+            found = self._owners.value = Owner()
+        return found
+
+    def _take_or_read(self, owner: Owner, count: int) -> list[Message]:
+        while True:
+            found = self.take(owner, count)
+            if found or not self.fill(count):
+                return found
+
+    def take(self, owner: Owner, count: int) -> list[Message]:
+        """Hand out messages that are in memory, at most ``count``. Waits for no disk."""
+        self._admit(owner)
+        try:
+            with self._lock:
+                self._raise_if_closed()
+                chunk, outs = self._chunk, self._outs
+                if outs is None and self._sole is not owner:
+                    return []  # moved elsewhere just now: asking again finds out
+                if outs is not None:
+                    outs.check_room()
+                found = list(islice(chunk.messages, count))
+                if found:
+                    if outs is not None:
+                        outs.give(owner, found[-1][0], self._moves)
+                    chunk.taken_seq = found[-1][0]
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._drop_reader()  # an interrupt: what was taken of the chunk is next again
+            raise
+        return found
+
+    def _admit(self, owner: Owner) -> None:
+        """The first owner takes messages without a lock; a second one ends that."""
+        if self._outs is None and self._sole is not owner:
+            with self._file_lock:
+                self._admit_now(owner)
+
+    def _admit_now(self, owner: Owner) -> None:
+        """Call with the file's lock held."""
+        with self._lock:
+            sole, chunk = self._sole, self._chunk
+            if self._outs is not None or sole is owner:
+                return
+            if sole is None:
+                self._sole = owner
+                return
+            # One step: what the first owner has taken by then is its own, and the rest is for all.
+            rest = list(chunk.messages)
+            taken_seq = rest[0][0] - 1 if rest else chunk.last_seq
+            outs = HandOuts(self.committed_seq)
+            if taken_seq > self.committed_seq:
+                outs.give(sole, taken_seq, self._moves)
+            self._chunk = _Chunk(rest, taken_seq, chunk.last_seq)
+            self._outs, self._sole = outs, None
+
+    def fill(self, count: int = 1) -> bool:
+        """Have messages in memory: where there are none, about ``count``, as far as they are read. False where there
+        are none now.
+
+        *Raises*: as iterating.
+        """
+        with self._reading:
+            self._raise_if_closed()
+            chunk, drops = self._chunk, self._drops
+            if chunk.taken_seq < chunk.last_seq:
+                return True  # another thread was here
             try:
-                found = list(islice(self._ready, max_messages))
-                while not found and self._refill():
-                    found = list(islice(self._ready, max_messages))
+                part = next(self._parts, None)
+                while part is None and self._refill():
+                    part = next(self._parts, None)
+                if part is None:
+                    return False
+                last_seq, messages = part
+                if count > 1:
+                    messages = list(messages)
+                    while len(messages) < count and (part := next(self._parts, None)) is not None:
+                        last_seq = part[0]
+                        messages += part[1]
+                with self._lock:
+                    if self._drops == drops:  # else a callback has moved this elsewhere
+                        self._chunk = _Chunk(messages, chunk.last_seq, last_seq)
             except BaseException:
+                # Decoding or reading stopped half-way: begin again at the first message that was not handed out.
                 self._drop_reader()
                 raise
-            if found:
-                self._delivered_seq = found[-1].seq
-                return found
-            if timeout == 0 or not self._wait(timeout):
-                return []
+            return True
 
-    def _wait(self, timeout: float | None) -> bool:
-        """Wait until there may be a message; False when ``timeout`` seconds have passed without one."""
-        from time import monotonic
-
-        waiter = self._waiter
-        until = None if timeout is None else monotonic() + timeout
+    def _wait(self, until: float | None) -> bool:
+        """Wait until there may be a message; False at the time ``until`` without one."""
+        waiter = self._queue.waiter()
+        with self._lock:
+            self._waiters.append(waiter)
         try:
             while True:
                 waiter.arm()
-                if self._refill():
-                    waiter.found()
+                if self.fill():
                     return True
                 limit_s = None if until is None else until - monotonic()
                 if limit_s is not None and limit_s <= 0:
@@ -206,33 +380,33 @@ class Consumer:
                 waiter.wait(limit_s)
         finally:
             waiter.disarm()
+            with self._lock:
+                self._waiters.remove(waiter)
 
     def _refill(self) -> bool:
-        """Fetch the next messages. False where there are none now."""
-        with self._reading:
+        """Read the next messages. False where there are none now. Call with the reading lock held."""
+        drops = self._drops
+        self.read_by = threading.get_ident()
+        try:
+            with self._queue.asking():
+                parts = self._read_on()
+        except Exception:
             self._raise_if_closed()
-            self.read_by = threading.get_ident()
-            try:
-                with self._queue.asking():
-                    parts = self._read_on()
-            except BaseException as error:
-                self._drop_reader()
-                if isinstance(error, Exception):
-                    self._raise_if_closed()
-                raise
-            finally:
-                self.read_by = 0
-            self._raise_if_closed()  # by a callback for damage: then the reader went from under itself
-            if parts is None:
-                return False
-            self._ready = chain.from_iterable(parts)
-            return True
+            raise
+        finally:
+            self.read_by = 0
+        self._raise_if_closed()  # by a callback for damage: then the reader went from under itself
+        if parts is None:
+            return False
+        if self._drops == drops:  # else a callback has moved this elsewhere
+            self._parts = parts
+        return True
 
-    def _read_on(self) -> Iterator[Iterable[Message]] | None:
-        reader = self._reader
+    def _read_on(self) -> Iterator[tuple[int, Iterable[Message]]] | None:
+        reader = self._held.reader
         if reader is None:
-            reader = self._reader = self._queue.reader(seq=self._delivered_seq + 1, damage=self._damage)
-        parts = reader.read_message_parts()
+            reader = self._held.reader = self._queue.reader(seq=self._chunk.taken_seq + 1, damage=self._damage)
+        parts = reader.read_bounded_parts()
         if parts is not None:
             page = reader.page
             assert page is not None, "messages come from a page"
@@ -242,46 +416,72 @@ class Consumer:
 
     def _note_page(self, number: int) -> None:
         """Remember which page the messages from here on are in, for the commits to come."""
-        history = log_history(self._pages, number)
-        self._history = history[-HISTORY_PAGES_MAX:]
-        self._page_starts.append(self._delivered_seq + 1)
-        self._page_values.append(cursor_pages(self._history))
+        history = log_history(self._pages, number)[-HISTORY_PAGES_MAX:]
+        with self._lock:
+            self._history = history
+            self._page_starts.append(self._chunk.taken_seq + 1)
+            self._page_values.append(cursor_pages(history))
 
     def _drop_reader(self) -> None:
+        """Read again from the first message that was not handed out."""
         with self._reading:
-            self._ready = iter(())
-            reader, self._reader = self._reader, None
+            with self._lock:
+                given_seq = 0 if self._outs is None else self._outs.given_seq  # an interrupt may have left it ahead
+                taken_seq = max(self._chunk.taken_seq, given_seq)
+                self._chunk = _Chunk((), taken_seq, taken_seq)
+            self._parts = iter(())
+            self._drops += 1
+            reader, self._held.reader = self._held.reader, None
             if reader is not None:
                 reader.close()
 
     @property
     def next_seq(self) -> int:
         """The next message to be handed out."""
-        return self._delivered_seq + 1
+        return self._chunk.taken_seq + 1
 
     # ---- keeping the place ------------------------------------------------------------------------------------------
 
     def commit(self, message: Message | int | None = None, *, durable: bool = False) -> None:
-        """This message and all before it are done; without one, all that were handed out.
+        """This message and all before it that this thread was given are done; without one, all that it was given.
 
+        The committed place is below every message that is not done; see the module for threads that share a consumer.
         A commit never goes back: one for an earlier message than the last is none (``reset`` goes back). *Raises*:
-        ``InvalidRequest`` for a message that was not handed out; ``Unavailable`` when the cursor cannot be written, and
-        the old place stands then; ``Closed`` (sync_failed) when ``durable`` and a sync has failed, and from then on:
-        the consumer, opened again, stands at the old place or the new one.
+        ``InvalidRequest`` for a message that was not handed out, and without one where several other threads have
+        messages and this one has none; ``Unavailable`` when the cursor cannot be written, and the old place stands
+        then; ``Closed`` (sync_failed) when ``durable`` and a sync has failed, and from then on: the consumer, opened
+        again, stands at the old place or the new one.
         *Cost*: about 2 microseconds; when ``durable`` a data sync of the log, if it is behind, and one of the cursor.
         *After a crash*: survives a killed process, and lost power when ``durable``.
         """
-        if message is None:
-            seq = self._delivered_seq
-        else:
-            seq = message if isinstance(message, int) else message.seq
-        if seq > self._delivered_seq:
-            raise InvalidRequest("this message was not handed out", seq=seq, next_seq=self._delivered_seq + 1)
-        self._raise_if_closed()
+        try:
+            owner: Owner = self._owners.value
+        except AttributeError:
+            owner = self.owner
+        self.commit_by(owner, message, durable)
+
+    def commit_by(self, owner: Owner, message: Message | int | None = None, durable: bool = False) -> None:
+        """As ``commit``, for an owner of messages that need not be the calling thread."""
+        taken_seq = 0
         if durable:
+            # Also what other threads have finished by then: the place may move beyond this message.
+            self._raise_if_closed()
+            taken_seq, seq = self._chunk.taken_seq, self._chunk.taken_seq
+            if message is not None and self._sole is owner:
+                seq = message if isinstance(message, int) else message[0]
             self._sync_log(seq, self._history)
         with self._file_lock:
             self._raise_if_closed()
+            if message is None:
+                seq = self._last_of(owner)
+            else:
+                seq = message if isinstance(message, int) else message[0]
+            if seq > self._chunk.taken_seq:
+                raise InvalidRequest("this message was not handed out", seq=seq, next_seq=self.next_seq)
+            if self._sole is not owner and (message is not None or self._outs is not None):
+                seq = self._finish(owner, seq) if seq > self.committed_seq else 0
+                if durable:
+                    seq = min(seq, taken_seq)
             if seq > self.committed_seq:
                 starts = self._page_starts
                 if len(starts) > 1 and seq >= starts[1]:
@@ -294,11 +494,40 @@ class Consumer:
             if durable:
                 self._sync(self._cursor.sync)
 
+    def _finish(self, owner: Owner, seq: int) -> int:
+        """A commit where several owners have messages. Returns the place that may be committed. Call with the file's
+        lock held."""
+        self._admit_now(owner)
+        outs = self._outs
+        assert outs is not None, "messages that are not committed have an owner"
+        with self._lock:
+            outs.finish(owner, seq)
+            return outs.committed_seq
+
+    def _last_of(self, owner: Owner) -> int:
+        """The last message that an owner was given, from its first place on. Call with the file's lock held."""
+        taken_seq = self._chunk.taken_seq
+        if self._outs is None or taken_seq == self.committed_seq:
+            return taken_seq
+        if owner.moves != self._moves:
+            raise InvalidRequest(
+                "this thread was given no messages to commit",
+                next_seq=taken_seq + 1,
+                hint="commit(message) finishes a message that another thread was given",
+            )
+        return owner.last_seq
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether a commit that is not durable may have to wait, for one that is."""
+        return self._file_lock.locked()
+
     def _forget_pages(self, seq: int) -> None:
         """Drop the pages that a commit leaves behind; whoever waits for their space looks again."""
-        behind = bisect_right(self._page_starts, seq) - 1
-        del self._page_starts[:behind]
-        del self._page_values[:behind]
+        with self._lock:
+            behind = bisect_right(self._page_starts, seq) - 1
+            del self._page_starts[:behind]
+            del self._page_values[:behind]
         if self._hold and self._queue.writable:
             self._queue.space.confirmed()
 
@@ -336,10 +565,10 @@ class Consumer:
             raise self._closed from error
 
     def rewind(self) -> None:
-        """Hand out again what was handed out and not committed."""
+        """Hand out again what was handed out and not committed, to any thread; none has messages after this."""
         self._raise_if_closed()
-        self._drop_reader()
-        self._delivered_seq = self.committed_seq
+        with self._reading, self._file_lock:
+            self._move_to(self.committed_seq)
 
     def reset(self, *, since: datetime | str | None = None, seq: int | None = None) -> None:
         """Go on from elsewhere: ``seq``, a time (aware), ``"earliest"`` or ``"latest"``; committed at once, durably.
@@ -357,7 +586,7 @@ class Consumer:
                 seq = whole_number("seq", seq, 1, self._queue.last_seq + 1)
             history = history_at(self._pages, seq - 1)
         self._sync_log(seq - 1, history)
-        with self._file_lock:
+        with self._reading, self._file_lock:
             self._raise_if_closed()
             with refusals:
                 self._stand(seq - 1)
@@ -389,11 +618,14 @@ class Consumer:
                 return
             self._released = True
             self._closed = Closed("the consumer is closed", name=self.name)
-            self._cursor.close()
-            self._pages.port.unlock(self._lock_file)
+            self._keep()
+            self._held.release_name()
         self._queue.forget(self)
         self._drop_reader()
-        self._waiter.wake()
+        with self._lock:
+            waiters = list(self._waiters)
+        for waiter in waiters:
+            waiter.wake()
 
     def __enter__(self) -> Self:
         return self
@@ -405,10 +637,12 @@ class Consumer:
 
     def poison_after_fork(self) -> None:
         """In a forked child: let go of the lock, which is the parent's, and refuse everything."""
-        self._file_lock, self._reading = threading.Lock(), threading.RLock()  # a thread of the parent may have held any
+        # A thread of the parent may have held any.
+        self._lock, self._file_lock, self._reading = threading.Lock(), threading.Lock(), threading.RLock()
         if not self._released:
             self._released = True
-            self._pages.port.close(self._lock_file)
+            self._keep()
+            self._pages.port.close(self._held.lock_file)
             self._closed = Closed(
                 "a forked child cannot use its parent's consumer", code=Code.FORKED, hint="open it in one process"
             )

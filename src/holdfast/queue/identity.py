@@ -1,4 +1,5 @@
-"""``<prefix>-allMeta``: which queue this is, written once.
+"""``<prefix>-allMeta``: which queue this is, written once,
+and once more when the first serializer is named.
 
 Owns: the 64 bytes of the file. Does not own: what pages say; a page's own header wins wherever they differ.
 
@@ -13,7 +14,7 @@ verifies and is of a later format is ``CorruptData``: it is not replaced.
 | 12 | 4 | checksum id for new pages |
 | 16 | 16 | queue id, random |
 | 32 | 4 | page size for new pages |
-| 36 | 24 | zero |
+| 36 | 24 | the name of the serializer (``serializers``), ASCII, filled with zeros; all zeros: none is recorded |
 | 60 | 4 | CRC-32 of the 60 bytes before |
 """
 
@@ -37,9 +38,10 @@ _CHECK = Struct("<I")
 class Identity:
     """What was decided when the queue was made."""
 
-    __slots__ = ("checksum_id", "page_bytes", "queue_id")
+    __slots__ = ("checksum_id", "page_bytes", "queue_id", "serializer")
 
-    def __init__(self, queue_id: bytes, page_bytes: int, checksum_id: int) -> None:
+    def __init__(self, queue_id: bytes, page_bytes: int, checksum_id: int, serializer: str = "") -> None:
+        self.serializer = serializer
         self.queue_id = queue_id
         self.page_bytes = page_bytes
         self.checksum_id = checksum_id
@@ -47,7 +49,15 @@ class Identity:
 
 def encode_identity(identity: Identity) -> bytes:
     """The 64 bytes."""
-    fields = FIELDS.pack(MAGIC, VERSION, 0, identity.checksum_id, identity.queue_id, identity.page_bytes, b"")
+    fields = FIELDS.pack(
+        MAGIC,
+        VERSION,
+        0,
+        identity.checksum_id,
+        identity.queue_id,
+        identity.page_bytes,
+        identity.serializer.encode("ascii"),
+    )
     return fields + _CHECK.pack(crc32(fields))
 
 
@@ -61,7 +71,7 @@ def decode_identity(data: bytes) -> Identity | None:
     """
     if len(data) < IDENTITY_BYTES or _CHECK.unpack_from(data, FIELDS.size)[0] != crc32(data[: FIELDS.size]):
         return None
-    magic, version, _, checksum_id, queue_id, page_bytes, _ = FIELDS.unpack_from(data)
+    magic, version, _, checksum_id, queue_id, page_bytes, serializer = FIELDS.unpack_from(data)
     if magic != MAGIC:
         return None
     if version != VERSION:
@@ -71,4 +81,4 @@ def decode_identity(data: bytes) -> Identity | None:
             format_version=version,
             hint="nothing is damaged: use that version",
         )
-    return Identity(queue_id, page_bytes, checksum_id)
+    return Identity(queue_id, page_bytes, checksum_id, serializer.rstrip(b"\0").decode("ascii", "replace"))

@@ -35,13 +35,21 @@ def read_identity(pages: PageDirectory) -> Identity | None:
         port.close(file)
 
 
-def open_identity(pages: PageDirectory, entropy: Callable[[int], bytes], page_bytes: int, checksum_id: int) -> Identity:
-    """Read what the queue is, or decide it: temporary file, sync, rename, sync of the directory."""
+def open_identity(
+    pages: PageDirectory, entropy: Callable[[int], bytes], page_bytes: int, checksum_id: int, serializer: str = ""
+) -> Identity:
+    """Read what the queue is, or decide it. A queue that records no serializer adopts the one that is given.
+
+    Temporary file, sync, rename, sync of the directory: a crash leaves the old record or the new one.
+    """
     found = read_identity(pages)
-    if found is not None:
+    if found is not None and (found.serializer or not serializer):
         return found
     port, name = pages.port, pages.names.identity
-    identity = Identity(entropy(16), page_bytes, checksum_id)
+    if found is not None:
+        identity = Identity(found.queue_id, found.page_bytes, found.checksum_id, serializer)
+    else:
+        identity = Identity(entropy(16), page_bytes, checksum_id, serializer)
     temporary = pages.names.temporary(name)
     pages.remove(temporary)
     file = port.create(pages.directory, temporary)
@@ -54,7 +62,8 @@ def open_identity(pages: PageDirectory, entropy: Callable[[int], bytes], page_by
     try:
         port.sync_directory(pages.directory)
     except BaseException:
-        with suppress(OSError):
-            pages.remove(name)
+        if found is None:  # else either record is true, and the next start that names a serializer writes it again
+            with suppress(OSError):
+                pages.remove(name)
         raise
     return identity

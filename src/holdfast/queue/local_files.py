@@ -22,6 +22,7 @@ import sys
 from mmap import mmap
 
 from holdfast.errors import AlreadyOpen, Code, InternalError
+from holdfast.queue.dropped import opened_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 __all__ = ["LocalFiles"]
 
 PARTS_MAX = 1024
+_opened: dict[tuple[int, int, str], str] = {}
+"""Where this process took each lock: by device and number of the directory, and the lock's name."""
+_locks: dict[int, tuple[int, int, str]] = {}
+"""The locks of this process by their open files."""
 ZEROS = 1 << 20
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 FILE_MODE = 0o600
@@ -194,6 +199,7 @@ class LocalFiles:
                 code=Code.ALREADY_OPEN,
                 file=name,
                 pid=holder or None,
+                opened_at=_opened.get(_lock_of(directory, name)) if here else None,
                 hint="use the one that is open, or close it first" if here else "close it there, or wait for its end",
             ) from error
         try:
@@ -202,10 +208,15 @@ class LocalFiles:
         except BaseException:
             self.unlock(file)  # a full disk: nobody knows of this lock, and so nobody else would give it back
             raise
+        lock = _locks[file] = _lock_of(directory, name)
+        _opened[lock] = opened_at()
         return file
 
     def unlock(self, file: int) -> None:
         """See ``FilePort``. Closing alone would leave the lock to a forked child that has not let go of it yet."""
+        lock = _locks.pop(file, None)
+        if lock is not None:
+            _opened.pop(lock, None)
         try:
             fcntl.flock(file, fcntl.LOCK_UN)
         finally:
@@ -224,3 +235,8 @@ class LocalFiles:
             except (OSError, ValueError):
                 self._boot_id = bytes(16)
         return self._boot_id
+
+
+def _lock_of(directory: int, name: str) -> tuple[int, int, str]:
+    found = os.fstat(directory)
+    return found.st_dev, found.st_ino, name

@@ -52,6 +52,7 @@ class LogReading:
     _damage: DamagePolicy
     _headers: dict[int, PageHeader]
     _indexes: KeptIndexes
+    _message: type[Message]
     _pages: PageDirectory
     _serializer: Serializer | None
     _writer: Writer | None
@@ -61,7 +62,7 @@ class LogReading:
     @property
     def last_seq(self) -> int:
         """The newest message, 0 before the first."""
-        found = self._writer  # read once: another thread may close the queue
+        found = self._writer  # asked for once: closing in another thread takes it away
         if found is not None:
             return found.next_seq - 1
         with self.asking():
@@ -85,7 +86,6 @@ class LogReading:
                 header = self._pages.header_of(number)
                 if header is not None and not header.prepared:
                     return header.base_seq
-        # Not behind what still waits in a buffer: that comes first.
         writer = self._writer
         return writer.next_seq if writer is not None else self.last_seq + 1
 
@@ -132,6 +132,7 @@ class LogReading:
             headers=self._headers,
             anchors=self._anchors,
             indexes=self._indexes,
+            message=self._message,
         )
         try:
             if seq is not None:
@@ -232,8 +233,12 @@ class LogReading:
         damage: DamagePolicy | None = None,
     ) -> Iterator[object]:
         """As ``read``, what the serializer makes of each payload; bytes without one."""
-        found = (message.payload for message in self.read(since=since, seq=seq, follow=follow, damage=damage))
-        return found if self._serializer is None else map(self._serializer.load, found)
+        return (message.value for message in self.read(since=since, seq=seq, follow=follow, damage=damage))
+
+    @property
+    def serializer(self) -> Serializer | None:
+        """What makes bytes of values and values of bytes; None for bytes."""
+        return self._serializer
 
     @property
     def pages(self) -> PageDirectory:

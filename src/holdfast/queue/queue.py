@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from contextlib import ExitStack
+from weakref import WeakValueDictionary
 
 from holdfast.errors import Closed, Code, HoldfastError, NotFound, PermissionDenied
 from holdfast.queue.arguments import each_of, whole_number
@@ -22,6 +23,7 @@ from holdfast.queue.background import Background
 from holdfast.queue.checksum import CRC32, checksum_for_writing
 from holdfast.queue.datetimes import lifetime_ns
 from holdfast.queue.disk_errors import Opening, refusals
+from holdfast.queue.dropped import close_when_dropped, wait_until_closed
 from holdfast.queue.file_names import FileNames
 from holdfast.queue.forks import poison_in_children
 from holdfast.queue.identity_file import open_identity, read_identity
@@ -29,19 +31,20 @@ from holdfast.queue.local_files import LocalFiles
 from holdfast.queue.log_reading import SEQ_MAX, LogReading
 from holdfast.queue.mark_file import MarkFile
 from holdfast.queue.mending import mend
+from holdfast.queue.messages import Message, class_with_value
 from holdfast.queue.neighbours import check_new_queue
 from holdfast.queue.opening import find_end
 from holdfast.queue.page_files import PageDirectory
 from holdfast.queue.page_header import PAGE_BYTES_MAX
 from holdfast.queue.reader import check_damage_policy, read_mark
-from holdfast.queue.serializers import serializer_named
+from holdfast.queue.serializers import Serializer, chosen_serializer, other_serializer, record_of, serializer_named
 from holdfast.queue.space import Space, check_limits
 from holdfast.queue.sync_levels import sync_level
 from holdfast.queue.writer import Writer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, MutableMapping, Sequence
     from datetime import datetime, timedelta
     from types import TracebackType
     from typing import Self, TypeVar
@@ -49,7 +52,6 @@ if TYPE_CHECKING:
     from holdfast.queue.consumer import Consumer
     from holdfast.queue.file_port import FilePort
     from holdfast.queue.reader import DamagePolicy
-    from holdfast.queue.serializers import Serializer
     from holdfast.queue.sync_levels import SyncLevel
     from holdfast.queue.work_queue import WorkQueue
 
@@ -85,7 +87,7 @@ class Queue(LogReading):
         lifetime: timedelta | None = None,
         max_bytes: int | None = None,
         full: str = "drop_oldest",
-        serializer: Serializer | str = "bytes",
+        serializer: Serializer | str | None = None,
         compression: int = 0,
         max_message: int = 64 << 20,
         checksum: int = CRC32,
@@ -116,41 +118,65 @@ class Queue(LogReading):
         self._anchors = {}
         self._indexes = {}
         self._writer = None
-        self._lock_file = -1
-        self._background: Background | None = None
-        self._serializer = serializer_named(serializer)
-        self._append: Callable[[bytes], int] = self._refuse
+        if serializer is not None:
+            serializer_named(serializer)  # refused before a file is touched
+        self._use(None)
+        self._append: Callable[[bytes], int] = _refuse_reader
         self._closed = False
         self._closer: dict[str, tuple[int, int, object]] = {}  # who closes it: process and thread
         self._ended = threading.Event()
         self._dependents_closed: list[Consumer | WorkQueue] = []
         self._level, self._full = level, full
         self._clock, self._entropy, self._with_background = clock, entropy, background
-        # Held, so that closing the queue also gives back the names of those that a program has lost sight of.
-        self._dependents: dict[Consumer | WorkQueue, None] = {}
+        self._closes_dropped = files is None
+        # Not held: one that the program drops closes by itself, but over files of the program's own.
+        self._dependents: MutableMapping[int, Consumer | WorkQueue] = (
+            WeakValueDictionary() if self._closes_dropped else {}
+        )
+        self._keep: Callable[[], object] = _nothing
         with Opening(path):
             directory = self._open_directory(folder, make=not read_only)
             self._pages = PageDirectory(self._port, directory, self._names)
+            self._held = _Held(self._pages)
             try:
                 if read_only:
-                    # A queue without a page is one that nothing was appended to yet: a reader may come first.
-                    if not self._pages.numbers() and self._names.identity not in self._port.names(directory):
-                        raise NotFound("no such queue", path=path)
-                    read_identity(self._pages)  # refuses one of a later format
+                    self._open_for_reading(path, serializer)
                     return
-                self._lock_file = self._port.lock(directory, self._names.lock)
+                wait_until_closed()
+                self._held.lock_file = self._port.lock(directory, self._names.lock)
                 self._pages.be_sole()
-                writer = self._open_writer(page_size, level, compression, max_message, checksum, clock, entropy)
+                record = "" if serializer is None else record_of(serializer)
+                writer = self._open_writer(page_size, level, compression, max_message, checksum, clock, entropy, record)
+                self._use(chosen_serializer(serializer, self.identity.serializer))
             except BaseException:
-                self._close_handles()
+                self._held.close_handles()
                 raise
-        self._writer = writer
+        self._writer = self._held.writer = writer
         try:
             self._start(writer, level, kept_ns, max_bytes, background=background)
         except BaseException:
-            self._let_go(writer)
+            self._let_go()
             raise
         poison_in_children(self)
+        self._close_when_dropped(warn=True)
+
+    def _close_when_dropped(self, *, warn: bool) -> None:
+        if self._closes_dropped:
+            self._keep = close_when_dropped(self, "the queue", self._path, self._held.release, warn=warn)
+
+    def _open_for_reading(self, path: str, serializer: Serializer | str | None) -> None:
+        # A queue without a page is one that nothing was appended to yet: a reader may come first.
+        if not self._pages.numbers() and self._names.identity not in self._pages.files():
+            raise NotFound("no such queue", path=path)
+        identity = read_identity(self._pages)  # refuses one of a later format
+        # The bytes are there to be read, whatever they mean.
+        recorded = "" if identity is None or serializer == "bytes" else identity.serializer
+        self._use(chosen_serializer(serializer, recorded))
+        self._close_when_dropped(warn=False)
+
+    def _use(self, serializer: Serializer | None) -> None:
+        self._serializer = serializer
+        self._message = class_with_value(Message, serializer)
 
     def _open_directory(self, folder: str, *, make: bool) -> int:
         if make:
@@ -163,9 +189,10 @@ class Queue(LogReading):
     def _start(
         self, writer: Writer, level: SyncLevel, kept_ns: int | None, max_bytes: int | None, *, background: bool
     ) -> None:
-        """Join the writer to the space and the helper thread."""
-        space = self._space = Space(
-            self._pages,
+        """Join the writer to the space, the helper thread and the buffer."""
+        pages, held = self._pages, self._held
+        space = self._space = held.space = Space(
+            pages,
             lifetime_ns=kept_ns,
             max_bytes=max_bytes,
             full=self._full,
@@ -173,22 +200,23 @@ class Queue(LogReading):
             current=lambda: writer.page_number,
             safe_below=lambda: writer.pages_safe_below,
             make_durable=lambda: writer.durability.wait_for(writer.next_seq),
-            first_held=self._first_held,
-            sync_holds=self._sync_holds,
+            first_held=lambda: _first_held(pages, writer),
+            sync_holds=lambda failed: _sync_holds(pages, failed),
             sync_failed=writer.durability.fail,
         )
         writer.before_roll, writer.on_full = space.before_roll, space.trim
         if background:
             interval_s = level.ms_max / 1000 if level.ms_max else LIFETIME_LOOK_S if kept_ns is not None else None
-            self._background = Background(self._work, interval_s)
-            writer.on_work = self._background.wake
+            # Of the parts, not of this queue: the thread would keep it, and it could not be dropped.
+            held.background = Background(held.work, interval_s)
+            writer.on_work = held.background.wake
         self._append_by(writer.append)
 
     def _append_by(self, append: Callable[[bytes], int]) -> None:
         """What ``append`` does. Where that needs no serializer, it is this itself: a call more is a tenth of it all."""
         self._append = append
         self.__dict__.pop("append", None)
-        if self._serializer is None and type(self).append is Queue.append:
+        if not self._closed and self._serializer is None and type(self).append is Queue.append:
             self.__dict__["append"] = append
 
     def _open_writer(
@@ -200,11 +228,14 @@ class Queue(LogReading):
         checksum: int,
         clock: Callable[[], int],
         entropy: Callable[[int], bytes],
+        serializer: str,
     ) -> Writer:
         port, pages = self._port, self._pages
         if not self._is_of_work_queue:
             check_new_queue(pages)
-        identity = open_identity(pages, entropy, page_size, checksum)
+        identity = open_identity(pages, entropy, page_size, checksum, serializer)
+        if serializer and identity.serializer != serializer:
+            raise other_serializer(serializer, identity.serializer)
         mark = read_mark(pages)
         end = find_end(pages, mark, port.boot_id())
         mend(pages, end)
@@ -256,7 +287,11 @@ class Queue(LogReading):
             found = [*map(self._serializer.dump, payloads)]
         elif not isinstance(payloads, list | tuple):
             found = [*payloads]  # type: ignore[list-item]  # refused by the writer if it is something else
-        return (self._writer or self._refuse_all()).append_many(found, atomic=atomic)
+        return self.append_encoded(found, atomic=atomic)
+
+    def append_encoded(self, payloads: Sequence[bytes], *, atomic: bool = False) -> tuple[int, int]:
+        """As ``append_many``, of what the serializer has made already: for the asyncio twin."""
+        return (self._writer or self._refuse_all()).append_many(payloads, atomic=atomic)
 
     def append_at_once(self, payload: bytes) -> int | None:
         """Append bytes if that waits for nothing, neither a sync nor a page; else do nothing and return None.
@@ -298,16 +333,11 @@ class Queue(LogReading):
             self._refuse_all()
         return self._space
 
-    def _refuse(self, payload: bytes) -> int:  # noqa: ARG002 - stands in for a writer's append
-        raise self._refusal()
-
     def _refuse_all(self) -> Writer:
         raise self._refusal()
 
     def _refusal(self) -> HoldfastError:
-        if self._closed:
-            return Closed("the queue is closed")
-        return PermissionDenied("the queue is open for reading only", code=Code.PERMISSION_DENIED)
+        return _closed() if self._closed else _reader_only()
 
     # ---- consumers --------------------------------------------------------------------------------------------------
 
@@ -333,8 +363,9 @@ class Queue(LogReading):
             raise Closed("the queue is closed")
         holding = self._full != "drop_oldest" if hold is None else hold
         with Opening(self._path):
+            wait_until_closed()
             found = Consumer(self, self._pages, name, since=since, damage=damage, hold=holding)
-        self._dependents[found] = None
+        self._dependents[id(found)] = found
         return found
 
     def work_queue(
@@ -363,6 +394,7 @@ class Queue(LogReading):
         if self._closed:
             raise Closed("the queue is closed")
         with Opening(self._path):
+            wait_until_closed()
             found = WorkQueue(
                 self,
                 self._pages,
@@ -377,12 +409,20 @@ class Queue(LogReading):
                 damage=self._damage if damage is None else damage,
                 hold=hold,
             )
-        self._dependents[found] = None
+        self._dependents[id(found)] = found
         return found
 
     def forget(self, dependent: Consumer | WorkQueue) -> None:
         """It is closed: closing the queue need not close it."""
-        self._dependents.pop(dependent, None)
+        self._dependents.pop(id(dependent), None)
+
+    def close_when_dropped(
+        self, dependent: Consumer | WorkQueue, what: str, release: Callable[[], object]
+    ) -> Callable[[], object]:
+        """See ``dropped``; over files of the program's own nothing is closed."""
+        if not self._closes_dropped:
+            return _nothing
+        return close_when_dropped(dependent, what, f"{self._path}-{dependent.name}", release, warn=True)
 
     def beside(
         self,
@@ -395,7 +435,8 @@ class Queue(LogReading):
     ) -> Queue:
         """The queue ``<path>-<name>``, over the same files, for what is built on this one.
 
-        ``sync`` is by default the level of this queue, where "always" is left to ``wait_durable``.
+        ``sync`` is by default the level of this queue, and "always" is left to
+        ``wait_durable``.
         """
         level = self._level if sync is None and self._level.name == "every" else (sync or "os")
         return _QueueOfWork(
@@ -415,17 +456,6 @@ class Queue(LogReading):
         """Whether the level is "always"."""
         return self._level.name == "always"
 
-    def _first_held(self) -> int | None:
-        """For retention: the next message that a consumer which holds has yet to commit."""
-        from holdfast.queue.cursor_file import first_held_seq
-
-        return first_held_seq(self._pages, lambda: self.last_seq)
-
-    def _sync_holds(self, failed: Callable[[OSError], None]) -> None:
-        from holdfast.queue.cursor_file import sync_holds
-
-        sync_holds(self._pages, failed)
-
     @property
     def writable(self) -> bool:
         """Whether this object is the writer."""
@@ -436,36 +466,14 @@ class Queue(LogReading):
     def run_background_work(self) -> None:
         """What the helper thread does when it wakes: make the next page, sync closed pages, keep the bounds of
         ``every``. *Raises*: ``Closed`` after a failed sync, and in a forked child; ``OSError``."""
-        writer = self._writer
-        if writer is None:
-            return
-        writer.raise_if_closed()
-        if writer.wants_page():
-            try:
-                writer.prepare()
-            except OSError:
-                self._space.trim()  # the next try may find what has grown old gone, and room
-                raise
-        if writer.has_closing_pages:
-            writer.durability.sync_sealed()
-        if writer.sync_is_due():
-            writer.flush()
-        self._space.trim()
-
-    def _work(self) -> None:
-        try:
-            self.run_background_work()
-        except (HoldfastError, OSError):
-            # Told to whoever appends: a failed sync has poisoned the writer; a page that could not be made is tried
-            # again by the append that needs it.
-            return
+        self._held.run_background_work()
 
     def close(self) -> None:
         """Make everything durable and let go of the files. Doing it twice is harmless; who does it while another thread
         does returns when that has, except from a callback for damage.
 
-        *Raises*: ``Closed`` when it could not be made durable; ``Unavailable`` when all is durable and only the mark
-        that says so could not be written. The files are closed in both cases.
+        *Raises*: ``Closed`` when it could not be made durable; ``Unavailable`` when all is durable and
+        only the mark that says so could not be written. The files are released in every case.
         """
         if self._ended.is_set():
             return
@@ -475,49 +483,30 @@ class Queue(LogReading):
             self._closer, self._ended = {"": closer}, threading.Event()
         elif first is not closer:
             # In a signal's handler, or a callback for damage, the one who closes may be waiting for this very thread.
-            dependents = [*self._dependents, *self._dependents_closed]
+            dependents = [*self._dependents.values(), *self._dependents_closed]
             if first[1] != closer[1] and not any(_is_read_by(closer[1], found) for found in dependents):
                 self._ended.wait()
             return
-        writer = self._writer
-        self._dependents_closed = list(self._dependents)
+        self._keep()
+        self._dependents_closed = list(self._dependents.values())
         try:
             with ExitStack() as closing:
                 for dependent in self._dependents_closed:
                     closing.callback(dependent.close)
         finally:
             try:
-                self._let_go(writer)
+                self._let_go()
             finally:
                 self._ended.set()
+                self._dependents_closed = []
 
-    def _let_go(self, writer: Writer | None) -> None:
+    def _let_go(self) -> None:
         self._closed = True
-        self._append_by(self._refuse)
-        if writer is not None:
-            self._space.close()
+        self._append_by(_refuse_closed)
         try:
-            try:
-                if self._background is not None:
-                    self._background.stop()
-            finally:
-                if writer is not None:
-                    self._write_the_rest(writer)
+            self._held.release()
         finally:
             self._writer = None
-            self._close_handles()
-
-    def _write_the_rest(self, writer: Writer) -> None:
-        with refusals:
-            writer.close()
-
-    def _close_handles(self) -> None:
-        if self._lock_file >= 0:
-            self._port.unlock(self._lock_file)
-            self._lock_file = -1
-        directory, self._pages.directory = self._pages.directory, -1  # its number may soon be another directory's
-        if directory >= 0:  # a fork's parent may have come so far
-            self._port.close(directory)
 
     def __enter__(self) -> Self:
         return self
@@ -537,12 +526,113 @@ class Queue(LogReading):
             )
             # A thread of the parent may have held any lock: every way in leads to the writer, which has new ones.
             self._append_by(self._writer.append)
-            self._background = None
+            self._held.background = None
             self._space.poison_after_fork()
             self._pages.be_sole(sole=False)
-        if self._lock_file >= 0:
-            self._port.close(self._lock_file)
-            self._lock_file = -1
+        self._keep()
+        if self._held.lock_file >= 0:
+            self._port.close(self._held.lock_file)
+            self._held.lock_file = -1
+
+
+class _Held:
+    """What an open queue holds of the system, and how to close it without the queue."""
+
+    __slots__ = ("background", "lock_file", "pages", "space", "writer")
+
+    def __init__(self, pages: PageDirectory) -> None:
+        self.pages = pages
+        self.lock_file = -1
+        self.writer: Writer | None = None
+        self.space: Space | None = None
+        self.background: Background | None = None
+
+    def run_background_work(self) -> None:
+        """See ``Queue.run_background_work``."""
+        writer, space = self.writer, self.space
+        if writer is None or space is None:
+            return
+        writer.raise_if_closed()
+        if writer.wants_page():
+            try:
+                writer.prepare()
+            except OSError:
+                space.trim()  # the next try may find what has grown old gone, and room
+                raise
+        if writer.has_closing_pages:
+            writer.durability.sync_sealed()
+        if writer.sync_is_due():
+            writer.flush()
+        space.trim()
+
+    def work(self) -> None:
+        """As ``run_background_work``, on the helper thread."""
+        try:
+            self.run_background_work()
+        except (HoldfastError, OSError):
+            # Raised to whoever appends: a failed sync has poisoned the writer; a page that could not be made is tried
+            # again by the append that needs it.
+            return
+
+    def release(self) -> None:
+        """Make everything durable and close the files."""
+        writer = self.writer
+        if self.space is not None:
+            self.space.close()
+        try:
+            try:
+                if self.background is not None:
+                    self.background.stop()
+            finally:
+                if writer is not None:
+                    with refusals:
+                        writer.close()
+        finally:
+            self.writer = None
+            self.close_handles()
+
+    def close_handles(self) -> None:
+        """Close the lock's file and the directory."""
+        port = self.pages.port
+        if self.lock_file >= 0:
+            port.unlock(self.lock_file)
+            self.lock_file = -1
+        directory, self.pages.directory = self.pages.directory, -1  # its number may soon be another directory's
+        if directory >= 0:  # a fork's parent may have come so far
+            port.close(directory)
+
+
+def _first_held(pages: PageDirectory, writer: Writer) -> int | None:
+    """For retention: the next message that a consumer which holds has yet to commit."""
+    from holdfast.queue.cursor_file import first_held_seq
+
+    return first_held_seq(pages, lambda: writer.next_seq - 1)
+
+
+def _sync_holds(pages: PageDirectory, failed: Callable[[OSError], None]) -> None:
+    from holdfast.queue.cursor_file import sync_holds
+
+    sync_holds(pages, failed)
+
+
+def _nothing() -> None:
+    """The queue is not closed when it is dropped."""
+
+
+def _closed() -> HoldfastError:
+    return Closed("the queue is closed")
+
+
+def _reader_only() -> HoldfastError:
+    return PermissionDenied("the queue is open for reading only", code=Code.PERMISSION_DENIED)
+
+
+def _refuse_closed(payload: bytes) -> int:  # noqa: ARG001 - stands in for a writer's append
+    raise _closed()
+
+
+def _refuse_reader(payload: bytes) -> int:  # noqa: ARG001 - stands in for a writer's append
+    raise _reader_only()
 
 
 def _is_read_by(thread: int, dependent: Consumer | WorkQueue) -> bool:

@@ -11,6 +11,8 @@ callable that is told. ``OSError`` from the port passes.
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 from holdfast.errors import InvalidRequest
 from holdfast.queue.frame import COMPRESSED, HEAD_BYTES, payloads, raw_body
 from holdfast.queue.index_reader import IndexReader
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["LogReader", "read_mark"]
 
 SINGLES_MIN = 8
+_messages_of_part: Callable[[tuple[int, Iterable[Message]]], Iterable[Message]] = itemgetter(1)
 NEAR_BYTES = 8 << 10
 SINGLES_WINDOW_BYTES = 128 << 10
 """Windows of single messages are smaller: thousands of small objects at a time cost more than a system call."""
@@ -72,8 +75,8 @@ class LogReader:
 
     __slots__ = (
         "_anchors",
-        "_damage", "_file", "_from_seq", "_from_time_ns", "_headers", "_index", "_indexes", "_live_next_seq", "_pages",
-        "_scan", "_told_seq", "_window_bytes", "gaps",
+        "_damage", "_file", "_from_seq", "_from_time_ns", "_headers", "_index", "_indexes", "_live_next_seq",
+        "_message", "_pages", "_scan", "_told_seq", "_window_bytes", "gaps",
     )  # fmt: skip
 
     def __init__(
@@ -85,9 +88,11 @@ class LogReader:
         headers: dict[int, PageHeader] | None = None,
         anchors: Anchors | None = None,
         indexes: KeptIndexes | None = None,
+        message: type[Message] = Message,
     ) -> None:
         check_damage_policy(damage)
         self._pages = pages
+        self._message = message
         self._damage = damage
         self._live_next_seq = live_next_seq
         self._headers = {} if headers is None else headers
@@ -113,7 +118,7 @@ class LogReader:
         self._from_seq = self.next_seq
 
     def seek_latest(self) -> None:
-        """Stand after the newest message."""
+        """Stand behind the newest message."""
         end = find_end(self._pages, read_mark(self._pages), self._pages.port.boot_id())
         self._from_seq, self._from_time_ns = end.next_seq, None
         self.close()
@@ -411,15 +416,24 @@ class LogReader:
 
         The answer must be used up before the reader is asked again.
         """
+        parts = self.read_bounded_parts()
+        return None if parts is None else map(_messages_of_part, parts)
+
+    def read_bounded_parts(self) -> Iterator[tuple[int, Iterable[Message]]] | None:
+        """As ``read_message_parts``, with the number of the last message of each part."""
         while (window := self.read_window()) is not None:
             frames = self._wanted(window)
             if frames:
                 return self._parts(window.data, frames)
         return None
 
-    def _parts(self, data: bytes, frames: list[FrameView]) -> Iterator[Iterable[Message]]:
+    def _parts(self, data: bytes, frames: list[FrameView]) -> Iterator[tuple[int, Iterable[Message]]]:
+        message = self._message
         if len(frames) > SINGLES_MIN and all(frame[2] == 1 and not frame[3] for frame in frames):
-            yield [Message((seq, time_ns, data[start:end])) for seq, time_ns, _, _, start, end in frames]
+            yield (
+                frames[-1][0],
+                [message((seq, time_ns, data[start:end])) for seq, time_ns, _, _, start, end in frames],
+            )
             return
         from_seq = self._from_seq
         for seq, time_ns, count, flags, start, end in frames:
@@ -430,7 +444,7 @@ class LogReader:
                 found = payloads(data, start, end, count)
             if seq < from_seq:
                 found, seq = found[from_seq - seq :], from_seq
-            yield messages_of(seq, time_ns, found)
+            yield seq + len(found) - 1, messages_of(seq, time_ns, found, message)
 
     def read_blocks(self) -> list[Block] | None:
         """The next blocks, at least one, or None where there is nothing more now."""

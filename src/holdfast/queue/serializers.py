@@ -1,16 +1,20 @@
-"""What a message is to the program: bytes, text, JSON, or a pair of functions of its own.
+"""What a message is to the program: bytes, text, JSON, or a pair of functions of its own; and the record of it.
 
-Owns: the pairs. Does not own: when they are called (``queue``).
+Owns: the pairs, the name that a queue's ``allMeta`` records (``identity``), what a queue does without its serializer.
+Does not own: when they are called (``queue``, ``messages``).
 
-Failure model: pure. A function that raises, raises to its caller; nothing was appended. There is no pickle here: a file
-that is unpickled can run anything, so who wants it passes it by hand.
+Failure model: pure. A function that raises, raises to its caller; nothing was appended. Opening a queue runs no code
+from its files: a serializer that is not one of the first three is used only where the program names it.
 
-| name | appended | read |
-|---|---|---|
-| ``"bytes"`` | bytes | bytes; nothing is called |
-| ``"str"`` | str, as UTF-8 | str |
-| ``"json"`` | what ``json.dumps`` takes, written compactly | what ``json.loads`` gives |
-| a ``Serializer`` | what its ``dump`` takes | what its ``load`` gives |
+| name | appended | read | recorded, and not named at the opening |
+|---|---|---|---|
+| ``"bytes"`` | bytes | bytes; nothing is called | used |
+| ``"str"`` | str, as UTF-8 | str | used |
+| ``"json"`` | what ``json.dumps`` takes, written compactly | what ``json.loads`` gives | used |
+| ``"pickle"`` | what ``pickle.dumps`` takes | what ``pickle.loads`` gives, which can run any code | refused |
+| a ``Serializer`` | what its ``dump`` takes | what its ``load`` gives | refused |
+
+*Refused*: payloads can be read as bytes; ``append`` and ``value`` raise ``InvalidRequest`` with the name to give.
 """
 
 from __future__ import annotations
@@ -20,23 +24,31 @@ from holdfast.errors import InvalidRequest
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Never
 
-__all__ = ["Serializer", "serializer_named"]
+__all__ = ["NAME_BYTES_MAX", "Serializer", "chosen_serializer", "other_serializer", "record_of", "serializer_named"]
+
+NAME_BYTES_MAX = 24
+HINT = "bytes, str, json, pickle or holdfast.queue.Serializer(dump, load, name)"
+BUILT_IN = ("bytes", "str", "json", "pickle")
 
 
 class Serializer:
-    """``dump`` makes bytes of a value, ``load`` a value of bytes.
+    """``dump`` makes bytes of a value, ``load`` a value of bytes. ``name`` is recorded in the queue.
 
-    >>> number = Serializer(lambda value: b"%d" % value, int)
+    A queue that has a record refuses a serializer of another name. A name is ASCII, 1 to 24 bytes.
+
+    >>> number = Serializer(lambda value: b"%d" % value, int, "number")
     >>> number.load(number.dump(7))
     7
     """
 
-    __slots__ = ("dump", "load")
+    __slots__ = ("dump", "load", "name")
 
-    def __init__(self, dump: Callable[[object], bytes], load: Callable[[bytes], object]) -> None:
+    def __init__(self, dump: Callable[[object], bytes], load: Callable[[bytes], object], name: str = "custom") -> None:
         self.dump = dump
         self.load = load
+        self.name = name
 
 
 def serializer_named(serializer: Serializer | str) -> Serializer | None:
@@ -46,18 +58,70 @@ def serializer_named(serializer: Serializer | str) -> Serializer | None:
     b'{"a":[1,2]}'
     """
     if isinstance(serializer, Serializer):
+        name = serializer.name
+        if type(name) is not str or not name.isascii() or not name.isprintable() or name in BUILT_IN:
+            raise InvalidRequest("this cannot be the name of a serializer of your own", name=repr(name))
+        if not 1 <= len(name) <= NAME_BYTES_MAX:
+            raise InvalidRequest("the name of a serializer is 1 to 24 bytes", name=name, max=NAME_BYTES_MAX)
         return serializer
     if serializer == "bytes":
         return None
     if serializer == "str":
-        return Serializer(_text_bytes, bytes.decode)
+        return Serializer(_text_bytes, bytes.decode, "str")
     if serializer == "json":
         import json
 
         encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
-        return Serializer(lambda value: encode(value).encode(), json.loads)
-    hint = "bytes, str, json or holdfast.queue.Serializer(dump, load)"
-    raise InvalidRequest("unknown serializer", serializer=serializer, hint=hint)
+        return Serializer(lambda value: encode(value).encode(), json.loads, "json")
+    if serializer == "pickle":
+        import pickle
+
+        return Serializer(lambda value: pickle.dumps(value, 5), pickle.loads, "pickle")
+    raise InvalidRequest("unknown serializer", serializer=serializer, hint=HINT)
+
+
+def record_of(serializer: Serializer | str) -> str:
+    """The name to record."""
+    return serializer.name if isinstance(serializer, Serializer) else serializer
+
+
+def chosen_serializer(given: Serializer | str | None, recorded: str) -> Serializer | None:
+    """What a queue uses, from the argument and its record ("" for none).
+
+    Raises: ``InvalidRequest`` where they differ.
+    """
+    if given is not None:
+        if recorded and record_of(given) != recorded:
+            raise other_serializer(record_of(given), recorded)
+        return serializer_named(given)
+    if recorded in ("", "bytes"):
+        return None
+    if recorded in ("str", "json"):
+        return serializer_named(recorded)
+    return missing_serializer(recorded)
+
+
+def other_serializer(given: str, recorded: str) -> InvalidRequest:
+    """The error for a serializer that is not the recorded one."""
+    return InvalidRequest(
+        "this queue was written with another serializer",
+        serializer=given,
+        recorded=recorded,
+        hint=f"open it with the serializer {recorded}, or without one",
+    )
+
+
+def missing_serializer(name: str) -> Serializer:
+    """Stands in for a serializer that the program has to name itself."""
+    if name == "pickle":
+        hint = 'Queue(..., serializer="pickle"): only for files that you trust, because they can run any code'
+    else:
+        hint = f'Queue(..., serializer=Serializer(dump, load, "{name}")); the payload is readable without it'
+
+    def refuse(value: object) -> Never:  # noqa: ARG001 - in the place of a function that takes one
+        raise InvalidRequest("this queue needs its serializer to be named", serializer=name, hint=hint)
+
+    return Serializer(refuse, refuse, name)
 
 
 def _text_bytes(value: object) -> bytes:

@@ -62,5 +62,8 @@ def sync_level(level: SyncLevel | str) -> SyncLevel:
     if isinstance(level, SyncLevel):
         return level
     if level not in ("os", "always"):
-        raise InvalidRequest("unknown sync level", sync=level, hint="os, every(...) or always")
+        hint = "os, every(...) or always"
+        if level == "buffered":
+            hint += "; the level buffered was removed: os is faster and loses nothing when the process ends"
+        raise InvalidRequest("unknown sync level", sync=level, hint=hint)
     return SyncLevel(level)

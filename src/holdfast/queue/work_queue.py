@@ -50,6 +50,7 @@ from holdfast.queue.cursor import cursor_pages, encode_cursor
 from holdfast.queue.cursor_file import CursorFile, lock_name, log_history
 from holdfast.queue.disk_errors import refusals
 from holdfast.queue.forks import poison_in_children
+from holdfast.queue.messages import class_with_value
 from holdfast.queue.reader import check_damage_policy
 from holdfast.queue.work_clock import WorkClock
 from holdfast.queue.work_command import COMMAND_NUMBERS_MAX, Kind, encode_command, encode_one
@@ -81,6 +82,31 @@ STARTED_MAX = 1_000_000
 DELIVERIES_MAX = 1 << 31
 
 
+class _Held:
+    """What a work queue holds of the system, and how to close it without the work queue.
+
+    As after a kill, jobs come back when their leases end.
+    """
+
+    __slots__ = ("cursor", "dead", "lock_file", "log", "pages", "source")
+
+    def __init__(self, pages: PageDirectory, lock_file: int, source: WorkSource) -> None:
+        self.pages = pages
+        self.lock_file = lock_file
+        self.source = source
+        self.cursor: CursorFile | None = None
+        self.log: WorkLog | None = None
+        self.dead: Queue | None = None
+
+    def release(self) -> None:
+        """Close everything."""
+        with ExitStack() as closing:
+            closing.callback(self.pages.port.unlock, self.lock_file)
+            for opened in (self.cursor, self.dead, self.log, self.source):
+                if opened is not None:
+                    closing.callback(opened.close)
+
+
 class WorkQueue:
     """Jobs for any number of threads. Made by ``Queue.work_queue``, which tells the arguments. Thread-safe.
 
@@ -109,6 +135,7 @@ class WorkQueue:
         self._pages = pages
         self._damage: DamagePolicy = damage
         self._hold = hold
+        self._job = class_with_value(Job, queue.serializer)
         self._clock = WorkClock(clock)
         self._visibility_ns = seconds_ns("visibility", visibility)
         self._retry_delay_ns = seconds_ns("retry_delay", retry_delay)
@@ -122,16 +149,17 @@ class WorkQueue:
         self._waiters: list[Waiter] = []
         self._source = WorkSource(queue, damage)
         self._place = (0, 0)  # the page that the last PAGES named, in this process
-        self._dead: Queue | None = None
         self._letters: dict[int, int] = {}  # messages that have a letter, and its number: BURY is written or owed
         self._until_cursor = CURSOR_EVERY
-        self._lock_file = lock_name(pages, name, of_work_queue=True)
+        self._held = _Held(pages, lock_name(pages, name, of_work_queue=True), self._source)
         try:
             self._open(since)
         except BaseException:
-            pages.port.unlock(self._lock_file)
+            pages.port.unlock(self._held.lock_file)
             raise
+        self._held.cursor, self._held.log = self._cursor, self._log
         poison_in_children(self)
+        self._keep = queue.close_when_dropped(self, "the work queue", self._held.release)
 
     # ---- starting ---------------------------------------------------------------------------------------------------
 
@@ -250,7 +278,7 @@ class WorkQueue:
         log.record(encode_one(TAKE, ends_ns, seq))
         # Written, and only now forgotten there: what could not be written is not skipped.
         self._source.taken(message)
-        job = Job((seq, time_ns, payload, machine.take(seq, ends_ns)))
+        job = self._job((seq, time_ns, payload, machine.take(seq, ends_ns)))
         log.in_step = False
         if log.left < 0:
             log.keep_short(machine)
@@ -267,7 +295,7 @@ class WorkQueue:
         except BaseException:
             self._source.close()  # it reads on from the first one that was not taken
             raise
-        return [Job((seq, time_ns, payload, 1)) for seq, time_ns, payload in messages]
+        return [self._job((seq, time_ns, payload, 1)) for seq, time_ns, payload in messages]
 
     def _next_new(self) -> Message | None:
         """The next message that was never handed out; the same one until it is taken."""
@@ -418,15 +446,15 @@ class WorkQueue:
         """Write the letter, unless an earlier try did and only its BURY was refused; then BURY."""
         seq, started = message[0], self._machine.started
         letters = self._letters = {other: place for other, place in self._letters.items() if other in started}
-        if self._dead is None:
-            self._dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
+        if self._held.dead is None:
+            self._held.dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
         with self._log.step():
             if seq not in letters:
                 letter = DeadLetter(seq, message[1], message[2], deliveries=deliveries, reason=reason)
-                letters[seq] = self._dead.append(letter.encode())
+                letters[seq] = self._held.dead.append(letter.encode())
             # A start looks behind the number that is told here: no letter whose BURY is owed may be before it.
             owed = [place - 1 for other, place in letters.items() if other != seq]
-            return self._do(Kind.BURY, 0, seq, min([self._dead.last_seq, *owed]))
+            return self._do(Kind.BURY, 0, seq, min([self._held.dead.last_seq, *owed]))
 
     def _do(self, kind: Kind, time_ns: int, *numbers: int) -> int:
         """Write a command, then apply it. Call with the lock held."""
@@ -494,13 +522,8 @@ class WorkQueue:
             waiter.wake()
 
     def _let_go(self) -> None:
-        with ExitStack() as closing:
-            closing.callback(self._pages.port.unlock, self._lock_file)
-            closing.callback(self._cursor.close)
-            if self._dead is not None:
-                closing.callback(self._dead.close)
-            closing.callback(self._log.close)
-            closing.callback(self._source.close)
+        self._keep()
+        self._held.release()
         self._queue.forget(self)
 
     def __enter__(self) -> Self:
@@ -515,7 +538,8 @@ class WorkQueue:
         """In a forked child: let go of the lock, which is the parent's, and refuse everything."""
         self._lock = threading.Lock()
         if self._closed is None:
-            self._pages.port.close(self._lock_file)
+            self._keep()
+            self._pages.port.close(self._held.lock_file)
             self._closed = Closed(
                 "a forked child cannot use its parent's work queue", code=Code.FORKED, hint="open it in one process"
             )

@@ -105,7 +105,7 @@ CANNOT_BE: list[dict[str, object]] = [
     {"max_message": 0}, {"max_message": 1.5}, {"compression": -1}, {"compression": 10}, {"compression": "1"},
     {"lifetime": 7}, {"lifetime": "7d"}, {"lifetime": timedelta(0)}, {"lifetime": timedelta(-1)},
     {"max_bytes": 4096}, {"max_bytes": "1G"}, {"max_bytes": 1e9}, {"full": "drop"}, {"full": None},
-    {"sync": "every"}, {"sync": None}, {"serializer": "pickle"}, {"checksum": 3},
+    {"sync": "every"}, {"sync": None}, {"serializer": "yaml"}, {"checksum": 3},
     {"damage": "ignore"}, {"damage": None},
 ]  # fmt: skip
 
@@ -189,3 +189,10 @@ def test_a_batch_that_is_no_batch_of_bytes_is_refused_in_words(tmp_path: Path, l
         assert queue.append(b"one") == 1
         queue.flush()
         assert payloads(queue) == [b"one"]
+
+
+def test_the_removed_level_is_refused_and_the_error_names_what_replaces_it(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        Queue(tmp_path / "q", sync="buffered")
+    assert "os is faster" in refused.value.hint
+    assert not list(tmp_path.iterdir())

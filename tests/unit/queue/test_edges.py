@@ -124,7 +124,6 @@ def test_a_child_that_was_forked_while_a_thread_worked_is_refused_and_does_not_h
         queue.append(b"before")
         inside: Any = queue
         locks = [inside._writer.durability._condition, inside._space._freed, inside._space._lock]
-
         for lock in locks:
             lock.acquire()  # as a thread that is not in the child
         child = os.fork()

@@ -443,15 +443,6 @@ def test_a_closed_queue_says_so_whatever_it_is_asked(tmp_path: Path) -> None:
             ask()
 
 
-def test_wait_durable_refuses_a_message_that_was_not_appended(tmp_path: Path) -> None:
-    with Queue(tmp_path / "q", background=False) as queue:
-        queue.append(b"m")
-        queue.wait_durable(1)
-        assert queue.durable_seq == 1
-        with pytest.raises(InvalidRequest):
-            queue.wait_durable(2)
-
-
 def test_arguments_are_refused_where_they_are_given(tmp_path: Path) -> None:
     with Queue(tmp_path / "q") as queue:
         queue.append(b"m")

@@ -1,0 +1,129 @@
+"""Queues, consumers and work queues that a program drops without ``close()``: they are closed soon, on another thread.
+
+Owns: the finalizers, the thread that closes, the place in the program where something was opened. Does not own: what
+closing is (``queue``, ``consumer``, ``work_queue``).
+
+Failure model: the garbage collector may run a finalizer in any thread, inside any lock. So a finalizer takes no lock
+and touches no file: it puts the work into a ``SimpleQueue``, which is made for that, and warns (``ResourceWarning``). A
+forked child closes nothing of its parent's. At the interpreter's exit nothing is closed: what is open is found as after
+a kill, and loses nothing that the operating system has.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+import weakref
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+
+from holdfast.errors import HoldfastError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+__all__ = ["close_when_dropped", "opened_at", "opening_from", "wait_until_closed"]
+
+WAIT_S_MAX = 10.0
+PACKAGE = __name__.partition(".")[0]
+
+
+class _Closer:
+    """One thread for all that is dropped. It starts when the first object is opened that may be."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Also in a forked child, which has no threads of its parent."""
+        self.work: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self.waiting: list[object] = []  # what was dropped and is not closed yet
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Where the system has no thread to give, the next opening asks again."""
+        with self._starting:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="holdfast-queue-closer", daemon=True)
+                with suppress(RuntimeError):
+                    thread.start()
+                    self._thread = thread
+
+    def _run(self) -> None:
+        work = self.work
+        while True:
+            work.get()()
+
+    def wait(self) -> None:
+        """Return when everything is closed that was dropped before, after a few seconds at the latest."""
+        if self.waiting and self._thread is not None and self._thread is not threading.current_thread():
+            done = threading.Event()
+            self.work.put(done.set)
+            done.wait(WAIT_S_MAX)
+
+
+_closer = _Closer()
+os.register_at_fork(after_in_child=_closer.renew)
+_here = threading.local()
+
+
+def opened_at() -> str:
+    """Where the program opens something just now, ``file:line``: the first frame that is not this package's."""
+    place: str = getattr(_here, "place", "")
+    if place:
+        return place
+    frame = sys._getframe()  # pyright: ignore[reportPrivateUsage] - a frame, without reading sources
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+@contextmanager
+def opening_from(place: str) -> Generator[None]:
+    """A block on another thread that opens something for the program at ``place``."""
+    _here.place = place
+    try:
+        yield
+    finally:
+        _here.place = ""
+
+
+def close_when_dropped(
+    owner: object, what: str, path: str, release: Callable[[], object], *, warn: bool
+) -> Callable[[], object]:
+    """Run ``release`` on the closer's thread when ``owner`` is dropped; ``release`` must not keep it alive.
+
+    Returns how to take that back: call it when the owner is closed.
+    """
+    _closer.start()
+    finalizer = weakref.finalize(owner, _dropped, os.getpid(), what if warn else "", path, opened_at(), release)
+    finalizer.atexit = False
+    return finalizer.detach
+
+
+def wait_until_closed() -> None:
+    """Call before something is opened: it may be what was dropped just now."""
+    _closer.wait()
+
+
+def _dropped(pid: int, what: str, path: str, place: str, release: Callable[[], object]) -> None:
+    if os.getpid() != pid:
+        return
+    waiting = _closer.waiting
+    waiting.append(release)
+
+    def close() -> None:
+        try:
+            release()
+        except (HoldfastError, OSError) as error:
+            warnings.warn(f"{path} was dropped, and closing it failed: {error}", ResourceWarning, stacklevel=1)
+        finally:
+            waiting.remove(release)
+
+    _closer.work.put(close)
+    if what:
+        warnings.warn(f"{what} {path} was not closed; it was opened at {place}", ResourceWarning, stacklevel=2)
