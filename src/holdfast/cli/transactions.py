@@ -100,7 +100,7 @@ def commit(
         flush_output()
     except Unavailable as error:
         # No code that says "it may work later": it has worked.
-        raise OutcomeUnknown(f"committed {receipt.version}, which could not be written: {error}") from error
+        raise OutcomeUnknown(f"committed {receipt.version}, which could not be written: {error.statement()}") from error
 
 
 def get(

@@ -133,6 +133,7 @@ class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
     leader_address: str | None = None
     retry_after_ms: int | None = None
     roll_back_to: int | None = None
+    hint: str = ""
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
@@ -242,16 +243,25 @@ _NAMES_THE_LEADER: Final = frozenset({Code.NOT_LEADER, Code.LEADER_CHANGED, Code
 
 
 def error_body(error: HoldfastError, leader: LeaderHint) -> ErrorBody:
-    """The body of an error. The leader is named where knowing it is the caller's next step."""
+    """The body of an error, which states each fact once: in a field of its own, or in the message.
+
+    The leader is named where knowing it is the caller's next step.
+    """
     names = error.code in _NAMES_THE_LEADER
+    leader_id = (leader.leader_id or None) if names else None
+    leader_address = (leader.address or None) if names else None
     roll_back_to = error.fields.get("roll_back_to")
+    if not isinstance(roll_back_to, int):
+        roll_back_to = None
+    own = {"leader_id": leader_id, "leader_address": leader_address, "roll_back_to": roll_back_to}
     return ErrorBody(
         code=str(error.code),
-        message=str(error),
-        leader_id=(leader.leader_id or None) if names else None,
-        leader_address=(leader.address or None) if names else None,
+        message=error.statement(without=[name for name, value in own.items() if value is not None]),
+        leader_id=leader_id,
+        leader_address=leader_address,
         retry_after_ms=error.retry_after_ms,
-        roll_back_to=roll_back_to if isinstance(roll_back_to, int) else None,
+        roll_back_to=roll_back_to,
+        hint=error.hint,
     )
 
 

@@ -96,7 +96,7 @@ def main(settings: Settings, *, init: bool, take_over: bool, standby: bool) -> i
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_Process(settings, init=init, take_over=take_over, standby=standby).run())
     except HoldfastError as error:
-        log.error("cannot_serve", code=str(error.code), error=str(error), hint=error.hint or None)
+        log.error("cannot_serve", code=str(error.code), error=error.statement(), hint=error.hint or None)
         return exit_code_of(error)
     except AssertionError as error:
         log.error("law_broken", exc_info=error)
