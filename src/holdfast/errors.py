@@ -10,7 +10,8 @@ Owns: the tree below and the append-only list of codes. Does not own: how an err
     │   └── AlreadyOpen    another process has it open; close it there
     ├── Closed             this object is finished; open another
     │   └── Fenced         somebody newer owns the log; reopen to follow them
-    ├── InvalidRequest     (also ValueError) mend the call
+    ├── InvalidRequest     (also ValueError) correct the call
+    │   └── MissingExtra   (also ImportError) install the extra that it names (``holdfast.extras``)
     ├── NotFound           (also KeyError) there is no such thing
     ├── CorruptData        stop and repair; nothing was changed
     ├── Backpressure       slow down, then send again

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.extras import install_command
 from holdfast.objects.port import Created, ObjectStore
 from holdfast.spark.spark_session import find_java, require_pandas
 from holdfast.spark.store_thread import StoreThread
@@ -71,7 +72,7 @@ def _java() -> Diagnosis:
 
 
 def _spark() -> Diagnosis:
-    return _package("pyspark", SPARK_MIN, 'pip install "holdfast[spark]"')
+    return _package("pyspark", SPARK_MIN, install_command("spark"))
 
 
 def _arrow() -> Diagnosis:
