@@ -84,12 +84,29 @@ class VersionAnswer(msgspec.Struct, frozen=True):
     leader_id: str
 
 
-class ValueAnswer(msgspec.Struct, frozen=True):
-    """One key of the embedded view; ``version`` is the commit that wrote it."""
+class ValueAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One key of the embedded view; ``version`` is the commit that wrote it.
+
+    The texts are there when they were asked for and the bytes are UTF-8.
+    """
 
     key: bytes
     value: bytes
     version: int
+    key_text: str | None = None
+    value_text: str | None = None
+
+    @classmethod
+    def of(cls, key: bytes, value: bytes, version: int, *, text: bool) -> ValueAnswer:
+        """With the texts, or without."""
+        return cls(key, value, version, _text_of(key), _text_of(value)) if text else cls(key, value, version)
+
+
+def _text_of(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 class ValueRange(msgspec.Struct, frozen=True):
