@@ -11,6 +11,7 @@ import pytest
 
 from holdfast import errors
 from holdfast.errors import Code, HoldfastError, Unavailable
+from holdfast.extras import MissingExtra
 from holdfast.queue import Gap, Trimmed
 from holdfast.queue.disk_errors import Refusal
 
@@ -20,6 +21,7 @@ ONE_OF_EACH = [
     *(kind("it failed", code=Code.RATE_LIMITED, hint="wait", retry_after_ms=5, seq=7, cause="why") for kind in KINDS),
     Gap(3, 9, 2),
     Trimmed(1, 40),
+    MissingExtra("server", "uvicorn"),
     Refusal(OSError(errno.EIO, os.strerror(errno.EIO))),
     Refusal(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
 ]
@@ -28,7 +30,8 @@ ONE_OF_EACH = [
 def told(error: HoldfastError) -> dict[str, object]:
     """All that a program can ask an error for."""
     own = {
-        name: getattr(error, name, None) for name in ("first", "last", "wanted_seq", "first_seq", "errno", "strerror")
+        name: getattr(error, name, None)
+        for name in ("first", "last", "wanted_seq", "first_seq", "errno", "strerror", "extra", "name")
     }
     return {"kind": type(error), "text": str(error), **own, **vars(error)}
 
