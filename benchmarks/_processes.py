@@ -25,6 +25,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
+from holdfast import __version__
+
 __all__ = ["Busy", "Served", "etcd", "free_port", "holdfast", "machine", "processor_seconds"]
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -198,7 +200,7 @@ def machine() -> dict[str, str]:
         "python": platform.python_version(),
         "load average before": Path("/proc/loadavg").read_text().split()[0],
     }
-    found |= {name: version(name) for name in ("holdfast", "uvloop", "msgspec")}
+    found |= {name: version(name) for name in ("uvloop", "msgspec")} | {"holdfast": __version__}
     for name, command in (("etcd", ["etcd", "--version"]), ("wrk", ["wrk", "-v"]), ("h2load", ["h2load", "--version"])):
         if shutil.which(name):
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)

@@ -36,7 +36,7 @@ from queue_peers.report import plot, show
 from queue_peers.targets import targets
 from rich.console import Console
 
-PEERS = ("lmdb", "litequeue", "persist-queue", "diskcache", "queuelib", "crc32c")
+PEERS = ("lmdb", "litequeue", "persist-queue", "diskcache", "queuelib", "crc32c", "zlib-ng")
 
 
 def about() -> dict[str, str]:

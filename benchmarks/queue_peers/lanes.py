@@ -45,7 +45,8 @@ CELL_SECONDS_MAX = 300
 
 SIZES = (100, 1024)
 UNSYNCED = (
-    *("holdfast", "holdfast crc32c", "lmdb", "lmdb writemap", "sqlite3", "litequeue", "persist-queue SQLite"),
+    *("holdfast", "holdfast zlib-ng", "holdfast crc32c", "lmdb", "lmdb writemap", "sqlite3", "litequeue"),
+    "persist-queue SQLite",
     *("persist-queue SQLite, unsynced", "persist-queue file", "diskcache", "queuelib"),
 )
 SYNCED = (
@@ -54,6 +55,7 @@ SYNCED = (
 )
 READ: dict[str, int] = {
     "holdfast": 1_000_000,
+    "holdfast zlib-ng": 1_000_000,
     "holdfast crc32c": 1_000_000,
     "lmdb": 1_000_000,
     "sqlite3": 1_000_000,
@@ -152,7 +154,7 @@ class Lanes:
                         log = Path(shutil.copytree(log, self._folder / "read"))
                     self._measure(f"{form} {size}", system, log, **given)
                     shutil.rmtree(self._folder / "read", ignore_errors=True)
-            for system in ("holdfast", "holdfast crc32c"):
+            for system in ("holdfast", "holdfast zlib-ng", "holdfast crc32c"):
                 log = self._log(system, cell="fill", size=size, count=200_000, mixed=True)
                 given = {"cell": "read", "count": 200_000, "form": "payloads", "seconds": self._seconds}
                 self._measure(f"payloads {size} mixed", system, log, **given)

@@ -7,6 +7,7 @@ Every peer is set as its documentation says, and never to its weakness; where it
 | system | without sync | synced |
 |---|---|---|
 | holdfast | ``sync="os"`` | ``sync="always"`` |
+| holdfast zlib-ng | and the package zlib-ng, which the other rows hide | |
 | holdfast crc32c | and ``checksum=CRC32C`` with the package crc32c | |
 | lmdb | ``sync=False``, integer keys in order, ``putmulti(append=True)`` | ``sync=True`` |
 | lmdb writemap | and ``writemap=True``: quicker, but a power cut may leave no database (lmdb.h, MDB_NOSYNC) | |
@@ -96,6 +97,10 @@ class Holdfast(System):
 
     def close(self) -> None:
         self.queue.close()
+
+
+class HoldfastZlibNg(Holdfast):
+    name = "holdfast zlib-ng"
 
 
 class HoldfastCrc32c(Holdfast):
@@ -333,6 +338,7 @@ class Queuelib(System):
 
 SYSTEMS: tuple[type[System], ...] = (
     Holdfast,
+    HoldfastZlibNg,
     HoldfastCrc32c,
     Lmdb,
     LmdbWritemap,

@@ -54,8 +54,9 @@ def targets(lanes: Lanes, lengths: Sequence[int]) -> list[Target]:
             ratios = [lanes.rate(f"{lane} {size}") / lanes.rate(f"{lane} {size}", peer) for size in SIZES]
             measured = f"{ratios[0]:,.1f} x   (at 1 KiB {ratios[1]:,.1f} x)"
             found.append(Target(f"{NAMES[lane]}, over {peer}", f">= {wanted:g} x", measured, ratios[0] / wanted))
-    best = max(lanes.rate("lazy 100"), lanes.rate("lazy 100", "holdfast crc32c"))
-    measured = f"{lanes.rate('lazy 100') / 1e6:,.1f} M/s, with crc32c {best / 1e6:,.1f} M/s"
+    rates = {system: lanes.rate("lazy 100", system) for system in ("holdfast", "holdfast zlib-ng", "holdfast crc32c")}
+    best = max(rates.values())
+    measured = ", ".join(f"{system} {rate / 1e6:,.1f} M/s" for system, rate in rates.items())
     found.append(Target("lazy view", ">= 50 M/s", measured, best / 50e6))
     since, peer_since = lanes.lane("since 1000000"), lanes.lane("since 1000000", "persist-queue SQLite")
     seek_us = since.median("seek_us")

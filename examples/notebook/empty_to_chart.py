@@ -1,7 +1,7 @@
 # %% [markdown]
 """From an empty folder to a chart: a year of flights through a log, and out again as a table that every tool opens.
 
-    pip install 'holdfast[demo]' duckdb polars
+    pip install 'holdfastdb[demo]' duckdb polars
     python examples/notebook/empty_to_chart.py FOLDER [--days 365]
 
 Each part between two ``# %%`` is a cell for editors that know notebooks; as a script all of them run in turn. What is

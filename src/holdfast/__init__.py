@@ -1,7 +1,8 @@
 """Holdfast: durability for application data.
 
 The public surface of the package is the list below, and nothing else. Each name is loaded when it is first used, so
-that importing the package needs no third-party package and takes no time; using ``Client`` needs ``holdfast[client]``.
+that importing the package needs no third-party package and takes no time. ``Client`` needs ``holdfastdb[client]``;
+without it ``MissingExtra``, an ``ImportError``, names the command that installs it.
 
 >>> import holdfast
 >>> issubclass(holdfast.Conflict, holdfast.HoldfastError)
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         PermissionDenied,
         Unavailable,
     )
+    from holdfast.extras import MissingExtra
     from holdfast.queue import Queue, every
     from holdfast.queue.persist import persist
     from holdfast.settings import Settings, load_configuration
@@ -66,6 +68,7 @@ __all__ = [
     "InternalError",
     "InvalidRequest",
     "LimitExceeded",
+    "MissingExtra",
     "NotFound",
     "Operation",
     "OutcomeUnknown",
@@ -120,6 +123,7 @@ _HOMES: Final = {
         "PermissionDenied",
         "Unavailable",
     ),
+    "holdfast.extras": ("MissingExtra",),
     "holdfast.queue": ("Queue", "every"),
     "holdfast.queue.persist": ("persist",),
     "holdfast.settings": ("Settings", "load_configuration"),
@@ -134,7 +138,10 @@ def __getattr__(name: str) -> object:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(home), name)
+    from holdfast.extras import needs  # not above: importing the package takes no time
+
+    with needs("client"):
+        value: object = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 

@@ -1,7 +1,7 @@
 """The asyncio twins of the blocking names: ``Client``, ``Queue``, ``StoreClient`` and ``persist``.
 
 Each name is loaded when it is first used: ``Queue`` and ``persist`` need the standard library alone, all others
-``holdfast[client]``.
+``holdfastdb[client]``.
 
 Owns: the names of the asynchronous surface. Does not own: anything behind them (``client.asynchronous``,
 ``queue.asynchronous``, ``client.stores.asynchronous``).
@@ -10,6 +10,8 @@ Owns: the names of the asynchronous surface. Does not own: anything behind them 
 from __future__ import annotations
 
 import importlib
+
+from holdfast.extras import needs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,7 +51,8 @@ def __getattr__(name: str) -> object:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'holdfast.aio' has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(home), name)
+    with needs("client"):
+        value: object = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 

@@ -10,7 +10,8 @@ Owns: the tree below and the append-only list of codes. Does not own: how an err
     │   └── AlreadyOpen    another process has it open; close it there
     ├── Closed             this object is finished; open another
     │   └── Fenced         somebody newer owns the log; reopen to follow them
-    ├── InvalidRequest     (also ValueError) mend the call
+    ├── InvalidRequest     (also ValueError) correct the call
+    │   └── MissingExtra   (also ImportError) install the extra that it names (``holdfast.extras``)
     ├── NotFound           (also KeyError) there is no such thing
     ├── CorruptData        stop and repair; nothing was changed
     ├── Backpressure       slow down, then send again
@@ -25,7 +26,7 @@ from enum import StrEnum
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from typing import ClassVar
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "OutcomeUnknown",
     "PermissionDenied",
     "Unavailable",
+    "statement_of",
 ]
 
 
@@ -122,10 +124,11 @@ class Code(StrEnum):
 class HoldfastError(Exception):
     """The root. Every error has a stable ``code``, ``fields`` with the facts and a ``hint`` with the next step.
 
-    The text is a lowercase message followed by the facts as ``key=value``, in the order they were given.
+    The text is a lowercase message, the facts as ``key=value`` in the order they were given, and the hint after a
+    semicolon. A renderer that shows the hint in a place of its own uses ``statement``.
 
-    >>> str(Unavailable("store did not answer", code=Code.STORE_UNAVAILABLE, slot=7))
-    'store did not answer slot=7'
+    >>> str(Unavailable("store did not answer", slot=7, hint="wait, then send it again"))
+    'store did not answer slot=7; wait, then send it again'
     """
 
     default_code: ClassVar[Code] = Code.INTERNAL
@@ -148,7 +151,18 @@ class HoldfastError(Exception):
         super().__init__(message)
 
     def __str__(self) -> str:
-        facts = " ".join(f"{name}={value}" for name, value in self.fields.items() if value is not None)
+        statement = self.statement()
+        return f"{statement}; {self.hint}" if self.hint else statement
+
+    def statement(self, without: Collection[str] = ()) -> str:
+        """The text without the hint, and without the facts that are named in ``without``.
+
+        >>> error = Unavailable("store did not answer", slot=7, cause="refused", hint="wait")
+        >>> error.statement(), error.statement(without=["slot"])
+        ('store did not answer slot=7 cause=refused', 'store did not answer cause=refused')
+        """
+        shown = {name: value for name, value in self.fields.items() if value is not None and name not in without}
+        facts = " ".join(f"{name}={_shown(value)}" for name, value in shown.items())
         return f"{self.message} {facts}" if facts else self.message
 
 
@@ -230,3 +244,16 @@ class InternalError(HoldfastError):
     """A broken law of our own. Report it."""
 
     default_code = Code.INTERNAL
+
+
+def _shown(value: object) -> object:
+    return value.statement() if isinstance(value, HoldfastError) else value
+
+
+def statement_of(error: BaseException) -> str:
+    """The text of any exception as the cause of another error: a hint belongs to the outermost error only.
+
+    >>> statement_of(Unavailable("the disk is full", hint="free some space")), statement_of(OSError("no space"))
+    ('the disk is full', 'no space')
+    """
+    return error.statement() if isinstance(error, HoldfastError) else str(error)

@@ -4,6 +4,9 @@ Owns: the name ``DefaultSource``, which Spark looks for in every top-level modul
 Does not own: the source itself (``holdfast.spark.source``).
 """
 
-from holdfast.spark.source import HoldfastDataSource as DefaultSource
+from holdfast.extras import needs
+
+with needs("spark"):
+    from holdfast.spark.source import HoldfastDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -125,7 +125,10 @@ def test_an_unknown_query_parameter_is_named_with_those_that_there_are() -> None
             answer = await client.ask("GET", "/v1/range?begin=YQ&lmit=5")
             assert (answer.status, answer.code) == (400, "malformed")
             message = answer.json["error"]["message"]
-            assert "'lmit'" in message and "at, begin, end, limit" in message
+            assert (
+                "'lmit'" in message
+                and "at, begin, begin_text, end, end_text, limit, prefix, prefix_text, text" in message
+            )
             hot = await client.ask("POST", "/v1/commit?durable=false", write())
             assert (hot.status, hot.code) == (400, "malformed")
             assert "it has none" in hot.json["error"]["message"]

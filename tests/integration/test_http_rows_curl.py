@@ -118,7 +118,7 @@ class Service:
         return list(events_of(answer.body.decode()))
 
 
-ERROR_FIELDS = {"code", "message", "leader_id", "leader_address", "retry_after_ms", "roll_back_to"}
+ERROR_FIELDS = {"code", "message", "leader_id", "leader_address", "retry_after_ms", "roll_back_to", "hint"}
 
 
 def events_of(text: str) -> Iterator[Event]:

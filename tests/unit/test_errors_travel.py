@@ -11,14 +11,17 @@ import pytest
 
 from holdfast import errors
 from holdfast.errors import Code, HoldfastError, Unavailable
+from holdfast.extras import MissingExtra
 from holdfast.queue import Gap, Trimmed
 from holdfast.queue.disk_errors import Refusal
 
-KINDS = [kind for name in errors.__all__ if issubclass(kind := getattr(errors, name), HoldfastError)]
+PUBLIC = [getattr(errors, name) for name in errors.__all__]
+KINDS = [kind for kind in PUBLIC if isinstance(kind, type) and issubclass(kind, HoldfastError)]
 ONE_OF_EACH = [
     *(kind("it failed", code=Code.RATE_LIMITED, hint="wait", retry_after_ms=5, seq=7, cause="why") for kind in KINDS),
     Gap(3, 9, 2),
     Trimmed(1, 40),
+    MissingExtra("server", "uvicorn"),
     Refusal(OSError(errno.EIO, os.strerror(errno.EIO))),
     Refusal(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
 ]
@@ -27,14 +30,15 @@ ONE_OF_EACH = [
 def told(error: HoldfastError) -> dict[str, object]:
     """All that a program can ask an error for."""
     own = {
-        name: getattr(error, name, None) for name in ("first", "last", "wanted_seq", "first_seq", "errno", "strerror")
+        name: getattr(error, name, None)
+        for name in ("first", "last", "wanted_seq", "first_seq", "errno", "strerror", "extra", "name")
     }
     return {"kind": type(error), "text": str(error), **own, **vars(error)}
 
 
 def test_every_public_error_is_among_those_that_are_tried() -> None:
     assert {HoldfastError, Unavailable} <= set(KINDS)
-    assert len(KINDS) == len(errors.__all__) - 1, "all names but the codes are errors"
+    assert [each for each in PUBLIC if each not in KINDS] == [Code, errors.statement_of]
 
 
 @pytest.mark.parametrize("error", ONE_OF_EACH, ids=lambda error: type(error).__name__)

@@ -12,19 +12,30 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from holdfast import __version__
 from holdfast.cli.exits import Exit, exit_of
 from holdfast.cli.output import flush_output, print_error
 from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
+from holdfast.extras import MissingExtra
 
 if TYPE_CHECKING:
     import typer
 
 __all__ = ["main"]
 
-MISSING_EXTRA = (
-    "holdfast: the command line needs the package {name}\n"
-    "  hint: pip install 'holdfast[client]', or 'holdfast[server]' to run a service\n"
-)
+EXTRAS: Final = {"serve": "server", "check-config": "server", "log": "server", "spark": "spark,client"}
+"""What a command needs; all others need ``client``."""
+SERVER_PACKAGES: Final = {
+    "msgpack",
+    "obstore",
+    "prometheus_client",
+    "pyarrow",
+    "starlette",
+    "structlog",
+    "uvicorn",
+    "uvloop",
+}
+"""What some options of the other commands need: they are in the extra ``server`` only."""
 
 SPARK_REFUSALS: Final = {"AnalysisException", "IllegalArgumentException", "ParseException"}
 
@@ -36,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("holdfast: will not run under python -O, which removes the checks of its own laws\n")
         return Exit.BAD_REQUEST
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words == ["--version"]:
+        _print_version()  # without an extra, too
+        return Exit.DONE
     as_json = "--json" in words
     _prepare_streams()
     code = _run(words, as_json=as_json)
@@ -48,6 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_error(error, as_json=as_json)
         return exit_of(error) if code == Exit.DONE else code
     return code
+
+
+def _print_version() -> None:
+    sys.stdout.write(f"holdfast {__version__}\n")
 
 
 def _prepare_streams() -> None:
@@ -74,17 +92,20 @@ def _run(words: list[str], *, as_json: bool) -> int:
             return Exit.DONE
         return end.code if isinstance(end.code, int) else Exit.DONE
     except Exception as error:  # noqa: BLE001 - whatever it is, the interpreter's own code 1 would say "the answer is no"
-        return _surprise(error, as_json=as_json)
+        return _surprise(error, words, as_json=as_json)
     return Exit.DONE
 
 
-def _surprise(error: Exception, *, as_json: bool) -> Exit:
+def _surprise(error: Exception, words: Sequence[str], *, as_json: bool) -> Exit:
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
         # So come words that are not UTF-8. A request cannot carry them.
         print_error(InvalidRequest(f"{error.object!r} is not text"), as_json=as_json)
         return Exit.BAD_REQUEST
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != "holdfast":
-        sys.stderr.write(MISSING_EXTRA.format(name=error.name))
+        package = error.name.partition(".")[0]
+        command = words[0] if words else ""
+        extra = EXTRAS.get(command, "server" if package in SERVER_PACKAGES else "client")
+        print_error(MissingExtra(extra, package), as_json=as_json)
         return Exit.BAD_REQUEST
     if type(error).__module__.startswith("pyspark."):
         told = _told_by_spark(error)
@@ -133,7 +154,21 @@ def application() -> typer.Typer:
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(root)
+
+    def print_version(wanted: bool) -> None:
+        if wanted:
+            _print_version()
+            raise typer.Exit
+
+    @app.callback()
+    def root(  # pyright: ignore[reportUnusedFunction]
+        version: bool = typer.Option(
+            False, "--version", help="Print the version and exit.", callback=print_version, is_eager=True
+        ),
+    ) -> None:
+        """Durability for application data: a transactional commit log on an object store."""
+        del version
+
     app.command()(serve.serve)
     app.command("check-config")(check_config.check_config)
     app.command()(transactions.commit)
@@ -149,10 +184,6 @@ def application() -> typer.Typer:
     app.add_typer(spark_bulk.commands, name="spark")
     app.command()(bench.bench)
     return app
-
-
-def root() -> None:
-    """Durability for application data: a transactional commit log on an object store."""
 
 
 if __name__ == "__main__":

@@ -131,14 +131,14 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
 def print_error(error: HoldfastError, *, as_json: bool) -> None:
     """An error on stderr: one clear line and the hint, or the error object of the HTTP API."""
     if as_json:
-        body: dict[str, object] = {"code": error.code.value, "message": str(error)}
+        body: dict[str, object] = {"code": error.code.value, "message": error.statement()}
         if error.hint:
             body["hint"] = error.hint
         if error.retry_after_ms is not None:
             body["retry_after_ms"] = error.retry_after_ms
         sys.stderr.write(json.dumps({"error": body}) + "\n")
         return
-    sys.stderr.write(f"holdfast: {printable(str(error))}\n")
+    sys.stderr.write(f"holdfast: {printable(error.statement())}\n")
     if error.hint:
         sys.stderr.write(f"  hint: {printable(error.hint)}\n")
 

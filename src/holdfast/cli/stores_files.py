@@ -4,7 +4,7 @@ Owns: their options and what they print. Does not own: the group (``stores``), c
 (``holdfast.stores.backup``), going on without what is damaged (``holdfast.stores.repair``), loaded when one runs.
 
 ``backup`` and ``compact`` ask a running service, which goes on serving. The others work on directories and need no
-service, but ``holdfast[server]``.
+service, but ``holdfastdb[server]``.
 
 Failure model: damage ends ``verify`` and ``restore`` with exit code 6 and names the file or the message; ``repair``,
 too, unless it was told to let go of what is damaged.

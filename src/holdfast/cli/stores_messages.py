@@ -138,7 +138,7 @@ def publish(
         flush_output()
     except Unavailable as error:
         # No code that says "it may work later": it has worked, and once more would be twice.
-        raise OutcomeUnknown(f"{published}, which could not be written: {error}") from error
+        raise OutcomeUnknown(f"{published}, which could not be written: {error.statement()}") from error
 
 
 @commands.command()

@@ -100,13 +100,18 @@ def commit(
         flush_output()
     except Unavailable as error:
         # No code that says "it may work later": it has worked.
-        raise OutcomeUnknown(f"committed {receipt.version}, which could not be written: {error}") from error
+        raise OutcomeUnknown(f"committed {receipt.version}, which could not be written: {error.statement()}") from error
 
 
 def get(
-    key: Annotated[str, typer.Argument(help="The key; with --end the beginning of a range.")],
+    key: Annotated[
+        str | None, typer.Argument(help="The key; with --end the beginning of a range.", show_default=False)
+    ] = None,
     end: Annotated[
         str | None, typer.Option("--end", help="Read all keys from KEY up to this one, not included.")
+    ] = None,
+    prefix: Annotated[
+        str | None, typer.Option("--prefix", help="Read all keys that start so, instead of KEY and --end.")
     ] = None,
     limit: Annotated[
         int,
@@ -125,10 +130,18 @@ def get(
 
     Exit code 1 when there is no such key.
     """
-    begin = parse_bytes(key, encoding)
+    from holdfast.commit.transaction import prefix_end
+
+    first = prefix if key is None else key
+    if first is None or (key is not None and prefix is not None):
+        raise InvalidRequest("give either KEY or --prefix", hint="holdfast get --prefix '' reads all keys")
+    if prefix is not None and end is not None:
+        raise InvalidRequest("--prefix excludes --end: it is a range by itself")
+    begin = parse_bytes(first, encoding)
     with asking(url, token, timeout, as_json=as_json) as client:
-        if end is not None:
-            found = client.range(begin, parse_bytes(end, encoding) or None, limit=limit, at=at)
+        if end is not None or prefix is not None:
+            bound = prefix_end(begin) if end is None else parse_bytes(end, encoding) or None
+            found = client.range(begin, bound, limit=limit, at=at)
             for item in found.items:
                 fields = {"key": base64_text(item.key), "value": base64_text(item.value), "version": item.version}
                 if as_json:
@@ -136,7 +149,7 @@ def get(
                 else:
                     print_line(f"{readable(item.key)} = {readable(item.value)}  @{item.version}")
             if found.more:
-                _tell_more(found.items[-1].key, as_json=as_json)
+                _tell_more(found.items[-1].key, bound, as_json=as_json)
             return
         one = client.get(begin, at)
     if one is None:
@@ -189,26 +202,29 @@ def version(
         print_line(str(answer.version))
 
 
-def _tell_more(last: bytes, *, as_json: bool) -> None:
+def _tell_more(last: bytes, end: bytes | None, *, as_json: bool) -> None:
     following = last + b"\0"
     if as_json:
-        sys.stderr.write(json.dumps({"more": {"begin": base64_text(following)}}) + "\n")
+        more = {"begin": base64_text(following)} | ({} if end is None else {"end": base64_text(end)})
+        sys.stderr.write(json.dumps({"more": more}) + "\n")
     else:
+        place = f"{following.hex()} --end '{'' if end is None else end.hex()}'"
         sys.stderr.write(
-            f"holdfast: there are more keys\n  hint: a larger --limit, or go on at --encoding hex {following.hex()}\n"
+            f"holdfast: there are more keys\n  hint: a larger --limit, or go on at --encoding hex {place}\n"
         )
 
 
 def _read_request(file: Path) -> Transaction:
-    import msgspec
-
-    from holdfast.commit.transaction import Transaction
+    from holdfast.commit.json_request import decode_json
 
     try:
-        data = Path("/dev/stdin").read_bytes() if str(file) == "-" else file.read_bytes()
-        return msgspec.json.decode(data, type=Transaction)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        return decode_json(Path("/dev/stdin").read_bytes() if str(file) == "-" else file.read_bytes())
+    except OSError as error:
         raise InvalidRequest(f"{file} holds no commit request: {error}") from error
+    except InvalidRequest as error:
+        raise InvalidRequest(
+            f"{file} holds no commit request: {error.statement()}", code=error.code, hint=error.hint
+        ) from error
 
 
 def _operation(text: str, encoding: Encoding) -> Operation:

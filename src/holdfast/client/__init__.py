@@ -8,11 +8,14 @@ knows the HTTP API's bodies, ``http1`` its framing, ``endpoint`` its addresses. 
 
 from __future__ import annotations
 
-from holdfast.client.blocking import BlockingTransaction, Client, Subscription
-from holdfast.client.events import Checkpoint, Event, RolledBack, TransactionEvent
-from holdfast.client.messages import CommitReceipt, Found, FoundRange, NotCommitted, StatusAnswer, VersionAnswer
-from holdfast.client.options import ClientOptions
-from holdfast.client.shell import Transacted
+from holdfast.extras import needs
+
+with needs("client"):
+    from holdfast.client.blocking import BlockingTransaction, Client, Subscription
+    from holdfast.client.events import Checkpoint, Event, RolledBack, TransactionEvent
+    from holdfast.client.messages import CommitReceipt, Found, FoundRange, NotCommitted, StatusAnswer, VersionAnswer
+    from holdfast.client.options import ClientOptions
+    from holdfast.client.shell import Transacted
 
 __all__ = [
     "BlockingTransaction",

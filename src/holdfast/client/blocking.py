@@ -194,10 +194,19 @@ class Client:
         return self.run(core.get(self._session, key, at, now_ms()))
 
     def range(
-        self, begin: bytes = b"", end: bytes | None = None, *, limit: int = 1000, at: int | None = None
+        self,
+        begin: bytes | None = None,
+        end: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        limit: int = 1000,
+        at: int | None = None,
     ) -> FoundRange:
-        """Keys of ``[begin, end)`` in byte order in the service's view, never older than ``at``."""
-        return self.run(core.read_range(self._session, begin, end, limit, at, now_ms()))
+        """Keys of ``[begin, end)``, or all that start with ``prefix``, in byte order, never older than ``at``.
+
+        *Raises*: as ``get``; ``InvalidRequest`` (malformed) for a prefix together with a bound.
+        """
+        return self.run(core.read_range(self._session, *core.bounds_of(begin, end, prefix), limit, at, now_ms()))
 
     def subscribe(
         self,

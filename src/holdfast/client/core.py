@@ -52,7 +52,7 @@ from holdfast.client.messages import (
 )
 from holdfast.client.options import ClientOptions
 from holdfast.client.patience import COORDINATION_CODES, Patience, Session, pause
-from holdfast.commit.transaction import Operation, Precondition, RangeDelete, Transaction
+from holdfast.commit.transaction import Operation, Precondition, RangeDelete, Transaction, prefix_end
 from holdfast.errors import (
     Code,
     CorruptData,
@@ -72,6 +72,7 @@ __all__ = [
     "answer_too_large",
     "ask_status",
     "attempt",
+    "bounds_of",
     "commit",
     "commit_group",
     "get",
@@ -167,6 +168,19 @@ def get(session: Session, key: bytes, at: int | None, now_ms: float) -> Procedur
     except NotFound:
         return None
     return decode_body(reply, Found)
+
+
+def bounds_of(begin: bytes | None, end: bytes | None, prefix: bytes | None) -> tuple[bytes, bytes | None]:
+    """The range that was asked for, by its bounds or by a prefix. Raises: InvalidRequest (malformed).
+
+    >>> bounds_of(None, None, b"seat/"), bounds_of(b"a", None, None)
+    ((b'seat/', b'seat0'), (b'a', None))
+    """
+    if prefix is None:
+        return begin or b"", end
+    if begin is not None or end is not None:
+        raise InvalidRequest("prefix excludes begin and end: it is a range by itself")
+    return prefix, prefix_end(prefix)
 
 
 def read_range(

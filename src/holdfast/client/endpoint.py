@@ -139,4 +139,4 @@ class Unusable:
 
     def elsewhere(self, asked: Endpoint) -> str | None:
         """The problem of another place than ``asked``, if there is one, for people."""
-        return next((str(problem) for place, problem in self._problems.items() if place != asked), None)
+        return next((problem.statement() for place, problem in self._problems.items() if place != asked), None)

@@ -136,6 +136,7 @@ class ServiceError(msgspec.Struct, frozen=True):
     leader_address: str | None = None
     retry_after_ms: int | None = None
     roll_back_to: int | None = None
+    hint: str = ""
 
 
 class _ErrorBody(msgspec.Struct, frozen=True):
@@ -325,6 +326,7 @@ def error_of(error: ServiceError | None, status: int) -> HoldfastError:
     return _KINDS.get(code, InternalError)(
         error.message or code.value,
         code=code,
+        hint=error.hint,
         retry_after_ms=error.retry_after_ms,
         leader_id=error.leader_id,
         leader_address=error.leader_address,

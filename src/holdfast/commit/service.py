@@ -47,6 +47,7 @@ from holdfast.errors import (
     InvalidRequest,
     NotFound,
     Unavailable,
+    statement_of,
 )
 from holdfast.objects.port import CreateAnswer, ObjectStore, Unknown
 from holdfast.objects.time_limit import TimeLimited
@@ -447,7 +448,13 @@ class CommitService:
         except Unavailable as error:
             # Nothing was assigned to these commits, so whoever sends one again cannot make it happen twice. Of the
             # codes for a silent store only this one says so.
-            instead = Unavailable(str(error), code=Code.OVERLOADED, retry_after_ms=error.retry_after_ms)
+            instead = Unavailable(
+                error.message,
+                code=Code.OVERLOADED,
+                hint=error.hint,
+                retry_after_ms=error.retry_after_ms,
+                facts=error.fields,
+            )
         for entry in entries:
             entry.outcome = instead or entry.outcome
             self._reply_late(entry)
@@ -485,7 +492,7 @@ class CommitService:
             answer = await self._own.create(object_name(put.slot), put.data)
         except (HoldfastError, OSError) as error:
             # The port forbids it. But whatever happened, the batch must be sent again or given up, never forgotten.
-            answer = Unknown(str(error))
+            answer = Unknown(statement_of(error))
         self._step(events.PutAnswered(now(), put.slot, answer))
 
     async def _read_back(self, effect: ReadBack) -> None:
@@ -499,7 +506,7 @@ class CommitService:
             self._step(events.HeaderFound(now(), effect.slot, None, True))
             return
         except (HoldfastError, OSError) as error:
-            found = Unknown(f"read back: {error}")  # type: ignore[assignment]
+            found = Unknown(f"read back: {statement_of(error)}")  # type: ignore[assignment]
         self._step(events.HeaderFound(now(), effect.slot, found, effect.certain))
 
     async def _check_ownership(self) -> None:
@@ -507,7 +514,7 @@ class CommitService:
         try:
             newest = await newest_slot(self._own)
         except (HoldfastError, OSError) as error:
-            newest = Unknown(str(error))
+            newest = Unknown(statement_of(error))
         self._step(events.OwnershipSeen(now(), newest))
 
     def _arm(self) -> None:

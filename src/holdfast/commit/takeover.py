@@ -45,7 +45,7 @@ from holdfast.commit.leadership import (
     walk_on,
 )
 from holdfast.commit.reader import has_gone, read_frontier
-from holdfast.errors import Closed, Code, HoldfastError, NotFound, Unavailable
+from holdfast.errors import Closed, Code, HoldfastError, NotFound, Unavailable, statement_of
 from holdfast.objects.port import CreateAnswer, Created, ObjectStore, Unknown
 from holdfast.objects.probe import clean_up, probe
 from holdfast.values import Instant, LogId, Slot, slot_text
@@ -217,7 +217,9 @@ async def _patiently(attempt: Callable[[], Awaitable[T]], patience_s: float) -> 
             failed: Exception = error
         except (Unavailable, TimeoutError) as error:
             if now().boot_ms >= began + patience_s * 1000.0:
-                raise Unavailable("the store does not answer", patience_s=patience_s, last=str(error)) from error
+                raise Unavailable(
+                    "the store does not answer", patience_s=patience_s, last=statement_of(error)
+                ) from error
             failed = error
         tries += 1
         log.warning("store_unavailable", error=str(failed), tries=tries)

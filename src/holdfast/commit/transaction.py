@@ -30,6 +30,7 @@ __all__ = [
     "Transaction",
     "Unanswered",
     "Write",
+    "prefix_end",
 ]
 
 VERSION_MAX = 2**53 - 1
@@ -121,3 +122,13 @@ class Unanswered(Struct, frozen=True, gc=False):
 
 
 Outcome = Committed | Rejected | Reused | Unanswered
+
+
+def prefix_end(prefix: bytes) -> bytes | None:
+    """The first key after all that start with ``prefix``; None where there is none, and the range goes to the end.
+
+    >>> prefix_end(b"seat/"), prefix_end(b"a" + bytes([255])), prefix_end(bytes([255, 255])), prefix_end(b"")
+    (b'seat0', b'b', None, None)
+    """
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None

@@ -226,7 +226,7 @@ class BudgetedStore:
                 counts.finished("not_found", (self._clock() - started) * 1000, 0)
                 raise
             except Unavailable as error:
-                self._failed(str(error))
+                self._failed(error.statement())
                 counts.finished("unavailable", (self._clock() - started) * 1000, 0)
                 raise
             ended = self._clock()

@@ -34,7 +34,7 @@ import structlog
 
 from holdfast.commit.feed import Checkpoint, EventBatch, TransactionEvent
 from holdfast.commit.transaction import Delete, Operation, RangeDelete, Write
-from holdfast.errors import Code, CorruptData, HoldfastError, NotFound
+from holdfast.errors import Code, CorruptData, HoldfastError, NotFound, statement_of
 from holdfast.objects.port import ObjectReader
 from holdfast.segments.index import Segment, SegmentIndex, read_segment_index
 from holdfast.segments.table_location import open_table_store, table_location
@@ -222,13 +222,13 @@ class _opened:  # noqa: N801  used as a function
 
 
 def _unreadable(cause: Exception, reached: int) -> CorruptData:
-    log.warning("segment_unreadable", after_version=reached, cause=str(cause))
+    log.warning("segment_unreadable", after_version=reached, cause=statement_of(cause))
     return CorruptData(
         "a segment cannot be read",
         code=Code.CORRUPT_LOG,
         hint="restore the segment from a copy of its table; while the log has its versions, they are read from there",
         after_version=reached,
-        cause=str(cause),
+        cause=statement_of(cause),
     )
 
 

@@ -28,13 +28,12 @@ import msgpack
 from starlette.requests import ClientDisconnect
 
 from holdfast.commit.entry import CommitEntry
+from holdfast.commit.json_request import JsonTransaction, decode_json, decode_json_lines
 from holdfast.commit.transaction import Committed, Transaction
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.server.auth import Role
 from holdfast.server.requests import (
     WireFormat,
-    decode_json,
-    decode_json_lines,
     decode_msgpack,
     decode_msgpack_items,
     problem_with,
@@ -404,7 +403,7 @@ ROUTES = (
         role=Role.WRITE,
         summary="A stream of commits; one result per item, in order",
         stream=commits,
-        body={NDJSON: Transaction, MSGPACK: Transaction},
+        body={NDJSON: JsonTransaction, MSGPACK: Transaction},
         answers={
             NDJSON: (CommittedAnswer | NotCommittedAnswer, StreamErrorAnswer),
             MSGPACK: (CommittedAnswer | NotCommittedAnswer, StreamErrorAnswer),

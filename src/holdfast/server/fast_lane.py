@@ -33,11 +33,12 @@ from typing import Final, cast
 import httptools
 
 from holdfast.commit.entry import CommitEntry
+from holdfast.commit.json_request import decode_json
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.server.auth import Role
 from holdfast.server.host_field import problem_with_host
 from holdfast.server.lanes import Lanes, Unanswered
-from holdfast.server.requests import decode_json, problem_with
+from holdfast.server.requests import problem_with
 from holdfast.server.responses import (
     STATUS_OF,
     Liveness,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from holdfast.commit.subscription import OlderHistory
 from holdfast.errors import Code, InvalidRequest
+from holdfast.extras import install_command
 
 __all__ = ["segment_history"]
 
@@ -23,7 +24,7 @@ def segment_history(url: str | None) -> OlderHistory | None:
         raise InvalidRequest(
             "log.segments_url needs packages that are not installed",
             code=Code.BAD_CONFIGURATION,
-            hint="pip install 'holdfast[segments]'",
+            hint=install_command("segments"),
             missing=missing.name,
         ) from missing
     return SegmentHistory(url)

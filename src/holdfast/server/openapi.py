@@ -23,6 +23,7 @@ __all__ = ["describe"]
 
 Json = dict[str, object]
 
+_TEXT_TYPES: Final = frozenset({"JsonDelete", "JsonPointRead", "JsonRangeDelete", "JsonRangeRead", "JsonWrite"})
 _REF: Final = "#/components/schemas/{name}"
 _STATUS_TEXT: Final[Mapping[int, str]] = {
     400: "The request is wrong as it stands",
@@ -51,6 +52,8 @@ def describe(routes: Iterable[Route], *, version: str, with_tokens: bool) -> byt
         for kind in (*(row.body or {}).values(), *row.answers.values()):
             types += _alternatives(kind)
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    for name in components.keys() & _TEXT_TYPES:
+        _exclude_each_other(components[name])
     schema_of = {id(kind): schema for kind, schema in zip(types, schemas, strict=True)}
     paths: dict[str, Json] = {}
     for row in rows:
@@ -73,6 +76,17 @@ def describe(routes: Iterable[Route], *, version: str, with_tokens: bool) -> byt
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         }
     return msgspec.json.encode(document)
+
+
+def _exclude_each_other(schema: dict[str, Any]) -> None:
+    """Say of each field that has a text what the types cannot: one of the two is given, or of an end at most one."""
+    rules: list[Json] = []
+    for name in schema["properties"]:
+        text = f"{name}_text"
+        if text in schema["properties"]:
+            both: Json = {"required": [name, text]}
+            rules.append({"not": both} if name == "end" else {"oneOf": [{"required": [name]}, {"required": [text]}]})
+    schema["allOf"] = rules
 
 
 def _alternatives(kind: object) -> list[object]:

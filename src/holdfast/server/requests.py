@@ -10,17 +10,13 @@ changed nothing.
 Rules, in the order they are checked:
 
     malformed              not JSON (or msgpack) of the documented shape; unknown fields count as wrong
-    bad_base64             a key, value or bound that is not standard base64 with padding
+    bad_base64             a key, value or bound in JSON that is not canonical base64 (``commit.json_request``)
     no_operations          an empty list of operations
     bad_request_id         not between the configured minimum and 255 printable characters
     too_large              a request id whose bytes, times the operations and preconditions, exceed 16 MiB
     read_version_required  a request id without a read version, or a precondition with neither version
     bad_range              ``begin >= end``
     leader_changed         the request names another leader than this one
-
-Of the last character before padding some bits stand for nothing. They are not looked at (RFC 4648, section 3.5, leaves
-it to decoders), so ``YR==`` is the key that ``YQ==`` is, and is told as that. To refuse it costs a microsecond for each
-commit, more than decoding it does (0.9), because the decoder says nothing of them.
 """
 
 from __future__ import annotations
@@ -30,14 +26,13 @@ from typing import Final, Literal
 import msgspec
 
 from holdfast.commit.body_stream import REPEATED_BYTES_MAX, repeated_bytes
+from holdfast.commit.json_request import undecodable
 from holdfast.commit.transaction import RangeDelete, RangeRead, Transaction
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, LimitExceeded
 
 __all__ = [
     "REQUEST_ID_LENGTH_MAX",
     "WireFormat",
-    "decode_json",
-    "decode_json_lines",
     "decode_msgpack",
     "decode_msgpack_items",
     "problem_with",
@@ -48,35 +43,12 @@ WireFormat = Literal["json", "msgpack"]
 
 REQUEST_ID_LENGTH_MAX: Final = 255
 
-_JSON: Final = msgspec.json.Decoder(Transaction)
 _MSGPACK: Final = msgspec.msgpack.Decoder(Transaction)
 _MSGPACK_ITEMS: Final = msgspec.msgpack.Decoder(list[Transaction])
 
 # RecursionError: a value nested deeper than the interpreter's stack. UnicodeDecodeError: text that is not UTF-8, which
 # the decoder passes on as the interpreter raised it.
 _UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-def decode_json(data: bytes | bytearray | memoryview) -> Transaction:
-    """The transaction that this JSON document holds.
-
-    Raises: InvalidRequest (malformed, bad_base64). Cost: about 0.6 microseconds for one read and one write.
-    """
-    try:
-        return _JSON.decode(data)
-    except _UNDECODABLE as error:
-        raise _undecodable(error) from error
-
-
-def decode_json_lines(block: bytes | bytearray | memoryview) -> list[Transaction]:
-    """The transactions of a block of complete lines, in order; blank lines hold nothing.
-
-    Raises: InvalidRequest when any of them is undecodable; the caller then goes line by line to find which.
-    """
-    try:
-        return _JSON.decode_lines(block)
-    except _UNDECODABLE as error:
-        raise _undecodable(error) from error
 
 
 def decode_msgpack(data: bytes | bytearray | memoryview) -> Transaction:
@@ -87,7 +59,7 @@ def decode_msgpack(data: bytes | bytearray | memoryview) -> Transaction:
     try:
         return _MSGPACK.decode(data)
     except _UNDECODABLE as error:
-        raise _undecodable(error) from error
+        raise undecodable(error) from error
 
 
 def decode_msgpack_items(count: int, block: bytes) -> list[Transaction]:
@@ -99,7 +71,7 @@ def decode_msgpack_items(count: int, block: bytes) -> list[Transaction]:
     try:
         return _MSGPACK_ITEMS.decode(b"\xdd" + count.to_bytes(4, "big") + block)
     except _UNDECODABLE as error:
-        raise _undecodable(error) from error
+        raise undecodable(error) from error
 
 
 def problem_with(txn: Transaction, *, leader_id: str, request_id_length_min: int) -> HoldfastError | None:
@@ -157,10 +129,3 @@ def problem_with_request_id(request_id: str, *, length_min: int) -> InvalidReque
 
 def _is_empty_range(begin: bytes, end: bytes | None) -> bool:
     return end is not None and begin >= end
-
-
-def _undecodable(error: Exception) -> InvalidRequest:
-    # The decoder tells base64 faults from others only in its text; the tests pin the text for the locked version.
-    text = "text is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-    code = Code.BAD_BASE64 if text.startswith("Invalid base64") else Code.MALFORMED
-    return InvalidRequest(f"the request cannot be decoded: {text}", code=code)

@@ -84,12 +84,29 @@ class VersionAnswer(msgspec.Struct, frozen=True):
     leader_id: str
 
 
-class ValueAnswer(msgspec.Struct, frozen=True):
-    """One key of the embedded view; ``version`` is the commit that wrote it."""
+class ValueAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One key of the embedded view; ``version`` is the commit that wrote it.
+
+    The texts are there when they were asked for and the bytes are UTF-8.
+    """
 
     key: bytes
     value: bytes
     version: int
+    key_text: str | None = None
+    value_text: str | None = None
+
+    @classmethod
+    def of(cls, key: bytes, value: bytes, version: int, *, text: bool) -> ValueAnswer:
+        """With the texts, or without."""
+        return cls(key, value, version, _text_of(key), _text_of(value)) if text else cls(key, value, version)
+
+
+def _text_of(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 class ValueRange(msgspec.Struct, frozen=True):
@@ -133,6 +150,7 @@ class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
     leader_address: str | None = None
     retry_after_ms: int | None = None
     roll_back_to: int | None = None
+    hint: str = ""
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
@@ -242,16 +260,25 @@ _NAMES_THE_LEADER: Final = frozenset({Code.NOT_LEADER, Code.LEADER_CHANGED, Code
 
 
 def error_body(error: HoldfastError, leader: LeaderHint) -> ErrorBody:
-    """The body of an error. The leader is named where knowing it is the caller's next step."""
+    """The body of an error, which states each fact once: in a field of its own, or in the message.
+
+    The leader is named where knowing it is the caller's next step.
+    """
     names = error.code in _NAMES_THE_LEADER
+    leader_id = (leader.leader_id or None) if names else None
+    leader_address = (leader.address or None) if names else None
     roll_back_to = error.fields.get("roll_back_to")
+    if not isinstance(roll_back_to, int):
+        roll_back_to = None
+    own = {"leader_id": leader_id, "leader_address": leader_address, "roll_back_to": roll_back_to}
     return ErrorBody(
         code=str(error.code),
-        message=str(error),
-        leader_id=(leader.leader_id or None) if names else None,
-        leader_address=(leader.address or None) if names else None,
+        message=error.statement(without=[name for name, value in own.items() if value is not None]),
+        leader_id=leader_id,
+        leader_address=leader_address,
         retry_after_ms=error.retry_after_ms,
-        roll_back_to=roll_back_to if isinstance(roll_back_to, int) else None,
+        roll_back_to=roll_back_to,
+        hint=error.hint,
     )
 
 

@@ -22,7 +22,7 @@ import structlog
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from holdfast.commit.transaction import VERSION_MAX
+from holdfast.commit.transaction import VERSION_MAX, prefix_end
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded
 from holdfast.server.auth import Role
 from holdfast.server.framework_lane import Connection
@@ -40,6 +40,8 @@ __all__ = [
     "StreamHandler",
     "json_answer",
     "key_from_text",
+    "key_parameters",
+    "text_key",
 ]
 
 _log = structlog.get_logger("holdfast.server")
@@ -142,9 +144,31 @@ class Call:
                 raise InvalidRequest(f"{name} is true or false")
 
     def key(self, name: str) -> bytes | None:
-        """A query parameter that is a key in base64url, or None. Raises: InvalidRequest (bad_base64)."""
-        text = self.text(name)
-        return None if text is None else key_from_text(name, text)
+        """A query parameter that is a key in base64url, or the parameter ``NAME_text`` that is text, or None.
+
+        Raises: InvalidRequest (bad_base64; malformed where both are given).
+        """
+        given, text = self.text(name), self.text(f"{name}_text")
+        if text is None:
+            hint = f"text as it is goes into {name}_text"
+            return None if given is None else key_from_text(name, given, hint=hint)
+        if given is not None:
+            raise InvalidRequest(f"{name} and {name}_text exclude each other")
+        return text_key(f"{name}_text", text)
+
+    def key_range(self) -> tuple[bytes, bytes | None] | None:
+        """The keys that the query asks for, by ``begin`` and ``end`` or by ``prefix``; None where it has none of these.
+
+        Raises: InvalidRequest (bad_range, bad_base64; malformed for a prefix together with a bound).
+        """
+        begin, end, prefix = self.key("begin"), self.key("end"), self.key("prefix")
+        if prefix is not None:
+            if begin is not None or end is not None:
+                raise InvalidRequest("prefix excludes begin and end: it is a range by itself")
+            return prefix, prefix_end(prefix)
+        if end is not None and (begin or b"") >= end:
+            raise InvalidRequest("begin must be below end", code=Code.BAD_RANGE)
+        return None if begin is None and end is None else (begin or b"", end)
 
     async def parts(self) -> AsyncIterator[bytes]:
         """The parts of the body as they arrive; can be taken up again after it was left.
@@ -312,16 +336,34 @@ def whole_number(name: str, text: str, *, low: int, high: int) -> int:
     raise InvalidRequest(f"{name} is a whole number from {low} to {high}")
 
 
-def key_from_text(name: str, text: str) -> bytes:
-    """The bytes of a key in a URL: base64url, padding optional. The standard alphabet, percent-encoded, is read too.
+def key_from_text(name: str, text: str, *, hint: str = "") -> bytes:
+    """The bytes of a key in a URL: base64url, padding optional, and the bits that stand for nothing are zero.
 
-    Raises: InvalidRequest (bad_base64).
+    ``hint`` tells how to give text. Raises: InvalidRequest (bad_base64).
     """
-    plain = text.replace("+", "-").replace("/", "_").rstrip("=")
+    plain = text.rstrip("=")
+    padded = plain + "=" * (-len(plain) % 4)
     try:
-        if not plain.isascii():
-            raise binascii.Error("not ASCII")
-        # ``validate`` is only offered for the standard alphabet.
-        return base64.b64decode(plain + "=" * (-len(plain) % 4), altchars=b"-_", validate=True)
-    except binascii.Error as error:
-        raise InvalidRequest(f"{name} is base64url", code=Code.BAD_BASE64) from error
+        found = base64.urlsafe_b64decode(padded) if text in (plain, padded) else None
+    except (binascii.Error, ValueError):
+        found = None
+    # What is not of the alphabet was left out, so it does not come back.
+    if found is None or base64.urlsafe_b64encode(found).decode() != padded:
+        raise InvalidRequest(f"{name} is not base64url", code=Code.BAD_BASE64, hint=hint)
+    return found
+
+
+def text_key(name: str, text: str) -> bytes:
+    """The UTF-8 of a text in a URL. Raises: InvalidRequest where it was not UTF-8 there."""
+    if "\ufffd" in text:
+        # It stands for bytes that could not be decoded.
+        raise InvalidRequest(f"{name} is not UTF-8", hint="a key that is not text is given in base64url")
+    return text.encode()
+
+
+def key_parameters(name: str, description: str) -> tuple[Parameter, Parameter]:
+    """The two query parameters that a key has: base64url and text."""
+    return (
+        Parameter(name, "query", {"type": "string", "format": "base64url"}, description),
+        Parameter(f"{name}_text", "query", {"type": "string"}, f"The same as text; not together with {name}"),
+    )

@@ -8,10 +8,10 @@ Failure model: what is refused here changed nothing. A client that goes away doe
 
 from __future__ import annotations
 
-from holdfast.commit.transaction import Transaction
+from holdfast.commit.json_request import JsonTransaction, decode_json
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, Unavailable
 from holdfast.server.auth import Role
-from holdfast.server.requests import decode_json, problem_with, problem_with_request_id
+from holdfast.server.requests import problem_with, problem_with_request_id
 from holdfast.server.responses import (
     CommittedAnswer,
     NotCommittedAnswer,
@@ -125,7 +125,7 @@ ROUTES = (
         role=Role.WRITE,
         summary="Commit one transaction, or learn why not",
         handler=commit,
-        body={"application/json": Transaction},
+        body={"application/json": JsonTransaction},
         answers={"application/json": CommittedAnswer | NotCommittedAnswer},
         codes=COMMIT_CODES,
     ),

@@ -13,11 +13,11 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.commit.transaction import VERSION_MAX
-from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.errors import Code, NotFound
 from holdfast.server.auth import Role
 from holdfast.server.embedded_view import EmbeddedView
 from holdfast.server.responses import ValueAnswer, ValueRange
-from holdfast.server.routes import Answer, Call, Parameter, Route, json_answer, key_from_text
+from holdfast.server.routes import Answer, Call, Parameter, Route, json_answer, key_from_text, key_parameters, text_key
 
 __all__ = ["RANGE_LIMIT_MAX", "view_routes"]
 
@@ -30,6 +30,12 @@ _AT: Final = Parameter(
     "query",
     {"type": "integer", "minimum": 0, "maximum": VERSION_MAX},
     "Not older than this version; the newest durable one without it",
+)
+_TEXT: Final = Parameter(
+    "text",
+    "query",
+    {"type": "boolean", "default": False},
+    "The answer has each key and value that is UTF-8 as text, too; a key in the path is text, percent-encoded",
 )
 _CODES: Final = (
     Code.BAD_BASE64,
@@ -51,20 +57,20 @@ def view_routes(embedded: EmbeddedView) -> tuple[Route, ...]:
         return service.local_version() if at is None else at
 
     async def read_key(call: Call) -> Answer:
-        key = key_from_text("key", call.path_text("key"))
+        path, text = call.path_text("key"), call.switch("text", default=False)
+        key = text_key("key", path) if text else key_from_text("key", path, hint="text=true reads the path as text")
         found = await embedded.get(key, at=asked_version(call))
         if found is None:
             raise NotFound("there is no such key")
         value, version = found
-        return json_answer(ValueAnswer(key, value, version))
+        return json_answer(ValueAnswer.of(key, value, version, text=text))
 
     async def read_range(call: Call) -> Answer:
-        begin, end = call.key("begin") or b"", call.key("end")
-        if end is not None and begin >= end:
-            raise InvalidRequest("begin must be below end", code=Code.BAD_RANGE)
+        begin, end = call.key_range() or (b"", None)
+        text = call.switch("text", default=False)
         limit = call.number("limit", low=1, high=RANGE_LIMIT_MAX) or RANGE_LIMIT_DEFAULT
         rows, version = await embedded.read_range(begin, end, limit + 1, at=asked_version(call))
-        items = tuple(ValueAnswer(key, value, written) for key, value, written in rows[:limit])
+        items = tuple(ValueAnswer.of(key, value, written, text=text) for key, value, written in rows[:limit])
         return json_answer(ValueRange(items, version, len(rows) > limit))
 
     return (
@@ -74,7 +80,7 @@ def view_routes(embedded: EmbeddedView) -> tuple[Route, ...]:
             role=Role.READ,
             summary="A key's value, from the embedded view",
             handler=read_key,
-            parameters=(Parameter("key", "path", _KEY, "The key in base64url, padding optional", True), _AT),
+            parameters=(Parameter("key", "path", _KEY, "The key in base64url, padding optional", True), _TEXT, _AT),
             answers={"application/json": ValueAnswer},
             codes=(*_CODES, Code.NOT_FOUND),
             tag="view",
@@ -86,8 +92,10 @@ def view_routes(embedded: EmbeddedView) -> tuple[Route, ...]:
             summary="Consecutive keys and their values, from the embedded view",
             handler=read_range,
             parameters=(
-                Parameter("begin", "query", _KEY, "The first key; from the start without it"),
-                Parameter("end", "query", _KEY, "Up to and without this key; to the last key without it"),
+                *key_parameters("begin", "The first key; from the start without it"),
+                *key_parameters("end", "Up to and without this key; to the last key without it"),
+                *key_parameters("prefix", "All keys that start so; not together with begin and end"),
+                _TEXT,
                 Parameter(
                     "limit",
                     "query",

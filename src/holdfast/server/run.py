@@ -33,6 +33,7 @@ from typing import Any, Final
 import structlog
 import uvloop
 
+from holdfast import __version__
 from holdfast.commit.feed import EventBatch
 from holdfast.commit.persist import PersistRules
 from holdfast.commit.pipeline import PipelineRules
@@ -96,7 +97,7 @@ def main(settings: Settings, *, init: bool, take_over: bool, standby: bool) -> i
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_Process(settings, init=init, take_over=take_over, standby=standby).run())
     except HoldfastError as error:
-        log.error("cannot_serve", code=str(error.code), error=str(error), hint=error.hint or None)
+        log.error("cannot_serve", code=str(error.code), error=error.statement(), hint=error.hint or None)
         return exit_code_of(error)
     except AssertionError as error:
         log.error("law_broken", exc_info=error)
@@ -201,7 +202,7 @@ class _Process:
             watch=self._watch,
             subscriptions=self._subscriptions,
             view=self._view,
-            version=_package_version(),
+            version=__version__,
             stores=self._stores,
         )
 
@@ -447,15 +448,6 @@ def _raise_file_limit() -> None:
     """Every connection is an open file; take as many as the system allows without asking for more rights."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _package_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("holdfast")
-    except PackageNotFoundError:
-        return "0+source"
 
 
 def _say(line: str) -> None:

@@ -36,7 +36,7 @@ from holdfast.commit.transaction import VERSION_MAX, Operation, RangeDelete
 from holdfast.errors import Backpressure, Code, InvalidRequest
 from holdfast.server.auth import Role
 from holdfast.server.front import Front
-from holdfast.server.routes import Call, Parameter, Route, whole_number
+from holdfast.server.routes import Call, Parameter, Route, key_parameters, whole_number
 
 __all__ = [
     "CheckpointData",
@@ -116,16 +116,6 @@ class KeyFilter:
         if isinstance(operation, RangeDelete):
             return (end is None or operation.begin < end) and (operation.end is None or begin < operation.end)
         return begin <= operation.key and (end is None or operation.key < end)
-
-    @classmethod
-    def of_prefix(cls, prefix: bytes) -> KeyFilter:
-        """Every key that starts with ``prefix``.
-
-        >>> KeyFilter.of_prefix(b"a"), KeyFilter.of_prefix(bytes([255]))
-        (KeyFilter(begin=b'a', end=b'b'), KeyFilter(begin=b'\\xff', end=None))
-        """
-        kept = prefix.rstrip(b"\xff")
-        return cls(prefix, kept[:-1] + bytes([kept[-1] + 1]) if kept else None)
 
 
 def encode_event(event: Event, *, durable_stream: bool) -> bytes:
@@ -341,16 +331,8 @@ class Subscriptions:
         if last_event_id:
             after = resume_point(last_event_id)
         durable = call.switch("durable", default=True)
-        begin, end, prefix = call.key("begin"), call.key("end"), call.key("prefix")
-        if prefix is not None:
-            if begin is not None or end is not None:
-                raise InvalidRequest("prefix stands alone, without begin and end")
-            return after, durable, KeyFilter.of_prefix(prefix)
-        if begin is None and end is None:
-            return after, durable, None
-        if end is not None and (begin or b"") >= end:
-            raise InvalidRequest("begin must be below end", code=Code.BAD_RANGE)
-        return after, durable, KeyFilter(begin or b"", end)
+        wanted = call.key_range()
+        return after, durable, None if wanted is None else KeyFilter(*wanted)
 
     # Keepalive: one task for all streams, so that an event costs no timer.
 
@@ -378,7 +360,6 @@ class Subscriptions:
 
 
 _VERSION = {"type": "integer", "minimum": 0, "maximum": VERSION_MAX}
-_KEY = {"type": "string", "format": "base64url"}
 
 
 def subscribe_route(subscriptions: Subscriptions) -> Route:
@@ -397,9 +378,9 @@ def subscribe_route(subscriptions: Subscriptions) -> Route:
                 {"type": "boolean", "default": True},
                 "false: as soon as resolved, checkpoints follow",
             ),
-            Parameter("begin", "query", _KEY, "Only keys at or above this one"),
-            Parameter("end", "query", _KEY, "Only keys below this one"),
-            Parameter("prefix", "query", _KEY, "Only keys that start so; not together with begin and end"),
+            *key_parameters("begin", "Only keys at or above this one"),
+            *key_parameters("end", "Only keys below this one"),
+            *key_parameters("prefix", "Only keys that start so; not together with begin and end"),
             Parameter(
                 "Last-Event-ID",
                 "header",

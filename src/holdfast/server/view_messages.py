@@ -41,16 +41,17 @@ class Damage(Struct, frozen=True):
     code: Code
     rule: str
     fields: dict[str, str]
+    hint: str = ""
 
     @classmethod
     def of(cls, error: CorruptData) -> Damage:
         """The same as a message."""
         fields = {name: str(value) for name, value in error.fields.items() if value is not None}
-        return cls(error.code, error.message, fields)
+        return cls(error.code, error.message, fields, error.hint)
 
     def error(self) -> CorruptData:
         """The same as an error."""
-        return CorruptData(self.rule, code=self.code, facts=self.fields)
+        return CorruptData(self.rule, code=self.code, hint=self.hint, facts=self.fields)
 
 
 class Report(Struct, frozen=True, omit_defaults=True):

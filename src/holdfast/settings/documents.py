@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from holdfast.errors import Code, InvalidRequest
+from holdfast.extras import MissingExtra, needs
 
 __all__ = ["YAML_ENDINGS", "Document", "read_document"]
 
@@ -68,6 +69,8 @@ def read_document(path: Path) -> Document:
             value, lines = _yaml(text)
             return Document(path, value, lambda: lines)
         return Document(path, json.loads(text, object_pairs_hook=_each_once), lambda: _json_lines(text))
+    except MissingExtra:
+        raise
     except OSError as error:
         raise _refused(path, error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:
@@ -91,7 +94,8 @@ def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _yaml(text: str) -> tuple[object, dict[str, int]]:
     """The value and the lines of a YAML document; None where it is empty. Raises ``ValueError``."""
-    import yaml  # by the few commands that read such a file
+    with needs("server"):
+        import yaml  # by the few commands that read such a file
 
     # The one made with a compiler is ten times as fast; where it is not installed the other one does the same.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)

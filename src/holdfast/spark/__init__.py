@@ -12,7 +12,10 @@ package for the source alone, and a session and SQL functions would double what 
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from holdfast.extras import MissingExtra, needs
 
 if TYPE_CHECKING:
     from holdfast.spark.decoding import with_decoded
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
     from holdfast.spark.reading import read_log
     from holdfast.spark.source import HoldfastDataSource
     from holdfast.spark.spark_session import find_java, session
+
+if find_spec("pyspark") is None:
+    raise MissingExtra("spark", "pyspark")
 
 __all__ = [
     "HoldfastDataSource",
@@ -48,4 +54,5 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    with needs("spark"):
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.extras import install_command
 from holdfast.objects.port import Created, ObjectStore
 from holdfast.spark.spark_session import find_java, require_pandas
 from holdfast.spark.store_thread import StoreThread
@@ -67,11 +68,11 @@ def _java() -> Diagnosis:
     try:
         return Diagnosis("java", "good", str(find_java()))
     except InvalidRequest as error:
-        return Diagnosis("java", "bad", str(error), error.hint)
+        return Diagnosis("java", "bad", error.statement(), error.hint)
 
 
 def _spark() -> Diagnosis:
-    return _package("pyspark", SPARK_MIN, 'pip install "holdfast[spark]"')
+    return _package("pyspark", SPARK_MIN, install_command("spark"))
 
 
 def _arrow() -> Diagnosis:
@@ -93,7 +94,7 @@ def _pandas() -> Diagnosis:
     try:
         return Diagnosis("pandas", "good", require_pandas())
     except InvalidRequest as error:
-        return Diagnosis("pandas", "bad", str(error), error.hint)
+        return Diagnosis("pandas", "bad", error.statement(), error.hint)
 
 
 def _worker_python() -> Diagnosis:
@@ -115,7 +116,7 @@ def _reads(url: str) -> Diagnosis:
             rows = thread.start(lambda store: store.list("batches/", limit=1)).result()
     except HoldfastError as error:
         mend = error.hint or "check the URL, the network, and the credentials in the environment"
-        return Diagnosis("read access", "bad", str(error), mend)
+        return Diagnosis("read access", "bad", error.statement(), mend)
     if not rows:
         return Diagnosis("read access", "warning", "the log is empty", f"holdfast log init {url}")
     return Diagnosis("read access", "good", f"newest object {rows[0].key}")
@@ -128,7 +129,7 @@ def _writes(url: str) -> Diagnosis:
             answer = thread.start(lambda store: _create_and_remove(store, key)).result()
     except HoldfastError as error:
         return Diagnosis(
-            "write access", "bad", str(error), error.hint or "grant the right to create and delete objects"
+            "write access", "bad", error.statement(), error.hint or "grant the right to create and delete objects"
         )
     return answer
 

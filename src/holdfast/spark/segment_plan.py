@@ -30,7 +30,7 @@ import pyarrow as pa
 import structlog
 
 from holdfast.commit.transaction import VERSION_MAX
-from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, statement_of
 from holdfast.objects.port import ObjectStore
 from holdfast.segments.index import Segment, SegmentIndex, read_segment_index
 from holdfast.segments.table_location import table_location
@@ -167,7 +167,7 @@ def scan_segment(options: ReadOptions, partition: SegmentPartition) -> Iterator[
 
 def _rows_of_log(options: ReadOptions, partition: SegmentPartition, damage: Exception) -> Iterator[pa.RecordBatch]:
     """The rows of a segment from the log, which stays the truth."""
-    log.warning("segment_unreadable", segment=partition.path, cause=str(damage))
+    log.warning("segment_unreadable", segment=partition.path, cause=statement_of(damage))
     wanted = partition.wanted.and_also(RowFilter(partition.version_min, partition.version_max))
     part = replace(
         options,
@@ -187,7 +187,7 @@ def _rows_of_log(options: ReadOptions, partition: SegmentPartition, damage: Exce
             code=Code.CORRUPT_LOG,
             hint="restore the segment from a copy of its table",
             segment=partition.path,
-            cause=str(damage),
+            cause=statement_of(damage),
         ) from gone
     for piece in plan.pieces:
         yield from scan(options, plan.wanted, piece)

@@ -122,7 +122,9 @@ class Compaction:
             if isinstance(error, CorruptData) and str(error) != self._told:
                 # Nothing behind it gives its space back, and nobody waits to be told.
                 self._told = str(error)
-                _logger.error("messages that cannot be read cannot be moved error=%s hint=%s", error, error.hint)
+                _logger.error(
+                    "messages that cannot be read cannot be moved error=%s hint=%s", error.statement(), error.hint
+                )
         finally:
             self._task = None
 

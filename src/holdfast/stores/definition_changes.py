@@ -111,7 +111,7 @@ def check_change(before: ClusterDefinition, after: ClusterDefinition, paths: Ite
     raise InvalidRequest(
         "the definition changes what cannot change: " + "; ".join(text for _, text in problems),
         code=next(code for code in order if code in codes),
-        hint="Take the thing away in one definition and give the new one in the next; what it kept goes with it.",
+        hint="remove it in one definition and add the new one in the next; its messages are deleted with it",
         facts={"problems": len(problems)},
     )
 

@@ -107,7 +107,7 @@ def raise_problems(problems: Sequence[str]) -> None:
     raise InvalidRequest(
         f"the definition has {len(problems)} problem{'s' * (len(problems) > 1)}: {shown}",
         code=Code.BAD_CONFIGURATION,
-        hint="Nothing was applied. Mend every value named and send the whole again.",
+        hint="nothing was applied: correct every value named and send the whole definition again",
         facts={"problems": len(problems)},
     )
 

@@ -307,7 +307,7 @@ def parse_definition(data: bytes) -> ClusterDefinition:
     >>> parse_definition(b'{"stores": {"orders": {"bytelimt": "1g"}}}')
     Traceback (most recent call last):
     holdfast.errors.InvalidRequest: the definition has 1 problem: stores.orders.bytelimt: there is no such parameter; \
-did you mean bytelimit? problems=1
+did you mean bytelimit? problems=1; nothing was applied: correct every value named and send the whole definition again
     """
     try:
         document: object = msgspec.json.decode(data) if data else {}

@@ -21,6 +21,7 @@ from holdfast.errors import (
     NotFound,
     OutcomeUnknown,
     Unavailable,
+    statement_of,
 )
 
 __all__ = ["not_done", "of_the_stores", "own_failure", "perhaps_done"]
@@ -65,7 +66,7 @@ def not_done(failure: BaseException) -> HoldfastError:
 def perhaps_done(failure: BaseException) -> HoldfastError:
     """The answer to a command that was applied when the log failed: what it wrote, or rests on, may be there or not.
 
-    >>> str(perhaps_done(Unavailable("the disk is full", code=Code.DISK_FULL)))
+    >>> perhaps_done(Unavailable("the disk is full", code=Code.DISK_FULL)).statement()
     'the stores have failed, and whether this was done is not known cause=the disk is full cause_code=disk_full'
     """
     return OutcomeUnknown(
@@ -83,7 +84,10 @@ def own_failure(error: BaseException) -> HoldfastError:
 
 
 def _cause(failure: BaseException) -> dict[str, object]:
-    return {"cause": str(failure), "cause_code": str(failure.code) if isinstance(failure, HoldfastError) else None}
+    return {
+        "cause": statement_of(failure),
+        "cause_code": str(failure.code) if isinstance(failure, HoldfastError) else None,
+    }
 
 
 def _repair(directory: str) -> str:

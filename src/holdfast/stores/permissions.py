@@ -163,7 +163,7 @@ class Permissions:
         raise PermissionDenied(
             f"{user or 'nobody'} may not {right} on {place}",
             code=Code.PERMISSION_DENIED,
-            hint=f"Ask an administrator for a role with the right {right}. Sending it again changes nothing.",
+            hint=f"ask an administrator for a role with the right {right}: a retry gets the same answer",
             user=user or "",
             right=str(right),
             store=store,

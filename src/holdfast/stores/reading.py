@@ -30,7 +30,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
+from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable, statement_of
 from holdfast.stores.commands import STEPWISE_RULES, Define, MapChange, MapChanged, Part, Record, Redefine
 from holdfast.stores.definition_parts import with_parts
 from holdfast.stores.definitions import ClusterDefinition, parse_definition
@@ -261,7 +261,7 @@ class StoreReader:
             ]
         except UNREADABLE as error:
             raise CorruptData(
-                "the index of the stores cannot be read", code=Code.CORRUPT_LOG, path=path, cause=str(error)
+                "the index of the stores cannot be read", code=Code.CORRUPT_LOG, path=path, cause=statement_of(error)
             ) from error
         finally:
             database.close()
@@ -272,7 +272,7 @@ class StoreReader:
             definition = parse_definition(beginning.history[-1].definitions if beginning.history else b"")
         except (msgspec.DecodeError, InvalidRequest) as error:
             raise CorruptData(
-                "the index holds no snapshot of the stores", code=Code.CORRUPT_LOG, path=path, cause=str(error)
+                "the index holds no snapshot of the stores", code=Code.CORRUPT_LOG, path=path, cause=statement_of(error)
             ) from error
         newest = next((store.next_seq - 1 for store in beginning.stores if store.name == self._store), 0)
         return _Known(loaded.frame, beginning.at_ms, definition, newest, [Extent(*row) for row in rows])

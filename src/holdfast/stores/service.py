@@ -439,7 +439,7 @@ class StoreService:
                 dying.store,
                 dying.durable,
                 dying.seq,
-                error,
+                error.statement(),
                 error.hint,
             )
 

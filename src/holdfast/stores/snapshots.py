@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.errors import CorruptData, InvalidRequest
+from holdfast.errors import CorruptData, InvalidRequest, statement_of
 from holdfast.stores.commands import FIRST_RULES, RULES
 from holdfast.stores.definitions import ClusterDefinition, DurableDefinition, durable_of, parse_definition
 from holdfast.stores.durables.consumption import Consumption, ConsumptionState
@@ -172,7 +172,7 @@ def restore(state: State, data: bytes) -> None:
             for durable in store.durables
         }
     except (msgspec.DecodeError, InvalidRequest, KeyError) as error:
-        raise CorruptData("this is no snapshot of the stores", facts={"reason": str(error)}) from error
+        raise CorruptData("this is no snapshot of the stores", facts={"reason": statement_of(error)}) from error
     if (
         found.format not in (WITHOUT_RULES, FORMAT)
         or found.rules > RULES

@@ -405,7 +405,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gateway = Gateway(chosen.directory, port=chosen.port, backing=chosen.backing)
         gateway.start()
     except (InvalidRequest, Unavailable) as error:
-        print(f"{error}\n{error.hint}".rstrip(), file=sys.stderr)
+        print(error, file=sys.stderr)
         return 1
     try:
         for bucket in chosen.bucket:

@@ -14,6 +14,9 @@ is at some position it had before, with exactly the state of that position (``sq
 
 from __future__ import annotations
 
-from holdfast.view.view import Checkpointed, CommittedTransaction, View, ViewStorage
+from holdfast.extras import needs
+
+with needs("client"):
+    from holdfast.view.view import Checkpointed, CommittedTransaction, View, ViewStorage
 
 __all__ = ["Checkpointed", "CommittedTransaction", "View", "ViewStorage"]

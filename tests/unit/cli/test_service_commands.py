@@ -61,7 +61,7 @@ def test_a_range_that_is_cut_short_says_so(capsys: pytest.CaptureFixture[str]) -
         assert "there are more keys" in printed.err
         assert "--encoding hex 6b00" in printed.err
         assert main([*words, "--json"]) == Exit.DONE
-        assert json.loads(capsys.readouterr().err) == {"more": {"begin": "awA="}}
+        assert json.loads(capsys.readouterr().err) == {"more": {"begin": "awA=", "end": "eg=="}}
         assert main(words) == Exit.DONE
         assert capsys.readouterr().err == ""
 

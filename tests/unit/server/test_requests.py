@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 
 import msgspec
@@ -9,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.commit.transaction import Committed, Transaction, Write
+from holdfast.commit.json_request import decode_json
+from holdfast.commit.transaction import Committed, Transaction
 from holdfast.errors import Code, InvalidRequest
 from holdfast.server.commit_stream import ItemReader, JsonLines, MsgpackItems
-from holdfast.server.requests import decode_json, decode_msgpack, problem_with
+from holdfast.server.requests import decode_msgpack, problem_with
 from holdfast.server.responses import CommitAnswers, CommittedAnswer, LeaderHint, encode
 from holdfast.server.routes import key_from_text
 
@@ -80,11 +82,37 @@ def test_only_padded_standard_base64_is_a_key(text: str) -> None:
     assert "$.operations[0].key" in str(caught.value)
 
 
-@pytest.mark.parametrize(("text", "key"), [("YR==", b"a"), ("YW==", b"a"), ("YWJ=", b"ab"), ("YWK=", b"ab")])
-def test_bits_that_stand_for_nothing_make_no_other_key(text: str, key: bytes) -> None:
-    txn = decode_json(b'{"operations":[{"type":"write","key":"%b","value":"%b"}]}' % (text.encode(), text.encode()))
-    assert txn.operations == [Write(key, key)]
-    assert key_from_text("key", text.rstrip("=")) == key_from_text("key", text) == key
+@given(KEYS)
+def test_a_key_in_a_url_is_base64url_with_or_without_padding(key: bytes) -> None:
+    padded = base64.urlsafe_b64encode(key).decode()
+    assert key_from_text("key", padded) == key_from_text("key", padded.rstrip("=")) == key
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "YR==",
+        "YR",
+        "YW==",
+        "YWJ=",
+        "YWK",
+        "a",
+        "YQ=",
+        "YQ===",
+        "====",
+        "a+b/",
+        "seat/12A",
+        "a b=",
+        "YQ==YQ==",
+        "é",
+        "YQ\n",
+    ],
+)
+def test_another_text_for_a_key_in_a_url_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        key_from_text("prefix", text, hint="text goes into prefix_text")
+    assert caught.value.code is Code.BAD_BASE64
+    assert str(caught.value) == "prefix is not base64url; text goes into prefix_text"
 
 
 @given(st.integers(1, 2**53 - 1), st.none() | st.text(max_size=30))

@@ -8,13 +8,16 @@ Owns: the public names; those of asyncio are in ``holdfast.client.stores.asynchr
 
 from __future__ import annotations
 
-from holdfast.client.stores.administration import Entry, Lock, Redelivered
-from holdfast.client.stores.blocking import Browser, Map, Publisher, StoreClient, Subscriber, Watch
-from holdfast.client.stores.options import PublisherOptions, SubscriberOptions
-from holdfast.client.stores.sent import Failure, Sent
-from holdfast.client.stores.steps import Advisory
-from holdfast.client.stores.wire import KeyChange, Receipt
-from holdfast.stores.messages import Delivery, Message
+from holdfast.extras import needs
+
+with needs("client"):
+    from holdfast.client.stores.administration import Entry, Lock, Redelivered
+    from holdfast.client.stores.blocking import Browser, Map, Publisher, StoreClient, Subscriber, Watch
+    from holdfast.client.stores.options import PublisherOptions, SubscriberOptions
+    from holdfast.client.stores.sent import Failure, Sent
+    from holdfast.client.stores.steps import Advisory
+    from holdfast.client.stores.wire import KeyChange, Receipt
+    from holdfast.stores.messages import Delivery, Message
 
 __all__ = [
     "Advisory",

@@ -155,7 +155,7 @@ def ask(
         at_least = float(error.retry_after_ms or 0)
         if isinstance(answer, Reply):
             at_least = float(retry_after_ms(None, answer.headers) or at_least)
-        woken = yield patience.next_wait(answer.now_ms, at_least, str(error))
+        woken = yield patience.next_wait(answer.now_ms, at_least, error.statement())
         assert isinstance(woken, Woken), "a Wait is answered by Woken"
         now_ms = woken.now_ms
         if patience.spent(now_ms):  # another try would have no time, and its failure would say less

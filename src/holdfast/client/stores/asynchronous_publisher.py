@@ -200,7 +200,7 @@ class Publisher:
         try:
             answer = await self._pool.exchange(step)
         except Closed as error:  # the client was closed before its publisher; nothing was sent
-            answer, closed = Failed(now_ms(), False, str(error)), error
+            answer, closed = Failed(now_ms(), False, error.statement()), error
         finally:
             (self._looking or looking).cancel()
             self._looking = None

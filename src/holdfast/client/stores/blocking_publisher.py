@@ -202,7 +202,7 @@ class Publisher:
                 else:
                     self._closing.wait(max(0.0, min(draw_wait_ms(step), end_ms - now_ms())) / 1000)
             except Closed as error:  # the client was closed before its publisher; nothing was sent
-                answer, closed = Failed(now_ms(), False, str(error)), error
+                answer, closed = Failed(now_ms(), False, error.statement()), error
             finally:
                 with self._changed:
                     self._driving = False

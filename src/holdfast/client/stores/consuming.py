@@ -460,13 +460,13 @@ class Consuming:
         if self._away_since_ms is None:
             self._away_since_ms = now_ms
             if self._was_attached:
-                self._advise(Advisory("store_unavailable", {"reason": str(error)}))
+                self._advise(Advisory("store_unavailable", {"reason": error.statement()}))
         seconds = self._options.retry_duration
         if self._closing or (seconds != FOR_EVER and now_ms - self._lost_since_ms >= seconds * 1000):
             self.end(None if self._closing else error)
             return
         at_least = float(error.retry_after_ms or 0)
-        self._pause = Wait(at_least, at_least + self._ceiling_ms, str(error))
+        self._pause = Wait(at_least, at_least + self._ceiling_ms, error.statement())
         self._ceiling_ms = min(self._ceiling_ms * 2, self._session.options.retry_max_ms)
         self._state = _State.WAITING
 
@@ -476,7 +476,7 @@ class Consuming:
             self._advise(Advisory("stale_acknowledgement", {"messages": len(stale), "first_seq": stale[0]}))
 
     def _errored(self, frame: ErrorFrame, now_ms: float) -> None:
-        error = named_error(ServiceError(frame.code, frame.message), 500)
+        error = named_error(ServiceError(frame.code, frame.message, hint=frame.hint), 500)
         if error.code in _RECONNECTED_CODES and (self._acks.waits_for(frame.id) or not frame.id):
             self._again_or_end(now_ms, error)  # the frame goes out again when the service is back
         elif not self._acks.refused(frame.id, error):

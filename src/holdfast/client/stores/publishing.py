@@ -340,7 +340,7 @@ class Publishing:
             if head.tries:  # a half that was not tried is sent at once
                 self._give_up(head, error)
             return
-        self.blockage.met(kind_of(error), str(error), self._sent_ms)
+        self.blockage.met(kind_of(error), error.statement(), self._sent_ms)
         self.blockage.look(answer.now_ms, self.unsettled)
         at_least = 0.0
         if isinstance(answer, Reply):

@@ -147,6 +147,7 @@ class ErrorFrame(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
     code: str
     message: str = ""
     id: int = 0
+    hint: str = ""
 
 
 ServerFrame = AttachedFrame | MessagesFrame | AdvisoryFrame | AnswerFrame | ErrorFrame | ChangesFrame | CurrentFrame
@@ -297,7 +298,9 @@ def named_error(error: ServiceError, status: int) -> HoldfastError:
     if error.code in _CODES:
         return error_of(error, status)
     kind = Unavailable if status >= 500 else InvalidRequest
-    return kind(error.message or error.code, retry_after_ms=error.retry_after_ms, service_code=error.code)
+    return kind(
+        error.message or error.code, retry_after_ms=error.retry_after_ms, hint=error.hint, service_code=error.code
+    )
 
 
 def closing_error(code: str, said: AdvisoryFrame | None) -> HoldfastError:

@@ -376,9 +376,9 @@ class Deliveries:
                     "messages_unreadable",
                     store=subscriber.store,
                     durable=subscriber.durable,
-                    error=str(error),
+                    error=error.statement(),
                     code=str(error.code),
-                    hint=error.hint,
+                    hint=error.hint or None,
                 )
                 self.leave(subscriber, "unreadable")
                 subscriber.end(error)

@@ -293,7 +293,7 @@ class StoreHost:
     def fail(self, error: BaseException) -> None:
         """The stores can go on no more: the process is to end."""
         named = error if isinstance(error, HoldfastError) else _unnamed(error)
-        _log.error("stores_failed", error=str(named), code=str(named.code), hint=named.hint)
+        _log.error("stores_failed", error=named.statement(), code=str(named.code), hint=named.hint or None)
         if not self.failed.done():
             self.failed.set_result(named)
 

@@ -298,7 +298,7 @@ class SubscribeSocket(asyncio.Protocol):
         def settled(result: Result | HoldfastError) -> None:
             if isinstance(result, HoldfastError):
                 if identity:
-                    self._send(ErrorFrame(identity, str(result.code), str(result)))
+                    self._send(ErrorFrame(identity, str(result.code), result.statement(), result.hint))
                 else:
                     # Nobody waits for this answer, so the connection has to tell it.
                     self.fail(result)

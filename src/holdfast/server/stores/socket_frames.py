@@ -157,12 +157,13 @@ class AnswerFrame(msgspec.Struct, frozen=True, tag_field="type", tag="answer"):
     stale: list[tuple[int, int]]
 
 
-class ErrorFrame(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+class ErrorFrame(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="error"):
     """The frame with this id was refused and changed nothing."""
 
     id: int
     code: str
     message: str
+    hint: str = ""
 
 
 class AdvisoryFrame(msgspec.Struct, frozen=True, tag_field="type", tag="advisory"):

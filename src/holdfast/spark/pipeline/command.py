@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 
 from pyspark.sql import SparkSession
 
-from holdfast.errors import Code, InvalidRequest
+from holdfast.errors import Code, InvalidRequest, statement_of
 from holdfast.segments.table_location import table_location
 from holdfast.spark.command_session import command_session
 from holdfast.spark.doctor import Diagnosis, diagnose
@@ -112,7 +112,8 @@ def _output_access(to: str) -> Diagnosis:
         if table_location(to).url.startswith("file:"):
             Path(table_location(to).uri).mkdir(parents=True, exist_ok=True)
     except (InvalidRequest, OSError) as error:
-        return Diagnosis("output", "bad", str(error), "name a place that this user may write to")
+        mend = error.hint if isinstance(error, InvalidRequest) else ""
+        return Diagnosis("output", "bad", statement_of(error), mend or "name a place that this user may write to")
     return replace(diagnose(to, writes=True)[-1], check="output")
 
 

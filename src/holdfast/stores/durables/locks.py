@@ -163,7 +163,7 @@ def _not_holder(key: str, fence: int, lock: Lock | None) -> Conflict:
     return Conflict(
         "the lock is not held with this token",
         code=Code.NOT_HOLDER,
-        hint="Another may hold it since: take it again, and read again what it protects.",
+        hint="another may hold it since: take it again, and read again what it protects",
         key=key,
         fence=fence,
         held_with=lock.fence if lock is not None else None,

@@ -217,6 +217,6 @@ def _full(name: str, **numbers: int) -> Backpressure:
     return Backpressure(
         "the map is full",
         code=Code.STORE_FULL,
-        hint="Remove keys, raise the limit, or let the map discard old ones.",
+        hint="remove keys, raise the limit, or let the map discard old ones",
         facts={"map": name, **numbers},
     )

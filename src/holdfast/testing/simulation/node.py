@@ -174,7 +174,7 @@ class Node:
         try:
             plan = leadership.plan_recovery(self._page, self._objects, allow_new=True)
         except HoldfastError as error:
-            raise PromiseBroken("recovery accepts an undamaged log", f"{error} {error.fields}") from error
+            raise PromiseBroken("recovery accepts an undamaged log", str(error)) from error
         if isinstance(plan, leadership.NeedHeaders):
             if any(slot not in self.world.store.objects for slot in plan.slots):
                 # Retention removed it meanwhile: the listing was old.

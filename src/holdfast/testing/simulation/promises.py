@@ -99,7 +99,7 @@ class Promises:
                 walker.accept(header)
                 transactions = batch_format.decode_body(data, header) if header.transactions else []
             except HoldfastError as error:
-                raise PromiseBroken("the chain holds no damage", f"slot {here}: {error} {error.fields}") from error
+                raise PromiseBroken("the chain holds no damage", f"slot {here}: {error}") from error
             self.headers[here] = header
             if header.kind is Kind.CLAIM:
                 self._coverage["claims"] += 1

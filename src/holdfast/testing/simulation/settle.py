@@ -54,7 +54,7 @@ def _recover_afresh(world: World) -> None:
     try:
         plan = leadership.plan_recovery(page, objects, allow_new=False)  # type: ignore[arg-type]
     except HoldfastError as error:
-        raise PromiseBroken("recovery accepts an undamaged log", f"{error} {error.fields}") from error
+        raise PromiseBroken("recovery accepts an undamaged log", str(error)) from error
     walker = world.promises.walker
     if isinstance(plan, leadership.NeedHeaders) or plan.slot != walker.next_slot or plan.predecessor != walker.head:
         raise PromiseBroken("recovery and the chain agree", f"{plan} against {walker.next_slot}")
