@@ -467,7 +467,7 @@ class WorkQueue:
         if durable:
             self._cursor.sync()
         self._until_cursor = CURSOR_EVERY
-        if self._hold and self._queue.writable:
+        if self._queue.writable:
             self._queue.space.confirmed()
 
     # ---- the end ----------------------------------------------------------------------------------------------------
