@@ -33,15 +33,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
+    from holdfast.queue.file_queue import FileQueue
     from holdfast.queue.messages import Block, Gap, Message, Trimmed
     from holdfast.queue.queue import Queue
     from holdfast.queue.serializers import Serializer
     from holdfast.queue.sync_levels import SyncLevel, every
 
-__all__ = ["Block", "Gap", "Message", "Queue", "Serializer", "SyncLevel", "Trimmed", "every"]
+__all__ = ["Block", "FileQueue", "Gap", "Message", "Queue", "Serializer", "SyncLevel", "Trimmed", "every"]
 
 _HOMES: Final = {
     "Block": "messages",
+    "FileQueue": "file_queue",
     "Gap": "messages",
     "Message": "messages",
     "Queue": "queue",
