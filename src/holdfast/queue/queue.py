@@ -321,18 +321,6 @@ class Queue(LogReading):
         """Return when everything appended so far is durable. *Raises*: ``Closed`` after a failed sync."""
         (self._writer or self._refuse_all()).flush()
 
-    def flush_unmarked(self) -> None:
-        """As ``flush``, for who has somebody to answer first. The mark is left to
-        ``write_mark``, or to the next ``flush``: by it the next start tells damage at the very end from the end, and
-        readers in other processes know how far the log is durable."""
-        (self._writer or self._refuse_all()).flush(mark=False)
-
-    def write_mark(self) -> None:
-        """Write the mark that ``flush_unmarked`` has left, if one is left."""
-        writer = self._writer
-        if writer is not None:
-            writer.write_mark()
-
     def trim(self, *, before_seq: int) -> int:
         """Remove the pages whose messages are all below ``before_seq``. Returns how many pages went.
 

@@ -61,10 +61,11 @@ def check_limits(max_bytes: object, full: str, page_bytes: int, keep: str) -> No
 class Space:
     """Retention of one queue.
 
-    ``current`` tells the number of the page being written; pages below ``safe_below()`` may be removed;
+    ``current`` returns the number of the page being written; pages below ``safe_below()`` may be removed;
     ``make_durable`` moves that as far as it goes. ``first_held`` returns the next message that a consumer needs, None
-    where none holds; ``first_unconsumed`` the next one that any consumer needs, where what all have consumed goes; ``sync_holds`` makes what it has told durable. ``sync_failed`` is told of a sync that failed, by
-    that one too, and raises ``Closed``.
+    where none holds; ``first_unconsumed`` the next one that any consumer needs, where what all have consumed goes;
+    ``sync_holds`` makes these cursors durable. ``sync_failed`` gets the error of a sync, also of that one, and raises
+    ``Closed``.
     """
 
     __slots__ = (

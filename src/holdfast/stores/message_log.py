@@ -19,7 +19,7 @@ from bisect import bisect_left
 from contextlib import contextmanager
 
 from holdfast.errors import Code, CorruptData, HoldfastError, NotFound, Unavailable
-from holdfast.queue import Queue
+from holdfast.queue.stores_log import StoresLog
 from holdfast.stores.log_errors import of_the_stores
 from holdfast.stores.ports import Unread
 
@@ -51,11 +51,11 @@ class MessageLog:
         self.directory = directory
         path = os.path.join(directory, LOG_NAME)
         with self._named():
-            self._queue = Queue(path, page_size=page_bytes, sync="os", max_message=1 << 30, read_only=read_only)
+            self._queue = StoresLog(path, page_size=page_bytes, sync="os", max_message=1 << 30, read_only=read_only)
         self._places: dict[int, tuple[LogReader, list[QueueMessage]]] = {}
 
     @property
-    def queue(self) -> Queue:
+    def queue(self) -> StoresLog:
         """The queue below, for those who look after its files."""
         return self._queue
 

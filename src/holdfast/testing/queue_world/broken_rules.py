@@ -273,11 +273,11 @@ def record_nothing_that_ends(self: WorkLog, command: bytes) -> None:
 
 def bury_before_the_letter(self: WorkQueue, message: Message, deliveries: int, reason: str) -> int:
     """A message is given up, and then its letter is written."""
-    if self._dead is None:
-        self._dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
-    mark = self._do(Kind.BURY, 0, message[0], self._dead.last_seq + 1)
+    if self._held.dead is None:
+        self._held.dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
+    mark = self._do(Kind.BURY, 0, message[0], self._held.dead.last_seq + 1)
     letter = DeadLetter(message[0], message[1], message[2], deliveries=deliveries, reason=reason)
-    self._dead.append(letter.encode())
+    self._held.dead.append(letter.encode())
     return mark
 
 

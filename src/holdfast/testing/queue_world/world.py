@@ -26,6 +26,7 @@ from typing import Final
 
 from holdfast.errors import Backpressure, Closed, HoldfastError, Unavailable
 from holdfast.queue import Gap, Message, Queue, Trimmed
+from holdfast.queue.stores_log import StoresLog
 from holdfast.testing.queue_world.damage import check_damaged
 from holdfast.testing.queue_world.files import CrashFiles
 from holdfast.testing.queue_world.ledger import Ledger, PromiseBroken, check_reading
@@ -99,7 +100,7 @@ class World:
     def open(self, files: CrashFiles) -> Queue:
         """A writer on these files."""
         shape = self.shape
-        return Queue(
+        return StoresLog(
             PATH,
             page_size=shape.page_bytes,
             sync=shape.sync,
@@ -309,6 +310,7 @@ class World:
                 ledger.trimmed_max += 1
 
     def _flush(self, queue: Queue) -> None:
+        assert isinstance(queue, StoresLog), "the world opens it"
         wanted = len(self.ledger.payloads)
         self.files.during_sync = self._others_append
         try:
