@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 
 from holdfast.errors import InvalidRequest
-from holdfast.queue import Queue, Trimmed, cursor_file, space
+from holdfast.queue import Queue, Trimmed, cursor_file, page_supply, space
 from holdfast.queue.cursor import Cursor
 from holdfast.queue.page_files import PageDirectory
 from holdfast.queue.retention import ClosedPage
@@ -29,6 +29,8 @@ MESSAGE = b"x" * 100
 
 class Life:
     """A queue with a consumer that does not hold and a work queue, over losses of power."""
+
+    page_bytes = PAGE_BYTES
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -46,7 +48,7 @@ class Life:
 
     def open(self) -> Queue:
         return Queue(
-            "d/q", page_size=PAGE_BYTES, files=self.files, clock=self.clock, entropy=self.random.randbytes,
+            "d/q", page_size=self.page_bytes, files=self.files, clock=self.clock, entropy=self.random.randbytes,
             background=False, keep="consumed",
         )  # fmt: skip
 
@@ -199,3 +201,28 @@ def test_without_a_consumer_with_one_that_is_behind_or_damaged_nothing_goes(tmp_
 def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest):
         Queue(tmp_path / "q", keep="unread")
+
+
+def test_pages_that_grow_keep_the_law_over_losses_of_power() -> None:
+    with patch.object(page_supply, "FIRST_PAGE_BYTES", PAGE_BYTES), patch.object(Life, "page_bytes", 8 * PAGE_BYTES):
+        live_often(range(SEEDS))
+
+
+def test_the_pages_of_a_queue_double_up_to_the_size_that_was_asked_for(tmp_path: Path) -> None:
+    queues = [Queue(tmp_path / f"q{number}", background=False) for number in range(20)]
+    for queue in queues:
+        queue.append(MESSAGE)
+    assert sum(file.stat().st_blocks * 512 for file in tmp_path.iterdir()) < 40 << 20
+    for queue in queues:
+        queue.close()
+    for opening in range(2):  # what was written before is written on, and grows on
+        with Queue(tmp_path / "q0", page_size=4 << 20, background=False) as queue:
+            for _ in range(6):
+                queue.append(bytes(1 << 20))
+            numbers = queue.pages.numbers()
+            headers = [header for number in numbers if (header := queue.pages.header_of(number)) is not None]
+            sizes = [header.page_bytes >> 20 for header in headers]
+            assert sizes[:4] == [1, 2, 4, 4][: len(sizes)] and len(sizes) >= 3
+            assert queue.last_seq == 1 + 6 * (opening + 1)
+    with Queue(tmp_path / "q0", read_only=True) as queue:
+        assert [len(message.payload) for message in queue.read()] == [100] + [1 << 20] * 12

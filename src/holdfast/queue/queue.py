@@ -81,6 +81,7 @@ class Queue(LogReading):
     """
 
     _is_of_work_queue = False
+    _pages_grow = True
 
     def __init__(
         self,
@@ -259,6 +260,7 @@ class Queue(LogReading):
             compression=compression,
             clock=clock,
             entropy=entropy,
+            grows=self._pages_grow,
         )
 
     # ---- writing ----------------------------------------------------------------------------------------------------

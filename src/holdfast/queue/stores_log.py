@@ -13,7 +13,10 @@ __all__ = ["StoresLog"]
 
 
 class StoresLog(Queue):
-    """A queue whose durability and its mark are two steps. The arguments are those of ``Queue``."""
+    """A queue whose durability and its mark are two steps. The arguments are those of ``Queue``; pages have their whole
+    size from the first one on, because compaction counts in pages."""
+
+    _pages_grow = False
 
     def flush_unmarked(self) -> None:
         """As ``flush``, for a caller that has an answer to send first.

@@ -291,7 +291,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
         {"sync": "sometimes"},
         {"max_bytes": SMALL, "page_size": SMALL},
         {"full": "maybe", "max_bytes": 1 << 30},
-        {"serializer": "pickle"},
+        {"serializer": "yaml"},
         {"max_message": 0},
         {"checksum": 9},
         {"lifetime": timedelta(0)},
