@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["NS", "each_of", "seconds_ns", "whole_number"]
+__all__ = ["DELAY_S_MAX", "NS", "each_of", "seconds_ns", "whole_number"]
 
 DELAY_S_MAX = 10 * 365 * 86_400
 NS = 1_000_000_000

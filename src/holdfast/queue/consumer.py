@@ -528,7 +528,7 @@ class Consumer:
             behind = bisect_right(self._page_starts, seq) - 1
             del self._page_starts[:behind]
             del self._page_values[:behind]
-        if self._hold and self._queue.writable:
+        if self._queue.writable:
             self._queue.space.confirmed()
 
     def _sync_log(self, seq: int, history: list[Place]) -> None:

@@ -35,6 +35,7 @@ __all__ = [
     "CursorFile",
     "committed_seqs",
     "first_held_seq",
+    "first_unconsumed_seq",
     "history_at",
     "kept_in",
     "lock_name",
@@ -135,15 +136,18 @@ def kept_in(pages: PageDirectory, cursor: Cursor, last_seq: int) -> int:
     return kept_seq(cursor.committed_seq, cursor.pages, pages.numbers(), pages.header_of, last_seq)
 
 
-def _cursors(pages: PageDirectory) -> Iterable[tuple[str, Cursor]]:
+def _cursors(pages: PageDirectory, unwritten: Cursor | None = None) -> Iterable[tuple[str, Cursor]]:
+    """Every cursor by name; ``unwritten`` stands for a file that holds none yet."""
     files = set(pages.port.names(pages.directory))
     start = f"{pages.names.prefix}-"
     for file_name in sorted(files):
         name = file_name[len(start) : -len(SUFFIX)]
         if not file_name.startswith(start) or not file_name.endswith(SUFFIX) or not name:
             continue
-        if other_owner(pages.names.prefix, name, files) is None and (found := read_cursor(pages, name)) is not None:
-            yield name, found
+        if other_owner(pages.names.prefix, name, files) is None:
+            found = read_cursor(pages, name) or unwritten
+            if found is not None:
+                yield name, found
 
 
 def committed_seqs(pages: PageDirectory, last_seq: int) -> dict[str, int]:
@@ -163,13 +167,26 @@ def first_held_seq(pages: PageDirectory, last_seq: Callable[[], int]) -> int | N
     return min(held, default=None)
 
 
-def sync_holds(pages: PageDirectory, failed: Callable[[OSError], None]) -> None:
+def first_unconsumed_seq(pages: PageDirectory, last_seq: Callable[[], int]) -> int | None:
+    """The lowest message that any consumer or work queue has yet to commit, whether it holds or not; None where there
+    is none of them.
+
+    A cursor that is damaged, or that its consumer is just making, has committed nothing.
+    """
+    floors = [
+        kept_in(pages, found, last_seq()) + 1
+        for _, found in _cursors(pages, unwritten=Cursor(0, [], of_work_queue=False, holds=True))
+    ]
+    return min(floors, default=None)
+
+
+def sync_holds(pages: PageDirectory, failed: Callable[[OSError], None], *, every: bool = False) -> None:
     """The cursors that retention waits for are durable on return, whoever writes them. Cost: a data sync for each.
 
-    ``failed`` is told of one that failed, which nobody may repeat, and raises.
+    With ``every``, all cursors. ``failed`` is called with the error of a sync, which must not be repeated, and raises.
     """
     for name, found in _cursors(pages):
-        if found.holds:
+        if found.holds or every:
             file = pages.port.open(pages.directory, pages.names.cursor(name), write=True)
             try:
                 pages.port.sync_data(file)

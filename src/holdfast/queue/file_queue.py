@@ -1,34 +1,28 @@
-"""``queue.Queue`` of the standard library, with its items on disk.
+"""``queue.Queue`` in files: the methods of the standard library's class over a work queue.
 
-    from holdfast.queue import FileQueue
+Owns: ``maxsize``, ``join``, which job a ``task_done`` finishes. Does not own: the messages and jobs (``queue``,
+``work_queue``).
 
-    with FileQueue("data/mail", maxsize=10_000) as mail:
-        mail.put({"to": "ann"})
-        item = mail.get()
-        send(item)
-        mail.task_done()
-
-Owns: the names and rules of ``queue.Queue``. Does not own: items on disk and their leases (``work_queue``).
-
-Failure model: at least once. An item that was put survives a killed process. An item that was got and has no
-``task_done`` comes back when the queue is opened again, before new ones.
+Failure model: an item is gone when its ``task_done`` has returned. What was got and not done when the process ends
+comes again at the next opening, before newer items. Items whose pages are done with are removed (``keep="consumed"``).
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from queue import Empty, Full
+from time import monotonic
 
-from holdfast.errors import InvalidRequest
+from holdfast.errors import Closed, Code
+from holdfast.queue.arguments import whole_number
 from holdfast.queue.queue import Queue
-from holdfast.queue.serializers import serializer_named
-from holdfast.queue.work_queue import DELIVERIES_MAX, STARTED_MAX
+from holdfast.queue.work_queue import DELIVERIES_MAX, LEASE_S_MAX, STARTED_MAX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Self
 
@@ -38,29 +32,16 @@ if TYPE_CHECKING:
 
 __all__ = ["FileQueue"]
 
-LEASE_S = 10 * 365 * 86_400.0
-"""A lease ends with ``task_done`` or with the process: no other process can have a worker."""
-
-
-class _Held(threading.local):
-    """The jobs that this thread got and has not reported as done, oldest first."""
-
-    def __init__(self) -> None:
-        self.jobs: deque[Job] = deque()
+NAME = "tasks"
+MAXSIZE_MAX = 1 << 60
 
 
 class FileQueue:
-    """A queue for the threads of one process that keeps its items in files.
+    """A first-in, first-out queue of items for the threads of one process, which survives the process.
 
-    *Shape*: ``maxsize`` is the most items that wait for ``get``; 0 or less: no limit. Items are JSON values by default;
-    a tuple comes back as a list. ``name`` is the work queue's name in the directory.
-
-    *Differences from* ``queue.Queue``: ``task_done`` must be called by the thread that got the item; without it the
-    item comes back after the next opening. At most 1,000,000 items may wait for their ``task_done``; then ``get``
-    waits. ``join`` and ``unfinished_tasks`` count the items of earlier runs too.
-
-    *Raises*: ``AlreadyOpen`` while another object or process has it open: one process at a time. For several processes
-    use a message store. Every method raises ``Closed`` after ``close``.
+    ``maxsize`` is a number of items; 0 is no limit. A million items may be got and not done; ``get`` waits for room
+    then. Items are bytes, or what the ``serializer`` takes; ``sync`` as for ``holdfast.Queue``. Thread-safe.
+    *Raises*: as ``holdfast.Queue``; every method ``Closed`` once it is closed.
     """
 
     def __init__(
@@ -68,120 +49,122 @@ class FileQueue:
         path: str | os.PathLike[str],
         maxsize: int = 0,
         *,
-        serializer: Serializer | str = "json",
+        serializer: Serializer | str | None = None,
         sync: SyncLevel | str = "os",
-        name: str = "main",
     ) -> None:
-        if not isinstance(maxsize, int):
-            raise InvalidRequest("maxsize must be a whole number", maxsize=maxsize)
-        self.maxsize = maxsize
-        self._serializer = serializer_named(serializer)
-        self._queue = Queue(path, serializer=serializer, sync=sync)
+        self.maxsize = whole_number("maxsize", maxsize, 0, MAXSIZE_MAX)
+        self._queue = Queue(path, serializer=serializer, sync=sync, keep="consumed")
         try:
             self._work = self._queue.work_queue(
-                name,
-                visibility=LEASE_S,
-                max_deliveries=DELIVERIES_MAX,
-                max_started=STARTED_MAX,
-                since="earliest",
+                NAME, visibility=LEASE_S_MAX, max_deliveries=DELIVERIES_MAX, max_started=STARTED_MAX
             )
-            self._work.release_leases()
+            # Only this process has them: what an earlier one got and did not finish is next.
+            self._work.return_leased()
+            self._unfinished = self._size = self._work.lag()
         except BaseException:
             self._queue.close()
             raise
-        self._changed = threading.Condition()
-        self._held = 0
-        self._mine = _Held()
-
-    # ---- producers --------------------------------------------------------------------------------------------------
+        self._mutex = threading.Lock()
+        self._not_full = threading.Condition(self._mutex)
+        self._all_done = threading.Condition(self._mutex)
+        self._got: dict[int, deque[Job]] = {}  # by thread, in the order in which they were got
+        self._closed = False
 
     def put(self, item: object, block: bool = True, timeout: float | None = None) -> None:
-        """Append an item; while the queue is full, wait up to ``timeout`` seconds (None: without limit).
+        """Append an item. *Raises*: ``queue.Full`` where there is no room, at once or after ``timeout`` seconds."""
+        with self._mutex:
+            if not self._wait_for(self._not_full, self._has_room, block, timeout):
+                raise Full
+            self._queue.append(item)
+            self._size += 1
+            self._unfinished += 1
 
-        *Raises*: ``queue.Full``; ``ValueError`` for a negative timeout; what the serializer raises. *After a crash*:
-        an item whose ``put`` returned is there; with ``sync="always"`` also after a loss of power.
-        """
-        if self.maxsize <= 0:
-            self._queue.append(item)
-            return
-        until = _deadline(block, timeout)
-        with self._changed:
-            while self.qsize() >= self.maxsize:
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
-                    raise Full
-                self._changed.wait(left)
-            self._queue.append(item)
+    def get(self, block: bool = True, timeout: float | None = None) -> object:
+        """The oldest item. *Raises*: ``queue.Empty`` where there is none, at once or after ``timeout`` seconds."""
+        if block and timeout is not None and timeout < 0:
+            raise ValueError("'timeout' must be a non-negative number")
+        job = self._work.get(timeout if block else 0)
+        if job is None:
+            raise Empty
+        with self._mutex:
+            self._got.setdefault(threading.get_ident(), deque()).append(job)
+            self._size -= 1
+            self._not_full.notify()
+        return job.value
 
     def put_nowait(self, item: object) -> None:
         """As ``put(item, block=False)``."""
         self.put(item, block=False)
-
-    # ---- consumers --------------------------------------------------------------------------------------------------
-
-    def get(self, block: bool = True, timeout: float | None = None) -> object:
-        """The next item; while there is none, wait up to ``timeout`` seconds (None: without limit).
-
-        *Raises*: ``queue.Empty``; ``ValueError`` for a negative timeout; what the serializer raises: then the item
-        counts as got.
-        """
-        until = _deadline(block, timeout)
-        job = self._work.get(None if until is None else max(0.0, until - time.monotonic()))
-        if job is None:
-            raise Empty
-        with self._changed:
-            self._held += 1
-            self._changed.notify_all()
-        self._mine.jobs.append(job)
-        return job.payload if self._serializer is None else self._serializer.load(job.payload)
 
     def get_nowait(self) -> object:
         """As ``get(block=False)``."""
         return self.get(block=False)
 
     def task_done(self) -> None:
-        """The oldest item that this thread got is done and never comes back. *Raises*: ``ValueError`` for none."""
-        if not self._mine.jobs:
-            raise ValueError("task_done() called more often than get() in this thread")
-        with self._changed:
-            self._work.ack(self._mine.jobs[0])
-            self._mine.jobs.popleft()
-            self._held -= 1
-            self._changed.notify_all()
+        """The oldest item that this thread got and has not finished is done, and never comes again.
+
+        In a thread that has none: the oldest of any thread. *Raises*: ``ValueError`` where no item is got and not done;
+        the standard class also counts items that nobody got.
+        """
+        with self._mutex:
+            thread = threading.get_ident()
+            if thread not in self._got:
+                if not self._got:
+                    raise ValueError("task_done() called too many times")
+                thread = min(self._got, key=lambda other: self._got[other][0].seq)
+            jobs = self._got[thread]
+            self._work.ack(jobs[0])
+            jobs.popleft()
+            if not jobs:
+                del self._got[thread]
+            self._unfinished -= 1
+            if not self._unfinished:
+                self._all_done.notify_all()
 
     def join(self) -> None:
-        """Wait until every item was got and is done."""
-        with self._changed:
-            while self._work.lag():
-                self._changed.wait()
-
-    # ---- sizes ------------------------------------------------------------------------------------------------------
-
-    @property
-    def unfinished_tasks(self) -> int:
-        """Items that are not done."""
-        return self._work.lag()
+        """Return when every item that was put, also by an earlier process, is done."""
+        with self._mutex:
+            self._wait_for(self._all_done, lambda: not self._unfinished, True, None)
 
     def qsize(self) -> int:
-        """Items that wait for ``get``. Another thread may change it at once."""
-        with self._changed:
-            return max(0, self._work.lag() - self._held)
+        """How many items wait to be got."""
+        return self._size
 
     def empty(self) -> bool:
-        """Whether no item waits for ``get``."""
-        return self.qsize() == 0
+        """Whether no item waits."""
+        return not self._size
 
     def full(self) -> bool:
-        """Whether ``put`` would wait."""
-        return 0 < self.maxsize <= self.qsize()
+        """Whether there is no room for an item now."""
+        return not self._has_room()
 
-    # ---- the end ----------------------------------------------------------------------------------------------------
+    def _has_room(self) -> bool:
+        return not self.maxsize or self._size < self.maxsize
+
+    def _wait_for(
+        self, condition: threading.Condition, holds: Callable[[], bool], block: bool, timeout: float | None
+    ) -> bool:
+        """Wait as the standard library does; call with the mutex held. False where the time is over."""
+        if self.maxsize and block and timeout is not None and timeout < 0:
+            raise ValueError("'timeout' must be a non-negative number")
+        until = None if timeout is None else monotonic() + timeout
+        while True:
+            if self._closed:
+                raise Closed("the queue is closed", code=Code.CLOSED)
+            if holds():
+                return True
+            left_s = None if until is None else until - monotonic()
+            if not block or (left_s is not None and left_s <= 0):
+                return False
+            condition.wait(left_s)
 
     def close(self) -> None:
-        """Close the files; threads that wait get ``Closed``. A second call does nothing."""
+        """Make everything durable and close the files; every wait ends with ``Closed``. Doing it twice is harmless."""
+        with self._mutex:
+            self._closed = True
+            self._not_full.notify_all()
+            self._all_done.notify_all()
         self._queue.close()
-        with self._changed:
-            self._changed.notify_all()
 
     def __enter__(self) -> Self:
         return self
@@ -190,14 +173,3 @@ class FileQueue:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _deadline(block: bool, timeout: float | None) -> float | None:
-    """When to stop waiting, on the monotonic clock; None: never."""
-    if not block:
-        return time.monotonic()
-    if timeout is None:
-        return None
-    if timeout < 0:
-        raise ValueError("'timeout' must be a non-negative number")
-    return time.monotonic() + timeout

@@ -21,18 +21,29 @@ if TYPE_CHECKING:
 
     from holdfast.queue.page_files import PageDirectory
 
-__all__ = ["PageSupply"]
+__all__ = ["FIRST_PAGE_BYTES", "PageSupply"]
+
+FIRST_PAGE_BYTES = 1 << 20
+"""The first page of a queue; each one after it is twice as large, up to the size that the queue was opened with."""
 
 
 class PageSupply:
     """Pages of ``page_bytes``, or larger for a frame that needs it. Thread-safe. ``number`` is the last page taken."""
 
-    __slots__ = ("_ahead", "_checksum_id", "_entropy", "_lock", "_page_bytes", "_pages", "_taken", "number")
+    __slots__ = ("_ahead", "_checksum_id", "_entropy", "_grows", "_lock", "_page_bytes", "_pages", "_taken", "number")
 
     def __init__(
-        self, pages: PageDirectory, number: int, *, page_bytes: int, checksum_id: int, entropy: Callable[[int], bytes]
+        self,
+        pages: PageDirectory,
+        number: int,
+        *,
+        page_bytes: int,
+        checksum_id: int,
+        entropy: Callable[[int], bytes],
+        grows: bool = True,
     ) -> None:
         self._pages = pages
+        self._grows = grows
         self._page_bytes = page_bytes
         self._checksum_id = checksum_id
         self._entropy = entropy
@@ -40,6 +51,13 @@ class PageSupply:
         self._ahead: OpenPage | None = None
         self._taken: OpenPage | None = None  # the last that was handed out
         self.number = number
+
+    @property
+    def next_bytes(self) -> int:
+        """The size of the next page. So twenty queues that are hardly used take 20 MiB."""
+        if not self._grows:
+            return self._page_bytes
+        return min(self._page_bytes, FIRST_PAGE_BYTES << min(self.number, 32))
 
     @property
     def has_page(self) -> bool:
@@ -54,7 +72,7 @@ class PageSupply:
         """Make a page ahead, if it is still ``wanted`` once no other thread makes one. Raises: ``OSError``."""
         with self._lock:
             if wanted():
-                self._ahead = self._create(self._page_bytes)
+                self._ahead = self._create(self.next_bytes)
 
     def take(self, needed_bytes: int, current: OpenPage | None) -> OpenPage:
         """The next page, of at least so many bytes, behind the ``current`` one. Raises: ``OSError``."""
@@ -70,7 +88,7 @@ class PageSupply:
             # One of its own for a message that does not fit: its name replaces that of the page made ahead, which is
             # let go of first. Should this fail half way, that page may have no name any more, and nothing may go into
             # it.
-            size = max(needed_bytes, self._page_bytes) if ahead is None else needed_bytes
+            size = max(needed_bytes, self.next_bytes) if ahead is None else needed_bytes
             if ahead is not None:
                 ahead.close(self._pages.port)
             page = self._create(size)

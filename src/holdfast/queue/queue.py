@@ -72,11 +72,16 @@ class Queue(LogReading):
     ``Unavailable`` (disk_full) where there is no room, and where the file system refuses for another reason.
     *Cost*: after a clean close under a millisecond; after a kill at most about 1 MiB of reading.
 
+    With ``keep="consumed"`` a page goes when every named consumer and work queue of this queue has committed all of its
+    messages, whether it is open or not: a reader that comes back later gets ``Trimmed``. Where there is no consumer, or
+    the cursor of one is damaged, nothing goes. The page being written always stays.
+
     ``files``, ``clock`` and ``entropy`` replace the operating system's; ``background=False`` runs no helper thread: its
     work is then done by ``run_background_work``.
     """
 
     _is_of_work_queue = False
+    _pages_grow = True
 
     def __init__(
         self,
@@ -87,6 +92,7 @@ class Queue(LogReading):
         lifetime: timedelta | None = None,
         max_bytes: int | None = None,
         full: str = "drop_oldest",
+        keep: str = "all",
         serializer: Serializer | str | None = None,
         compression: int = 0,
         max_message: int = 64 << 20,
@@ -102,7 +108,7 @@ class Queue(LogReading):
         page_size = whole_number("page_size", page_size, PAGE_BYTES_MIN, PAGE_BYTES_MAX)
         max_message = whole_number("max_message", max_message, 1, MESSAGE_BYTES_MAX)
         compression = whole_number("compression", compression, 0, 9)
-        check_limits(max_bytes, full, page_size)
+        check_limits(max_bytes, full, page_size, keep)
         kept_ns = None if lifetime is None else lifetime_ns(lifetime)
         check_damage_policy(damage)
         level = sync_level(sync)
@@ -126,7 +132,7 @@ class Queue(LogReading):
         self._closer: dict[str, tuple[int, int, object]] = {}  # who closes it: process and thread
         self._ended = threading.Event()
         self._dependents_closed: list[Consumer | WorkQueue] = []
-        self._level, self._full = level, full
+        self._level, self._full, self._keeps_all = level, full, keep == "all"
         self._clock, self._entropy, self._with_background = clock, entropy, background
         self._closes_dropped = files is None
         # Not held: one that the program drops closes by itself, but over files of the program's own.
@@ -190,7 +196,7 @@ class Queue(LogReading):
         self, writer: Writer, level: SyncLevel, kept_ns: int | None, max_bytes: int | None, *, background: bool
     ) -> None:
         """Join the writer to the space, the helper thread and the buffer."""
-        pages, held = self._pages, self._held
+        pages, held, keeps_all = self._pages, self._held, self._keeps_all
         space = self._space = held.space = Space(
             pages,
             lifetime_ns=kept_ns,
@@ -201,7 +207,8 @@ class Queue(LogReading):
             safe_below=lambda: writer.pages_safe_below,
             make_durable=lambda: writer.durability.wait_for(writer.next_seq),
             first_held=lambda: _first_held(pages, writer),
-            sync_holds=lambda failed: _sync_holds(pages, failed),
+            first_unconsumed=None if self._keeps_all else lambda: _first_unconsumed(pages, writer),
+            sync_holds=lambda failed: _sync_holds(pages, failed, every=not keeps_all),
             sync_failed=writer.durability.fail,
         )
         writer.before_roll, writer.on_full = space.before_roll, space.trim
@@ -209,7 +216,7 @@ class Queue(LogReading):
             interval_s = level.ms_max / 1000 if level.ms_max else LIFETIME_LOOK_S if kept_ns is not None else None
             # Of the parts, not of this queue: the thread would keep it, and it could not be dropped.
             held.background = Background(held.work, interval_s)
-            writer.on_work = held.background.wake
+            writer.on_work = space.on_consumed = held.background.wake
         self._append_by(writer.append)
 
     def _append_by(self, append: Callable[[bytes], int]) -> None:
@@ -253,6 +260,7 @@ class Queue(LogReading):
             compression=compression,
             clock=clock,
             entropy=entropy,
+            grows=self._pages_grow,
         )
 
     # ---- writing ----------------------------------------------------------------------------------------------------
@@ -609,10 +617,16 @@ def _first_held(pages: PageDirectory, writer: Writer) -> int | None:
     return first_held_seq(pages, lambda: writer.next_seq - 1)
 
 
-def _sync_holds(pages: PageDirectory, failed: Callable[[OSError], None]) -> None:
+def _first_unconsumed(pages: PageDirectory, writer: Writer) -> int | None:
+    from holdfast.queue.cursor_file import first_unconsumed_seq
+
+    return first_unconsumed_seq(pages, lambda: writer.next_seq - 1)
+
+
+def _sync_holds(pages: PageDirectory, failed: Callable[[OSError], None], *, every: bool) -> None:
     from holdfast.queue.cursor_file import sync_holds
 
-    sync_holds(pages, failed)
+    sync_holds(pages, failed, every=every)
 
 
 def _nothing() -> None:

@@ -12,7 +12,7 @@ written longer ago than that by the file system's: a clock that jumps ahead remo
 
 from __future__ import annotations
 
-__all__ = ["ClosedPage", "pages_that_may_go"]
+__all__ = ["ClosedPage", "pages_consumed", "pages_that_may_go"]
 
 
 class ClosedPage:
@@ -56,4 +56,19 @@ def pages_that_may_go(
             break
         going.append(page.number)
         bytes_over -= page.bytes
+    return going
+
+
+def pages_consumed(pages: list[ClosedPage], unconsumed_seq: int | None) -> list[int]:
+    """The numbers of the pages that every consumer is done with, oldest first; none where there is no consumer.
+
+    >>> pages = [ClosedPage(n, 100, 10 * n + 9, n, n) for n in (1, 2, 3)]
+    >>> pages_consumed(pages, 30), pages_consumed(pages, 29), pages_consumed(pages, None)
+    ([1, 2], [1], [])
+    """
+    going: list[int] = []
+    for page in pages:
+        if unconsumed_seq is None or page.last_seq >= unconsumed_seq:
+            break
+        going.append(page.number)
     return going

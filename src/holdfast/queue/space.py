@@ -28,7 +28,7 @@ import threading
 
 from holdfast.errors import Backpressure, Closed, Code, InvalidRequest
 from holdfast.queue.moves import Moves
-from holdfast.queue.retention import ClosedPage, pages_that_may_go
+from holdfast.queue.retention import ClosedPage, pages_consumed, pages_that_may_go
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,8 +43,10 @@ FULL_POLICIES = ("drop_oldest", "block", "raise")
 BLOCKED_LOOK_S = 0.05
 
 
-def check_limits(max_bytes: object, full: str, page_bytes: int) -> None:
+def check_limits(max_bytes: object, full: str, page_bytes: int, keep: str) -> None:
     """Raise ``InvalidRequest`` for limits that cannot be kept."""
+    if keep not in ("all", "consumed"):
+        raise InvalidRequest("unknown policy for messages that are consumed", keep=repr(keep), hint="all or consumed")
     if full not in FULL_POLICIES:
         raise InvalidRequest("unknown policy for a full queue", full=repr(full), hint=", ".join(FULL_POLICIES))
     if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 2 * page_bytes):
@@ -59,10 +61,11 @@ def check_limits(max_bytes: object, full: str, page_bytes: int) -> None:
 class Space:
     """Retention of one queue.
 
-    ``current`` tells the number of the page being written; pages below ``safe_below()`` may be removed;
-    ``make_durable`` moves that as far as it goes. ``first_held`` tells the next message that a consumer needs, None
-    where none holds; ``sync_holds`` makes what it has told durable. ``sync_failed`` is told of a sync that failed, by
-    that one too, and raises ``Closed``.
+    ``current`` returns the number of the page being written; pages below ``safe_below()`` may be removed;
+    ``make_durable`` moves that as far as it goes. ``first_held`` returns the next message that a consumer needs, None
+    where none holds; ``first_unconsumed`` the next one that any consumer needs, where what all have consumed goes;
+    ``sync_holds`` makes these cursors durable. ``sync_failed`` gets the error of a sync, also of that one, and raises
+    ``Closed``.
     """
 
     __slots__ = (
@@ -71,6 +74,7 @@ class Space:
         "_current",
         "_freed",
         "_first_held",
+        "_first_unconsumed",
         "_full",
         "_headers",
         "_lifetime_ns",
@@ -82,6 +86,7 @@ class Space:
         "_sync_failed",
         "_sync_holds",
         "_waits",
+        "on_consumed",
     )
 
     def __init__(
@@ -96,6 +101,7 @@ class Space:
         safe_below: Callable[[], int],
         make_durable: Callable[[], None],
         first_held: Callable[[], int | None],
+        first_unconsumed: Callable[[], int | None] | None,
         sync_holds: Callable[[Callable[[OSError], None]], None],
         sync_failed: Callable[[OSError], None],
     ) -> None:
@@ -108,6 +114,8 @@ class Space:
         self._safe_below = safe_below
         self._make_durable = make_durable
         self._first_held = first_held
+        self._first_unconsumed = first_unconsumed
+        self.on_consumed: Callable[[], None] = _nothing
         self._sync_holds = sync_holds
         self._sync_failed = sync_failed
         self._headers: dict[int, PageHeader] = {}
@@ -118,7 +126,10 @@ class Space:
         self._closed = False
 
     def confirmed(self) -> None:
-        """A consumer has moved on: an append that waits for space looks again."""
+        """A consumer has moved on: an append that waits for space looks again, and so does the helper thread where
+        what is consumed goes."""
+        if self._first_unconsumed is not None:
+            self.on_consumed()
         with self._waits:
             self._freed.notify_all()
 
@@ -152,7 +163,8 @@ class Space:
 
         Raises: ``Closed`` (sync_failed). Cost: one listing, and the size and time of each page.
         """
-        if self._lifetime_ns is None and self._max_bytes is None:
+        unconsumed = self._first_unconsumed
+        if self._lifetime_ns is None and self._max_bytes is None and unconsumed is None:
             return 0
         with self._lock:
             closed, total = self._survey()
@@ -163,7 +175,9 @@ class Space:
             going = pages_that_may_go(
                 closed, now_ns=self._clock(), lifetime_ns=self._lifetime_ns, bytes_over=dropping, held_seq=held
             )
-            if going and held is not None:
+            if unconsumed is not None:
+                going = max(going, pages_consumed(closed, unconsumed()), key=len)  # both from the oldest page on
+            if going and (held is not None or unconsumed is not None):
                 # A page goes durably. If lost power took back what let it go, its consumer would be told of a loss.
                 self._sync_holds(self._sync_failed)
             self.remove(going)
@@ -233,3 +247,7 @@ class Space:
         with self._waits:
             self._closed = True
             self._freed.notify_all()
+
+
+def _nothing() -> None:
+    """No helper thread to wake."""

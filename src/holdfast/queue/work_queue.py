@@ -45,7 +45,7 @@ from contextlib import ExitStack, nullcontext, suppress
 from itertools import chain
 
 from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest
-from holdfast.queue.arguments import NS, seconds_ns, whole_number
+from holdfast.queue.arguments import DELAY_S_MAX, NS, seconds_ns, whole_number
 from holdfast.queue.cursor import cursor_pages, encode_cursor
 from holdfast.queue.cursor_file import CursorFile, lock_name, log_history
 from holdfast.queue.disk_errors import refusals
@@ -73,13 +73,14 @@ if TYPE_CHECKING:
     from holdfast.queue.queue import Queue
     from holdfast.queue.reader import DamagePolicy
 
-__all__ = ["WorkQueue"]
+__all__ = ["DELIVERIES_MAX", "LEASE_S_MAX", "STARTED_MAX", "WorkQueue"]
 
 TAKE, DONE = int(Kind.TAKE), int(Kind.DONE)
 CURSOR_EVERY = 256
 """Acknowledgements between two writings of the cursor, which only retention and a lost log need."""
 STARTED_MAX = 1_000_000
 DELIVERIES_MAX = 1 << 31
+LEASE_S_MAX = DELAY_S_MAX
 
 
 class _Held:
@@ -397,29 +398,6 @@ class WorkQueue:
             mark = self._do(Kind.EXTEND, self._clock() + extension_ns, seq)
         self._log.wait(mark)
 
-    def release_leases(self) -> int:
-        """End every lease now: these messages are due at once, in order. Returns how many.
-
-        For a program that knows that no worker is left, as at its start. Their jobs are refused from now on
-        (``Fenced``); deliveries count.
-        """
-        with self._lock:
-            self._raise_if_closed()
-            leased = self._machine.leased()
-            mark = self._return(leased)
-            waiters = list(self._waiters)
-        self._log.wait(mark)
-        for waiter in waiters:
-            waiter.wake()
-        return len(leased)
-
-    def _return(self, seqs: Sequence[int]) -> int:
-        """Make leased messages due now. Returns what to wait for. Call with the lock held."""
-        mark = self._log.mark
-        for first in range(0, len(seqs), COMMAND_NUMBERS_MAX):
-            mark = self._do(Kind.RETURN, self._clock(), *seqs[first : first + COMMAND_NUMBERS_MAX])
-        return mark
-
     def dead_letter(self, job: Job, reason: str = "given up") -> None:
         """Give this job up now: it goes to the dead letters. *Raises*: as ``ack``. *Cost*: a data sync."""
         check_reason(reason)
@@ -490,7 +468,7 @@ class WorkQueue:
         if durable:
             self._cursor.sync()
         self._until_cursor = CURSOR_EVERY
-        if self._hold and self._queue.writable:
+        if self._queue.writable:
             self._queue.space.confirmed()
 
     # ---- the end ----------------------------------------------------------------------------------------------------
@@ -501,6 +479,18 @@ class WorkQueue:
             raise self._closed.with_traceback(None)  # else it would keep the frames of all who met it
         if self._log.in_step:
             raise Closed("a step was interrupted", name=self.name, hint="close the work queue and open it anew")
+
+    def return_leased(self) -> None:
+        """Give back what workers have, also those of an earlier process: for an owner that knows of no other worker."""
+        with self._lock:
+            self._raise_if_closed()
+            self._return_leased()
+
+    def _return_leased(self) -> None:
+        """Call with the lock held."""
+        leased = self._machine.leased()
+        for first in range(0, len(leased), COMMAND_NUMBERS_MAX):
+            self._do(Kind.RETURN, self._clock(), *leased[first : first + COMMAND_NUMBERS_MAX])
 
     def close(self) -> None:
         """Give back what workers still have, make everything durable, let go of the name. Twice is harmless.
@@ -514,7 +504,7 @@ class WorkQueue:
             waiters = list(self._waiters)
             try:
                 if not self._log.in_step:  # an interrupted step is for the next opening to find out
-                    self._return(self._machine.leased())
+                    self._return_leased()
                     self._note_cursor()
             finally:
                 self._let_go()

@@ -108,6 +108,7 @@ class Writer:
         compression: int,
         clock: Callable[[], int],
         entropy: Callable[[int], bytes],
+        grows: bool = True,
     ) -> None:
         self._pages = pages
         port = self._port = pages.port
@@ -117,7 +118,9 @@ class Writer:
         self._turn = threading.Lock()
         self._closed: Closed | None = None
         self._listeners: list[Callable[[], None]] = []
-        self._supply = PageSupply(pages, end.page, page_bytes=page_bytes, checksum_id=checksum_id, entropy=entropy)
+        self._supply = PageSupply(
+            pages, end.page, page_bytes=page_bytes, checksum_id=checksum_id, entropy=entropy, grows=grows
+        )
         self.page_bytes = page_bytes
         self.message_bytes_max = message_bytes_max
         self.on_work: Callable[[], None] = _nothing
@@ -366,7 +369,7 @@ class Writer:
         while len(closing) >= UNSYNCED_PAGES_MAX:
             self.durability.sync_sealed()
         needed = HEADER_BYTES + size + SEAL_BYTES
-        self.before_roll(max(needed, self.page_bytes))
+        self.before_roll(max(needed, self._supply.next_bytes))
         try:
             page = self._supply.take(needed, tail.page)
         except OSError as error:

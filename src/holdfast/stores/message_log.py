@@ -19,7 +19,7 @@ from bisect import bisect_left
 from contextlib import contextmanager
 
 from holdfast.errors import Code, CorruptData, HoldfastError, NotFound, Unavailable
-from holdfast.queue.frame_log import FrameLog
+from holdfast.queue.stores_log import StoresLog
 from holdfast.stores.log_errors import of_the_stores
 from holdfast.stores.ports import Unread
 
@@ -51,11 +51,11 @@ class MessageLog:
         self.directory = directory
         path = os.path.join(directory, LOG_NAME)
         with self._named():
-            self._queue = FrameLog(path, page_size=page_bytes, sync="os", max_message=1 << 30, read_only=read_only)
+            self._queue = StoresLog(path, page_size=page_bytes, sync="os", max_message=1 << 30, read_only=read_only)
         self._places: dict[int, tuple[LogReader, list[QueueMessage]]] = {}
 
     @property
-    def queue(self) -> FrameLog:
+    def queue(self) -> StoresLog:
         """The queue below, for those who look after its files."""
         return self._queue
 
@@ -197,7 +197,8 @@ class MessageLog:
 
     def page_bytes(self) -> list[int]:
         """The bytes of each page, oldest first."""
-        return self._queue.page_bytes()
+        pages = self._queue.pages
+        return [pages.port.size_of(pages.directory, pages.names.page(number)) for number in pages.numbers()]
 
     @contextmanager
     def _named(self) -> Generator[None]:

@@ -1,183 +1,139 @@
-"""``FileQueue`` follows the rules of ``queue.Queue``, and keeps its items."""
+"""``FileQueue`` against the standard library's ``queue.Queue``: the same answers, and nothing lost with the process."""
 
 from __future__ import annotations
 
+import queue as standard
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from queue import Empty, Full, Queue
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast.errors import AlreadyOpen, Closed, InvalidRequest
+from holdfast.errors import Closed
 from holdfast.queue import FileQueue
 
-Make = Callable[[int], "Queue[object] | FileQueue"]
+
+@given(st.lists(st.sampled_from(("put", "get", "done")), max_size=40), st.integers(0, 3))
+def test_it_answers_as_the_standard_class(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[str], maxsize: int
+) -> None:
+    expected: standard.Queue[object] = standard.Queue(maxsize)
+    with FileQueue(tmp_path_factory.mktemp("d") / "q", maxsize, serializer="json") as found:
+        got = 0
+        for number, step in enumerate(steps):
+            if step == "done" and not got:
+                with pytest.raises(ValueError, match="too many times"):
+                    found.task_done()  # the standard class would count an item that nobody got
+                continue
+            answers: list[object] = []
+            for one in (expected, found):
+                try:
+                    if step == "put":
+                        answers.append(one.put(number, block=number % 2 == 0, timeout=0.0))
+                    elif step == "get":
+                        answers.append(one.get(block=number % 2 == 0, timeout=0.0))
+                    else:
+                        answers.append(one.task_done())
+                except (standard.Full, standard.Empty, ValueError) as error:
+                    answers.append((type(error), str(error)))
+                answers.append((one.qsize(), one.empty(), one.full()))
+            assert answers[:2] == answers[2:]
+            got += {"get": not isinstance(answers[0], tuple), "done": -1, "put": 0}[step]
 
 
-@pytest.fixture(params=["standard library", "files"])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
-    """One law, both kinds of queue."""
-    opened: list[FileQueue] = []
-
-    def made(maxsize: int) -> Queue[object] | FileQueue:
-        if request.param == "standard library":
-            return Queue(maxsize)
-        opened.append(FileQueue(tmp_path / "q", maxsize))
-        return opened[-1]
-
-    yield made
-    for queue in opened:
-        queue.close()
+def test_a_timeout_below_zero_is_refused_as_there(tmp_path: Path) -> None:
+    with FileQueue(tmp_path / "q", maxsize=1) as tasks:
+        with pytest.raises(ValueError, match="non-negative"):
+            tasks.get(timeout=-1)
+        with pytest.raises(ValueError, match="non-negative"):
+            tasks.put(b"x", timeout=-1)
+        with pytest.raises(standard.Empty):
+            tasks.get_nowait()
+        tasks.put_nowait(b"x")
+        with pytest.raises(standard.Full):
+            tasks.put_nowait(b"x")
 
 
-def test_items_come_out_in_order_of_put(make: Make) -> None:
-    queue = make(0)
-    for number in range(5):
-        queue.put({"n": number})
-    assert (queue.qsize(), queue.empty(), queue.full()) == (5, False, False)
-    assert [queue.get() for _ in range(5)] == [{"n": number} for number in range(5)]
-    assert (queue.qsize(), queue.empty(), queue.unfinished_tasks) == (0, True, 5)
-    for _ in range(5):
-        queue.task_done()
-    queue.join()
-    assert queue.unfinished_tasks == 0
-
-
-def test_get_without_an_item_raises_empty(make: Make) -> None:
-    queue = make(0)
-    for get in (queue.get_nowait, lambda: queue.get(False), lambda: queue.get(timeout=0.01)):
-        with pytest.raises(Empty):
-            get()
-    with pytest.raises(ValueError, match="non-negative"):
-        queue.get(timeout=-1)
-
-
-def test_put_above_maxsize_raises_full_until_get(make: Make) -> None:
-    queue = make(2)
-    queue.put(1)
-    queue.put(2)
-    assert queue.full()
-    for put in (queue.put_nowait, lambda item: queue.put(item, False), lambda item: queue.put(item, timeout=0.01)):
-        with pytest.raises(Full):
-            put(3)
-    with pytest.raises(ValueError, match="non-negative"):
-        queue.put(3, timeout=-1)
-    assert queue.get() == 1  # maxsize counts items that wait for get, not items without task_done
-    queue.put_nowait(3)
-    assert (queue.qsize(), queue.unfinished_tasks) == (2, 3)
-
-
-def test_task_done_without_get_raises_value_error(make: Make) -> None:
-    queue = make(0)
-    with pytest.raises(ValueError, match="task_done"):
-        queue.task_done()
-
-
-def test_put_waits_for_room_and_get_for_an_item(make: Make) -> None:
-    queue, got = make(1), list[object]()
-
-    def consume() -> None:
-        while (item := queue.get()) is not None:
-            got.append(item)
-            queue.task_done()
-        queue.task_done()
-
-    consumer = threading.Thread(target=consume)
-    consumer.start()
-    for number in range(200):
-        queue.put(number)
-    queue.put(None)
-    queue.join()
-    consumer.join()
-    assert got == list(range(200))
-
-
-def test_many_threads_never_exceed_maxsize_and_lose_nothing(tmp_path: Path) -> None:
-    queue, got, sizes = FileQueue(tmp_path / "q", 3), list[object](), list[int]()
-
-    def produce(first: int) -> None:
-        for number in range(first, first + 100):
-            queue.put(number)
-            sizes.append(queue.qsize())
-
-    def consume() -> None:
-        while (item := queue.get()) != "end":
-            got.append(item)
-            queue.task_done()
-        queue.task_done()
-
-    producers = [threading.Thread(target=produce, args=(100 * number,)) for number in range(3)]
-    consumers = [threading.Thread(target=consume) for _ in range(3)]
-    for thread in producers + consumers:
-        thread.start()
-    for thread in producers:
-        thread.join()
-    for _ in consumers:
-        queue.put("end")
-    queue.join()
-    for thread in consumers:
-        thread.join()
-    queue.close()
-    assert sorted(got) == list(range(300))  # type: ignore[type-var]
-    assert max(sizes) <= 3
-
-
-def test_items_without_task_done_come_back_first_after_a_kill(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
-    program = (
-        "import os, sys; from holdfast.queue import FileQueue\n"
-        "q = FileQueue(sys.argv[1])\n"
-        "for n in range(6): q.put(n)\n"
-        "for n in range(4): q.get()\n"
-        "q.task_done(); q.task_done()\n"
+def test_what_was_not_done_comes_again_after_a_kill_and_what_was_done_does_not(tmp_path: Path) -> None:
+    script = (
+        "import os, sys\n"
+        "from holdfast.queue import FileQueue\n"
+        "tasks = FileQueue(sys.argv[1])\n"
+        "for n in range(5): tasks.put(b'%d' % n)\n"
+        "for n in range(3): tasks.get()\n"
+        "tasks.task_done()\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    assert subprocess.run([sys.executable, "-c", program, str(tmp_path / "q")], check=False).returncode == -9
-    with FileQueue(tmp_path / "q") as queue:
-        assert (queue.qsize(), queue.unfinished_tasks) == (4, 4)
-        queue.put(6)
-        assert [queue.get(block=False) for _ in range(5)] == [2, 3, 4, 5, 6]
-        queue.task_done()
-    with FileQueue(tmp_path / "q") as queue:
-        assert [queue.get(block=False) for _ in range(4)] == [3, 4, 5, 6]
+    subprocess.run([sys.executable, "-c", script, tmp_path / "q"], check=False)
+    with FileQueue(tmp_path / "q") as tasks:
+        assert tasks.qsize() == 4
+        assert [tasks.get() for _ in range(4)] == [b"1", b"2", b"3", b"4"]
+        for _ in range(4):
+            tasks.task_done()
+        tasks.join()
+    with FileQueue(tmp_path / "q") as tasks:
+        assert tasks.empty()
 
 
-def test_a_second_opening_is_refused_and_close_ends_waiting(tmp_path: Path) -> None:
-    queue = FileQueue(tmp_path / "q")
-    with pytest.raises(AlreadyOpen):
-        FileQueue(tmp_path / "q")
-    raised: list[BaseException] = []
+def test_threads_put_get_and_join(tmp_path: Path) -> None:
+    found: list[object] = []
+    with FileQueue(tmp_path / "q", maxsize=5, serializer="json") as tasks:
 
-    def wait() -> None:
+        def work() -> None:
+            while (item := tasks.get()) is not None:
+                found.append(item)
+                tasks.task_done()
+            tasks.task_done()
+
+        workers = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+        for worker in workers:
+            worker.start()
+        for number in range(300):
+            tasks.put(number)
+        tasks.join()
+        assert sorted(map(str, found)) == sorted(map(str, range(300)))
+        for _ in workers:
+            tasks.put(None)
+        for worker in workers:
+            worker.join(60)
+            assert not worker.is_alive()
+
+
+def test_a_close_ends_every_wait(tmp_path: Path) -> None:
+    tasks = FileQueue(tmp_path / "q", maxsize=1)
+    tasks.put(b"x")
+    errors: list[BaseException] = []
+
+    def wait(call: str) -> None:
         try:
-            queue.get()
+            tasks.put(b"y") if call == "put" else tasks.join()
         except Closed as error:
-            raised.append(error)
+            errors.append(error)
 
-    thread = threading.Thread(target=wait)
-    thread.start()
-    queue.close()
-    queue.close()
-    thread.join()
-    assert len(raised) == 1
-    for call in (queue.get, queue.qsize, queue.join, lambda: queue.put(1)):
-        with pytest.raises(Closed):
-            call()
-
-
-def test_bad_arguments_are_refused_before_a_file_is_made(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="maxsize"):
-        FileQueue(tmp_path / "q", "3")  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="serializer"):
-        FileQueue(tmp_path / "q", serializer="yaml")
-    assert not list(tmp_path.iterdir())
+    threads = [threading.Thread(target=wait, args=(call,), daemon=True) for call in ("put", "join")]
+    for thread in threads:
+        thread.start()
+    tasks.close()
+    for thread in threads:
+        thread.join(60)
+    assert len(errors) == 2
+    with FileQueue(tmp_path / "q") as again:
+        assert again.qsize() == 1
 
 
-def test_an_item_that_cannot_be_written_is_not_put(tmp_path: Path) -> None:
-    with FileQueue(tmp_path / "q", 2) as queue:
-        with pytest.raises(TypeError):
-            queue.put(object())
-        assert queue.empty()
+def test_a_second_process_is_shown_the_way_to_message_stores(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from holdfast.queue import Queue\n"
+        "from holdfast.errors import AlreadyOpen\n"
+        "try: Queue(sys.argv[1])\n"
+        "except AlreadyOpen as error: print(error.hint)\n"
+    )
+    with FileQueue(tmp_path / "q"):
+        done = subprocess.run(
+            [sys.executable, "-c", script, tmp_path / "q"], capture_output=True, check=True, text=True
+        )
+    assert "message stores" in done.stdout

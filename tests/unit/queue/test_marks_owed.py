@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from holdfast.queue.frame_log import FrameLog as Queue
 from holdfast.queue.slots import newest_slot
+from holdfast.queue.stores_log import StoresLog as Queue
 from holdfast.queue.write_mark import WriteMark, decode_mark
 from holdfast.testing.queue_world import CrashFiles
 

@@ -26,7 +26,7 @@ from typing import Final
 
 from holdfast.errors import Backpressure, Closed, HoldfastError, Unavailable
 from holdfast.queue import Gap, Message, Queue, Trimmed
-from holdfast.queue.frame_log import FrameLog
+from holdfast.queue.stores_log import StoresLog
 from holdfast.testing.queue_world.damage import check_damaged
 from holdfast.testing.queue_world.files import CrashFiles
 from holdfast.testing.queue_world.ledger import Ledger, PromiseBroken, check_reading
@@ -76,7 +76,7 @@ class World:
         self.serial = 0
         self.files = CrashFiles(Random(self.random.random()), seen=self.seen)
         self._digest = sha256()
-        self._queue: FrameLog | None = None
+        self._queue: Queue | None = None
         self._lives_lived = 0
         self._unmended = False  # power was lost, and no start has come to its end since
         # A sync has failed, and the mark does not say so yet, or could not: what was not durable may be damaged.
@@ -97,10 +97,10 @@ class World:
         """Salts and identifiers."""
         return self.random.randbytes(count)
 
-    def open(self, files: CrashFiles) -> FrameLog:
+    def open(self, files: CrashFiles) -> Queue:
         """A writer on these files."""
         shape = self.shape
-        return FrameLog(
+        return StoresLog(
             PATH,
             page_size=shape.page_bytes,
             sync=shape.sync,
@@ -147,7 +147,7 @@ class World:
                 self._digest.update(name.encode() + data)
         return WorldReport(self.seed, self.states, self.seen, self._digest.hexdigest())
 
-    def _begin_or_hear_of_the_loss(self) -> FrameLog | None:
+    def _begin_or_hear_of_the_loss(self) -> Queue | None:
         """None where the world ends: a sync has failed, and so has the mark that was to say so.
 
         The next start cannot know then that the cache shows what no sync will ever write. Whoever appended was told by
@@ -166,7 +166,7 @@ class World:
             return None
         return queue
 
-    def _live(self, queue: FrameLog) -> None:
+    def _live(self, queue: Queue) -> None:
         self._queue = queue
         poisoned = False
         for _ in range(self.shape.steps):
@@ -183,7 +183,7 @@ class World:
             self._crash_point("between calls")
         self._end(queue, poisoned=poisoned)
 
-    def _begin(self) -> FrameLog:
+    def _begin(self) -> Queue:
         """Open, with a crash at every operation; then take what was found as the truth."""
         files, ledger = self.files, self.ledger
         self.seen["opened"] += 1
@@ -244,7 +244,7 @@ class World:
 
     # ---- acts -------------------------------------------------------------------------------------------------------
 
-    def _act(self, queue: FrameLog) -> None:
+    def _act(self, queue: Queue) -> None:
         act = self.random.choice((
             self._append, self._append, self._append, self._append, self._append_many, self._append_many,
             self._flush, self._background_work, self._background_work, self._clock_jump, self._read,
@@ -265,13 +265,13 @@ class World:
             self._append(queue)
             self.seen["append during a sync"] += 1
 
-    def _append(self, queue: FrameLog) -> None:
+    def _append(self, queue: Queue) -> None:
         size = self.random.randint(4500, 14_000) if not self.shape.uniform and self.random.random() < 0.06 else None
         if size is not None:
             self.seen["jumbo"] += 1
         self._put(queue, [self.payload(size)], frame=True)
 
-    def _append_many(self, queue: FrameLog) -> None:
+    def _append_many(self, queue: Queue) -> None:
         count = self.random.choice((1, 2, 3, 8, 20))
         if self.shape.uniform:
             for _ in range(2 * count):
@@ -309,7 +309,8 @@ class World:
             ):
                 ledger.trimmed_max += 1
 
-    def _flush(self, queue: FrameLog) -> None:
+    def _flush(self, queue: Queue) -> None:
+        assert isinstance(queue, StoresLog), "the world opens it"
         wanted = len(self.ledger.payloads)
         self.files.during_sync = self._others_append
         try:
@@ -327,7 +328,7 @@ class World:
         self.ledger.durable, self.ledger.accepted = wanted, max(wanted, self.ledger.accepted)
         self.seen["flushed"] += 1
 
-    def _background_work(self, queue: FrameLog) -> None:
+    def _background_work(self, queue: Queue) -> None:
         self._allow_retention()
         try:
             queue.run_background_work()
@@ -336,13 +337,13 @@ class World:
         except (OSError, HoldfastError):
             self.seen["background work refused"] += 1
 
-    def _clock_jump(self, queue: FrameLog) -> None:  # noqa: ARG002 - one signature for every act
+    def _clock_jump(self, queue: Queue) -> None:  # noqa: ARG002 - one signature for every act
         hours = self.random.choice((-1000, -5, 5, 1000))
         self.seen["clock back" if hours < 0 else "clock ahead"] += 1
         self.now_ns += hours * HOUR_NS
         self.latest_ns = max(self.latest_ns, self.now_ns)
 
-    def _read(self, queue: FrameLog) -> None:
+    def _read(self, queue: Queue) -> None:
         """In the writer's process, and in another one, which sees the same files and holds no lock."""
         with self.files.quiet():
             messages = list(queue.read())
