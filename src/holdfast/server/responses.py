@@ -78,10 +78,11 @@ class StatusAnswerBody(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class VersionAnswer(msgspec.Struct, frozen=True):
-    """A version at which everything known committed when the request arrived can be read."""
+    """A version at which everything known committed when the request arrived can be read, and the log it belongs to."""
 
     version: int
     leader_id: str
+    log_id: str
 
 
 class ValueAnswer(msgspec.Struct, frozen=True):
@@ -133,6 +134,7 @@ class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
     leader_address: str | None = None
     retry_after_ms: int | None = None
     roll_back_to: int | None = None
+    log_id: str | None = None
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
@@ -169,6 +171,7 @@ STATUS_OF: Final[Mapping[Code, int]] = {
     Code.LEADER_ALIVE: 409,
     Code.DEPOSED: 409,
     Code.ROLLED_BACK: 409,
+    Code.LOG_MISMATCH: 409,
     Code.VIEW_DISABLED: 409,
     Code.LOG_TRUNCATED: 410,
     Code.TOO_LARGE: 413,
@@ -245,6 +248,7 @@ def error_body(error: HoldfastError, leader: LeaderHint) -> ErrorBody:
     """The body of an error. The leader is named where knowing it is the caller's next step."""
     names = error.code in _NAMES_THE_LEADER
     roll_back_to = error.fields.get("roll_back_to")
+    log_id = error.fields.get("log_id") if error.code is Code.LOG_MISMATCH else None
     return ErrorBody(
         code=str(error.code),
         message=str(error),
@@ -252,6 +256,7 @@ def error_body(error: HoldfastError, leader: LeaderHint) -> ErrorBody:
         leader_address=(leader.address or None) if names else None,
         retry_after_ms=error.retry_after_ms,
         roll_back_to=roll_back_to if isinstance(roll_back_to, int) else None,
+        log_id=log_id if isinstance(log_id, str) else None,
     )
 
 

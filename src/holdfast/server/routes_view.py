@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.commit.transaction import VERSION_MAX
 from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.server.auth import Role
 from holdfast.server.embedded_view import EmbeddedView
 from holdfast.server.responses import ValueAnswer, ValueRange
-from holdfast.server.routes import Answer, Call, Parameter, Route, json_answer, key_from_text
+from holdfast.server.routes import POSITION_SCHEMA, Answer, Call, Parameter, Route, json_answer, key_from_text
 
 __all__ = ["RANGE_LIMIT_MAX", "view_routes"]
 
@@ -28,13 +27,14 @@ _KEY: Final = {"type": "string", "format": "base64url"}
 _AT: Final = Parameter(
     "at",
     "query",
-    {"type": "integer", "minimum": 0, "maximum": VERSION_MAX},
-    "Not older than this version; the newest durable one without it",
+    POSITION_SCHEMA,
+    "Not older than this version, which may carry @LOGID; the newest durable one without it",
 )
 _CODES: Final = (
     Code.BAD_BASE64,
     Code.VIEW_DISABLED,
     Code.VIEW_BEHIND,
+    Code.LOG_MISMATCH,
     Code.NOT_LEADER,
     Code.STORE_UNAVAILABLE,
     Code.CORRUPT_LOG,
@@ -46,9 +46,8 @@ def view_routes(embedded: EmbeddedView) -> tuple[Route, ...]:
     """The rows of the route table."""
 
     def asked_version(call: Call) -> int:
-        at = call.number("at")
-        service = call.front.leading()
-        return service.local_version() if at is None else at
+        at = call.position("at")
+        return call.front.leading().local_version() if at is None else call.front.version_of(at)
 
     async def read_key(call: Call) -> Answer:
         key = key_from_text("key", call.path_text("key"))
