@@ -77,7 +77,7 @@ Precondition = PointRead | RangeRead
 Operation = Write | Delete | RangeDelete
 
 
-class Transaction(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+class Transaction(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """One commit request: apply ``operations`` if every precondition holds.
 
     Later operations win over earlier ones on the same key. ``leader_id`` refuses any other leader, and ``log_id`` any
