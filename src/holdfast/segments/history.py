@@ -124,7 +124,13 @@ class SegmentHistory:
         if index is None:
             return 0
         if index.log_id != log_id:
-            log.error("segments_of_another_log", url=self._url, log_id=log_id, segments_of=index.log_id)
+            log.error(
+                "segments_of_another_log",
+                url=self._url,
+                log_id=log_id,
+                segments_of=index.log_id,
+                hint="the log or the table was replaced: write segments of this log at a place of their own",
+            )
             return 0
         return index.through
 
