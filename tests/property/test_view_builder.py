@@ -110,7 +110,7 @@ def test_rows_that_do_not_keep_the_headers_versions_are_damage(tmp_path):
         builder = ViewBuilder(tmp_path / "view", LOG_ID)
         with pytest.raises(CorruptData):
             builder.add(decode_header(data, slot=header.slot), data)
-        assert builder.seen == (0, None, LOG_ID)
+        assert builder.seen == (0, None, None)
         builder.close()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.client import Checkpoint, TransactionEvent
+from holdfast.commit.feed import Checkpoint as FeedCheckpoint
 from holdfast.commit.transaction import Write
 from holdfast.errors import Code, CorruptData, InvalidRequest
 from holdfast.server.view_builder import ViewBuilder
@@ -83,6 +84,8 @@ def test_the_golden_file_is_of_format_1():
 def test_the_embedded_views_file_is_refused_by_a_service_of_another_log(tmp_path):
     shutil.copy(GOLDEN, tmp_path / "view")
     builder = ViewBuilder(tmp_path / "view", LOG)
+    assert builder.seen == builder.position, "a file that was only opened has nothing to write"
+    builder.add_events([FeedCheckpoint(GOLDEN_VERSION + 1, "l")])
     builder.flush()
     builder.close()
     with pytest.raises(CorruptData, match=f"view_log_id={LOG} log_id={OTHER}"):

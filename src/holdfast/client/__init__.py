@@ -13,6 +13,7 @@ from holdfast.client.events import Checkpoint, Event, RolledBack, TransactionEve
 from holdfast.client.messages import CommitReceipt, Found, FoundRange, NotCommitted, StatusAnswer, VersionAnswer
 from holdfast.client.options import ClientOptions
 from holdfast.client.shell import Transacted
+from holdfast.values import LogPosition
 
 __all__ = [
     "BlockingTransaction",
@@ -23,6 +24,7 @@ __all__ = [
     "Event",
     "Found",
     "FoundRange",
+    "LogPosition",
     "NotCommitted",
     "RolledBack",
     "StatusAnswer",

@@ -37,7 +37,8 @@ _REMOVALS: Final = (ItemKind.DELETE, ItemKind.RANGE_DELETE)
 class ViewBuilder:
     """The writer of one view's file. ``position`` is in the file; ``seen`` is what ``flush`` will put there.
 
-    A file without a log id becomes that of ``log_id``. Raises: CorruptData (the file belongs to another log).
+    A file without a log id becomes that of ``log_id`` with what is added next. Raises: CorruptData (the file belongs to
+    another log).
     """
 
     def __init__(self, path: Path, log_id: str) -> None:
@@ -45,7 +46,8 @@ class ViewBuilder:
         if self.position.log_id not in (None, log_id):
             self._connection.close()
             raise CorruptData("the view is of another log", view_log_id=self.position.log_id, log_id=log_id)
-        self.seen = self.position._replace(log_id=log_id)
+        self.seen: Position = self.position
+        self._log_id = log_id
         self._layer = Layer(is_ground=False)
 
     @property
@@ -55,7 +57,7 @@ class ViewBuilder:
 
     def add(self, header: Header, data: bytes) -> None:
         """Take the next live object. Raises: CorruptData."""
-        version, last, log_id = self.seen
+        version, last, _ = self.seen
         if header.transactions:
             if header.first_version <= version:
                 raise CorruptData(
@@ -83,11 +85,11 @@ class ViewBuilder:
             for batch in table.to_batches():
                 self._lay(batch)
             last = header.last_version
-        self.seen = Position(max(version, header.last_version), last, log_id)
+        self.seen = Position(max(version, header.last_version), last, self._log_id)
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Take what older history says comes next. Raises: CorruptData."""
-        version, last, log_id = self.seen
+        version, last, _ = self.seen
         for event in events:
             if isinstance(event, TransactionEvent):
                 if event.version <= version or (event.prev_version != last and (last or event.prev_version > version)):
@@ -101,7 +103,7 @@ class ViewBuilder:
                 version = last = event.version
             elif isinstance(event, Checkpoint):
                 version = max(version, event.committed_version)
-        self.seen = Position(version, last, log_id)
+        self.seen = Position(version, last, self._log_id)
 
     def _lay(self, batch: pa.RecordBatch) -> None:
         """The rows of one record batch, in order; later ones win."""
