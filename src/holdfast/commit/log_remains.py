@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from holdfast.errors import Code, CorruptData, InvalidRequest
+from holdfast.errors import Code, CorruptData, InvalidRequest, Unavailable
 from holdfast.objects.port import ObjectStore
 
 __all__ = ["bind_stores", "bound_log", "refuse_remains", "remains_around", "require_bound", "view_directory"]
@@ -36,13 +36,22 @@ class _Binding(msgspec.Struct, frozen=True):
 
 
 def bound_log(directory: str) -> str | None:
-    """The log that the stores in ``directory`` belong to; None where nothing says so. Raises: CorruptData, OSError."""
+    """The log that the stores in ``directory`` belong to; None where nothing says so.
+
+    Raises: CorruptData, Unavailable (``store_unfit``: the file cannot be read).
+    """
     path = os.path.join(directory, BINDING_NAME)
     try:
         with open(path, "rb") as file:
             return msgspec.json.decode(file.read(BINDING_BYTES_MAX), type=_Binding).log_id
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise Unavailable(
+            f"the file that names the log of the stores cannot be read: {error.strerror or error}",
+            code=Code.STORE_UNFIT,
+            path=path,
+        ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptData(
             "the file does not say which log the stores belong to",
@@ -86,7 +95,7 @@ def view_directory(log_url: str) -> Path | None:
 
 
 async def remains_around(store: ObjectStore, log_url: str, stores_directory: str | None) -> list[str]:
-    """What an earlier log left in the places of an empty one, for people. Raises: Unavailable, CorruptData, OSError."""
+    """What an earlier log left in the places of an empty one, for people. Raises: as ``bound_log``, and Unavailable."""
     found: list[str] = []
     if stores_directory is not None and (bound := bound_log(stores_directory)) is not None:
         found.append(f"stores of log {bound} in {stores_directory}")

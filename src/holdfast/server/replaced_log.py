@@ -14,7 +14,7 @@ from typing import Final
 from holdfast.commit.log_remains import bound_log, refuse_remains, remains_around, require_bound
 from holdfast.commit.reader import read_header
 from holdfast.commit.takeover import newest_slot
-from holdfast.errors import NotFound, Unavailable
+from holdfast.errors import Code, NotFound, Unavailable
 from holdfast.objects.port import ObjectStore
 from holdfast.settings import Settings
 
@@ -40,8 +40,8 @@ async def require_places_of_this_log(store: ObjectStore, settings: Settings, *, 
         try:
             await _look(store, settings, stores)
             return
-        except Unavailable:
-            if asyncio.get_running_loop().time() >= end:
+        except Unavailable as error:
+            if error.code is not Code.STORE_UNAVAILABLE or asyncio.get_running_loop().time() >= end:
                 raise
         await asyncio.sleep(AGAIN_SECONDS)
 

@@ -123,7 +123,9 @@ class Opening:
                 bind_stores(directory, self._log_id)
         except OSError as error:
             raise Unavailable(
-                f"the log of the stores cannot be noted: {error.strerror or error}", path=directory
+                f"the log of the stores cannot be noted: {error.strerror or error}",
+                code=Code.STORE_UNFIT,
+                path=directory,
             ) from error
 
     async def end(self) -> None:
