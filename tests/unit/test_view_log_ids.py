@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import sqlite3
 from pathlib import Path
@@ -19,6 +20,7 @@ from holdfast.view import View
 LOG = "1" * 32
 OTHER = "2" * 32
 GOLDEN = Path(__file__).parents[1] / "compat" / "view-v1" / "view.sqlite"
+GOLDEN_DIGEST = "77109aa5419a06ae9d3b00f29f9c0c70136ce4645345560ae3f25aecc2023235"
 GOLDEN_VERSION = 100_000_007
 
 
@@ -76,7 +78,8 @@ def test_a_file_from_before_log_ids_is_accepted_once_and_then_belongs_to_the_log
             view.apply([change(GOLDEN_VERSION + 5, GOLDEN_VERSION + 3, OTHER)])
 
 
-def test_the_golden_file_is_of_format_1():
+def test_the_golden_file_is_the_one_of_format_1():
+    assert hashlib.sha256(GOLDEN.read_bytes()).hexdigest() == GOLDEN_DIGEST
     with sqlite3.connect(f"{GOLDEN.as_uri()}?mode=ro&immutable=1", uri=True) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (1,)
 
