@@ -45,6 +45,7 @@ class AnswersAtOnce:
     """Commits everything in the next turn of the loop."""
 
     leader_id = "0" * 32
+    log_id = "0" * 32
     address = "nowhere"
 
     def __init__(self) -> None:

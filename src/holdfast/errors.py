@@ -119,6 +119,8 @@ class Code(StrEnum):
     DELETES_MESSAGES = "deletes_messages"
     LOCK_HELD = "lock_held"
     NOT_HOLDER = "not_holder"
+    # positions
+    LOG_MISMATCH = "log_mismatch"
 
 
 class HoldfastError(Exception):

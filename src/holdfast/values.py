@@ -7,7 +7,20 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, NewType
 
-__all__ = ["SLOT_DIGITS", "Instant", "LeaderId", "LogId", "Slot", "Version", "parse_slot", "slot_text"]
+__all__ = [
+    "SLOT_DIGITS",
+    "VERSION_MAX",
+    "Instant",
+    "LeaderId",
+    "LogId",
+    "LogPosition",
+    "Slot",
+    "Version",
+    "is_log_id",
+    "parse_position",
+    "parse_slot",
+    "slot_text",
+]
 
 Slot = NewType("Slot", int)
 """The number of one batch object. The first is 2^64-1 and they count down, so a larger slot is older."""
@@ -19,9 +32,10 @@ LeaderId = NewType("LeaderId", bytes)
 """16 random bytes, drawn once per process start. Its text form is 32 lowercase hexadecimal digits."""
 
 LogId = NewType("LogId", bytes)
-"""16 random bytes, drawn when the log is created and copied by every claim."""
+"""16 random bytes, drawn when the log is created and copied by every claim. Its text form is as a leader id's."""
 
 SLOT_DIGITS: Final = 20
+VERSION_MAX: Final = 2**53 - 1
 
 
 class Instant(NamedTuple):
@@ -33,6 +47,50 @@ class Instant(NamedTuple):
 
     boot_ms: float
     wall_ms: int
+
+
+class LogPosition(NamedTuple):
+    """A place in a log: everything up to ``version`` in the log ``log_id``.
+
+    ``log_id`` is the text form of the id, or None for a position from before positions had one. ``leader_id`` is set
+    when the version was not durable yet: only that leader vouches for it.
+
+    >>> str(LogPosition(7)), str(LogPosition(7, "0" * 32, "f" * 32))
+    ('7', '7~ffffffffffffffffffffffffffffffff@00000000000000000000000000000000')
+    """
+
+    version: int
+    log_id: str | None = None
+    leader_id: str | None = None
+
+    def __str__(self) -> str:
+        leader = "" if self.leader_id is None else f"~{self.leader_id}"
+        log = "" if self.log_id is None else f"@{self.log_id}"
+        return f"{self.version}{leader}{log}"
+
+
+def is_log_id(text: str) -> bool:
+    """Whether the text is a log id: 32 lowercase hexadecimal digits."""
+    return len(text) == 32 and all(digit in "0123456789abcdef" for digit in text)
+
+
+def parse_position(text: str) -> LogPosition | None:
+    """The position that ``VERSION``, ``VERSION@LOGID``, ``VERSION~LEADER`` or ``VERSION~LEADER@LOGID`` names, or None.
+
+    >>> parse_position("7"), parse_position("7@" + "0" * 32) == (7, "0" * 32, None)
+    (LogPosition(version=7, log_id=None, leader_id=None), True)
+    >>> parse_position("7@"), parse_position("-7"), parse_position("7~")
+    (None, None, None)
+    """
+    before, at, log_id = text.partition("@")
+    number, tilde, leader_id = before.partition("~")
+    if not (number.isascii() and number.isdigit() and len(number) <= SLOT_DIGITS and int(number) <= VERSION_MAX):
+        return None
+    if tilde and not (leader_id.isascii() and leader_id.isalnum()):
+        return None
+    if at and not is_log_id(log_id):
+        return None
+    return LogPosition(int(number), log_id if at else None, leader_id if tilde else None)
 
 
 def slot_text(slot: int) -> str:

@@ -54,7 +54,7 @@ def test_pipelined_requests_are_answered_in_their_order() -> None:
             assert one_round == [
                 "leader_id|request_id|status|version",
                 "address|leader_id|leading",
-                "leader_id|version",
+                "leader_id|log_id|version",
                 "error",
                 "address|leader_id|leading",
             ]

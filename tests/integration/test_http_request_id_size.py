@@ -12,14 +12,16 @@ from tests.integration.http_harness import run, serving, until
 
 LONGEST = "\U0001f600" * 255
 
-BODIES: dict[str, Callable[[int], bytes]] = {
-    "application/x-ndjson": lambda rows: json.dumps(wire(rows), ensure_ascii=False).encode(),
-    "application/x-msgpack": lambda rows: msgspec.msgpack.encode({**wire(rows), "operations": packed(rows)}),
+BODIES: dict[str, Callable[[int, int], bytes]] = {
+    "application/x-ndjson": lambda rows, read: json.dumps(wire(rows, read), ensure_ascii=False).encode(),
+    "application/x-msgpack": lambda rows, read: msgspec.msgpack.encode(
+        {**wire(rows, read), "operations": packed(rows)}
+    ),
 }
 
 
-def wire(rows: int) -> dict[str, object]:
-    return {"operations": [{"type": "delete", "key": ""}] * rows, "request_id": LONGEST, "read_version": 100_000_000}
+def wire(rows: int, read: int) -> dict[str, object]:
+    return {"operations": [{"type": "delete", "key": ""}] * rows, "request_id": LONGEST, "read_version": read}
 
 
 def packed(rows: int) -> list[dict[str, object]]:
@@ -29,10 +31,12 @@ def packed(rows: int) -> list[dict[str, object]]:
 def test_a_commit_whose_id_is_too_long_for_its_rows_is_answered_413_and_the_leader_leads_on() -> None:
     async def scenario() -> None:
         async with serving() as here:
-            body = BODIES["application/x-ndjson"](30_000)
+            body = BODIES["application/x-ndjson"](30_000, here.service.local_version())
             refused = await (await here.connect()).ask("POST", "/v1/commit", body)
             assert (refused.status, refused.code) == (413, "too_large")
-            taken = await (await here.connect()).ask("POST", "/v1/commit", BODIES["application/x-ndjson"](10))
+            taken = await (await here.connect()).ask(
+                "POST", "/v1/commit", BODIES["application/x-ndjson"](10, here.service.local_version())
+            )
             assert taken.status == 200
             assert here.front.in_flight_bytes == 0
 
@@ -44,7 +48,8 @@ def test_what_an_id_takes_in_the_log_counts_among_the_bytes_in_flight_and_closes
     async def scenario() -> None:
         async with serving() as here:
             ids = [f"{number}".rjust(255, "\U0001f600") for number in range(9)]
-            lines = [json.dumps({**wire(600), "request_id": name}, ensure_ascii=False).encode() for name in ids]
+            whole = wire(600, here.service.local_version())
+            lines = [json.dumps({**whole, "request_id": name}, ensure_ascii=False).encode() for name in ids]
             here.store.gate.clear()
             bodies = [b"\n".join(lines)] if path == "/v1/commits" else lines
             asked = [
@@ -66,7 +71,7 @@ def test_what_an_id_takes_in_the_log_counts_among_the_bytes_in_flight_and_closes
 def test_an_item_of_a_stream_whose_id_is_too_long_for_its_rows_is_refused_alone(media_type: str) -> None:
     async def scenario() -> None:
         async with serving() as here:
-            parts = [BODIES[media_type](rows) for rows in (30_000, 10)]
+            parts = [BODIES[media_type](rows, here.service.local_version()) for rows in (30_000, 10)]
             body = (b"\n" if media_type == "application/x-ndjson" else b"").join(parts)
             answer = await (await here.connect()).ask("POST", "/v1/commits", body, Content_Type=media_type)
             assert answer.status == 200

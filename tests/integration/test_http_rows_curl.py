@@ -118,7 +118,7 @@ class Service:
         return list(events_of(answer.body.decode()))
 
 
-ERROR_FIELDS = {"code", "message", "leader_id", "leader_address", "retry_after_ms", "roll_back_to", "hint"}
+ERROR_FIELDS = {"code", "message", "leader_id", "leader_address", "retry_after_ms", "roll_back_to", "log_id", "hint"}
 
 
 def events_of(text: str) -> Iterator[Event]:
@@ -298,6 +298,7 @@ REFUSED: tuple[tuple[str, str, Any, int, str], ...] = (
     ("POST", "/v1/commit", write(b"k", preconditions=[
         {"type": "point_read", "key": "", "version": UNKNOWN_VERSION}]), 400, "future_version"),
     ("POST", "/v1/commit", write(b"k", leader_id="0" * 32), 409, "leader_changed"),
+    ("POST", "/v1/commit", write(b"k", log_id="0" * 32), 409, "log_mismatch"),
     ("POST", "/v1/commit", write(b"k", b"v" * 1_048_576), 413, "too_large"),
     ("GET", "/v1/commit", None, 405, "method_not_allowed"),
     ("PUT", "/v1/version", b"", 405, "method_not_allowed"),
@@ -400,8 +401,9 @@ def test_a_version_covers_every_commit_that_was_answered(main: Service) -> None:
     committed = main.committed(write(b"row/version"))
     for query in ("", "?consistency=linearizable", "?consistency=local"):
         answer = main.ask("GET", "/v1/version" + query).json
-        assert set(answer) == {"version", "leader_id"}
+        assert set(answer) == {"version", "leader_id", "log_id"}
         assert (answer["version"] >= committed, answer["leader_id"]) == (True, main.leader_id)
+        assert re.fullmatch("[0-9a-f]{32}", answer["log_id"])
 
 
 def test_the_view_is_never_older_than_asked_and_pages(main: Service) -> None:
@@ -434,7 +436,9 @@ def test_the_stream_has_every_transaction_once_and_resumes(main: Service) -> Non
     seen = main.events(f"?after={begin}", reached(versions[-1]))
     transactions = [event for event in seen if event["event"] == "transaction"]
     assert [event["data"]["version"] for event in transactions] == versions
-    assert [int(event["id"]) for event in transactions] == versions
+    log_id = main.ask("GET", "/v1/version").json["log_id"]
+    assert seen[0] == {"event": "log", "data": {"log_id": log_id}}
+    assert [event["id"] for event in transactions] == [f"{version}@{log_id}" for version in versions]
     assert [event["data"]["prev_version"] for event in transactions[1:]] == versions[:-1]
     data = transactions[0]["data"]
     assert set(data) == {"version", "prev_version", "request_id", "leader_id", "timestamp", "operations"}
@@ -443,8 +447,11 @@ def test_the_stream_has_every_transaction_once_and_resumes(main: Service) -> Non
     last = [event for event in seen if event["event"] == "checkpoint"][-1]
     assert last["data"] == {"committed_version": versions[-1], "leader_id": main.leader_id}
     # The header wins over the parameter.
-    resumed = main.events("?after=0", reached(versions[-1]), f"Last-Event-ID: {versions[1]}")
-    assert versions_in(resumed) == versions[2:]
+    for identity in (versions[1], transactions[1]["id"]):
+        resumed = main.events("?after=0", reached(versions[-1]), f"Last-Event-ID: {identity}")
+        assert versions_in(resumed) == versions[2:]
+    foreign = main.ask("GET", f"/v1/subscribe?after={versions[1]}@{'0' * 32}")
+    assert (foreign.status, foreign.code, foreign.json["error"]["log_id"]) == (409, "log_mismatch", log_id)
 
 
 def test_history_goes_over_to_live_without_gap_or_repeat(main: Service) -> None:
@@ -494,7 +501,8 @@ def test_a_stream_that_does_not_wait_is_told_of_durability_by_checkpoints(main: 
     seen = reading.result()
     version = soon(seen)[0]
     place = next(number for number, event in enumerate(seen) if event["data"].get("version") == version)
-    assert seen[place]["id"] == f"{version}~{main.leader_id}"
+    log_id = main.ask("GET", "/v1/version").json["log_id"]
+    assert seen[place]["id"] == f"{version}~{main.leader_id}@{log_id}"
     assert not reached(version)(seen[:place]) and reached(version)(seen[place:])
 
 
@@ -573,7 +581,7 @@ def test_a_reader_that_falls_behind_is_told_and_resumes(tmp_path: Path, main: Se
                 received += part
         text = received.decode()
         assert "event: lagging\n" in text[-500:]
-        last = int(re.findall(r"^id: (\d+)$", text, re.MULTILINE)[-1])
+        last = int(re.findall(r"^id: (\d+)@", text, re.MULTILINE)[-1])
         assert last < versions[-1]
         resumed = service.events("", reached(versions[-1]), f"Last-Event-ID: {last}")
         assert versions_in(resumed) == [version for version in versions if version > last]
@@ -662,7 +670,7 @@ def test_a_start_from_another_reign_is_sent_back(tmp_path: Path, main: Service) 
         assert between < base
         answer = probe_until(lambda: service.ask("GET", f"/v1/subscribe?after={between}"), "rolled_back")
         assert (answer.status, answer.json["error"]["roll_back_to"]) == (409, version)
-        first, *_ = service.events(f"?after={between}&durable=false", bool)
+        first = service.events(f"?after={between}&durable=false", lambda events: len(events) > 1)[1]
         assert first["event"] == "leader_change"
         assert (first["data"]["roll_back_to"], len(first["data"]["leader_id"])) == (version, 32)
         main.codes |= service.codes

@@ -96,7 +96,7 @@ def test_history_then_live_without_gap_or_repeat() -> None:
             assert [event.data["version"] for event in found] == versions
             previous = [0, *versions]
             assert [event.data["prev_version"] for event in found] == previous[: len(versions)]
-            assert [event.identity for event in found] == [str(version) for version in versions]
+            assert [event.identity for event in found] == [f"{version}@{here.service.log_id}" for version in versions]
             assert found[0].data["operations"] == [{"type": "write", "key": "a2V5", "value": "dmFs"}]
             assert found[0].data["leader_id"] == here.service.leader_id
             assert found[0].data["timestamp"].endswith("Z") and len(found[0].data["timestamp"]) == 24
@@ -136,7 +136,8 @@ def test_a_stream_that_does_not_wait_for_durability_says_which_is_which() -> Non
             here.store.gate.clear()
             writer.send(request("POST", "/v1/commit", write()))
             early = await stream.next("transaction")
-            assert early.identity == f"{early.data['version']}~{here.service.leader_id}"
+            identity = f"{early.data['version']}~{here.service.leader_id}@{here.service.log_id}"
+            assert early.identity == identity
             assert here.service.local_version() < early.data["version"]
             here.store.gate.set()
             checkpoint = await stream.next("checkpoint")
@@ -202,9 +203,9 @@ def test_live_events_are_encoded_once_for_all_subscribers(monkeypatch: pytest.Mo
     encoded: list[str] = []
     encode_event = sse.encode_event
 
-    def counted(event: sse.Event, *, durable_stream: bool) -> bytes:
+    def counted(event: sse.Event, log_id: str, *, durable_stream: bool) -> bytes:
         encoded.append(type(event).__name__)
-        return encode_event(event, durable_stream=durable_stream)
+        return encode_event(event, log_id, durable_stream=durable_stream)
 
     async def scenario() -> None:
         async with serving() as here:
@@ -255,9 +256,9 @@ def test_a_reader_that_lags_is_told_and_closed_and_others_go_on() -> None:
                 text += part
             slow_socket.close()
             assert b"event: lagging" in text and text.endswith(b"0\r\n\r\n")
-            last = int(text[: text.index(b"event: lagging")].rsplit(b"id: ", 1)[1].split(b"\n")[0])
+            last = text[: text.index(b"event: lagging")].rsplit(b"id: ", 1)[1].split(b"\n")[0].decode()
             resumed = await Stream.open(here, f"?after={last}")
-            if last < version:
+            if int(last.partition("@")[0]) < version:
                 await resumed.until(version)
             assert len(here.subscriptions.open) == 2
 
@@ -305,7 +306,7 @@ def test_a_reader_that_leaves_before_the_first_event_is_no_fault(method: str, mo
             open_readers.append(after)
             try:
                 await asyncio.Event().wait()
-                yield EventBatch(after, 0, ())
+                yield EventBatch(after, 0, "0" * 32, ())
             finally:
                 open_readers.remove(after)
 
@@ -329,7 +330,7 @@ def test_a_reader_that_leaves_before_the_first_event_is_no_fault(method: str, mo
 def test_a_reader_without_whom_the_live_events_moved_on_is_told_that_it_lags(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async def moved_on(after: int, durable: bool) -> AsyncIterator[EventBatch]:
-            yield EventBatch(after, 64, (Checkpoint(after, "l" * 32),))
+            yield EventBatch(after, 64, "0" * 32, (Checkpoint(after, "l" * 32),))
             raise Backpressure("subscriber is too far behind", code=Code.LAGGING)
 
         async with serving(view=False) as here:

@@ -22,7 +22,7 @@ from holdfast.server import fast_lane
 from holdfast.server.front import FrontLimits
 
 VERSION = request("GET", "/v1/version")
-ATTEMPT = {"request_id": "request-id-of-twenty-plus", "read_version": 900_000_000}
+ATTEMPT = {"request_id": "request-id-of-twenty-plus", "read_version": 10**13}
 AGES_MS = 3_600_000.0
 
 

@@ -130,7 +130,7 @@ def test_stores_that_another_process_has_open_are_served_when_it_lets_them_go(tm
             elsewhere,
             (elsewhere / "log").as_uri(),
             free_port(),
-            flags=("--init",),
+            flags=("--init", "--force-new"),  # it is another log, which gets the stores of the first
             environment={**SMALL_PAGES, **shared},
         )
         try:

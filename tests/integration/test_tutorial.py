@@ -71,3 +71,37 @@ def test_every_command_of_the_tutorial_runs_and_prints_what_it_says(page: str, t
             assert matches(printed[number], block), f"the page says:\n{block}\nbut it printed:\n{printed[number]}"
             compared += 1
     assert compared == len(blocks), "every block says what it prints"
+
+
+def test_the_tour_of_the_readme_runs(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## A tour")[2].partition("\n## ")[0]
+    blocks = [
+        (language, block.replace(ADDRESS, address).replace("/tmp/holdfast-tour", f"{tmp_path}/tour"))
+        for language, block in FENCE.findall(section)
+    ]
+    script = (
+        script_of(blocks).replace("set -e", "").replace(MARK.format(3), f"{MARK.format(3)}'; kill %1; wait %1; echo '")
+    )
+    done = subprocess.run(
+        ["timeout", "--kill-after=10", str(SECONDS_MAX), "bash", "-c", script],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "HOLDFAST_URL": f"http://{address}",
+            "HOLDFAST_SERVER__LISTEN": address,
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    printed = re.split(r"^--- block \d+ ---$", done.stdout, flags=re.MULTILINE)[1:]
+    assert len(printed) == 4, done.stdout + done.stderr
+    assert matches(
+        printed[1],
+        "...committed ...\ncommitted ...\nnot committed: conflict, read again from version ...\nann"
+        "seat/12A = ann  @...\nseat/12B = free  @...\n...\n    write seat/12A = free\n    write seat/12B = free",
+    ), done.stdout + done.stderr
+    assert printed[3].count("write seat/12B = bob") == 1, done.stdout + done.stderr

@@ -33,6 +33,7 @@ READS = st.lists(st.one_of(st.builds(PointRead, KEYS), st.builds(RangeRead, KEYS
 OBJECTS = st.lists(st.lists(st.tuples(WRITES | ANYTHING, READS), max_size=5), max_size=8)
 
 CLAIM = genesis()
+LOG_ID = CLAIM.log_id.hex()
 
 
 def objects_of(contents: list[list[tuple[list[Operation], list[PointRead | RangeRead]]]]) -> list[tuple[Header, bytes]]:
@@ -62,7 +63,7 @@ def test_in_bulk_or_one_by_one_the_state_is_the_same(contents, interruptions):
     """``interruptions``: before these objects the file is written, closed, and taken up again where it stands."""
     with tempfile.TemporaryDirectory() as folder, View.memory() as plain:
         path = Path(folder) / "view"
-        builder = ViewBuilder(path)
+        builder = ViewBuilder(path, LOG_ID)
         prev = int(CLAIM.prev_version)
         builder.add(CLAIM, b"")
         for number, (header, data) in enumerate(objects_of(contents)):
@@ -70,7 +71,7 @@ def test_in_bulk_or_one_by_one_the_state_is_the_same(contents, interruptions):
                 builder.flush()
                 builder.close()
                 assert rows_in(path)[0] == plain.range(limit=1_000)
-                builder = ViewBuilder(path)
+                builder = ViewBuilder(path, LOG_ID)
             builder.add(header, data)
             txns = [
                 (int(version), operations)
@@ -89,7 +90,7 @@ def test_in_bulk_or_one_by_one_the_state_is_the_same(contents, interruptions):
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_missing_object_is_noticed_and_changes_nothing(tmp_path, missing):
     made = objects_of([[([Write(b"%d" % number, b"v")], [])] for number in range(3)])
-    builder = ViewBuilder(tmp_path / "view")
+    builder = ViewBuilder(tmp_path / "view", LOG_ID)
     for header, data in made[: missing + 1]:
         builder.add(header, data)
     builder.flush()
@@ -106,16 +107,16 @@ def test_rows_that_do_not_keep_the_headers_versions_are_damage(tmp_path):
     for versions in ([last, first], [first, first], [first + 1, last], [first, last - 1]):
         txns = [LoggedTransaction(version, None, None, [Write(b"k", b"x")], []) for version in versions]
         data = encode_object(header, encode_body(txns))
-        builder = ViewBuilder(tmp_path / "view")
+        builder = ViewBuilder(tmp_path / "view", LOG_ID)
         with pytest.raises(CorruptData):
             builder.add(decode_header(data, slot=header.slot), data)
-        assert builder.seen == (0, None)
+        assert builder.seen == (0, None, None)
         builder.close()
 
 
 def test_a_version_that_was_passed_is_not_taken_again(tmp_path):
     ((header, data),) = objects_of([[([Write(b"k", b"v")], [])]])
-    builder = ViewBuilder(tmp_path / "view")
+    builder = ViewBuilder(tmp_path / "view", LOG_ID)
     builder.add(replace(CLAIM, last_version=Version(header.last_version)), b"")
     with pytest.raises(CorruptData, match="passed already"):
         builder.add(header, data)

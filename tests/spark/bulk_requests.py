@@ -87,7 +87,7 @@ def judge_plainly(requests: Sequence[Request], base: int, windows: Windows = WHO
             resolve.recent.expire(assigned[floors[place + 1]])
         txn = as_transaction(request, assigned)
         entry = CommitEntry(txn, lambda _: None)
-        wrong = problem_with(txn, leader_id="", request_id_length_min=20)
+        wrong = problem_with(txn, leader_id="", log_id="", request_id_length_min=20)
         if wrong is not None:
             verdicts[place] = Verdict(str(wrong.code))
         else:

@@ -285,7 +285,10 @@ def test_an_id_that_is_too_long_for_so_many_operations_is_refused_as_the_service
         found += read_stream(chunk.asks)["refusal"].to_pylist()
     assert found == [0, Refusal.TOO_LARGE, 0]
     wrong = problem_with(
-        Transaction([Write(b"k", b"")] * (most + 1), [], request_id, None, 1), leader_id="", request_id_length_min=20
+        Transaction([Write(b"k", b"")] * (most + 1), [], request_id, None, 1),
+        leader_id="",
+        log_id="",
+        request_id_length_min=20,
     )
     assert wrong is not None and wrong.code == Refusal.TOO_LARGE.name.lower()
     assert wrong.code in INVALID_CODES

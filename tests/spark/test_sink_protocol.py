@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from tests.spark.service_process import ServiceProcess
 
 from holdfast.client import Client, ClientOptions, NotCommitted
 from holdfast.commit.transaction import Operation, Transaction, Write
-from holdfast.errors import Fenced, InvalidRequest
+from holdfast.errors import Code, Fenced, InvalidRequest
 from holdfast.spark import sink_task
 from holdfast.spark.sink_driver import Wanted, begin, finish, read_record
 from holdfast.spark.sink_options import WriteOptions
@@ -303,6 +304,34 @@ def test_a_stream_must_go_on_where_the_record_ends(service: ServiceProcess) -> N
         write(client, WriteOptions(options.url, options.application, supersede=True), wanted("a-gap", "c", "d"))
     for name in ("first", "second", "a-gap"):
         assert written(service, name) == expected(name)
+
+
+def test_a_stream_that_has_written_before_is_refused_by_a_log_that_knows_nothing_of_it(service: ServiceProcess) -> None:
+    """Its target was replaced: what it wrote before is not there, and nothing would ever write it again."""
+    options = new_options(service)
+    with Client(service.url) as client:
+        with pytest.raises(InvalidRequest, match="no record of its application") as caught:
+            write(client, options, wanted("unknown-here", "b", "c"))
+        assert caught.value.code is Code.LOG_MISMATCH
+        assert caught.value.fields["log_id"] == client.version().log_id
+        assert "new checkpoint" in caught.value.hint
+        write(client, options, wanted("first-of-all", None, "a"))
+        renamed = new_options(service)
+        write(client, WriteOptions(renamed.url, renamed.application, supersede=True), wanted("renamed", "b", "c"))
+    assert written(service, "unknown-here") == []
+    assert written(service, "renamed") == expected("renamed")
+
+
+def test_a_task_writes_to_no_other_log_than_its_driver(service: ServiceProcess) -> None:
+    options = new_options(service)
+    with Client(service.url) as client:
+        intent = begin(client, options, wanted("elsewhere"))
+        assert intent.log_id == client.version().log_id
+        of_another = replace(intent, log_id="0" * 32)
+        with pytest.raises(InvalidRequest) as caught:
+            send_partition(client, options, of_another, 0, [rows("elsewhere", 0, 5)])
+        assert caught.value.code is Code.LOG_MISMATCH
+    assert written(service, "elsewhere") == []
 
 
 def test_a_batch_without_a_token_of_its_own_may_be_given_up(service: ServiceProcess) -> None:

@@ -196,16 +196,21 @@ def test_a_damaged_or_missing_object_fails_the_read_and_is_named(
         read(spark, url).collect()
 
 
-def test_the_link_to_the_piece_before_is_checked_at_partition_borders(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("of_one_id", "says"), [(True, "log is damaged: .*{border}"), (False, "another log")])
+def test_the_link_to_the_piece_before_is_checked_at_partition_borders(
+    spark: SparkSession, tmp_path: Path, of_one_id: bool, says: str
+) -> None:
     """Two logs of equal sizes, spliced exactly where one task's piece ends and the next one's begins."""
     one, other = LogBuilder(seed=1), LogBuilder(seed=2)
+    if of_one_id:
+        other.log_id = one.log_id
     for builder in (one, other):
         leader = builder.lead()
         for _ in range(4):
             leader.commit([Write(b"key", builder.random.randbytes(2**20))])
     border = FIRST_SLOT - 3
     one.objects |= {slot: data for slot, data in other.objects.items() if slot <= border}
-    with pytest.raises(PySparkException, match=rf"log is damaged: .*{border}"):
+    with pytest.raises(PySparkException, match=says.replace("{border}", str(border))):
         read(spark, one.write_to(tmp_path), targetPartitionBytes=2**20).collect()
 
 

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.options import ConfigOption, JsonOption, LogArgument, log_url_of
+from holdfast.cli.options import ConfigOption, JsonOption, LogArgument, configuration, log_url_of
 
 __all__ = ["commands"]
 
@@ -21,11 +21,19 @@ commands = typer.Typer(no_args_is_help=True, help="Begin a log, and look at one 
 
 
 @commands.command()
-def init(url: LogArgument = None, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def init(
+    url: LogArgument = None,
+    force_new: Annotated[
+        bool, typer.Option("--force-new", help="Also where another log left stores or a view.")
+    ] = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Begin a new log where there is none at all. Harmless on one that exists."""
     from holdfast.cli import log_views
 
-    log_views.init(log_url_of(url, config), as_json=as_json)
+    settings = configuration(config, log=url).settings
+    log_views.init(settings.log.url, settings.stores.hosted, force_new=force_new, as_json=as_json)
 
 
 @commands.command()

@@ -18,11 +18,13 @@ from holdfast.cli.log_records import header_fields, print_transaction, transacti
 from holdfast.cli.log_survey import Survey, check_reached, create_genesis, survey, verify_log, walker_after
 from holdfast.cli.output import print_fields, print_json, print_line, print_table, progress
 from holdfast.commit.batch import HEADER_BYTES, decode_body, decode_header, object_name
+from holdfast.commit.log_remains import refuse_remains, remains_around
 from holdfast.commit.reader import find_frontier, follow
+from holdfast.commit.takeover import newest_slot
 from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.objects.open import open_store
 from holdfast.objects.port import Listed, ObjectStore
-from holdfast.values import parse_slot, slot_text
+from holdfast.values import LogId, parse_slot, slot_text
 
 __all__ = ["cat", "init", "ls", "show", "stat", "verify"]
 
@@ -48,9 +50,15 @@ def moment(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def init(url: str, *, as_json: bool) -> None:
-    """Begin a log, or say that there is one."""
-    created = with_store(url, create_genesis, create_missing=True)
+def init(url: str, stores_directory: str | None, *, force_new: bool, as_json: bool) -> None:
+    """Begin a log, or say that there is one. Raises: InvalidRequest (log_mismatch) where another log left something."""
+
+    async def begin(store: ObjectStore) -> LogId | None:
+        if not force_new and await newest_slot(store) is None:
+            refuse_remains(await remains_around(store, url, stores_directory))
+        return await create_genesis(store)
+
+    created = with_store(url, begin, create_missing=True)
     if as_json:
         print_json({"url": url, "created": created is not None, "log_id": None if created is None else created.hex()})
     elif created is not None:

@@ -15,6 +15,8 @@ import typer
 
 from holdfast.errors import InvalidRequest
 from holdfast.settings import Configuration, load_configuration
+from holdfast.values import LogPosition
+from holdfast.values import parse_position as read_position
 
 __all__ = [
     "ConfigOption",
@@ -29,6 +31,7 @@ __all__ = [
     "configuration",
     "log_url_of",
     "parse_bytes",
+    "parse_position",
 ]
 
 
@@ -106,6 +109,18 @@ def configuration(
 def log_url_of(url: str | None, config: Path | None) -> str:
     """The log a command works on: the one named, else the configured one. Raises: InvalidRequest."""
     return configuration(config, log=url).settings.log.url
+
+
+def parse_position(option: str, text: str | None) -> LogPosition | None:
+    """A version, with or without its log's id, or None where the option was not given. Raises: InvalidRequest."""
+    if text is None:
+        return None
+    position = read_position(text)
+    if position is None:
+        raise InvalidRequest(
+            f"{option} is VERSION or VERSION@LOGID, not {text!r}", hint="`holdfast version --position` prints one"
+        )
+    return position
 
 
 def parse_bytes(text: str, encoding: Encoding) -> bytes:

@@ -20,6 +20,10 @@ def serve(
         typer.Option("--listen", help="HOST:PORT or unix:PATH; repeatable. 127.0.0.1:8080 by default."),
     ] = None,
     init: Annotated[bool, typer.Option("--init", help="Begin a new log when there is none at all.")] = False,
+    force_new: Annotated[
+        bool,
+        typer.Option("--force-new", help="With --init: also where another log left stores, a view or segments."),
+    ] = False,
     take_over: Annotated[bool, typer.Option("--take-over", help="Claim the log although its leader is alive.")] = False,
     standby: Annotated[
         bool, typer.Option("--standby", help="While another leads, wait and take over when it ends.")
@@ -34,6 +38,8 @@ def serve(
     """
     if take_over and standby:
         raise InvalidRequest("--take-over claims at once and --standby waits: give one of them")
+    if force_new and not init:
+        raise InvalidRequest("--force-new belongs to --init")
     found = configuration(config, settings, log=log, listen=listen)
     for warning in found.warnings:
         sys.stderr.write(f"warning: {warning}\n")
@@ -41,5 +47,6 @@ def serve(
     from holdfast.server.run import main as run_server
 
     in_force = found.settings
-    code = run_server(in_force, init=init or in_force.log.init_implied, take_over=take_over, standby=standby)
+    init = init or in_force.log.init_implied
+    code = run_server(in_force, init=init, take_over=take_over, standby=standby, force_new=force_new)
     raise typer.Exit(code)

@@ -19,6 +19,7 @@ from holdfast.cli.options import (
     TokenOption,
     UrlOption,
     parse_bytes,
+    parse_position,
 )
 from holdfast.cli.output import flush_output, print_json, print_line
 from holdfast.cli.service import STREAM_SECONDS, WaitNotice, following
@@ -32,7 +33,10 @@ __all__ = ["subscribe"]
 
 def subscribe(
     after: Annotated[
-        int | None, typer.Option("--after", min=0, help="Begin behind this version; now by default.")
+        str | None,
+        typer.Option(
+            "--after", metavar="VERSION[@LOGID]", help="Begin after this version, of this log; now by default."
+        ),
     ] = None,
     prefix: Annotated[str | None, typer.Option("--prefix", help="Only keys that begin with this.")] = None,
     speculative: Annotated[
@@ -52,10 +56,11 @@ def subscribe(
     from holdfast.client import TransactionEvent
 
     seen = 0
+    begin = parse_position("--after", after)
     notice = WaitNotice(url, STREAM_SECONDS if timeout is None else timeout, as_json=as_json)
     keys = None if prefix is None else parse_bytes(prefix, encoding)
     with following(url, token, timeout, notice) as client:
-        start = client.version().version if after is None else after
+        start = client.version().position if begin is None else begin
         with client.subscribe(start, durable=not speculative, prefix=keys, checkpoints=checkpoints) as events:
             for event in events:
                 notice.got_through()
@@ -81,12 +86,23 @@ def event_fields(event: Event) -> dict[str, object]:
                 "leader_id": event.leader_id,
                 "time_ms": event.time_ms,
                 "durable": event.durable,
+                "log_id": event.log_id,
                 "operations": [operation_fields(operation) for operation in event.operations],
             }
         case Checkpoint():
-            return {"event": "checkpoint", "committed_version": event.committed_version, "leader_id": event.leader_id}
+            return {
+                "event": "checkpoint",
+                "committed_version": event.committed_version,
+                "leader_id": event.leader_id,
+                "log_id": event.log_id,
+            }
         case RolledBack():
-            return {"event": "leader_change", "roll_back_to": event.to, "leader_id": event.leader_id}
+            return {
+                "event": "leader_change",
+                "roll_back_to": event.to,
+                "leader_id": event.leader_id,
+                "log_id": event.log_id,
+            }
         case _:
             assert_never(event)
 

@@ -25,10 +25,12 @@ from holdfast.cli.options import (
     TokenOption,
     UrlOption,
     parse_bytes,
+    parse_position,
 )
 from holdfast.cli.output import answering, base64_text, flush_output, print_json, print_line, readable, write_bytes
 from holdfast.cli.service import asking
 from holdfast.errors import Conflict, InvalidRequest, OutcomeUnknown, Unavailable
+from holdfast.values import LogPosition
 
 if TYPE_CHECKING:
     from holdfast.commit.transaction import Operation, Precondition, Transaction
@@ -54,7 +56,8 @@ def commit(
         ),
     ] = None,
     read_version: Annotated[
-        int | None, typer.Option("--read-version", min=0, help="What the transaction has read at.")
+        str | None,
+        typer.Option("--read-version", metavar="VERSION[@LOGID]", help="What the transaction has read at."),
     ] = None,
     request_id: Annotated[
         str | None, typer.Option("--request-id", help="Names the attempt; 20 to 255 characters.")
@@ -75,14 +78,22 @@ def commit(
     request = _read_request(file) if file is not None else None
     wanted = request.operations if request else [_operation(text, encoding) for text in operations or ()]
     reads = request.preconditions if request else [_precondition(text, encoding) for text in if_unchanged or ()]
+    read = parse_position("--read-version", read_version)
+    log_id = None if read is None else read.log_id
     if request is not None:
-        read_version = request.read_version if read_version is None else read_version
+        read = LogPosition(request.read_version) if read is None and request.read_version is not None else read
+        log_id = request.log_id if log_id is None else log_id
         request_id = request.request_id if request_id is None else request_id
     leader_id = request.leader_id if request is not None else None
     with asking(url, token, timeout, as_json=as_json) as client:
         try:
             receipt = client.commit(
-                wanted, reads, read_version=read_version, request_id=request_id, leader_id=leader_id
+                wanted,
+                reads,
+                read_version=None if read is None else read.version,
+                request_id=request_id,
+                leader_id=leader_id,
+                log_id=log_id,
             )
         except Conflict as conflict:
             with answering():
@@ -119,7 +130,10 @@ def get(
             "--limit", "-n", min=1, max=10_000, help="At most this many keys of a range; more are told on stderr."
         ),
     ] = 100,
-    at: Annotated[int | None, typer.Option("--at", min=0, help="Wait until the view has reached this version.")] = None,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="VERSION[@LOGID]", help="Wait until the view has reached this version."),
+    ] = None,
     url: UrlOption = LOCAL,
     token: TokenOption = None,
     timeout: TimeoutOption = None,
@@ -138,10 +152,11 @@ def get(
     if prefix is not None and end is not None:
         raise InvalidRequest("--prefix excludes --end: it is a range by itself")
     begin = parse_bytes(first, encoding)
+    reached = parse_position("--at", at)
     with asking(url, token, timeout, as_json=as_json) as client:
         if end is not None or prefix is not None:
             bound = prefix_end(begin) if end is None else parse_bytes(end, encoding) or None
-            found = client.range(begin, bound, limit=limit, at=at)
+            found = client.range(begin, bound, limit=limit, at=reached)
             for item in found.items:
                 fields = {"key": base64_text(item.key), "value": base64_text(item.value), "version": item.version}
                 if as_json:
@@ -151,7 +166,7 @@ def get(
             if found.more:
                 _tell_more(found.items[-1].key, bound, as_json=as_json)
             return
-        one = client.get(begin, at)
+        one = client.get(begin, reached)
     if one is None:
         with answering():
             if as_json:
@@ -165,7 +180,9 @@ def get(
 
 def status(
     request_id: Annotated[str, typer.Argument(help="The attempt's request id.")],
-    min_version: Annotated[int, typer.Option("--min-version", min=0, help="The attempt's read version.")],
+    min_version: Annotated[
+        str, typer.Option("--min-version", metavar="VERSION[@LOGID]", help="The attempt's read version.")
+    ],
     url: UrlOption = LOCAL,
     token: TokenOption = None,
     timeout: TimeoutOption = None,
@@ -175,8 +192,10 @@ def status(
 
     Exit code 0 when it committed, 1 otherwise.
     """
+    asked = parse_position("--min-version", min_version)
+    assert asked is not None, "the option is required"
     with asking(url, token, timeout, as_json=as_json) as client:
-        answer = client.status(request_id, min_version)
+        answer = client.status(request_id, asked)
     with answering():
         if as_json:
             print_json({"status": answer.status} | ({} if answer.version is None else {"version": answer.version}))
@@ -188,6 +207,9 @@ def status(
 
 def version(
     local: Annotated[bool, typer.Option("--local", help="Do not prove that no other leader is ahead.")] = False,
+    position: Annotated[
+        bool, typer.Option("--position", help="Print VERSION@LOGID, which subscribe --after takes.")
+    ] = False,
     url: UrlOption = LOCAL,
     token: TokenOption = None,
     timeout: TimeoutOption = None,
@@ -197,9 +219,9 @@ def version(
     with asking(url, token, timeout, as_json=as_json) as client:
         answer = client.version(local=local)
     if as_json:
-        print_json({"version": answer.version, "leader_id": answer.leader_id})
+        print_json({"version": answer.version, "leader_id": answer.leader_id, "log_id": answer.log_id})
     else:
-        print_line(str(answer.version))
+        print_line(str(answer.position if position else answer.version))
 
 
 def _tell_more(last: bytes, end: bytes | None, *, as_json: bool) -> None:

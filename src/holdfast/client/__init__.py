@@ -16,6 +16,7 @@ with needs("client"):
     from holdfast.client.messages import CommitReceipt, Found, FoundRange, NotCommitted, StatusAnswer, VersionAnswer
     from holdfast.client.options import ClientOptions
     from holdfast.client.shell import Transacted
+    from holdfast.values import LogPosition
 
 __all__ = [
     "BlockingTransaction",
@@ -26,6 +27,7 @@ __all__ = [
     "Event",
     "Found",
     "FoundRange",
+    "LogPosition",
     "NotCommitted",
     "RolledBack",
     "StatusAnswer",

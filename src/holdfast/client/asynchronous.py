@@ -38,7 +38,16 @@ from holdfast.client.effects import (
 )
 from holdfast.client.events import Event
 from holdfast.client.http1 import AnswerReader, BadAnswer
-from holdfast.client.messages import CommitReceipt, Found, FoundRange, NotCommitted, StatusAnswer, VersionAnswer
+from holdfast.client.messages import (
+    CommitReceipt,
+    Found,
+    FoundRange,
+    NotCommitted,
+    Place,
+    StatusAnswer,
+    VersionAnswer,
+    position_of,
+)
 from holdfast.client.options import ClientOptions
 from holdfast.client.shell import Transacted, draw_wait_ms, now_ms, routes_of, token_of
 from holdfast.client.stream import Continuity, Delivery, Filter, follow
@@ -47,6 +56,7 @@ from holdfast.client.transports import Connection, Pool
 from holdfast.client.unusable import problem_with, reason_of
 from holdfast.commit.transaction import Operation, Precondition, Transaction
 from holdfast.errors import Closed, HoldfastError
+from holdfast.values import LogPosition
 
 if TYPE_CHECKING:
     from holdfast.view import View
@@ -118,6 +128,7 @@ class Client:
         read_version: int | None = None,
         request_id: str | None = None,
         leader_id: str | None = None,
+        log_id: str | None = None,
     ) -> CommitReceipt:
         """Commit; returns when the transaction is durable. Raises and costs: as ``holdfast.Client.commit``."""
         verdict = await self.run(
@@ -128,6 +139,7 @@ class Client:
                 read_version=read_version,
                 request_id=request_id,
                 leader_id=leader_id,
+                log_id=log_id,
                 entropy=secrets.token_hex(16),
                 now_ms=now_ms(),
             )
@@ -140,7 +152,7 @@ class Client:
         self, txns: Iterable[Transaction] | AsyncIterable[Transaction]
     ) -> AsyncIterator[CommitReceipt | NotCommitted | HoldfastError]:
         """Commit a stream of transactions in few requests; as ``holdfast.Client.commits_many``."""
-        start = (await self.run(core.version(self._session, now_ms(), local=True))).version
+        start = (await self.run(core.version(self._session, now_ms(), local=True))).position
         grouping = core.Grouping(self._session, start, secrets.token_hex(16))
         if isinstance(txns, AsyncIterable):
             async for txn in txns:
@@ -174,11 +186,11 @@ class Client:
         """A version at least as new as every commit known when this was called; ``local``: without asking for proof."""
         return await self.run(core.version(self._session, now_ms(), local=local))
 
-    async def status(self, request_id: str, min_version: int) -> StatusAnswer:
+    async def status(self, request_id: str, min_version: Place) -> StatusAnswer:
         """The final outcome of an attempt. Asking closes it: if it has not committed, it never will."""
         return await self.run(core.ask_status(self._session, request_id, min_version, now_ms()))
 
-    async def get(self, key: bytes, at: int | None = None) -> Found | None:
+    async def get(self, key: bytes, at: Place | None = None) -> Found | None:
         """A key's value in the service's view, never older than ``at``."""
         return await self.run(core.get(self._session, key, at, now_ms()))
 
@@ -189,7 +201,7 @@ class Client:
         *,
         prefix: bytes | None = None,
         limit: int = 1000,
-        at: int | None = None,
+        at: Place | None = None,
     ) -> FoundRange:
         """Keys of ``[begin, end)``, or all that start with ``prefix``, in byte order, never older than ``at``.
 
@@ -199,7 +211,7 @@ class Client:
 
     def subscribe(
         self,
-        after: int = 0,
+        after: Place = 0,
         *,
         durable: bool = True,
         begin: bytes | None = None,
@@ -207,8 +219,10 @@ class Client:
         prefix: bytes | None = None,
         checkpoints: bool = False,
     ) -> Subscription:
-        """Every transaction after version ``after``, for ever; see ``Subscription``."""
-        return Subscription(self, after, Filter(begin, end, prefix), durable=durable, checkpoints=checkpoints)
+        """Every transaction after ``after``, for ever; see ``Subscription``. Raises: InvalidRequest."""
+        return Subscription(
+            self, position_of(after), Filter(begin, end, prefix), durable=durable, checkpoints=checkpoints
+        )
 
     async def run(
         self,
@@ -282,10 +296,10 @@ class Client:
 class Subscription:
     """An asynchronous iterator over the change stream; promises and errors as the blocking ``Subscription``."""
 
-    def __init__(self, client: Client, after: int, keys: Filter, *, durable: bool, checkpoints: bool) -> None:
+    def __init__(self, client: Client, after: LogPosition, keys: Filter, *, durable: bool, checkpoints: bool) -> None:
         self._client = client
         self._checkpoints = checkpoints
-        self._continuity = Continuity(after, durable=durable, filtered=not keys.everything)
+        self._continuity = Continuity(after.version, durable=durable, filtered=not keys.everything, log_id=after.log_id)
         self._procedure = follow(client.session, self._continuity, keys, durable=durable, now_ms=now_ms())
         self._stream: tuple[Connection, AnswerReader] | None = None
         self._effect: Effect | None = None
@@ -300,7 +314,7 @@ class Subscription:
         await self.aclose()
 
     @property
-    def position(self) -> int:
+    def position(self) -> LogPosition:
         """Everything at or below was handed out."""
         return self._delivery.position
 

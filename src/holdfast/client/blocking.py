@@ -36,7 +36,16 @@ from holdfast.client.effects import (
 )
 from holdfast.client.events import Event
 from holdfast.client.http1 import AnswerReader, BadAnswer
-from holdfast.client.messages import CommitReceipt, Found, FoundRange, NotCommitted, StatusAnswer, VersionAnswer
+from holdfast.client.messages import (
+    CommitReceipt,
+    Found,
+    FoundRange,
+    NotCommitted,
+    Place,
+    StatusAnswer,
+    VersionAnswer,
+    position_of,
+)
 from holdfast.client.options import ClientOptions
 from holdfast.client.shell import Transacted, draw_wait_ms, now_ms, routes_of, token_of
 from holdfast.client.sockets import Connection, Pool, left_s
@@ -45,6 +54,7 @@ from holdfast.client.transaction import ServiceSource, Source, TransactionBuilde
 from holdfast.client.unusable import problem_with, reason_of
 from holdfast.commit.transaction import Operation, Precondition, Transaction
 from holdfast.errors import Closed, HoldfastError
+from holdfast.values import LogPosition
 
 if TYPE_CHECKING:
     from holdfast.view import View
@@ -122,12 +132,14 @@ class Client:
         read_version: int | None = None,
         request_id: str | None = None,
         leader_id: str | None = None,
+        log_id: str | None = None,
     ) -> CommitReceipt:
         """Commit; returns when the transaction is durable.
 
         Raises: Conflict (``fields["version"]`` is worth retrying from), OutcomeUnknown (its fields say how to ask),
         Unavailable and Backpressure (not accepted in time), Fenced (another leader than ``leader_id``), InvalidRequest,
-        LimitExceeded, PermissionDenied.
+        LimitExceeded, PermissionDenied. ``log_id`` is the log that the versions belong to, by default the one that this
+        client last heard of; another log refuses them (InvalidRequest, log_mismatch).
         Cost: one request; with an unknown outcome, at least one more.
         """
         verdict = self.run(
@@ -138,6 +150,7 @@ class Client:
                 read_version=read_version,
                 request_id=request_id,
                 leader_id=leader_id,
+                log_id=log_id,
                 entropy=secrets.token_hex(16),
                 now_ms=now_ms(),
             )
@@ -154,7 +167,7 @@ class Client:
         anew. Raises: as ``commit``; InvalidRequest also for an item that is wrong as it stands, and then those before
         it that have no result yet are not sent.
         """
-        start = self.run(core.version(self._session, now_ms(), local=True)).version
+        start = self.run(core.version(self._session, now_ms(), local=True)).position
         grouping = core.Grouping(self._session, start, secrets.token_hex(16))
         for txn in txns:
             yield from self._commit_group(grouping.add(txn))
@@ -185,11 +198,11 @@ class Client:
         """A version at least as new as every commit known when this was called; ``local``: without asking for proof."""
         return self.run(core.version(self._session, now_ms(), local=local))
 
-    def status(self, request_id: str, min_version: int) -> StatusAnswer:
+    def status(self, request_id: str, min_version: Place) -> StatusAnswer:
         """The final outcome of an attempt. Asking closes it: if it has not committed, it never will."""
         return self.run(core.ask_status(self._session, request_id, min_version, now_ms()))
 
-    def get(self, key: bytes, at: int | None = None) -> Found | None:
+    def get(self, key: bytes, at: Place | None = None) -> Found | None:
         """A key's value in the service's view, never older than ``at``."""
         return self.run(core.get(self._session, key, at, now_ms()))
 
@@ -200,7 +213,7 @@ class Client:
         *,
         prefix: bytes | None = None,
         limit: int = 1000,
-        at: int | None = None,
+        at: Place | None = None,
     ) -> FoundRange:
         """Keys of ``[begin, end)``, or all that start with ``prefix``, in byte order, never older than ``at``.
 
@@ -210,7 +223,7 @@ class Client:
 
     def subscribe(
         self,
-        after: int = 0,
+        after: Place = 0,
         *,
         durable: bool = True,
         begin: bytes | None = None,
@@ -218,8 +231,10 @@ class Client:
         prefix: bytes | None = None,
         checkpoints: bool = False,
     ) -> Subscription:
-        """Every transaction after version ``after``, for ever; see ``Subscription``."""
-        return Subscription(self, after, Filter(begin, end, prefix), durable=durable, checkpoints=checkpoints)
+        """Every transaction after ``after``, for ever; see ``Subscription``. Raises: InvalidRequest."""
+        return Subscription(
+            self, position_of(after), Filter(begin, end, prefix), durable=durable, checkpoints=checkpoints
+        )
 
     def run(
         self,
@@ -283,16 +298,16 @@ class Client:
 class Subscription:
     """An iterator over the change stream that reconnects by itself and proves that it missed nothing.
 
-    ``position``: where a later ``subscribe(after=...)`` goes on. ``committed_version``: everything up to here is
-    durable. ``proves_completeness``: False on filtered streams, which leave versions out by design. Raises while
-    iterating: CorruptData (a gap, naming the versions), NotFound (log_truncated), InvalidRequest (rolled_back),
-    Unavailable (nothing heard for ``stream_give_up_after_ms``), PermissionDenied.
+    ``position``: where a later ``subscribe(after=...)`` goes on, with its log. ``committed_version``: everything up to
+    here is durable. ``proves_completeness``: False on filtered streams, which leave versions out by design. Raises
+    while iterating: CorruptData (a gap, naming the versions), NotFound (log_truncated), InvalidRequest (rolled_back;
+    log_mismatch: the log was replaced), Unavailable (nothing heard for ``stream_give_up_after_ms``), PermissionDenied.
     """
 
-    def __init__(self, client: Client, after: int, keys: Filter, *, durable: bool, checkpoints: bool) -> None:
+    def __init__(self, client: Client, after: LogPosition, keys: Filter, *, durable: bool, checkpoints: bool) -> None:
         self._client = client
         self._checkpoints = checkpoints
-        self._continuity = Continuity(after, durable=durable, filtered=not keys.everything)
+        self._continuity = Continuity(after.version, durable=durable, filtered=not keys.everything, log_id=after.log_id)
         self._procedure = follow(client.session, self._continuity, keys, durable=durable, now_ms=now_ms())
         self._stream: tuple[Connection, AnswerReader] | None = None
         self._effect: Effect | None = None
@@ -310,7 +325,7 @@ class Subscription:
         self.close()
 
     @property
-    def position(self) -> int:
+    def position(self) -> LogPosition:
         """Everything at or below was handed out."""
         return self._delivery.position
 

@@ -35,6 +35,7 @@ from holdfast.client.messages import (
     Found,
     FoundRange,
     NotCommitted,
+    Place,
     ServiceError,
     StatusAnswer,
     VersionAnswer,
@@ -43,7 +44,6 @@ from holdfast.client.messages import (
     decode_body,
     decode_commit,
     decode_items,
-    error_of,
     key_request,
     range_request,
     service_error,
@@ -63,6 +63,7 @@ from holdfast.errors import (
     OutcomeUnknown,
     PermissionDenied,
 )
+from holdfast.values import LogPosition
 
 __all__ = [
     "Grouping",
@@ -131,7 +132,7 @@ def _patiently(session: Session, request: Request, patience: Patience) -> Proced
             repeat = (
                 error.code in REPEATABLE_CODES if error is not None else answer.status >= 500 or answer.status == 429
             )
-            failure = error_of(error, answer.status)
+            failure = session.refused(error, answer.status)
         else:
             repeat = not answer.too_large
             failure = patience.unreachable("the service cannot be reached", asked, answer)
@@ -157,14 +158,16 @@ def version(session: Session, now_ms: float, *, local: bool) -> Procedure[Versio
     """The service's version. Raises: Unavailable, PermissionDenied, Fenced, CorruptData, Backpressure."""
     reply = yield from _harmless(session, version_request(local=local), now_ms, session.options.give_up_after_ms)
     answer = decode_body(reply, VersionAnswer)
-    session.saw(answer.version)
+    session.saw(answer.version, answer.log_id)
     return answer
 
 
-def get(session: Session, key: bytes, at: int | None, now_ms: float) -> Procedure[Found | None]:
+def get(session: Session, key: bytes, at: Place | None, now_ms: float) -> Procedure[Found | None]:
     """The value of a key in the service's view, never older than ``at``. Raises: as ``version``, InvalidRequest."""
     try:
-        reply = yield from _harmless(session, key_request(key, at), now_ms, session.options.give_up_after_ms)
+        reply = yield from _harmless(
+            session, key_request(key, _placed(session, at)), now_ms, session.options.give_up_after_ms
+        )
     except NotFound:
         return None
     return decode_body(reply, Found)
@@ -184,36 +187,42 @@ def bounds_of(begin: bytes | None, end: bytes | None, prefix: bytes | None) -> t
 
 
 def read_range(
-    session: Session, begin: bytes, end: bytes | None, limit: int, at: int | None, now_ms: float
+    session: Session, begin: bytes, end: bytes | None, limit: int, at: Place | None, now_ms: float
 ) -> Procedure[FoundRange]:
     """Keys of ``[begin, end)`` in the service's view, not older than ``at``. Raises: as ``version``, InvalidRequest."""
-    request = range_request(begin, end, limit, at)
+    request = range_request(begin, end, limit, _placed(session, at))
     reply = yield from _harmless(session, request, now_ms, session.options.give_up_after_ms)
     return decode_body(reply, FoundRange)
 
 
-def ask_status(session: Session, request_id: str, min_version: int, now_ms: float) -> Procedure[StatusAnswer]:
+def _placed(session: Session, place: Place | None) -> LogPosition | None:
+    return None if place is None else session.placed(place)
+
+
+def ask_status(session: Session, request_id: str, min_version: Place, now_ms: float) -> Procedure[StatusAnswer]:
     """The final outcome of an attempt. Asking closes it: an attempt that has not committed never will.
 
     Raises: OutcomeUnknown when nobody could say within ``resolve_within_ms``; InvalidRequest; PermissionDenied.
     """
     patience = Patience(session, now_ms, session.options.resolve_within_ms)
-    return (yield from _ask_status(session, request_id, min_version, patience))
+    return (yield from _ask_status(session, request_id, session.placed(min_version), patience))
 
 
-def _ask_status(session: Session, request_id: str, min_version: int, patience: Patience) -> Procedure[StatusAnswer]:
+def _ask_status(
+    session: Session, request_id: str, min_version: LogPosition, patience: Patience
+) -> Procedure[StatusAnswer]:
     request = status_request(request_id, min_version)
     try:
         reply = yield from _patiently(session, request, patience)
     except (InvalidRequest, PermissionDenied):
         raise
     except HoldfastError as error:
-        raise _unknown(request_id, min_version, Code.OUTCOME_UNKNOWN) from error
+        raise _unknown(request_id, min_version.version, Code.OUTCOME_UNKNOWN) from error
     answer = decode_body(reply, StatusAnswer)
     if answer.status == "committed":
         if answer.version is None:
             raise CorruptData("a committed status names no version", request_id=request_id)
-        session.saw(answer.version)
+        session.saw(answer.version, min_version.log_id)
     return answer
 
 
@@ -236,7 +245,8 @@ def _settle_with(session: Session, txn: Transaction, patience: Patience) -> Proc
     assert txn.request_id is not None, "an attempt has an id"
     assert txn.read_version is not None, "an attempt has a read version"
     try:
-        answer = yield from _ask_status(session, txn.request_id, txn.read_version, patience)
+        asked = LogPosition(txn.read_version, txn.log_id)
+        answer = yield from _ask_status(session, txn.request_id, asked, patience)
     except OutcomeUnknown:
         raise
     except HoldfastError as error:
@@ -267,7 +277,7 @@ def attempt(session: Session, txn: Transaction, now_ms: float) -> Procedure[Comm
             verdict = decode_commit(answer.body)
             if verdict is None:
                 return (yield from _settle(session, txn, answer.now_ms))
-            session.saw(verdict.version)
+            session.saw(verdict.version, txn.log_id)
             return verdict
         else:
             error = service_error(answer)
@@ -277,10 +287,10 @@ def attempt(session: Session, txn: Transaction, now_ms: float) -> Procedure[Comm
                 verdict = yield from _settle(session, txn, answer.now_ms)
                 named_another = error is not None and error.code in COORDINATION_CODES and txn.leader_id is not None
                 if isinstance(verdict, NotCommitted) and named_another:
-                    raise error_of(error, answer.status)
+                    raise session.refused(error, answer.status)
                 return verdict
             if error is None or error.code not in REFUSED_BEFORE_ACCEPTANCE or patience.spent(answer.now_ms):
-                raise error_of(error, answer.status)
+                raise session.refused(error, answer.status)
         yield from pause(session, patience, asked, answer)
 
 
@@ -301,6 +311,7 @@ def commit(
     read_version: int | None,
     request_id: str | None,
     leader_id: str | None,
+    log_id: str | None,
     entropy: str,
     now_ms: float,
 ) -> Procedure[CommitReceipt | NotCommitted]:
@@ -308,29 +319,35 @@ def commit(
 
     What the caller left open is chosen here: the read version (the newest one known, or the service's) and the request
     id (from ``entropy``, a fresh one for every attempt). An attempt of our own choosing that ended without a verdict on
-    its content, closed by asking or too old from the start, is made anew; one with the caller's id is not.
+    its content, closed by asking or too old from the start, is made anew; one with the caller's id is not. The log is
+    the one that the versions belong to: the caller's, or the one last heard of.
     """
     check_transaction(operations, preconditions, read_version)
     chosen = read_version is None
     number = 0
     while True:
         if chosen:
-            read_version = session.newest_version
-            if read_version is None:
-                read_version = (yield from version(session, now_ms, local=True)).version
+            newest = session.newest
+            if newest is None:
+                newest = (yield from version(session, now_ms, local=True)).position
+            read_version, of_log = newest.version, log_id or newest.log_id
+        else:
+            of_log = log_id or session.log_id
         txn = Transaction(
             operations=list(operations),
             preconditions=list(preconditions),
             request_id=request_id if request_id is not None else f"{entropy}-{number}",
             leader_id=leader_id,
             read_version=read_version,
+            log_id=of_log,
         )
         try:
             verdict = yield from attempt(session, txn, now_ms)
         except InvalidRequest as error:
-            if error.code is not Code.FUTURE_VERSION or not chosen or number > 0:
+            of_another_log = error.code in (Code.FUTURE_VERSION, Code.LOG_MISMATCH)
+            if not of_another_log or not chosen or number > 0 or log_id is not None or preconditions:
                 raise
-            session.newest_version = None  # another log answers at this address now
+            session.newest = None  # another log answers at this address now, and nothing was read from the one before
             number += 1
             continue
         if isinstance(verdict, CommitReceipt):
@@ -387,7 +404,7 @@ def commit_group(session: Session, txns: list[Transaction], now_ms: float) -> Pr
             if _is_unknown(error, answer.status):
                 return (yield from _settle_items(session, txns, [], answer.now_ms))
             if error is None or error.code not in REFUSED_BEFORE_ACCEPTANCE or patience.spent(answer.now_ms):
-                raise error_of(error, answer.status)
+                raise session.refused(error, answer.status)
         yield from pause(session, patience, asked, answer)
 
 
@@ -404,10 +421,10 @@ def _settle_items(
     for index, txn in enumerate(txns):
         line = lines[index] if index < len(lines) else None
         if isinstance(line, CommitReceipt | NotCommitted):
-            session.saw(line.version)
+            session.saw(line.version, txn.log_id)
             results.append(line)
         elif line is not None and not _is_unknown(line, _item_status(line)):
-            results.append(error_of(line, _item_status(line)))
+            results.append(session.refused(line, _item_status(line)))
         elif now_ms >= end_ms:
             results.append(_unknown(txn.request_id, txn.read_version, Code.OUTCOME_UNKNOWN))
         else:
@@ -430,10 +447,10 @@ def _item_status(error: ServiceError) -> int:
 class Grouping:
     """Cuts a stream of transactions into requests, and gives each item what names its attempt."""
 
-    def __init__(self, session: Session, read_version: int, entropy: str) -> None:
+    def __init__(self, session: Session, start: LogPosition, entropy: str) -> None:
         self._session = session
         self._options = session.options
-        self._read_version = read_version
+        self._read_version, self._log_id = start.version, start.log_id
         self._entropy = entropy
         self._number = 0
         self._group: list[Transaction] = []
@@ -442,8 +459,9 @@ class Grouping:
     def add(self, txn: Transaction) -> list[Transaction]:
         """Take one; the group that is full with it, or nothing. Raises: InvalidRequest."""
         check_transaction(txn.operations, txn.preconditions, txn.read_version)
-        newest = self._session.newest_version  # long streams outlive the conflict window of their start
-        self._read_version = self._read_version if newest is None else max(newest, self._read_version)
+        newest = self._session.newest  # long streams outlive the conflict window of their start
+        if newest is not None and newest.log_id == self._log_id:
+            self._read_version = max(newest.version, self._read_version)
         self._group.append(
             Transaction(
                 operations=txn.operations,
@@ -451,6 +469,7 @@ class Grouping:
                 request_id=txn.request_id if txn.request_id is not None else f"{self._entropy}-{self._number}",
                 leader_id=txn.leader_id,
                 read_version=txn.read_version if txn.read_version is not None else self._read_version,
+                log_id=txn.log_id if txn.log_id is not None else self._log_id,
             )
         )
         self._number += 1

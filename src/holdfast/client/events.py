@@ -17,7 +17,8 @@ __all__ = ["Checkpoint", "Event", "RolledBack", "TransactionEvent"]
 class TransactionEvent:
     """One committed transaction (``durable``), or one that was resolved and is not durable yet.
 
-    ``prev_version`` is the version of the committed transaction before it in the log, filtered or not.
+    ``prev_version`` is the version of the committed transaction before it in the log, filtered or not. ``log_id`` names
+    the log, here and in the other events; None from a service before log ids.
     ``operations`` are in order: later ones win. A filtered stream carries the operations that the filter lets through.
     """
 
@@ -28,6 +29,7 @@ class TransactionEvent:
     time_ms: int
     operations: tuple[Operation, ...]
     durable: bool = True
+    log_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Checkpoint:
 
     committed_version: int
     leader_id: str
+    log_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class RolledBack:
 
     to: int
     leader_id: str
+    log_id: str | None = None
 
 
 Event = TransactionEvent | Checkpoint | RolledBack

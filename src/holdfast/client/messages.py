@@ -35,6 +35,7 @@ from holdfast.errors import (
     PermissionDenied,
     Unavailable,
 )
+from holdfast.values import LogPosition, parse_position
 
 __all__ = [
     "CommitReceipt",
@@ -42,6 +43,7 @@ __all__ = [
     "FoundRange",
     "ItemError",
     "NotCommitted",
+    "Place",
     "REFUSED_BEFORE_ACCEPTANCE",
     "ServiceError",
     "StatusAnswer",
@@ -54,12 +56,16 @@ __all__ = [
     "decode_items",
     "error_of",
     "key_request",
+    "position_of",
     "range_request",
     "retry_after_ms",
     "service_error",
     "status_request",
     "version_request",
 ]
+
+Place = int | str | LogPosition
+"""A version as a caller names it: a number, ``VERSION@LOGID``, or a position that something else returned."""
 
 JSON_TYPE: Final = "application/json"
 NDJSON_TYPE: Final = "application/x-ndjson"
@@ -105,10 +111,16 @@ class StatusAnswer(msgspec.Struct, frozen=True):
 
 
 class VersionAnswer(msgspec.Struct, frozen=True):
-    """A version and the leader that vouches for it."""
+    """A version, the leader that vouches for it, and the log it belongs to (None from a service before log ids)."""
 
     version: int
     leader_id: str
+    log_id: str | None = None
+
+    @property
+    def position(self) -> LogPosition:
+        """The version together with its log: what ``subscribe(after=...)`` takes."""
+        return LogPosition(self.version, self.log_id)
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -137,6 +149,7 @@ class ServiceError(msgspec.Struct, frozen=True):
     retry_after_ms: int | None = None
     roll_back_to: int | None = None
     hint: str = ""
+    log_id: str | None = None
 
 
 class _ErrorBody(msgspec.Struct, frozen=True):
@@ -152,6 +165,8 @@ class ItemError(msgspec.Struct, frozen=True):
 
 REFUSED_BEFORE_ACCEPTANCE: Final = frozenset({Code.OVERLOADED, Code.RATE_LIMITED, Code.NOT_LEADER})
 """A commit answered with one of these was not accepted: the same attempt may be sent again."""
+
+REPLACED_HINT: Final = "the log was replaced, or this is another service: read it again from its start"
 
 _COMMIT: Final = msgspec.json.Decoder(CommitReceipt | NotCommitted)
 _ERROR: Final = msgspec.json.Decoder(_ErrorBody)
@@ -180,7 +195,21 @@ def commits_request(txns: list[Transaction]) -> Request:
     return Request("POST", "/v1/commits", body, headers, accepted_in_parts=True)
 
 
-def status_request(request_id: str, min_version: int) -> Request:
+def position_of(place: Place) -> LogPosition:
+    """The position that a caller names. Raises: InvalidRequest."""
+    match place:
+        case LogPosition():
+            return place
+        case str():
+            position = parse_position(place)
+        case _:
+            position = LogPosition(place) if place >= 0 else None
+    if position is None:
+        raise InvalidRequest("a position is a version, VERSION@LOGID or VERSION~LEADER@LOGID", position=place)
+    return position
+
+
+def status_request(request_id: str, min_version: LogPosition) -> Request:
     """``GET /v1/status/{request_id}``."""
     return Request("GET", f"/v1/status/{quote(request_id, safe='')}?min_version={min_version}")
 
@@ -190,19 +219,19 @@ def version_request(*, local: bool) -> Request:
     return Request("GET", "/v1/version?consistency=local" if local else "/v1/version")
 
 
-def key_request(key: bytes, at: int | None) -> Request:
+def key_request(key: bytes, at: LogPosition | None) -> Request:
     """``GET /v1/keys/{key}``."""
     target = f"/v1/keys/{base64url(key)}"
     return Request("GET", target if at is None else f"{target}?at={at}")
 
 
-def range_request(begin: bytes, end: bytes | None, limit: int, at: int | None) -> Request:
+def range_request(begin: bytes, end: bytes | None, limit: int, at: LogPosition | None) -> Request:
     """``GET /v1/range``."""
     query: dict[str, str | int] = {"begin": base64url(begin), "limit": limit}
     if end is not None:
         query["end"] = base64url(end)
     if at is not None:
-        query["at"] = at
+        query["at"] = str(at)
     return Request("GET", f"/v1/range?{urlencode(query)}")
 
 
@@ -271,6 +300,7 @@ _KINDS: Final[Mapping[Code, type[HoldfastError]]] = {
     Code.REQUEST_ID_REUSED: InvalidRequest,
     Code.METHOD_NOT_ALLOWED: InvalidRequest,
     Code.ROLLED_BACK: InvalidRequest,
+    Code.LOG_MISMATCH: InvalidRequest,
     Code.VIEW_DISABLED: InvalidRequest,
     Code.TOO_LARGE: LimitExceeded,
     Code.CONFLICT: Conflict,
@@ -326,9 +356,10 @@ def error_of(error: ServiceError | None, status: int) -> HoldfastError:
     return _KINDS.get(code, InternalError)(
         error.message or code.value,
         code=code,
-        hint=error.hint,
+        hint=error.hint or (REPLACED_HINT if code is Code.LOG_MISMATCH else ""),
         retry_after_ms=error.retry_after_ms,
         leader_id=error.leader_id,
         leader_address=error.leader_address,
         roll_back_to=error.roll_back_to,
+        log_id=error.log_id,
     )

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 from holdfast.client.effects import Failed, Procedure, Reply, Wait, Woken
 from holdfast.client.endpoint import Endpoint, Route, Unusable
-from holdfast.client.messages import retry_after_ms, service_error
+from holdfast.client.messages import Place, ServiceError, error_of, position_of, retry_after_ms, service_error
 from holdfast.client.options import ClientOptions
-from holdfast.errors import Code, Unavailable
+from holdfast.errors import Code, HoldfastError, Unavailable
+from holdfast.values import LogPosition
 
 __all__ = ["COORDINATION_CODES", "Patience", "Session", "pause"]
 
@@ -24,20 +25,40 @@ COORDINATION_CODES = frozenset({Code.NOT_LEADER, Code.LEADER_CHANGED, Code.LEADE
 
 @dataclass(slots=True)
 class Session:
-    """What the operations of one client share: where to ask, and the newest version any answer named.
+    """What the operations of one client share: where to ask, and the newest position any answer named.
 
-    ``newest_version`` only chooses the read version of commits that have none; a stale one costs a ``too_old`` and one
-    more request, never a wrong outcome. Threads may share it: each update is one assignment.
+    ``newest`` chooses the read version of commits that have none; a stale one costs a ``too_old`` and one more request,
+    never a wrong outcome. Its log is the one that this client last heard of, to which a number without a log belongs.
+    Threads may share it: each update is one assignment.
     """
 
     route: Route
     options: ClientOptions = field(default_factory=ClientOptions)
-    newest_version: int | None = None
+    newest: LogPosition | None = None
 
-    def saw(self, version: int) -> None:
-        """An answer named this durable version."""
-        if self.newest_version is None or version > self.newest_version:
-            self.newest_version = version
+    @property
+    def log_id(self) -> str | None:
+        """The log that this client last heard of."""
+        return None if self.newest is None else self.newest.log_id
+
+    def saw(self, version: int, log_id: str | None) -> None:
+        """An answer named this durable version of this log; None when it is not known which."""
+        newest = self.newest
+        if newest is None or log_id not in (None, newest.log_id):
+            self.newest = LogPosition(version, log_id)
+        elif version > newest.version:
+            self.newest = LogPosition(version, newest.log_id)
+
+    def placed(self, place: Place) -> LogPosition:
+        """A place that a caller named; a number alone belongs to the log last heard of. Raises: InvalidRequest."""
+        position = position_of(place)
+        return position if position.log_id is not None else position._replace(log_id=self.log_id)
+
+    def refused(self, error: ServiceError | None, status: int) -> HoldfastError:
+        """The exception for an error answer. After ``log_mismatch`` the next operation learns the log again."""
+        if error is not None and error.code == Code.LOG_MISMATCH:
+            self.newest = None
+        return error_of(error, status)
 
 
 class Patience:

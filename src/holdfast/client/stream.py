@@ -11,6 +11,10 @@ transactions out by design, so there only the order is checked and ``proves_comp
 Coming back. After a break the stream is opened again behind the last thing that was delivered (``Last-Event-ID``), with
 jittered waits that double and start anew whenever something arrives. Events that arrive twice are dropped.
 
+The log. A start point without a log id belongs to the log that answers first. From then on every start point carries
+the id that the last event had, and only the service judges it: another log refuses it, which ends the stream
+(``log_mismatch``).
+
 Failure model: a broken, silent, lagging or refused connection costs time, never an event. With ``durable=False`` what
 was delivered may be taken back: ``RolledBack(to)`` says so, and the proof goes on from the newest transaction that is
 left.
@@ -29,9 +33,10 @@ import msgspec
 from holdfast.client.core import REPEATABLE_CODES, Patience, Session, pause
 from holdfast.client.effects import Chunk, Deliver, Failed, Open, Opened, Procedure, Receive, Reply, Request
 from holdfast.client.events import Checkpoint, Event, RolledBack, TransactionEvent
-from holdfast.client.messages import base64url, error_of, service_error
+from holdfast.client.messages import base64url, service_error
 from holdfast.commit.transaction import Operation
 from holdfast.errors import CorruptData, InvalidRequest
+from holdfast.values import LogPosition
 
 __all__ = ["Continuity", "Delivery", "Filter", "ServerSentEvents", "follow"]
 
@@ -53,6 +58,10 @@ class _CheckpointData(msgspec.Struct, frozen=True, gc=False):
     leader_id: str
 
 
+class _LogData(msgspec.Struct, frozen=True, gc=False):
+    log_id: str
+
+
 class _LeaderChangeData(msgspec.Struct, frozen=True, gc=False):
     roll_back_to: int
     leader_id: str = ""
@@ -60,6 +69,7 @@ class _LeaderChangeData(msgspec.Struct, frozen=True, gc=False):
 
 _TRANSACTION: Final = msgspec.json.Decoder(_TransactionData)
 _CHECKPOINT: Final = msgspec.json.Decoder(_CheckpointData)
+_LOG: Final = msgspec.json.Decoder(_LogData)
 _LEADER_CHANGE: Final = msgspec.json.Decoder(_LeaderChangeData)
 
 
@@ -141,12 +151,14 @@ class ServerSentEvents:
 class Continuity:
     """What was delivered, and whether the next event follows it.
 
-    ``position``: everything at or below was delivered (or was left out by the filter). ``last_transaction``: the newest
-    transaction delivered and not taken back, when known.
+    ``position``: everything at or below was delivered (or was left out by the filter). ``log_id``: the log that it
+    belongs to, None while that is not known. ``last_transaction``: the newest transaction delivered and not taken back,
+    when known.
     """
 
-    def __init__(self, after: int, *, durable: bool, filtered: bool) -> None:
+    def __init__(self, after: int, *, durable: bool, filtered: bool, log_id: str | None = None) -> None:
         self.position = after
+        self.log_id = log_id
         self._start = after
         self.last_transaction: int | None = None
         self.committed_version = 0
@@ -164,18 +176,25 @@ class Continuity:
     def accept(self, kind: bytes, event_id: bytes, data: bytes) -> Event | None:
         """The event to deliver, or None when it was delivered before. Raises: CorruptData."""
         event: Event | None
+        log_id = event_id.rpartition(b"@")[2].decode("latin-1") if b"@" in event_id else self.log_id
         try:
             match kind:
+                case b"log":
+                    named = _LOG.decode(data).log_id
+                    self.log_id = self.log_id or named
+                    return None
                 case b"transaction":
-                    event = self._transaction(_TRANSACTION.decode(data), b"~" not in event_id)
+                    event = self._transaction(_TRANSACTION.decode(data), b"~" not in event_id, log_id)
                 case b"checkpoint":
-                    event = self._checkpoint(_CHECKPOINT.decode(data))
+                    event = self._checkpoint(_CHECKPOINT.decode(data), log_id)
                 case b"leader_change":
-                    event = self._leader_change(_LEADER_CHANGE.decode(data))
+                    event = self._leader_change(_LEADER_CHANGE.decode(data), log_id)
                 case _:
                     return None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise CorruptData("an event is unreadable", event=kind.decode("latin-1"), after=self.position) from error
+        if event is not None:
+            self.log_id = log_id
         if isinstance(event, TransactionEvent):
             self.last_id = event_id.decode("latin-1")
         elif event is not None:
@@ -183,7 +202,7 @@ class Continuity:
             self.last_id = "" if self.position != self.last_transaction else self.last_id
         return event
 
-    def _transaction(self, data: _TransactionData, is_durable: bool) -> TransactionEvent | None:
+    def _transaction(self, data: _TransactionData, is_durable: bool, log_id: str | None) -> TransactionEvent | None:
         if not data.prev_version < data.version:
             raise CorruptData("an event does not follow itself", version=data.version, prev_version=data.prev_version)
         if data.version <= self.position:
@@ -216,6 +235,7 @@ class Continuity:
             round(data.timestamp.timestamp() * 1000),
             data.operations,
             is_durable,
+            log_id,
         )
 
     def _gap(self, data: _TransactionData, expected: int) -> CorruptData:
@@ -227,7 +247,7 @@ class Continuity:
             hint="do not apply what follows; read the log from the last delivered version",
         )
 
-    def _checkpoint(self, data: _CheckpointData) -> Checkpoint | None:
+    def _checkpoint(self, data: _CheckpointData, log_id: str | None) -> Checkpoint | None:
         if data.committed_version < self.committed_version:
             return None
         self.committed_version = data.committed_version
@@ -235,9 +255,9 @@ class Continuity:
             self._settled_transaction = self._not_durable_yet.popleft()
         if self._durable:
             self.position = max(self.position, data.committed_version)
-        return Checkpoint(data.committed_version, data.leader_id)
+        return Checkpoint(data.committed_version, data.leader_id, log_id)
 
-    def _leader_change(self, data: _LeaderChangeData) -> RolledBack | None:
+    def _leader_change(self, data: _LeaderChangeData, log_id: str | None) -> RolledBack | None:
         if data.roll_back_to < self.committed_version:
             raise CorruptData(
                 "durable transactions were rolled back", roll_back_to=data.roll_back_to, durable=self.committed_version
@@ -250,7 +270,7 @@ class Continuity:
             left = self._not_durable_yet[-1] if self._not_durable_yet else self._settled_transaction
             self.last_transaction = left if left is not None and left <= data.roll_back_to else None
         self.position = min(self.position, data.roll_back_to)
-        return RolledBack(data.roll_back_to, data.leader_id)
+        return RolledBack(data.roll_back_to, data.leader_id, log_id)
 
 
 class Delivery:
@@ -259,12 +279,13 @@ class Delivery:
     def __init__(self, continuity: Continuity) -> None:
         self._continuity = continuity
         self._waiting: deque[Event] = deque()
-        self._position = continuity.position
+        self._position = LogPosition(continuity.position, continuity.log_id)
 
     @property
-    def position(self) -> int:
+    def position(self) -> LogPosition:
         """Everything at or below was handed out."""
-        return self._position if self._waiting else self._continuity.position
+        continuity = self._continuity
+        return self._position if self._waiting else LogPosition(continuity.position, continuity.log_id)
 
     def offer(self, events: tuple[Event, ...]) -> None:
         """These were proved to come next."""
@@ -275,9 +296,9 @@ class Delivery:
         while self._waiting:
             event = self._waiting.popleft()
             if isinstance(event, TransactionEvent):
-                self._position = event.version
+                self._position = LogPosition(event.version, event.log_id)
             elif isinstance(event, RolledBack):
-                self._position = min(self._position, event.to)
+                self._position = LogPosition(min(self._position.version, event.to), event.log_id)
             if checkpoints or not isinstance(event, Checkpoint):
                 return event
         return None
@@ -286,12 +307,13 @@ class Delivery:
         """Everything that waits, checkpoints included."""
         events = tuple(self._waiting)
         self._waiting.clear()
-        self._position = self._continuity.position
+        self._position = self.position
         return events
 
 
 def _stream_request(continuity: Continuity, keys: Filter, *, durable: bool) -> Request:
-    query = {"after": str(continuity.position), "durable": "true" if durable else "false", **keys.query()}
+    after = str(LogPosition(continuity.position, continuity.log_id))
+    query = {"after": after, "durable": "true" if durable else "false", **keys.query()}
     headers: tuple[tuple[str, str], ...] = (("accept", "text/event-stream"),)
     if continuity.last_id:
         headers += (("last-event-id", continuity.last_id),)
@@ -301,9 +323,9 @@ def _stream_request(continuity: Continuity, keys: Filter, *, durable: bool) -> R
 def follow(session: Session, continuity: Continuity, keys: Filter, *, durable: bool, now_ms: float) -> Procedure[None]:
     """Deliver events for ever. ``continuity`` is where it stands, readable between two deliveries.
 
-    Raises: CorruptData (a gap, an unreadable event); NotFound (log_truncated); InvalidRequest (rolled_back and others,
-    bad_configuration where no place can be talked to); PermissionDenied; Unavailable when nothing arrived for
-    ``stream_give_up_after_ms``.
+    Raises: CorruptData (a gap, an unreadable event); NotFound (log_truncated); InvalidRequest (rolled_back,
+    log_mismatch and others, bad_configuration where no place can be talked to); PermissionDenied; Unavailable when
+    nothing arrived for ``stream_give_up_after_ms``.
     """
     options = session.options
     patience = Patience(session, now_ms, options.stream_give_up_after_ms)
@@ -319,7 +341,7 @@ def follow(session: Session, continuity: Continuity, keys: Filter, *, durable: b
             error = service_error(answer)
             repeat = error.code in REPEATABLE_CODES if error is not None else answer.status in REPEATABLE_STATUSES
             if not repeat or patience.spent(answer.now_ms):
-                raise error_of(error, answer.status)
+                raise session.refused(error, answer.status)
         else:
             patience.missed(asked, answer)
             if patience.spent(answer.now_ms):

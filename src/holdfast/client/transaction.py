@@ -36,6 +36,7 @@ from holdfast.commit.transaction import (
     Write,
 )
 from holdfast.errors import Conflict, InvalidRequest, Unavailable
+from holdfast.values import LogPosition
 
 __all__ = ["ReadableView", "ServiceSource", "SnapshotMoved", "Source", "TransactionBuilder", "ViewSource", "transact"]
 
@@ -46,6 +47,11 @@ RANGE_PAGE: Final = 1_000
 
 class Source(Protocol):
     """Where a transaction reads. Answers are never older than ``at``."""
+
+    @property
+    def log_id(self) -> str | None:
+        """The log that ``begin_version`` belongs to; None when it is not known."""
+        ...
 
     def get(self, key: bytes, at: int, now_ms: float) -> Procedure[tuple[bytes, int] | None]:
         """A key's value and version."""
@@ -65,21 +71,29 @@ class ServiceSource:
 
     def __init__(self, session: core.Session) -> None:
         self._session = session
+        self._log_id: str | None = None
+
+    @property
+    def log_id(self) -> str | None:
+        """See ``Source``."""
+        return self._log_id
 
     def get(self, key: bytes, at: int, now_ms: float) -> Procedure[tuple[bytes, int] | None]:
         """See ``Source``."""
-        found = yield from core.get(self._session, key, at, now_ms)
+        found = yield from core.get(self._session, key, LogPosition(at, self._log_id), now_ms)
         return None if found is None else (found.value, found.version)
 
     def range(self, begin: bytes, end: bytes | None, limit: int, at: int, now_ms: float) -> Procedure[FoundRange]:
         """See ``Source``."""
-        return (yield from core.read_range(self._session, begin, end, limit, at, now_ms))
+        return (yield from core.read_range(self._session, begin, end, limit, LogPosition(at, self._log_id), now_ms))
 
     def begin_version(self, newer_than: int | None, now_ms: float) -> Procedure[int]:
         """See ``Source``. The preconditions make the outcome right, so any durable version does: no quorum is asked."""
         if newer_than is not None:
             return newer_than
-        return (yield from core.version(self._session, now_ms, local=True)).version
+        answer = yield from core.version(self._session, now_ms, local=True)
+        self._log_id = answer.log_id
+        return answer.version
 
 
 class ReadableView(Protocol):
@@ -88,6 +102,11 @@ class ReadableView(Protocol):
     @property
     def version(self) -> int:
         """Everything up to here is applied."""
+        ...
+
+    @property
+    def log_id(self) -> str | None:
+        """The log whose state it is; None while that is not known."""
         ...
 
     def get(self, key: bytes) -> tuple[bytes, int] | None:
@@ -105,6 +124,11 @@ class ViewSource:
     def __init__(self, session: core.Session, view: ReadableView) -> None:
         self._session = session
         self._view = view
+
+    @property
+    def log_id(self) -> str | None:
+        """See ``Source``."""
+        return self._view.log_id
 
     # A view on its own is at least as new as any version it gave out, and asks nobody: some arguments have no use.
 
@@ -274,6 +298,7 @@ def transact(session: core.Session, source: Source, entropy: str, now_ms: float)
             preconditions=builder.preconditions,
             request_id=f"{entropy}-{number}",
             read_version=builder.read_version,
+            log_id=source.log_id,
         )
         verdict = yield from core.attempt(session, txn, decided.now_ms)
         if isinstance(verdict, CommitReceipt):

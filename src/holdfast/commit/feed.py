@@ -53,21 +53,24 @@ Event = TransactionEvent | Checkpoint | LeaderChange
 class EventBatch:
     """Events that became visible together, in order. Who has seen them has seen all there is up to ``last_version``.
 
-    They are made from the log's own objects when somebody first looks, so an unwatched stream costs nothing.
+    ``log_id`` is that of the object that holds them. They are made from the log's own objects when somebody first
+    looks, so an unwatched stream costs nothing.
     ``encoded`` is the front's own cache, shared by all its subscribers.
     """
 
-    __slots__ = ("_events", "_header", "_transactions", "encoded", "last_version", "size")
+    __slots__ = ("_events", "_header", "_transactions", "encoded", "last_version", "log_id", "size")
 
     def __init__(
         self,
         last_version: int,
         size: int,
+        log_id: str,
         events: Sequence[Event] | None = None,
         header: Header | None = None,
         transactions: Sequence[LoggedTransaction] = (),
     ) -> None:
         self.last_version = last_version
+        self.log_id = log_id
         self.size = size
         self.encoded: object = None
         self._events = events
@@ -86,7 +89,7 @@ class EventBatch:
     @classmethod
     def of(cls, header: Header, transactions: Sequence[LoggedTransaction], size: int) -> EventBatch:
         """The events of one live object."""
-        return cls(header.last_version, size, None, header, transactions)
+        return cls(header.last_version, size, header.log_id.hex(), None, header, transactions)
 
 
 def events_of(header: Header, transactions: Sequence[LoggedTransaction], *, checkpoint: bool = True) -> list[Event]:
@@ -208,11 +211,13 @@ class Feed:
 
     def __init__(self, claim: Header, *, bytes_max: int) -> None:
         self.leader_id = claim.leader_id.hex()
+        self.log_id = claim.log_id.hex()
         self.durable = Channel(claim.last_version, bytes_max=bytes_max)
         self.resolved = Channel(claim.last_version, bytes_max=bytes_max)
         self.subscribers = 0
         self.resolved_subscribers = 0
-        self.durable.publish(EventBatch(claim.last_version, 64, (Checkpoint(claim.last_version, self.leader_id),)))
+        settled = Checkpoint(claim.last_version, self.leader_id)
+        self.durable.publish(EventBatch(claim.last_version, 64, self.log_id, (settled,)))
 
     def publish_durable(self, header: Header, transactions: Sequence[LoggedTransaction], size: int) -> None:
         """A batch became durable."""
@@ -221,11 +226,11 @@ class Feed:
             # A checkpoint is about versions older than the transactions before it, but stands behind all of them.
             checkpoint = Checkpoint(header.last_version, self.leader_id)
             last_version = max(header.last_version, self.resolved.last_version)
-            self.resolved.publish(EventBatch(last_version, 64, (checkpoint,)))
+            self.resolved.publish(EventBatch(last_version, 64, self.log_id, (checkpoint,)))
 
     def publish_resolved(self, events: Sequence[TransactionEvent], size: int) -> None:
         """Transactions were accepted; they are not durable yet."""
-        self.resolved.publish(EventBatch(events[-1].version, size, events))
+        self.resolved.publish(EventBatch(events[-1].version, size, self.log_id, events))
 
     def skip_resolved(self, version: int) -> None:
         """Transactions up to ``version`` were accepted while nobody listened to the resolved channel."""

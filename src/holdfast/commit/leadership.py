@@ -49,6 +49,7 @@ __all__ = [
     "Page",
     "claim_header",
     "encode_claim",
+    "first_base",
     "first_headers",
     "plan_recovery",
     "read_page",
@@ -56,6 +57,8 @@ __all__ = [
     "walk_on",
 ]
 
+FIRST_BASE_MIN = 100_000_000
+FIRST_BASE_MAX = 10**12
 GUESSES_MAX = 64
 """How many headers recovery may read in one parallel round on a guess; a guess saves a round trip, never decides."""
 
@@ -213,10 +216,21 @@ def _refuse_what_does_not_fit(
         raise broken("predecessor is not of the newest claim", predecessor.slot, claim=slot_text(claim_slot))
 
 
+def first_base(log_id: LogId) -> Version:
+    """The base of a new log: between 1e8 and 1e12, as random as its id.
+
+    Two logs at one address almost never share versions, so a version of one is rarely a version of the other.
+
+    >>> first_base(LogId(bytes(16))), first_base(LogId(b"~" * 16))
+    (100000000, 304838410366)
+    """
+    return Version(FIRST_BASE_MIN + int.from_bytes(log_id, "big") % (FIRST_BASE_MAX - FIRST_BASE_MIN))
+
+
 def claim_header(frontier: Frontier, identity: Identity, *, nonce: bytes, log_id: LogId, wall_ms: int) -> Header:
     """The claim to be written at the frontier. ``log_id`` is used only at genesis; later claims copy it."""
     before = frontier.predecessor
-    base = Version((before.last_version if before else 0) + VERSION_JUMP)
+    base = Version(before.last_version + VERSION_JUMP) if before else first_base(log_id)
     return Header(
         kind=Kind.CLAIM,
         log_id=before.log_id if before else log_id,

@@ -97,7 +97,8 @@ async def subscribe(
         elif after >= service.local_version():
             # Nothing to tell yet: say so, instead of leaving a new subscriber in doubt until the next commit.
             caught_up = True
-            yield EventBatch(after, 64, (Checkpoint(service.local_version(), service.leader_id),))
+            settled = Checkpoint(service.local_version(), service.leader_id)
+            yield EventBatch(after, 64, service.log_id, (settled,))
         channel = feed.durable if durable else feed.resolved
         async for batch in _live(service, channel, after, bytes_behind_max, caught_up):
             yield batch
@@ -108,7 +109,7 @@ async def subscribe(
         feed.resolved_subscribers -= not durable
     if not durable:
         last = service.local_version()
-        yield EventBatch(last, 64, (LeaderChange(last, service.leader_id),))
+        yield EventBatch(last, 64, service.log_id, (LeaderChange(last, service.leader_id),))
 
 
 async def _live(
@@ -159,7 +160,7 @@ def _tail(batch: EventBatch, after: int) -> EventBatch:
     if not isinstance(first, TransactionEvent) or first.version > after:
         return batch
     rest = [event for event in batch.events if not isinstance(event, TransactionEvent) or event.version > after]
-    return EventBatch(batch.last_version, batch.size, rest)
+    return EventBatch(batch.last_version, batch.size, batch.log_id, rest)
 
 
 async def _catch_up(
@@ -221,7 +222,7 @@ async def _older(
         if durable:
             raise RolledBack(roll_back_to, leader_id)
         after = roll_back_to
-        yield EventBatch(after, 64, (LeaderChange(after, leader_id),)), after
+        yield EventBatch(after, 64, service.log_id, (LeaderChange(after, leader_id),)), after
     async with aclosing(older.events(after, until)) as batches:
         async for batch in batches:
             _prove(batch.events, after, after)
@@ -262,7 +263,7 @@ async def _of_log(service: CommitService, after: int, durable: bool) -> AsyncIte
                 raise RolledBack(reign.rolled_back_to, reign.claim.leader_id.hex())
             leader_id = reign.claim.leader_id.hex()
             change = LeaderChange(reign.rolled_back_to, leader_id)
-            yield EventBatch(reign.rolled_back_to, 64, (change,)), reign.rolled_back_to
+            yield EventBatch(reign.rolled_back_to, 64, reign.claim.log_id.hex(), (change,)), reign.rolled_back_to
             after = reign.rolled_back_to
         later = reign.before
     assert reign is not None, "a log has a genesis"
@@ -286,7 +287,7 @@ async def _read(
     if after < until.last_version:
         # Nothing but settled versions up to here: a claim, or rejected commits. Say so, and the stream moves on.
         checkpoint = Checkpoint(until.last_version, until.leader_id.hex())
-        yield EventBatch(until.last_version, 64, (checkpoint,)), until.last_version
+        yield EventBatch(until.last_version, 64, until.log_id.hex(), (checkpoint,)), until.last_version
 
 
 def _prove(events: Sequence[Event], last_prev: int, after: int) -> None:

@@ -14,6 +14,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from holdfast.values import VERSION_MAX
+
 __all__ = [
     "Committed",
     "Delete",
@@ -29,11 +31,11 @@ __all__ = [
     "Reused",
     "Transaction",
     "Unanswered",
+    "VERSION_MAX",
     "Write",
     "prefix_end",
 ]
 
-VERSION_MAX = 2**53 - 1
 RequestVersion = Annotated[int, Meta(ge=0, le=VERSION_MAX)]
 
 
@@ -76,10 +78,11 @@ Precondition = PointRead | RangeRead
 Operation = Write | Delete | RangeDelete
 
 
-class Transaction(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+class Transaction(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """One commit request: apply ``operations`` if every precondition holds.
 
-    Later operations win over earlier ones on the same key. ``leader_id`` refuses any other leader. ``request_id``
+    Later operations win over earlier ones on the same key. ``leader_id`` refuses any other leader, and ``log_id`` any
+    other log than the one that the versions of the request belong to. ``request_id``
     (with ``read_version``) names the attempt, so that its outcome can be asked for and repeating it is harmless.
     """
 
@@ -88,6 +91,7 @@ class Transaction(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     request_id: str | None = None
     leader_id: str | None = None
     read_version: RequestVersion | None = None
+    log_id: str | None = None
 
 
 RejectedBecause = Literal["conflict", "too_old", "banned"]

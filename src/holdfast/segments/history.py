@@ -124,7 +124,13 @@ class SegmentHistory:
         if index is None:
             return 0
         if index.log_id != log_id:
-            log.error("segments_of_another_log", url=self._url, log_id=log_id, segments_of=index.log_id)
+            log.error(
+                "segments_of_another_log",
+                url=self._url,
+                log_id=log_id,
+                segments_of=index.log_id,
+                hint="the log or the table was replaced: write segments of this log at a place of their own",
+            )
             return 0
         return index.through
 
@@ -152,7 +158,7 @@ class SegmentHistory:
                         events = _events_of(rows, prev)
                         reached, leader_id = rows[-1].version, rows[-1].leader_id
                         size = sum(map(_bytes_of, rows))
-                        yield EventBatch(reached, size, [*events, Checkpoint(reached, leader_id)])
+                        yield EventBatch(reached, size, index.log_id, [*events, Checkpoint(reached, leader_id)])
             except NotFound as gone:
                 if looked_again:
                     raise _unreadable(gone, reached) from gone
@@ -163,7 +169,7 @@ class SegmentHistory:
                 raise _unreadable(damage, reached) from damage
             break
         if reached < until and leader_id:
-            yield EventBatch(until, 64, (Checkpoint(until, leader_id),))
+            yield EventBatch(until, 64, index.log_id, (Checkpoint(until, leader_id),))
 
     async def rolled_back_to(self, version: int) -> tuple[int, str] | None:
         """Where a stream that stands at ``version`` has to go back to, and the leader that goes on there; None where it

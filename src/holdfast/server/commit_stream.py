@@ -277,7 +277,7 @@ class _CommitStream:
 
     def _submit_block(self, txns: list[Transaction], weight: int) -> None:
         front = self._front
-        leader_id = front.own.leader_id
+        leader_id, log_id = front.own.leader_id, front.log_id
         length_min = front.limits.request_id_length_min
         settle = self._settle
         accepted: list[CommitEntry] = []
@@ -285,7 +285,7 @@ class _CommitStream:
         accepted_bytes = 0
         for txn in txns:
             entry = CommitEntry(txn, settle, None, weight)
-            problem = problem_with(txn, leader_id=leader_id, request_id_length_min=length_min)
+            problem = problem_with(txn, leader_id=leader_id, log_id=log_id, request_id_length_min=length_min)
             if problem is None:
                 accepted.append(entry)
                 accepted_bytes += entry.size

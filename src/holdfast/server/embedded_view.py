@@ -18,12 +18,12 @@ import contextlib
 import sqlite3
 import tempfile
 from collections.abc import Generator
-from pathlib import Path
 from typing import Final, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
+from holdfast.commit.log_remains import view_directory
 from holdfast.commit.service import CommitService
 from holdfast.errors import Closed, Code, InvalidRequest, Unavailable
 from holdfast.server.view_child import ViewChild
@@ -122,12 +122,12 @@ class EmbeddedView:
         """Keep the view up with this reign."""
         if not self.enabled:
             return
-        parts = urlsplit(self._start.log_url)
-        if parts.scheme == "memory":
+        if urlsplit(self._start.log_url).scheme == "memory":
             self._kept = ViewInProcess(service, self._subscribe)
             return
-        if parts.scheme == "file":
-            directory = str(Path(unquote(parts.path)).absolute() / "view")
+        kept = view_directory(self._start.log_url)
+        if kept is not None:
+            directory = str(kept)
         else:
             self._temporary = tempfile.TemporaryDirectory(prefix="holdfast-view-")
             directory = self._temporary.name

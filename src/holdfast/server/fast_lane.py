@@ -387,7 +387,10 @@ class FastLane(asyncio.Protocol):
             else:
                 limits = front.limits
                 problem = problem_with(
-                    txn, leader_id=front.own.leader_id, request_id_length_min=limits.request_id_length_min
+                    txn,
+                    leader_id=front.own.leader_id,
+                    log_id=front.log_id,
+                    request_id_length_min=limits.request_id_length_min,
                 )
                 if problem is None:
                     due = Unanswered(self, size, self._closes)
@@ -440,7 +443,7 @@ class FastLane(asyncio.Protocol):
             if isinstance(version, HoldfastError):
                 status, headers, body = error_answer(version, front.leader)
             else:
-                status, headers, body = 200, {}, encode(VersionAnswer(version, front.own.leader_id))
+                status, headers, body = 200, {}, encode(VersionAnswer(version, front.own.leader_id, front.log_id))
             front.counters.answers["/v1/version", status] += 1
             self.settle(due, self._lanes.response(status, headers, body, closes=due.closes))
 

@@ -25,7 +25,9 @@ from holdfast.commit.transaction import Transaction, Unanswered
 from holdfast.errors import Backpressure, Code, HoldfastError, Unavailable
 from holdfast.server.auth import Authenticator
 from holdfast.server.client_rates import ClientRates
+from holdfast.server.requests import log_mismatch
 from holdfast.server.responses import CommitAnswers, LeaderHint, not_leading
+from holdfast.values import LogPosition
 
 __all__ = ["Front", "FrontLimits", "LeadingService", "RequestCounters", "StatusVerdict"]
 
@@ -55,6 +57,11 @@ class LeadingService(Protocol):
     @property
     def leader_id(self) -> str:
         """32 hexadecimal digits."""
+        ...
+
+    @property
+    def log_id(self) -> str:
+        """The id of the log, in hexadecimal digits."""
         ...
 
     @property
@@ -152,6 +159,8 @@ class Front:
         self.leader = LeaderHint()
         """Who leads as far as this process knows; itself while ``service`` is set."""
         self.service: LeadingService | None = None
+        self.log_id = ""
+        """Of the log that this process leads, or led last."""
         self.answers = CommitAnswers(self.own)
         rate = limits.client_commits_per_second_max
         self.client_rates = ClientRates(rate) if rate else None
@@ -167,6 +176,7 @@ class Front:
     def lead(self, service: LeadingService) -> None:
         """From now on this process answers for the log."""
         self.own = self.leader = LeaderHint(service.leader_id, service.address)
+        self.log_id = service.log_id
         self.answers = CommitAnswers(self.own)
         self.service = service
 
@@ -180,6 +190,13 @@ class Front:
         if self.service is None:
             raise not_leading(self.leader)
         return self.service
+
+    def version_of(self, position: LogPosition) -> int:
+        """The version of a position in this log. Raises: Fenced (not_leader), InvalidRequest (log_mismatch)."""
+        log_id = self.leading().log_id
+        if position.log_id is not None and position.log_id != log_id:
+            raise log_mismatch(position.log_id, log_id)
+        return position.version
 
     # Admission
 

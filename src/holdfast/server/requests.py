@@ -16,6 +16,7 @@ Rules, in the order they are checked:
     too_large              a request id whose bytes, times the operations and preconditions, exceed 16 MiB
     read_version_required  a request id without a read version, or a precondition with neither version
     bad_range              ``begin >= end``
+    log_mismatch           the request names another log than this one
     leader_changed         the request names another leader than this one
 """
 
@@ -35,6 +36,7 @@ __all__ = [
     "WireFormat",
     "decode_msgpack",
     "decode_msgpack_items",
+    "log_mismatch",
     "problem_with",
     "problem_with_request_id",
 ]
@@ -42,6 +44,8 @@ __all__ = [
 WireFormat = Literal["json", "msgpack"]
 
 REQUEST_ID_LENGTH_MAX: Final = 255
+LOG_ID_SHOWN_MAX: Final = 64
+"""How much of a wrong log id an error repeats."""
 
 _MSGPACK: Final = msgspec.msgpack.Decoder(Transaction)
 _MSGPACK_ITEMS: Final = msgspec.msgpack.Decoder(list[Transaction])
@@ -74,8 +78,10 @@ def decode_msgpack_items(count: int, block: bytes) -> list[Transaction]:
         raise undecodable(error) from error
 
 
-def problem_with(txn: Transaction, *, leader_id: str, request_id_length_min: int) -> HoldfastError | None:
+def problem_with(txn: Transaction, *, leader_id: str, log_id: str, request_id_length_min: int) -> HoldfastError | None:
     """What is wrong with a decoded transaction, or None.
+
+    ``leader_id`` and ``log_id`` are this leader's.
 
     Shape: an ``InvalidRequest`` or ``LimitExceeded`` (too_large) with the code of the first broken rule, or ``Fenced``
     (leader_changed). It is returned and not raised because one block of a stream holds many transactions and each is
@@ -111,6 +117,8 @@ def problem_with(txn: Transaction, *, leader_id: str, request_id_length_min: int
     for index, operation in enumerate(txn.operations):
         if isinstance(operation, RangeDelete) and _is_empty_range(operation.begin, operation.end):
             return InvalidRequest("begin must be below end", code=Code.BAD_RANGE, operation=index)
+    if txn.log_id is not None and txn.log_id != log_id:
+        return log_mismatch(txn.log_id, log_id)
     if txn.leader_id is not None and txn.leader_id != leader_id:
         return Fenced("another leader was named", code=Code.LEADER_CHANGED)
     return None
@@ -124,6 +132,17 @@ def problem_with_request_id(request_id: str, *, length_min: int) -> InvalidReque
         f"a request id has {length_min} to {REQUEST_ID_LENGTH_MAX} printable characters",
         code=Code.BAD_REQUEST_ID,
         length=len(request_id),
+    )
+
+
+def log_mismatch(given: str, log_id: str) -> InvalidRequest:
+    """The error for a version or a position that belongs to another log than the one served here."""
+    return InvalidRequest(
+        "the version belongs to another log than the one served here",
+        code=Code.LOG_MISMATCH,
+        hint="the log was replaced, or this is another service: read again from the log that is served",
+        given_log_id=given[:LOG_ID_SHOWN_MAX],
+        log_id=log_id,
     )
 
 

@@ -78,10 +78,11 @@ class StatusAnswerBody(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class VersionAnswer(msgspec.Struct, frozen=True):
-    """A version at which everything known committed when the request arrived can be read."""
+    """A version at which everything known committed when the request arrived can be read, and the log it belongs to."""
 
     version: int
     leader_id: str
+    log_id: str
 
 
 class ValueAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -151,6 +152,7 @@ class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
     retry_after_ms: int | None = None
     roll_back_to: int | None = None
     hint: str = ""
+    log_id: str | None = None
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
@@ -187,6 +189,7 @@ STATUS_OF: Final[Mapping[Code, int]] = {
     Code.LEADER_ALIVE: 409,
     Code.DEPOSED: 409,
     Code.ROLLED_BACK: 409,
+    Code.LOG_MISMATCH: 409,
     Code.VIEW_DISABLED: 409,
     Code.LOG_TRUNCATED: 410,
     Code.TOO_LARGE: 413,
@@ -270,7 +273,15 @@ def error_body(error: HoldfastError, leader: LeaderHint) -> ErrorBody:
     roll_back_to = error.fields.get("roll_back_to")
     if not isinstance(roll_back_to, int):
         roll_back_to = None
-    own = {"leader_id": leader_id, "leader_address": leader_address, "roll_back_to": roll_back_to}
+    log_id = error.fields.get("log_id") if error.code is Code.LOG_MISMATCH else None
+    if not isinstance(log_id, str):
+        log_id = None
+    own = {
+        "leader_id": leader_id,
+        "leader_address": leader_address,
+        "roll_back_to": roll_back_to,
+        "log_id": log_id,
+    }
     return ErrorBody(
         code=str(error.code),
         message=error.statement(without=[name for name, value in own.items() if value is not None]),
@@ -278,6 +289,7 @@ def error_body(error: HoldfastError, leader: LeaderHint) -> ErrorBody:
         leader_address=leader_address,
         retry_after_ms=error.retry_after_ms,
         roll_back_to=roll_back_to,
+        log_id=log_id,
         hint=error.hint,
     )
 

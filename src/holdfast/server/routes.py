@@ -28,9 +28,11 @@ from holdfast.server.auth import Role
 from holdfast.server.framework_lane import Connection
 from holdfast.server.front import Front
 from holdfast.server.responses import encode, error_answer
+from holdfast.values import LogPosition, parse_position
 
 __all__ = [
     "ANY_ROUTE_CODES",
+    "POSITION_SCHEMA",
     "Answer",
     "Call",
     "Endpoint",
@@ -50,6 +52,11 @@ ANY_ROUTE_CODES: Final = (Code.MALFORMED, Code.UNAUTHENTICATED, Code.PERMISSION_
 """What every route may answer: ``overloaded`` when the connection is one too many."""
 
 
+POSITION_SCHEMA: Final[Mapping[str, object]] = {
+    "type": "string",
+    "pattern": "^[0-9]{1,16}(~[0-9a-f]{32})?(@[0-9a-f]{32})?$",
+}
+"""How a parameter that is a version, with or without its log's id, is described."""
 NAME_CHARACTERS_MAX: Final = 64
 """How much of a wrong name an error repeats."""
 
@@ -124,12 +131,17 @@ class Call:
         text = self.text(name)
         return None if text is None else whole_number(name, text, low=low, high=high)
 
-    def required_number(self, name: str) -> int:
+    def position(self, name: str) -> LogPosition | None:
+        """A query parameter that is a version, with or without its log's id, or None. Raises: InvalidRequest."""
+        text = self.text(name)
+        return None if text is None else position_of(name, text)
+
+    def required_position(self, name: str) -> LogPosition:
         """The same, required."""
-        number = self.number(name)
-        if number is None:
+        position = self.position(name)
+        if position is None:
             raise InvalidRequest(f"{name} is required")
-        return number
+        return position
 
     def switch(self, name: str, *, default: bool) -> bool:
         """A query parameter that is ``true`` or ``false``. Raises: InvalidRequest."""
@@ -334,6 +346,17 @@ def whole_number(name: str, text: str, *, low: int, high: int) -> int:
     if text.isascii() and text.isdigit() and len(text) <= 20 and low <= int(text) <= high:
         return int(text)
     raise InvalidRequest(f"{name} is a whole number from {low} to {high}")
+
+
+def position_of(name: str, text: str) -> LogPosition:
+    """A version with or without its log's id, as in event ids. Raises: InvalidRequest."""
+    position = parse_position(text)
+    if position is None:
+        raise InvalidRequest(
+            f"{name} is VERSION, VERSION@LOGID or VERSION~LEADER@LOGID: a whole number up to {VERSION_MAX}, and ids of "
+            "32 hexadecimal digits"
+        )
+    return position
 
 
 def key_from_text(name: str, text: str, *, hint: str = "") -> bytes:

@@ -19,7 +19,7 @@ from holdfast.server.responses import (
     SteppedDown,
     VersionAnswer,
 )
-from holdfast.server.routes import Answer, Call, Parameter, Route, json_answer
+from holdfast.server.routes import POSITION_SCHEMA, Answer, Call, Parameter, Route, json_answer
 
 __all__ = ["COMMIT_CODES", "ROUTES"]
 
@@ -31,6 +31,7 @@ COMMIT_CODES = (
     Code.BAD_RANGE,
     Code.BAD_REQUEST_ID,
     Code.READ_VERSION_REQUIRED,
+    Code.LOG_MISMATCH,
     Code.LEADER_CHANGED,
     Code.REQUEST_ID_REUSED,
     Code.TOO_LARGE,
@@ -50,7 +51,12 @@ async def commit(call: Call) -> Answer:
     body = await call.body()
     txn = decode_json(body)
     problem = (
-        problem_with(txn, leader_id=front.own.leader_id, request_id_length_min=front.limits.request_id_length_min)
+        problem_with(
+            txn,
+            leader_id=front.own.leader_id,
+            log_id=front.log_id,
+            request_id_length_min=front.limits.request_id_length_min,
+        )
         or front.admission()
     )
     if problem is not None:
@@ -78,10 +84,10 @@ async def version(call: Call) -> Answer:
             answer = await answered
             if isinstance(answer, HoldfastError):
                 raise answer
-            return json_answer(VersionAnswer(answer, front.own.leader_id))
+            return json_answer(VersionAnswer(answer, front.own.leader_id, front.log_id))
         case "local":
             service = front.leading()
-            return json_answer(VersionAnswer(service.local_version(), service.leader_id))
+            return json_answer(VersionAnswer(service.local_version(), service.leader_id, service.log_id))
         case _:
             raise InvalidRequest("consistency is linearizable or local")
 
@@ -92,7 +98,7 @@ async def status(call: Call) -> Answer:
     problem = problem_with_request_id(request_id, length_min=call.front.limits.request_id_length_min)
     if problem is not None:
         raise problem
-    min_version = call.required_number("min_version")
+    min_version = call.front.version_of(call.required_position("min_version"))
     verdict = await call.front.status(request_id, min_version)
     match verdict.status:
         case "committed":
@@ -115,8 +121,6 @@ async def step_down(call: Call) -> Answer:
         raise Unavailable(f"the reign ended otherwise ({end.kind}): {end.detail}", code=Code.STORE_UNAVAILABLE)
     return json_answer(SteppedDown(True, service.leader_id))
 
-
-_VERSION_SCHEMA = {"type": "integer", "minimum": 0, "maximum": 2**53 - 1}
 
 ROUTES = (
     Route(
@@ -156,12 +160,15 @@ ROUTES = (
             Parameter(
                 "request_id", "path", {"type": "string", "minLength": 1, "maxLength": 255}, "The attempt's id", True
             ),
-            Parameter("min_version", "query", _VERSION_SCHEMA, "The attempt's read version", True),
+            Parameter(
+                "min_version", "query", POSITION_SCHEMA, "The attempt's read version, with or without @LOGID", True
+            ),
         ),
         answers={"application/json": StatusAnswerBody},
         codes=(
             Code.BAD_REQUEST_ID,
             Code.FUTURE_VERSION,
+            Code.LOG_MISMATCH,
             Code.NOT_LEADER,
             Code.LEADER_CHANGED,
             Code.OVERLOADED,

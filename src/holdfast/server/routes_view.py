@@ -12,12 +12,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.commit.transaction import VERSION_MAX
 from holdfast.errors import Code, NotFound
 from holdfast.server.auth import Role
 from holdfast.server.embedded_view import EmbeddedView
 from holdfast.server.responses import ValueAnswer, ValueRange
-from holdfast.server.routes import Answer, Call, Parameter, Route, json_answer, key_from_text, key_parameters, text_key
+from holdfast.server.routes import (
+    POSITION_SCHEMA,
+    Answer,
+    Call,
+    Parameter,
+    Route,
+    json_answer,
+    key_from_text,
+    key_parameters,
+    text_key,
+)
 
 __all__ = ["RANGE_LIMIT_MAX", "view_routes"]
 
@@ -28,8 +37,8 @@ _KEY: Final = {"type": "string", "format": "base64url"}
 _AT: Final = Parameter(
     "at",
     "query",
-    {"type": "integer", "minimum": 0, "maximum": VERSION_MAX},
-    "Not older than this version; the newest durable one without it",
+    POSITION_SCHEMA,
+    "Not older than this version, which may carry @LOGID; the newest durable one without it",
 )
 _TEXT: Final = Parameter(
     "text",
@@ -41,6 +50,7 @@ _CODES: Final = (
     Code.BAD_BASE64,
     Code.VIEW_DISABLED,
     Code.VIEW_BEHIND,
+    Code.LOG_MISMATCH,
     Code.NOT_LEADER,
     Code.STORE_UNAVAILABLE,
     Code.CORRUPT_LOG,
@@ -52,9 +62,8 @@ def view_routes(embedded: EmbeddedView) -> tuple[Route, ...]:
     """The rows of the route table."""
 
     def asked_version(call: Call) -> int:
-        at = call.number("at")
-        service = call.front.leading()
-        return service.local_version() if at is None else at
+        at = call.position("at")
+        return call.front.leading().local_version() if at is None else call.front.version_of(at)
 
     async def read_key(call: Call) -> Answer:
         path, text = call.path_text("key"), call.switch("text", default=False)

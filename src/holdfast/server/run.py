@@ -56,6 +56,7 @@ from holdfast.server.metrics import ServerMetrics
 from holdfast.server.older_history import segment_history
 from holdfast.server.pandas_absent import keep_pandas_out
 from holdfast.server.readiness import StoreWatch
+from holdfast.server.replaced_log import require_places_of_this_log
 from holdfast.server.responses import LeaderHint
 from holdfast.server.route_table import route_table
 from holdfast.server.routes import Route
@@ -83,10 +84,11 @@ BUG: Final = 70
 log = structlog.get_logger("holdfast.server")
 
 
-def main(settings: Settings, *, init: bool, take_over: bool, standby: bool) -> int:
+def main(settings: Settings, *, init: bool, take_over: bool, standby: bool, force_new: bool = False) -> int:
     """Serve until a signal or the end of the reign, and return the exit code.
 
-    ``init`` allows to begin a new log where there is none. Errors are logged, the last line says why it ended.
+    ``init`` allows to begin a new log where there is none; ``force_new`` also where another log left something. Errors
+    are logged, the last line says why it ended.
     """
     configure_logs(settings.logging.format, settings.logging.level)
     _raise_file_limit()
@@ -95,7 +97,9 @@ def main(settings: Settings, *, init: bool, take_over: bool, standby: bool) -> i
     try:
         require_writable_place(settings.log.url)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_Process(settings, init=init, take_over=take_over, standby=standby).run())
+            return runner.run(
+                _Process(settings, init=init, take_over=take_over, standby=standby, force_new=force_new).run()
+            )
     except HoldfastError as error:
         log.error("cannot_serve", code=str(error.code), error=error.statement(), hint=error.hint or None)
         return exit_code_of(error)
@@ -126,9 +130,10 @@ def exit_code_of(error: HoldfastError) -> int:
 class _Process:
     """One serving process."""
 
-    def __init__(self, settings: Settings, *, init: bool, take_over: bool, standby: bool) -> None:
+    def __init__(self, settings: Settings, *, init: bool, take_over: bool, standby: bool, force_new: bool) -> None:
         self._settings = settings
         self._init = init
+        self._force_new = force_new
         self._take_over = take_over
         self._standby = standby
         self._tls = _tls_context(settings)
@@ -219,6 +224,7 @@ class _Process:
         store = _budgeted(opened, settings)
         self._metrics.store = self._watch.store = store.metrics
         try:
+            await require_places_of_this_log(store, settings, init=self._init, force_new=self._force_new)
             while True:
                 service = await self._lead(store)
                 if service is None:
@@ -288,7 +294,10 @@ class _Process:
         gc.set_threshold(100_000, 20, 100)
         stores = self._stores
         if stores is not None:
-            self._opening = Opening(stores, self._settings.stores, self._definition)
+            log_id = None if self._settings.log.scheme == "memory" else service.log_id
+            self._opening = Opening(
+                stores, self._settings.stores, self._definition, log_id=log_id, force_new=self._force_new
+            )
             await self._opening.begin()
         _say(f"ready listen={','.join(addresses)} leader_id={service.leader_id}")
         await _first_of(service.ended, self._stop, *(() if stores is None else (stores.failed,)))

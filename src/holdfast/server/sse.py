@@ -6,12 +6,16 @@ come and in what order, and the hand-over from history to live (``commit.subscri
 The text of a batch is made once and kept with the batch, so a thousand subscribers of a live log share one copy of it;
 only filtered streams are encoded by themselves.
 
-    event: transaction     id: VERSION            data: version, prev_version, request_id, leader_id, timestamp,
-                                                  operations
-                           id: VERSION~LEADER_ID  when it is not durable yet
-    event: checkpoint      id: VERSION            data: committed_version, leader_id; without id where durable=false
-    event: leader_change   id: VERSION~LEADER_ID  data: roll_back_to, leader_id
-    event: lagging         no id                  data: unsent_bytes; the stream ends after it
+    event: log            no id                  data: log_id; the first event of every stream
+    event: transaction    id: VERSION@LOG        data: version, prev_version, request_id, leader_id, timestamp,
+                                                 operations
+                          id: VERSION~LEADER@LOG when it is not durable yet
+    event: checkpoint     id: VERSION@LOG        data: committed_version, leader_id; without id where durable=false
+    event: leader_change  id: VERSION~LEADER@LOG data: roll_back_to, leader_id
+    event: lagging        no id                  data: unsent_bytes; the stream ends after it
+
+LOG in an id is the log id of the object that holds the version. ``after`` and ``Last-Event-ID`` take ids with and
+without it; an id of another log is refused (``log_mismatch``).
 
 Failure model: a reader may be slow, stop reading, or vanish. Until it has caught up with the live log it is made to
 wait for its own reading (history is there for ever, nothing is held for it). Once it has caught up it may fall
@@ -32,21 +36,22 @@ from typing import Final
 import msgspec
 
 from holdfast.commit.feed import Checkpoint, Event, EventBatch, LeaderChange, TransactionEvent
-from holdfast.commit.transaction import VERSION_MAX, Operation, RangeDelete
-from holdfast.errors import Backpressure, Code, InvalidRequest
+from holdfast.commit.transaction import Operation, RangeDelete
+from holdfast.errors import Backpressure, Code
 from holdfast.server.auth import Role
 from holdfast.server.front import Front
-from holdfast.server.routes import Call, Parameter, Route, key_parameters, whole_number
+from holdfast.server.routes import POSITION_SCHEMA, Call, Parameter, Route, key_parameters, position_of
+from holdfast.values import LogPosition
 
 __all__ = [
     "CheckpointData",
     "KeyFilter",
     "LaggingData",
     "LeaderChangeData",
+    "LogData",
     "Subscriptions",
     "TransactionData",
     "encode_batch",
-    "resume_point",
 ]
 
 MEDIA_TYPE: Final = "text/event-stream"
@@ -85,6 +90,12 @@ class LeaderChangeData(msgspec.Struct, frozen=True):
     leader_id: str
 
 
+class LogData(msgspec.Struct, frozen=True):
+    """The data of ``event: log``: which log this is."""
+
+    log_id: str
+
+
 class LaggingData(msgspec.Struct, frozen=True):
     """The data of ``event: lagging``: the reader had this many unsent bytes; the stream ends here."""
 
@@ -118,8 +129,9 @@ class KeyFilter:
         return begin <= operation.key and (end is None or operation.key < end)
 
 
-def encode_event(event: Event, *, durable_stream: bool) -> bytes:
-    """The text of one event."""
+def encode_event(event: Event, log_id: str, *, durable_stream: bool) -> bytes:
+    """The text of one event; ``log_id`` is that of the object that holds it."""
+    log = log_id.encode()
     match event:
         case TransactionEvent():
             data = _encode(
@@ -133,17 +145,18 @@ def encode_event(event: Event, *, durable_stream: bool) -> bytes:
                 )
             )
             if event.durable:
-                return b"id: %d\nevent: transaction\ndata: %b\n\n" % (event.version, data)
-            return b"id: %d~%b\nevent: transaction\ndata: %b\n\n" % (event.version, event.leader_id.encode(), data)
+                return b"id: %d@%b\nevent: transaction\ndata: %b\n\n" % (event.version, log, data)
+            leader = event.leader_id.encode()
+            return b"id: %d~%b@%b\nevent: transaction\ndata: %b\n\n" % (event.version, leader, log, data)
         case Checkpoint(committed_version=version, leader_id=leader_id):
             data = _encode(CheckpointData(version, leader_id))
             # Where transactions run ahead of durability a checkpoint lies behind what was delivered: it is no place to
             # resume from.
-            identity = b"id: %d\n" % version if durable_stream else b""
+            identity = b"id: %d@%b\n" % (version, log) if durable_stream else b""
             return b"%bevent: checkpoint\ndata: %b\n\n" % (identity, data)
         case LeaderChange(roll_back_to=version, leader_id=leader_id):
             data = _encode(LeaderChangeData(version, leader_id))
-            return b"id: %d~%b\nevent: leader_change\ndata: %b\n\n" % (version, leader_id.encode(), data)
+            return b"id: %d~%b@%b\nevent: leader_change\ndata: %b\n\n" % (version, leader_id.encode(), log, data)
 
 
 class _Encoded:
@@ -163,7 +176,8 @@ def encode_batch(batch: EventBatch, *, durable_stream: bool) -> bytes:
         cache = batch.encoded = _Encoded()
     text = cache.durable if durable_stream else cache.resolved
     if text is None:
-        text = b"".join([encode_event(event, durable_stream=durable_stream) for event in batch.events])
+        log_id = batch.log_id
+        text = b"".join([encode_event(event, log_id, durable_stream=durable_stream) for event in batch.events])
         if durable_stream:
             cache.durable = text
         else:
@@ -183,18 +197,11 @@ def encode_filtered(batch: EventBatch, key_filter: KeyFilter, *, durable_stream:
                 continue
             event = msgspec.structs.replace(event, operations=kept)
         skipped = None
-        parts.append(encode_event(event, durable_stream=durable_stream))
+        parts.append(encode_event(event, batch.log_id, durable_stream=durable_stream))
     if skipped is not None and skipped.durable:
-        parts.append(encode_event(Checkpoint(skipped.version, skipped.leader_id), durable_stream=durable_stream))
+        checkpoint = Checkpoint(skipped.version, skipped.leader_id)
+        parts.append(encode_event(checkpoint, batch.log_id, durable_stream=durable_stream))
     return b"".join(parts)
-
-
-def resume_point(text: str) -> int:
-    """The version that a ``Last-Event-ID`` names: ``VERSION`` or ``VERSION~LEADER_ID``. Raises: InvalidRequest."""
-    version, tilde, leader_id = text.partition("~")
-    if tilde and not (leader_id.isascii() and leader_id.isalnum()):
-        raise InvalidRequest("Last-Event-ID is VERSION or VERSION~LEADER_ID")
-    return whole_number("Last-Event-ID", version, low=0, high=VERSION_MAX)
 
 
 class _Subscriber:
@@ -226,8 +233,9 @@ class Subscriptions:
 
     async def stream(self, call: Call) -> None:
         """Answer one subscription until it ends."""
-        after, durable, key_filter = self._parameters(call)
-        batches = self._subscribe(after, durable)
+        start, durable, key_filter = self._parameters(call)
+        batches = self._subscribe(self._front.version_of(start), durable)
+        log_id = self._front.log_id
         subscriber = _Subscriber(call)
         task = asyncio.current_task()
         assert task is not None, "a request runs in a task"
@@ -241,7 +249,7 @@ class Subscriptions:
         call.connection.on_end = on_end
         self._keep_alive()
         try:
-            await self._run(call, subscriber, batches, durable, key_filter)
+            await self._run(call, subscriber, batches, log_id, durable, key_filter)
         except asyncio.CancelledError:
             if not gone:
                 raise
@@ -257,6 +265,7 @@ class Subscriptions:
         call: Call,
         subscriber: _Subscriber,
         batches: AsyncIterator[EventBatch],
+        log_id: str,
         durable: bool,
         key_filter: KeyFilter | None,
     ) -> None:
@@ -271,7 +280,7 @@ class Subscriptions:
                 await call.finish()
                 return
             self.open.add(subscriber)
-            await call.write(b": connected\n\n")
+            await call.write(b"event: log\ndata: %b\n\n" % _encode(LogData(log_id)))
             batch = await first
         finally:
             # The batches cannot be closed while somebody still waits for the next one.
@@ -325,11 +334,11 @@ class Subscriptions:
             linger_seconds = 0.0
         connection.close_within(linger_seconds)
 
-    def _parameters(self, call: Call) -> tuple[int, bool, KeyFilter | None]:
-        after = call.number("after") or 0
+    def _parameters(self, call: Call) -> tuple[LogPosition, bool, KeyFilter | None]:
+        after = call.position("after") or LogPosition(0)
         last_event_id = call.request.headers.get("last-event-id")
         if last_event_id:
-            after = resume_point(last_event_id)
+            after = position_of("Last-Event-ID", last_event_id)
         durable = call.switch("durable", default=True)
         wanted = call.key_range()
         return after, durable, None if wanted is None else KeyFilter(*wanted)
@@ -359,9 +368,6 @@ class Subscriptions:
             subscriber.call.connection.close()
 
 
-_VERSION = {"type": "integer", "minimum": 0, "maximum": VERSION_MAX}
-
-
 def subscribe_route(subscriptions: Subscriptions) -> Route:
     """The row of the route table."""
     return Route(
@@ -371,7 +377,9 @@ def subscribe_route(subscriptions: Subscriptions) -> Route:
         summary="The change stream: history, then live events, without gap or repeat",
         stream=subscriptions.stream,
         parameters=(
-            Parameter("after", "query", _VERSION, "Send what came after this version; the whole log without it"),
+            Parameter(
+                "after", "query", POSITION_SCHEMA, "Send what came after this version or id; the whole log without it"
+            ),
             Parameter(
                 "durable",
                 "query",
@@ -384,7 +392,7 @@ def subscribe_route(subscriptions: Subscriptions) -> Route:
             Parameter(
                 "Last-Event-ID",
                 "header",
-                {"type": "string", "pattern": "^[0-9]{1,16}(~[0-9a-f]{32})?$"},
+                POSITION_SCHEMA,
                 "Resume after this event; wins over after",
             ),
         ),
@@ -395,6 +403,7 @@ def subscribe_route(subscriptions: Subscriptions) -> Route:
             Code.FUTURE_VERSION,
             Code.LOG_TRUNCATED,
             Code.ROLLED_BACK,
+            Code.LOG_MISMATCH,
             Code.NOT_LEADER,
             Code.LEADER_CHANGED,
             Code.STORE_UNAVAILABLE,

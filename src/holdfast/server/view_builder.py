@@ -35,11 +35,19 @@ _REMOVALS: Final = (ItemKind.DELETE, ItemKind.RANGE_DELETE)
 
 
 class ViewBuilder:
-    """The writer of one view's file. ``position`` is in the file; ``seen`` is what ``flush`` will put there."""
+    """The writer of one view's file. ``position`` is in the file; ``seen`` is what ``flush`` will put there.
 
-    def __init__(self, path: Path) -> None:
+    A file without a log id becomes that of ``log_id`` with what is added next. Raises: CorruptData (the file belongs to
+    another log).
+    """
+
+    def __init__(self, path: Path, log_id: str) -> None:
         self._connection, self.position = open_for_writer(path)
+        if self.position.log_id not in (None, log_id):
+            self._connection.close()
+            raise CorruptData("the view is of another log", view_log_id=self.position.log_id, log_id=log_id)
         self.seen: Position = self.position
+        self._log_id = log_id
         self._layer = Layer(is_ground=False)
 
     @property
@@ -49,7 +57,7 @@ class ViewBuilder:
 
     def add(self, header: Header, data: bytes) -> None:
         """Take the next live object. Raises: CorruptData."""
-        version, last = self.seen
+        version, last, _ = self.seen
         if header.transactions:
             if header.first_version <= version:
                 raise CorruptData(
@@ -77,11 +85,11 @@ class ViewBuilder:
             for batch in table.to_batches():
                 self._lay(batch)
             last = header.last_version
-        self.seen = (max(version, header.last_version), last)
+        self.seen = Position(max(version, header.last_version), last, self._log_id)
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Take what older history says comes next. Raises: CorruptData."""
-        version, last = self.seen
+        version, last, _ = self.seen
         for event in events:
             if isinstance(event, TransactionEvent):
                 if event.version <= version or (event.prev_version != last and (last or event.prev_version > version)):
@@ -95,7 +103,7 @@ class ViewBuilder:
                 version = last = event.version
             elif isinstance(event, Checkpoint):
                 version = max(version, event.committed_version)
-        self.seen = (version, last)
+        self.seen = Position(version, last, self._log_id)
 
     def _lay(self, batch: pa.RecordBatch) -> None:
         """The rows of one record batch, in order; later ones win."""

@@ -85,7 +85,7 @@ class ViewProcess:
         """Keep the file at ``path`` up with the log. Returns when it did not fit, and is gone."""
         while True:
             try:
-                builder = ViewBuilder(path)
+                builder = ViewBuilder(path, self._start.log_id)
                 began_at = builder.position[0]
                 with contextlib.closing(builder):
                     try:
@@ -181,7 +181,7 @@ class ViewProcess:
 
     async def _walker_after(self, builder: ViewBuilder, announcement: Announcement) -> ChainWalker:
         """A walker on the object whose state the file holds. Raises: CorruptData when the log has no such object."""
-        version, last = builder.position
+        version, last, _ = builder.position
         newest = await read_header(self._store, announcement.slot)
         claim = await read_header(self._store, announcement.claim)
         if newest is None or claim is None or claim.log_id.hex() != self._start.log_id:

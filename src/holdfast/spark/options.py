@@ -28,6 +28,7 @@ from holdfast.commit.batch import ItemKind
 from holdfast.commit.transaction import VERSION_MAX
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.shapes import OPERATION_KINDS, Shape, column_names, default_columns
+from holdfast.values import is_log_id
 
 __all__ = [
     "EARLIEST",
@@ -115,11 +116,13 @@ class Position:
     """A place between two objects of the log, and between two versions: what an offset says.
 
     Shape: everything at or below ``seq`` has been read, and so has every row at or below ``version``. -1 and 0 stand
-    before the first of each. ``seq`` None: the place follows from the version alone.
+    before the first of each. ``seq`` None: the place follows from the version alone. ``log_id`` None: the offset is
+    from before offsets had one, and belongs to the log that is there.
     """
 
     seq: int | None
     version: int
+    log_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +336,10 @@ def iso_time(options: Mapping[str, str], name: str) -> datetime | None:
 
 
 def _offsets(options: Mapping[str, str]) -> Position | None:
-    """An offset as a stream's progress prints it; ``version`` alone is enough, and ``seq`` alone too."""
+    """An offset as a stream's progress prints it; ``version`` alone is enough, and ``seq`` alone too.
+
+    With a ``log_id`` it is refused where another log is.
+    """
     name = "startingOffsets"
     text = options.get(name, EARLIEST).strip()
     if text.lower() in (EARLIEST, LATEST):
@@ -343,14 +349,21 @@ def _offsets(options: Mapping[str, str]) -> Position | None:
     except ValueError:
         found = None
     valid = f'valid: {EARLIEST}, {LATEST}, {{"version": 17}} or {{"seq": 4, "version": 17}}: read what comes after'
-    if not isinstance(found, dict) or not found or not set(found) <= {"seq", "version"}:
+    if (
+        not isinstance(found, dict)
+        or not found
+        or not {"seq", "version"} & set(found)
+        or not set(found) <= {"seq", "version", "log_id"}
+    ):
         raise _invalid(name, f"is {text!r}; {valid}")
     numbers: dict[str, object] = {str(key): value for key, value in found.items()}
-    seq, version = numbers.get("seq"), numbers.get("version", 0)
+    seq, version, log_id = numbers.get("seq"), numbers.get("version", 0), numbers.get("log_id")
+    if not (log_id is None or (isinstance(log_id, str) and is_log_id(log_id))):
+        raise _invalid(name, f"is {text!r}: log_id is not 32 hexadecimal digits")
     if not _is_count(version, VERSION_MAX) or not (seq is None or _is_count(seq, 2**63 - 1, lowest=-1)):
         raise _invalid(name, f"is {text!r}; {valid}")
     assert isinstance(version, int) and (seq is None or isinstance(seq, int)), "checked just above"
-    return Position(seq, version)
+    return Position(seq, version, log_id)
 
 
 def _is_count(value: object, highest: int, lowest: int = 0) -> bool:

@@ -60,6 +60,7 @@ __all__ = [
     "lost",
     "plan_read",
     "read_header",
+    "require_log",
     "walk",
 ]
 
@@ -79,12 +80,13 @@ class Chain:
     """Live objects in the order of writing, oldest first.
 
     Shape: ``slots`` falls strictly, ``sizes`` are bytes as listed. ``truncated`` when retention removed what came
-    before.
+    before. ``log_id`` is the log's, None where it is not known.
     """
 
     slots: Slots
     sizes: Sizes
     truncated: bool
+    log_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,8 @@ class Piece:
     """What one task reads: runs of live slots in the order of writing, and where they hang in the chain.
 
     Shape: each run is (first, last), first >= last, both inclusive. ``head`` is the slot before the first run and
-    ``claim`` the newest claim at or before ``head``; None when there is none in what is left of the log.
+    ``claim`` the newest claim at or before ``head``; None when there is none in what is left of the log. ``log_id`` is
+    the log that was planned; a task that finds another one there refuses it.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -100,6 +103,7 @@ class Piece:
     claim: int | None
     objects: int
     object_bytes: int
+    log_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +117,12 @@ class Plan:
 async def plan_read(store: ObjectStore, options: ReadOptions, pushed: RowFilter | None = None) -> Plan:
     """The pieces that together hold every live object that ``options`` and the ``pushed`` filters ask for.
 
-    Raises: NotFound (``log_empty``, ``log_truncated``), InvalidRequest, CorruptData, Unavailable.
+    Raises: NotFound (``log_empty``, ``log_truncated``), InvalidRequest (also ``log_mismatch``), CorruptData,
+    Unavailable.
     """
     chain = await live_chain(store)
+    if options.starting_after is not None:
+        require_log(chain.log_id, options.starting_after.log_id)
     starting, ending = options.starting_version, options.ending_version
     newest = await read_header(store, int(chain.slots[-1]))
     if options.from_latest:
@@ -191,6 +198,18 @@ async def read_header(store: ObjectReader, slot: int) -> Header:
         raise lost("an object of the live chain is missing", slot) from None
 
 
+def require_log(log_id: str | None, expected: str | None) -> None:
+    """Raise InvalidRequest (``log_mismatch``) unless the log is the one that an offset belongs to; None is any."""
+    if log_id is not None and expected is not None and log_id != expected:
+        raise InvalidRequest(
+            "the offset belongs to another log than the one at this url",
+            code=Code.LOG_MISMATCH,
+            hint="the log was replaced: begin a new query with a new checkpoint and a new target",
+            offset_log_id=expected,
+            log_id=log_id,
+        )
+
+
 def lost(rule: str, slot: int, through: int | None = None) -> CorruptData:
     """The error for an object that must be there and is not."""
     return CorruptData(
@@ -214,7 +233,7 @@ async def live_chain(store: ObjectStore) -> Chain:
         newest = await read_header(store, _slot(newest_rows[0].key))
         slots, sizes = await list_slots(store, newest.slot)
         live, missing = walk(slots, sizes == CLAIM_BYTES, newest.durable)
-        chain = Chain(slots[live], sizes[live], truncated=bool(missing))
+        chain = Chain(slots[live], sizes[live], truncated=bool(missing), log_id=newest.log_id.hex())
         await _require_claim_at_end(store, chain)
         if not missing:
             return chain
@@ -224,7 +243,7 @@ async def live_chain(store: ObjectStore) -> Chain:
             raise lost("an acknowledged object is missing", hole[0])
         oldest = await read_header(store, int(chain.slots[kept]))
         if 0 < newest.truncated_through >= oldest.prev_version:
-            return Chain(chain.slots[kept:], chain.sizes[kept:], truncated=True)
+            return Chain(chain.slots[kept:], chain.sizes[kept:], truncated=True, log_id=chain.log_id)
         if hole == before:
             raise lost("an acknowledged object is missing", hole[0], hole[1])
         before = hole
@@ -374,4 +393,4 @@ def _piece(chain: Chain, claims: Indices, first: int, past: int) -> Piece:
         above = int(np.searchsorted(claims, first, side="left"))
         # In a truncated log the claim may be older than the oldest object kept; then the head names it.
         claim = int(chain.slots[claims[above - 1]]) if above else None
-    return Piece(runs, head, claim, past - first, int(chain.sizes[first:past].sum()))
+    return Piece(runs, head, claim, past - first, int(chain.sizes[first:past].sum()), chain.log_id)

@@ -40,7 +40,7 @@ from holdfast.errors import NotFound
 from holdfast.objects.port import ObjectReader
 from holdfast.spark.bodies import JOINED_BYTES_MAX, decode_bodies
 from holdfast.spark.options import ReadOptions
-from holdfast.spark.plan import Piece, lost, read_header
+from holdfast.spark.plan import Piece, lost, read_header, require_log
 from holdfast.spark.shapes import RowFilter, Shape, batch_rows, operation_rows, transaction_rows
 from holdfast.spark.store_thread import PlannedObjectsThread, StoreThread, is_directory
 from holdfast.spark.worker_process import set_imports_aside
@@ -62,7 +62,8 @@ LZ4_RATIO: Final = 16
 def scan(options: ReadOptions, wanted: RowFilter, piece: Piece) -> Iterator[pa.RecordBatch]:
     """The rows of one piece, in log order, as record batches of the options' shape and columns.
 
-    Raises: CorruptData, Unavailable. Cost: one request an object, and two for the border to the piece before.
+    Raises: CorruptData, InvalidRequest (``log_mismatch``: the log was replaced since it was planned), Unavailable.
+    Cost: one request an object, and two for the border to the piece before.
     """
     for group in _groups(checked_objects(options, piece), headers_only=options.shape is Shape.BATCHES):
         batch = _shaped(group, options, wanted)
@@ -103,6 +104,7 @@ def checked_objects(options: ReadOptions, piece: Piece) -> Iterator[tuple[Header
         for slot, data in _fetched(thread, options.url, piece, headers_only=headers_only):
             header = decode_header(data, slot=slot)
             if walker.head is None or walker.head.slot != slot:
+                require_log(header.log_id.hex(), piece.log_id)
                 walker.accept(header)
             yield header, data
 
@@ -111,8 +113,11 @@ async def _walker_at(store: ObjectReader, piece: Piece) -> ChainWalker:
     """A walker that expects the first object of the piece next, or, in a truncated log, stands on it already."""
     first = piece.runs[0][0]
     if piece.head is None and first == FIRST_SLOT:
+        if piece.log_id is not None:
+            require_log((await read_header(store, first)).log_id.hex(), piece.log_id)
         return ChainWalker()
     head = await read_header(store, first if piece.head is None else piece.head)
+    require_log(head.log_id.hex(), piece.log_id)
     if head.kind is Kind.CLAIM:
         return ChainWalker(head, head)
     claim = await read_header(store, head.claim)

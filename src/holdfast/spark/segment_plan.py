@@ -38,7 +38,7 @@ from holdfast.spark.options import Position, ReadOptions
 from holdfast.spark.partition import LogPartition, SegmentPartition
 from holdfast.spark.pipeline.increments import LogHead, log_head
 from holdfast.spark.pipeline.table_files import read_objects
-from holdfast.spark.plan import Plan, cut, first_index, plan_read, read_header
+from holdfast.spark.plan import Plan, cut, first_index, plan_read, read_header, require_log
 from holdfast.spark.scan import scan
 from holdfast.spark.segment_reading import segment_rows
 from holdfast.spark.shapes import RowFilter
@@ -63,7 +63,8 @@ def index_of_log(segments_url: str, head: LogHead) -> SegmentIndex:
     if index.log_id != head.log_id:
         raise InvalidRequest(
             "the segments are of another log",
-            code=Code.BAD_CONFIGURATION,
+            code=Code.LOG_MISMATCH,
+            hint="the log or the table was replaced: write segments of this log at a place of their own",
             log_id=head.log_id,
             segments_of=index.log_id,
         )
@@ -77,6 +78,8 @@ def plan_with_segments(options: ReadOptions, pushed: RowFilter | None) -> list[S
     """
     assert options.segments_url is not None, "asked for with segments only"
     head = log_head(options.url)
+    if options.starting_after is not None:
+        require_log(head.log_id, options.starting_after.log_id)
     index = index_of_log(options.segments_url, head)
     wanted = _wanted(options, head)
     if pushed is not None:

@@ -53,10 +53,14 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """An intent in the log. ``version`` is the record's; None where the write is done already and nothing is sent."""
+    """An intent in the log. ``version`` is the record's; None where the write is done already and nothing is sent.
+
+    ``log_id`` is the log that holds it: tasks write to no other one. None from a service before log ids.
+    """
 
     token: str
     version: int | None
+    log_id: str | None = None
 
 
 def read_record(client: Client, application: str) -> tuple[Record | None, int]:
@@ -94,9 +98,11 @@ def begin(client: Client, options: WriteOptions, wanted: Wanted) -> Intent:
             if wanted.token in record.recent or (record.state == "done" and record.token == wanted.token):
                 return Intent(wanted.token, None)
             if record.state == "intent" and record.token == wanted.token:
-                return Intent(wanted.token, read_version)
+                return Intent(wanted.token, read_version, client.session.log_id)
             if not options.supersede:
                 _require_follows(record, wanted, options)
+        elif wanted.start is not None and not options.supersede:
+            raise _unrecorded(options, wanted, client.session.log_id)
         intent = Record(
             state="intent",
             token=wanted.token,
@@ -107,7 +113,7 @@ def begin(client: Client, options: WriteOptions, wanted: Wanted) -> Intent:
         )
         version = _replace(client, key, intent, read_version)
         if version is not None:
-            return Intent(wanted.token, version)
+            return Intent(wanted.token, version, client.session.log_id)
     raise _fenced(options.application, wanted.token)
 
 
@@ -116,6 +122,19 @@ def _recent(record: Record | None) -> tuple[str, ...]:
     if record is None:
         return ()
     return (record.token, *record.recent)[:RECENT_MAX] if record.state == "done" else record.recent
+
+
+def _unrecorded(options: WriteOptions, wanted: Wanted, log_id: str | None) -> InvalidRequest:
+    """The error for a stream that has written before, to a log that knows nothing of it."""
+    return InvalidRequest(
+        "this stream has written before, and the log at this service has no record of its application",
+        code=Code.LOG_MISMATCH,
+        hint="the log was replaced: begin with a new checkpoint, so that all of it is written. If the application was "
+        'renamed, give .option("supersede", "true") for this one run',
+        application=options.application,
+        log_id=log_id,
+        offered=wanted.name,
+    )
 
 
 def _require_follows(record: Record, wanted: Wanted, options: WriteOptions) -> None:
@@ -183,7 +202,7 @@ def _require_no_further(
             code=Code.REQUEST_ID_REUSED,
             hint="a write that is tried again must get the same rows in the same order: repartition and sort them, or "
             "write from a table that keeps them; look for rows that are there twice; a stream goes on from its "
-            "checkpoint under another application name, which sends this micro-batch once more",
+            "checkpoint under another application name with supersede=true, which sends this micro-batch once more",
             application=options.application,
             partitions=partitions,
         )

@@ -45,6 +45,7 @@ from holdfast.spark.sink_driver import Intent, read_record
 from holdfast.spark.sink_options import WriteOptions
 from holdfast.spark.sink_records import Progress, decode_progress, encode, progress_key, record_key, request_id
 from holdfast.spark.sink_rows import transactions_of
+from holdfast.values import LogPosition
 
 __all__ = ["CHUNK_BYTES", "CHUNK_TRANSACTIONS", "send_partition"]
 
@@ -165,7 +166,7 @@ class _Sender:
         self._intent_version = intent.version
         self._partition = partition
         self._key = progress_key(options.application, intent.token, partition)
-        found = client.get(self._key, at=intent.version)
+        found = client.get(self._key, at=LogPosition(intent.version, intent.log_id))
         self._note = None if found is None else _Note(decode_progress(found.value, self._key), found.version)
         # A view may be behind the notes of an earlier try. A conflict tells, but not where nothing is noted here.
         self._may_be_behind = True
@@ -232,6 +233,7 @@ class _Sender:
                 [Write(self._key, encode(wanted))],
                 [PointRead(self._key, read_version), PointRead(record, read_version)],
                 read_version=read_version,
+                log_id=self._intent.log_id,
             )
         except Conflict:
             return None
@@ -262,7 +264,12 @@ class _Sender:
             for index in missing
         ]
         txns = (
-            Transaction(operations=chunk.transactions[index], request_id=name, read_version=read_version)
+            Transaction(
+                operations=chunk.transactions[index],
+                request_id=name,
+                read_version=read_version,
+                log_id=self._intent.log_id,
+            )
             for index, name in zip(missing, ids, strict=True)
         )
         dead: list[int] = []
@@ -283,7 +290,7 @@ class _Sender:
 
     def _is_dead(self, name: str, read_version: int) -> bool:
         """Ask for the final outcome of an attempt."""
-        answer = self._client.status(name, read_version)
+        answer = self._client.status(name, LogPosition(read_version, self._intent.log_id))
         if answer.status == "log_truncated":
             raise Unavailable(
                 "retention has removed what would tell whether a transaction is committed",

@@ -3,8 +3,9 @@
 Owns: the adapter between Spark's Python stream reader and ``stream_tail``; pacing: how often the store is asked, and
 how long a micro-batch waits for more rows. Does not own: what an offset means (``options.Position``).
 
-Offsets read ``{"seq": 41, "version": 1043}``: everything up to the object with that ``seq`` and every row up to that
-version has been handed out. They are what a query's progress prints and what ``startingOffsets`` takes.
+Offsets read ``{"seq": 41, "version": 1043, "log_id": "..."}``: everything up to the object with that ``seq`` and every
+row up to that version of that log has been handed out. They are what a query's progress prints and what
+``startingOffsets`` takes. A checkpoint from before offsets had a log id is accepted once: the next offset has it.
 
 Failure model: what is raised ends the query with its text. A query that is started again goes on from its checkpoint:
 the same two offsets give the same rows wherever and whenever they are read, so nothing comes twice and nothing is
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -39,6 +40,7 @@ from holdfast.spark.scan import scan
 from holdfast.spark.shapes import RowFilter
 from holdfast.spark.store_thread import StoreThread, is_directory
 from holdfast.spark.stream_tail import LogTail, head_position, pieces_between, starting_position
+from holdfast.values import is_log_id
 
 __all__ = ["HoldfastStreamReader"]
 
@@ -46,6 +48,8 @@ POLL_MS_DIRECTORY: Final = 10
 POLL_MS_REMOTE: Final = 200
 PROVE_END_EVERY_MS: Final = 30_000
 _EVERYTHING: Final = Admission()
+
+Offset: TypeAlias = dict[str, int | str]
 
 
 class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -67,7 +71,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What a task needs: the options. Threads stay where they are."""
         return {"_options": self._options}
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802  Spark's name
+    def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
         """Where a query without a checkpoint begins. Raises: NotFound, CorruptData, Unavailable."""
         options = self._options
         return _offset(self._store().start(lambda store: starting_position(store, options)).result())
@@ -83,7 +87,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The log as it is now is all that this query reads."""
         self._target = self._store().start(head_position).result()
 
-    def latestOffset(self, start: Mapping[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802  Spark's name
+    def latestOffset(self, start: Mapping[str, int | str], limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
         """Where the next micro-batch ends; ``start`` itself when there is none yet."""
         begin = _position(start)
         now_ms = time.monotonic() * 1000
@@ -110,11 +114,13 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batch_ms = now_ms
         return _offset(found.end)
 
-    def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802  Spark's name
+    def reportLatestOffset(self) -> Offset | None:  # noqa: N802  Spark's name
         """The newest offset seen so far, for the query's progress."""
         return None if self._seen is None else _offset(self._seen)
 
-    def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> Sequence[LogPartition | SegmentPartition]:
+    def partitions(
+        self, start: Mapping[str, int | str], end: Mapping[str, int | str]
+    ) -> Sequence[LogPartition | SegmentPartition]:
         """The pieces between two offsets. Raises: NotFound (``log_truncated``), CorruptData, Unavailable."""
         options = self._options
         begin, until = _position(start), _position(end)
@@ -156,14 +162,18 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._thread
 
 
-def _offset(position: Position) -> dict[str, int]:
+def _offset(position: Position) -> Offset:
     assert position.seq is not None, "an offset of a running stream names its object"
-    return {"seq": position.seq, "version": position.version}
+    offset: Offset = {"seq": position.seq, "version": position.version}
+    return offset if position.log_id is None else offset | {"log_id": position.log_id}
 
 
-def _position(offset: Mapping[str, int]) -> Position:
+def _position(offset: Mapping[str, int | str]) -> Position:
     try:
-        return Position(int(offset["seq"]), int(offset["version"]))
+        log_id = offset.get("log_id")
+        if not (log_id is None or (isinstance(log_id, str) and is_log_id(log_id))):
+            raise ValueError(log_id)
+        return Position(int(offset["seq"]), int(offset["version"]), log_id)
     except (KeyError, TypeError, ValueError):
         raise InvalidRequest(
             "checkpoint holds an offset that is not this source's", code=Code.BAD_CONFIGURATION, offset=dict(offset)

@@ -8,8 +8,9 @@ news costs one read of one name, and no listing. Far behind, without bounds, the
 one listing.
 
 Failure model: an object between two offsets that is missing is data loss: NotFound where retention removed it (or
-nothing, with ``failOnDataLoss`` off: then reading goes on with the oldest object left), CorruptData otherwise. Nothing
-is written; a new process that is given the same two offsets finds the same objects between them.
+nothing, with ``failOnDataLoss`` off: then reading goes on with the oldest object left), CorruptData otherwise. An
+offset of another log than the one that is there raises InvalidRequest (``log_mismatch``), whatever the options say.
+Nothing is written; a new process that is given the same two offsets finds the same objects between them.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from holdfast.spark.plan import (
     live_chain,
     lost,
     read_header,
+    require_log,
     walk,
 )
 from holdfast.spark.shapes import seq_of
@@ -53,7 +55,7 @@ BEFORE_GENESIS_SEQ: Final = -1
 
 def position_of(header: Header, at_least: int = 0) -> Position:
     """The offset behind an object; ``at_least`` is a version that rows must be above in any case."""
-    return Position(seq_of(header.slot), max(header.last_version, at_least))
+    return Position(seq_of(header.slot), max(header.last_version, at_least), header.log_id.hex())
 
 
 async def head_position(store: ObjectStore) -> Position:
@@ -76,16 +78,20 @@ async def starting_position(store: ObjectStore, options: ReadOptions) -> Positio
         return await head_position(store)
     after = options.starting_after
     if after is not None and after.seq is not None:
-        return after
+        log_id = (await head_position(store)).log_id
+        require_log(log_id, after.log_id)
+        return Position(after.seq, after.version, log_id)
     chain = await live_chain(store)
+    if after is not None:
+        require_log(chain.log_id, after.log_id)
     place = await first_place(store, chain, options, options.starting_version)
     version = after.version if after is not None else max(0, (options.starting_version or 0) - 1)
     if place > 0:
         return position_of(await read_header(store, int(chain.slots[place - 1])), version)
     if not chain.truncated:
-        return Position(BEFORE_GENESIS_SEQ, version)
+        return Position(BEFORE_GENESIS_SEQ, version, chain.log_id)
     oldest = await read_header(store, int(chain.slots[0]))
-    return Position(seq_of(oldest.prev), max(version, oldest.prev_version))
+    return Position(seq_of(oldest.prev), max(version, oldest.prev_version), chain.log_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,7 @@ class LogTail:
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._start_seq: int | None = None
+        self._log_id: str | None = None
         self._walker = ChainWalker()
         self._behind: Header | None = None
         self._walked: list[Header] = []
@@ -127,8 +134,10 @@ class LogTail:
 
         Raises: NotFound, CorruptData, Unavailable. Cost: one read when there is nothing new, one per new object.
         """
+        if limit is not None:
+            require_log(limit.log_id, start.log_id)
         if limit is not None and not bounds.is_limited:
-            end = Position(limit.seq, max(limit.version, start.version))
+            end = Position(limit.seq, max(limit.version, start.version), limit.log_id)
             return Found(end if _seq(limit) > _seq(start) else start, 0, is_end_of_log=True)
         await self._stand_at(store, start)
         taken = transactions = size = 0
@@ -136,7 +145,8 @@ class LogTail:
             if taken == len(self._walked):
                 if taken >= JUMP_TO_END_AFTER and not bounds.is_limited and transactions >= (bounds.rows_min or 0):
                     end = await head_position(store)
-                    return Found(Position(end.seq, max(end.version, start.version)), transactions, is_end_of_log=True)
+                    end = Position(end.seq, max(end.version, start.version), end.log_id)
+                    return Found(end, transactions, is_end_of_log=True)
                 if not await self._walk_on(store):
                     if (prove_end or self._is_unproved) and not taken and await self._was_removed(store, start):
                         continue
@@ -170,6 +180,9 @@ class LogTail:
         else:
             self._walked = []
             self._walker, self._behind, first = await _walker_behind(store, start, self._options)
+            # An offset from before log ids belongs to the log that holds its object.
+            known = self._behind or first
+            self._log_id = start.log_id if known is None else known.log_id.hex()
             if first is not None:
                 self._walked.append(first)
             self._is_unproved = True
@@ -181,6 +194,7 @@ class LogTail:
         first = await read_header_if_there(store, walker.next_slot)
         if first is None:
             return False
+        require_log(first.log_id.hex(), self._log_id)
         walker.accept(first)
         self._walked.append(first)
         # Where one was new there may be more. They are asked for together, and taken as far as they go on.
@@ -196,6 +210,7 @@ class LogTail:
         """After an empty slot: False at the end of the log; True when the walk now goes on behind what was removed."""
         self._is_unproved = False
         head = await head_position(store)
+        require_log(head.log_id, self._log_id)
         if _seq(head) <= _seq(start) or await read_header_if_there(store, self._walker.next_slot) is not None:
             return _seq(head) > _seq(start)
         oldest = await _oldest_behind(store, start, self._options)
@@ -233,6 +248,7 @@ def _chain_of(headers: Sequence[Header]) -> Chain:
         np.array([header.slot for header in headers], dtype=np.uint64),
         np.array([header.object_bytes() for header in headers], dtype=np.int64),
         truncated=False,
+        log_id=headers[0].log_id.hex() if headers else None,
     )
 
 
@@ -249,6 +265,7 @@ async def _walker_behind(
         return ChainWalker(), None, None
     head = await read_header_if_there(store, FIRST_SLOT - seq)
     if head is not None:
+        require_log(head.log_id.hex(), start.log_id)
         return ChainWalker(head, await _claim_of(store, head)), head, None
     oldest = await _oldest_behind(store, start, options)
     if oldest is None:
@@ -271,6 +288,7 @@ async def _oldest_behind(store: ObjectStore, start: Position, options: ReadOptio
     Raises: NotFound (``log_truncated``) when something between them was removed, unless ``failOnDataLoss`` is off.
     """
     chain = await live_chain(store)
+    require_log(chain.log_id, start.log_id)
     if not chain.truncated or index_after(chain, _seq(start)):
         return None
     oldest = await read_header(store, int(chain.slots[0]))
@@ -304,6 +322,7 @@ async def objects_between(
     Raises: NotFound (``log_truncated``), CorruptData, Unavailable. Cost: nothing for what ``tail`` has just walked,
     else the LIST pages from ``end`` back to ``start``.
     """
+    require_log(end.log_id, start.log_id)
     if _seq(end) <= _seq(start):
         return _chain_of([]), 0
     walked = tail.chain_between(start, end)
@@ -316,13 +335,16 @@ async def _listed_between(
     begin, last = FIRST_SLOT - max(_seq(start), 0), FIRST_SLOT - _seq(end)
     slots, sizes = await list_slots(store, last, begin)
     if not len(slots) or int(slots[0]) != last:
+        require_log((await head_position(store)).log_id, end.log_id or start.log_id)
         raise lost("the object that an offset names is missing", last)
+    log_id = (await read_header(store, last)).log_id.hex()
+    require_log(log_id, end.log_id or start.log_id)
     first = 0 if _seq(start) < 0 else 1
     missing: list[tuple[int, int]] = [(begin, begin)]
     if int(slots[-1]) == begin:
         live, missing = walk(slots, sizes == CLAIM_BYTES, last, begin)
         if not missing:
-            return _ending_at(last, Chain(slots[live], sizes[live], truncated=False)), first
+            return _ending_at(last, Chain(slots[live], sizes[live], truncated=False, log_id=log_id)), first
     oldest = await _oldest_behind(store, start, options)
     if oldest is None:
         raise lost("an acknowledged object is missing", *missing[-1])
@@ -331,7 +353,7 @@ async def _listed_between(
     live, missing = walk(slots, sizes == CLAIM_BYTES, last, oldest.slot)
     if missing:
         raise lost("an acknowledged object is missing", *missing[-1])
-    return _ending_at(last, Chain(slots[live], sizes[live], truncated=True)), 0
+    return _ending_at(last, Chain(slots[live], sizes[live], truncated=True, log_id=log_id)), 0
 
 
 def _ending_at(last: int, chain: Chain) -> Chain:

@@ -1,10 +1,11 @@
 """The file of a view: its format, and the one way to change it.
 
-Owns: format 1, opening a file for its writer or for readers, the transaction that moves it from one position to a later
+Owns: format 2, opening a file for its writer or for readers, the transaction that moves it from one position to a later
 one. Does not own: what is waiting to be written (``sqlite``, and the server's view process), order and proof.
 
-File (format 1): table ``latest(key BLOB PRIMARY KEY, value BLOB, version INTEGER)`` without rowid; table ``position``
-with one row (version, last_transaction). Journal mode WAL, ``synchronous=NORMAL``; ``application_id`` tells our files
+File (format 2): table ``latest(key BLOB PRIMARY KEY, value BLOB, version INTEGER)`` without rowid; table ``position``
+with one row (version, last_transaction, log_id); ``log_id`` is NULL while it is not known. Format 1 has no ``log_id``;
+opening such a file for its writer adds it. Journal mode WAL, ``synchronous=NORMAL``; ``application_id`` tells our files
 from others.
 
 Failure model: the position is in the same transaction as the data, so the file is always exactly the state at its
@@ -25,7 +26,9 @@ from holdfast.view.view import Position
 __all__ = ["connect", "open_for_readers", "open_for_writer", "write_layer"]
 
 APPLICATION_ID: Final = 0x484F4C44
-FORMAT: Final = 1
+FORMAT: Final = 2
+FORMATS_READ: Final = (0, 1, FORMAT)
+"""0 is a file that was just made."""
 
 
 def open_for_writer(path: Path) -> tuple[sqlite3.Connection, Position]:
@@ -77,7 +80,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         made = int(connection.execute("PRAGMA user_version").fetchone()[0])
-        if made not in (0, FORMAT):
+        if made not in FORMATS_READ:
             raise CorruptData("this view has a format of another version", path=path, format=made)
         connection.execute(
             "CREATE TABLE IF NOT EXISTS latest(key BLOB PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL)"
@@ -85,9 +88,11 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         )
         connection.execute(
             "CREATE TABLE IF NOT EXISTS position(only INTEGER PRIMARY KEY CHECK (only = 1),"
-            " version INTEGER NOT NULL, last_transaction INTEGER)"
+            " version INTEGER NOT NULL, last_transaction INTEGER, log_id TEXT)"
         )
-        connection.execute("INSERT OR IGNORE INTO position VALUES (1, 0, NULL)")
+        if made == 1:
+            connection.execute("ALTER TABLE position ADD COLUMN log_id TEXT")
+        connection.execute("INSERT OR IGNORE INTO position VALUES (1, 0, NULL, NULL)")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {FORMAT}")
     except BaseException:
@@ -97,12 +102,12 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _read_position(connection: sqlite3.Connection, path: Path) -> Position:
-    row: tuple[int, int | None] | None = connection.execute(
-        "SELECT version, last_transaction FROM position WHERE only = 1"
+    row: tuple[int, int | None, str | None] | None = connection.execute(
+        "SELECT version, last_transaction, log_id FROM position WHERE only = 1"
     ).fetchone()
     if row is None:
         raise CorruptData("this view holds no position", path=path, hint="remove it; it is made anew from the log")
-    return row
+    return Position(*row)
 
 
 def write_layer(connection: sqlite3.Connection, layer: Layer, position: Position) -> None:
@@ -123,7 +128,7 @@ def write_layer(connection: sqlite3.Connection, layer: Layer, position: Position
         connection.executemany(
             "DELETE FROM latest WHERE key = ?", ((key,) for key, stored in ordered if stored is None)
         )
-        connection.execute("UPDATE position SET version = ?, last_transaction = ? WHERE only = 1", position)
+        connection.execute("UPDATE position SET version = ?, last_transaction = ?, log_id = ? WHERE only = 1", position)
     except BaseException:
         connection.execute("ROLLBACK")
         raise

@@ -17,10 +17,11 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from holdfast.commit.transaction import Operation
-from holdfast.errors import Closed, CorruptData, InvalidRequest
+from holdfast.errors import Closed, Code, CorruptData, InvalidRequest
+from holdfast.values import LogPosition
 from holdfast.view.layer import Layer, Stored
 
 __all__ = ["Checkpointed", "CommittedTransaction", "MemoryStorage", "Position", "Row", "View", "ViewStorage"]
@@ -28,8 +29,16 @@ __all__ = ["Checkpointed", "CommittedTransaction", "MemoryStorage", "Position", 
 Row = tuple[bytes, bytes, int]
 """Key, value, version."""
 
-Position = tuple[int, int | None]
-"""Everything at or below the first is applied; the second is the newest transaction applied, None when not known."""
+
+class Position(NamedTuple):
+    """What a view's state is: everything at or below ``version`` is applied, of the log ``log_id``.
+
+    ``last_transaction`` is the newest transaction applied. Both it and the log are None when not known.
+    """
+
+    version: int
+    last_transaction: int | None
+    log_id: str | None = None
 
 
 class CommittedTransaction(Protocol):
@@ -107,7 +116,7 @@ class MemoryStorage:
     @property
     def position(self) -> Position:
         """See ``ViewStorage``."""
-        return (0, None)
+        return Position(0, None)
 
     def make_room(self) -> None:
         """See ``ViewStorage``."""
@@ -148,7 +157,7 @@ class View:
     def __init__(self, storage: ViewStorage) -> None:
         self._storage = storage
         self._lock = threading.Lock()
-        self._version, self._last_transaction = storage.position
+        self._version, self._last_transaction, self._log_id = storage.position
         self._waiters: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._closed = False
@@ -161,6 +170,8 @@ class View:
     @classmethod
     def sqlite(cls, path: str | Path) -> View:
         """A view in a SQLite file, made when absent; resumes at the position the file holds.
+
+        A file from before log ids takes the log of the first event that names one, and belongs to it from then on.
 
         Raises: CorruptData when the file is something else; OSError, sqlite3.Error when it cannot be used.
         """
@@ -178,19 +189,33 @@ class View:
 
     @property
     def version(self) -> int:
-        """Everything at or below is applied. Subscribe after it."""
+        """Everything at or below is applied."""
         return self._version
+
+    @property
+    def log_id(self) -> str | None:
+        """The log whose state this is; None before the first event that names it."""
+        return self._log_id
+
+    @property
+    def position(self) -> LogPosition:
+        """The version with its log. Subscribe after it, and a service of another log refuses to go on."""
+        return LogPosition(self._version, self._log_id)
 
     def apply(self, events: Iterable[object]) -> None:
         """Apply durable events in order: transactions and checkpoints, of the client's or the service's types.
 
         Transactions that were applied before are skipped. Nothing of a batch is applied when a part of it does not
         follow. Raises: CorruptData (a transaction is missing, naming the versions); InvalidRequest (an event that may
-        still be rolled back, or is of another kind); Closed; what the storage raises.
+        still be rolled back, or is of another kind; log_mismatch: one of another log); Closed; what the storage raises.
         """
-        version, last = self._version, self._last_transaction
+        version, last, log_id = self._version, self._last_transaction, self._log_id
         txns: list[tuple[int, Sequence[Operation]]] = []
         for event in events:
+            named: str | None = getattr(event, "log_id", None)
+            if named is not None and named != log_id:
+                self._require_log(named)
+                log_id = named
             operations: Sequence[Operation] | None = getattr(event, "operations", None)
             if operations is None:
                 version = max(version, _checkpoint_version(event))
@@ -213,16 +238,31 @@ class View:
                 raise InvalidRequest("a view takes durable transactions only", version=txn_version)
             txns.append((txn_version, operations))
             version = last = txn_version
-        if txns or version != self._version:
-            self._advance(txns, (version, last))
+        if txns or version != self._version or log_id != self._log_id:
+            self._advance(txns, Position(version, last, log_id))
 
-    def apply_many(self, txns: Sequence[tuple[int, Sequence[Operation]]], *, prev_version: int) -> None:
+    def _require_log(self, log_id: str) -> None:
+        if self._log_id not in (None, log_id):
+            raise InvalidRequest(
+                "the events belong to another log than this view",
+                code=Code.LOG_MISMATCH,
+                hint="the log was replaced, or this is another service: make a new view and subscribe from 0",
+                log_id=log_id,
+                view_log_id=self._log_id,
+                view_version=self._version,
+            )
+
+    def apply_many(
+        self, txns: Sequence[tuple[int, Sequence[Operation]]], *, prev_version: int, log_id: str | None = None
+    ) -> None:
         """Apply transactions, ``(version, operations)`` in order, of which the first follows ``prev_version``.
 
         The cheap way in for who walks the log itself and has checked its links. Raises: as ``apply``.
         """
         if not txns:
             return
+        if log_id is not None:
+            self._require_log(log_id)
         last = self._last_transaction
         if prev_version != last and (last is not None or prev_version > self._version):
             raise CorruptData(
@@ -235,7 +275,7 @@ class View:
             previous = version
         if txns[0][0] <= self._version:
             raise CorruptData("a transaction was passed already", version=txns[0][0], view_version=self._version)
-        self._advance(txns, (previous, previous))
+        self._advance(txns, Position(previous, previous, log_id or self._log_id))
 
     def _advance(self, txns: Sequence[tuple[int, Sequence[Operation]]], position: Position) -> None:
         self._storage.make_room()
@@ -243,7 +283,7 @@ class View:
             if self._closed:
                 raise Closed("this view is closed")
             self._storage.apply(txns, position)
-            self._version, self._last_transaction = position
+            self._version, self._last_transaction, self._log_id = position
             due: list[Callable[[], None]] = []
             while self._waiters and self._waiters[0][0] <= position[0]:
                 due.append(heapq.heappop(self._waiters)[2])

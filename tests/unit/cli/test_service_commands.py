@@ -85,3 +85,39 @@ def test_a_long_bench_reads_at_what_it_has_committed(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=lambda: float(len(server.asked))))
         assert main(["bench", "-c", "1", "-s", "3", "--json", "--url", server.url]) == Exit.DONE
         assert [asked.json()["read_version"] for asked in server.asked[1:]] == [50, 60, 61]
+
+
+LOG_ID = "1" * 32
+
+
+def test_versions_on_the_command_line_take_the_log_id(capsys: pytest.CaptureFixture[str]) -> None:
+    version = Answer(200, {"version": 50, "leader_id": "cd" * 16, "log_id": LOG_ID})
+    found = Answer(200, {"key": "aw==", "value": "dg==", "version": 7})
+    verdict = Answer(200, {"status": "committed", "version": 51, "leader_id": "cd" * 16, "request_id": "r" * 20})
+    status = Answer(200, {"status": "committed", "version": 51})
+    mismatch = Answer(409, {"error": {"code": "log_mismatch", "message": "another log", "log_id": LOG_ID}})
+    with ScriptedServer(version, version, found, verdict, status, mismatch) as server:
+        url = ("--url", server.url)
+        assert main(["version", "--position", *url]) == Exit.DONE
+        position = capsys.readouterr().out.strip()
+        assert position == f"50@{LOG_ID}"
+        assert main(["version", "--json", *url]) == Exit.DONE
+        assert json.loads(capsys.readouterr().out)["log_id"] == LOG_ID
+        assert main(["get", "k", "--at", position, *url]) == Exit.DONE
+        assert main(["commit", "k=v", "--read-version", position, *url]) == Exit.DONE
+        assert main(["status", "r" * 20, "--min-version", position, *url]) == Exit.DONE
+        assert main(["subscribe", "--after", f"50@{'2' * 32}", *url]) == Exit.BAD_REQUEST
+        printed = capsys.readouterr().err
+        assert "another log" in printed
+        assert "hint: the log was replaced" in printed
+        asked = [one.target for one in server.asked]
+        assert asked[2].endswith(f"?at={position}")
+        assert server.asked[3].json()["log_id"] == LOG_ID
+        assert asked[4].endswith(f"?min_version={position}")
+        assert f"after=50%40{'2' * 32}" in asked[5]
+
+
+@pytest.mark.parametrize("text", ["soon", "5@", f"5@{LOG_ID[1:]}", "-1"])
+def test_a_position_that_is_none_is_bad_usage_and_asks_nobody(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["subscribe", f"--after={text}", "--url", "http://127.0.0.1:1"]) == Exit.BAD_REQUEST
+    assert "--after is VERSION or VERSION@LOGID" in capsys.readouterr().err

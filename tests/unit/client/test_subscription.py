@@ -20,6 +20,7 @@ from holdfast.client.sockets import Connection
 from holdfast.client.stream import Continuity, ServerSentEvents
 from holdfast.commit.transaction import Delete, RangeDelete, Write
 from holdfast.errors import Closed, Code, CorruptData, InvalidRequest, NotFound, PermissionDenied, Unavailable
+from holdfast.values import LogPosition
 
 LEADER = "ab" * 16
 NEXT_LEADER = "cd" * 16
@@ -228,10 +229,10 @@ def test_batches_lose_nothing_when_the_caller_stops_between_two_events():
         client.subscribe() as events,
     ):
         assert next(events).version == 5
-        assert events.position == 5
+        assert events.position == LogPosition(5)
         rest = next(iter(events.batches()))
         assert [type(item).__name__ for item in rest] == ["TransactionEvent", "Checkpoint"]
-        assert events.position == 9
+        assert events.position == LogPosition(9)
         assert events.committed_version == 9
 
 

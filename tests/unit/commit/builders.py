@@ -22,8 +22,9 @@ from holdfast.commit.pipeline import Pipeline, PipelineRules
 from holdfast.commit.transaction import Precondition, Transaction, Write
 from holdfast.values import Instant, LeaderId, LogId, Slot, Version
 
-LOG_ID = LogId(b"the-log-of-tests")
+LOG_ID = LogId((10**12 - 10**8).to_bytes(16, "big"))
 BASE = 100_000_000
+"""What ``first_base`` makes of that id."""
 
 
 def identity(name: str = "a") -> Identity:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import blake2b
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.commit.builders import LOG_ID, bytes_of, genesis, identity, record, rows, takeover
 
 from holdfast.commit.batch import CLAIM_BYTES, FIRST_SLOT, SPAN_MAX, Header, Kind, encode_object, jump, object_name
@@ -14,13 +17,14 @@ from holdfast.commit.leadership import (
     Page,
     claim_header,
     encode_claim,
+    first_base,
     first_headers,
     plan_recovery,
     read_page,
     somebody_is_past,
 )
 from holdfast.errors import Code, CorruptData, NotFound
-from holdfast.values import Slot
+from holdfast.values import LogId, Slot
 
 
 def recovered(*headers: Header) -> Frontier:
@@ -252,3 +256,20 @@ def test_a_resigned_leader_is_followed_like_any_other() -> None:
     chain = reign(genesis(), 1)
     resign = record(chain[-1], chain[0], kind=Kind.RESIGN)
     assert recovered(*chain, resign).slot == resign.slot - 1
+
+
+@given(st.binary(min_size=16, max_size=16))
+def test_the_base_of_a_new_log_follows_from_its_id_and_lies_between_its_bounds(log_id: bytes) -> None:
+    frontier = plan_recovery(read_page([]), {}, allow_new=True)
+    assert isinstance(frontier, Frontier)
+    claim = claim_header(frontier, identity("a"), nonce=b"n" * 16, log_id=LogId(log_id), wall_ms=1)
+    assert 10**8 <= claim.last_version < 10**12
+    assert claim.last_version == first_base(LogId(log_id))
+    assert (claim.first_version, claim.window_floor, claim.prev_version) == (claim.last_version, claim.last_version, 0)
+
+
+def test_bases_are_spread_over_the_whole_range() -> None:
+    bases = [first_base(LogId(blake2b(bytes([number]), digest_size=16).digest())) for number in range(200)]
+    tenths = {base * 10 // 10**12 for base in bases}
+    assert tenths == set(range(10))
+    assert len(set(bases)) == 200

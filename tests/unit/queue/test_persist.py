@@ -735,7 +735,7 @@ def test_an_interpreter_that_exits_without_closing_is_not_held_up(tmp_path: Path
         ({"sync": "never"}, "sync"),
         ({"sync": "buffered"}, "buffered"),
         ({"page_size": 1}, "page_size"),
-        ({"serializer": "pickle"}, "serializer"),
+        ({"serializer": "yaml"}, "serializer"),
         ({"lifetime": 7}, "lifetime"),
         ({"prefix": "a/b"}, "name"),
         ({"prefix": ""}, "name"),

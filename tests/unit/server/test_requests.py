@@ -63,9 +63,9 @@ def test_json_and_msgpack_mean_the_same_transaction(made: dict[str, object]) -> 
 @given(REQUESTS)
 def test_a_transaction_without_a_problem_keeps_every_rule(made: dict[str, object]) -> None:
     txn = decode_json(msgspec.json.encode(made))
-    if problem_with(txn, leader_id="here", request_id_length_min=20) is not None:
+    if problem_with(txn, leader_id="here", log_id="this", request_id_length_min=20) is not None:
         return
-    assert txn.operations and txn.leader_id in (None, "here")
+    assert txn.operations and txn.leader_id in (None, "here") and txn.log_id in (None, "this")
     if txn.request_id is not None:
         assert 20 <= len(txn.request_id) <= 255 and txn.request_id.isprintable() and txn.read_version is not None
     assert all(read.version is not None or txn.read_version is not None for read in txn.preconditions)

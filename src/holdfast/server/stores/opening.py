@@ -10,11 +10,13 @@ starting and names every problem; nothing was changed.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from holdfast.commit.log_remains import bind_stores, bound_log, require_bound
 from holdfast.errors import AlreadyOpen, Code, Unavailable
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.settings import StoresSettings
@@ -68,18 +70,29 @@ class Opening:
     served as soon as they are let go, and until then their requests are answered ``overloaded``.
     """
 
-    def __init__(self, host: StoreHost, settings: StoresSettings, wanted: ClusterDefinition | None) -> None:
-        """``wanted`` is the definition that was configured, if one was."""
+    def __init__(
+        self,
+        host: StoreHost,
+        settings: StoresSettings,
+        wanted: ClusterDefinition | None,
+        *,
+        log_id: str | None = None,
+        force_new: bool = False,
+    ) -> None:
+        """``wanted`` is the definition that was configured, if one was. ``log_id`` is the log that the stores have to
+        belong to, None for any; ``force_new`` makes those of another log belong to it."""
         self._host = host
         self._settings = settings
         self._definition = wanted
+        self._log_id = log_id
+        self._force_new = force_new
         self._wanted = True
         self._waiting: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
         """Return when they are open, or when somebody else has them. Raises: what opening and defining raise."""
         try:
-            await _open(self._host, self._settings, self._definition)
+            await self._open()
         except AlreadyOpen as error:
             _log.warning("stores_held", error=str(error))
             self._waiting = asyncio.create_task(self._open_when_free())
@@ -88,13 +101,32 @@ class Opening:
         while self._wanted:
             await asyncio.sleep(HELD_SECONDS)
             try:
-                await _open(self._host, self._settings, self._definition)
+                await self._open()
                 return
             except AlreadyOpen:
                 continue
             except Exception as error:  # noqa: BLE001  # nobody waits for this task; the process ends with what it says
                 self._host.fail(error)
                 return
+
+    async def _open(self) -> None:
+        await _open(self._host, self._settings, self._definition, self._belong)
+
+    def _belong(self, directory: str) -> None:
+        """The stores in ``directory``, which nothing else has open, belong to this log. Raises: InvalidRequest."""
+        if self._log_id is None:
+            return
+        if not self._force_new:
+            require_bound(directory, self._log_id)
+        try:
+            if bound_log(directory) != self._log_id:
+                bind_stores(directory, self._log_id)
+        except OSError as error:
+            raise Unavailable(
+                f"the log of the stores cannot be noted: {error.strerror or error}",
+                code=Code.STORE_UNFIT,
+                path=directory,
+            ) from error
 
     async def end(self) -> None:
         """Wait for nobody any more. What is open then is the host's to close."""
@@ -103,7 +135,9 @@ class Opening:
             await asyncio.wait({self._waiting})
 
 
-async def _open(host: StoreHost, settings: StoresSettings, wanted: ClusterDefinition | None) -> None:
+async def _open(
+    host: StoreHost, settings: StoresSettings, wanted: ClusterDefinition | None, belong: Callable[[str], None]
+) -> None:
     directory = settings.hosted
     assert directory is not None, "stores are opened where they are hosted"
     try:
@@ -121,6 +155,7 @@ async def _open(host: StoreHost, settings: StoresSettings, wanted: ClusterDefini
             path=directory,
         ) from error
     try:
+        await asyncio.to_thread(belong, directory)
         if wanted is not None:
             await _put_in_force(service, wanted)
         elif not service.state.revision:

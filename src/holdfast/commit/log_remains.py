@@ -1,0 +1,119 @@
+"""Which log the places around a log belong to: its stores, its view, its ``meta/``.
+
+Owns: the file ``log.json`` in the directory of the stores, and the list of what an earlier log left. Does not own: what
+is in these places, segments (``segments.index``), when it is asked (``server``, ``cli``).
+
+Format of ``log.json``: ``{"format": 1, "log_id": "32 hexadecimal digits"}``. Valid when it decodes to these types.
+
+Failure model: the file is replaced whole and synced; after a crash the old one or the new one is there. Stores without
+the file are from before it: they belong to the log that opens them first.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final, Literal
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from holdfast.errors import Code, CorruptData, InvalidRequest, Unavailable
+from holdfast.objects.port import ObjectStore
+
+__all__ = ["bind_stores", "bound_log", "refuse_remains", "remains_around", "require_bound", "view_directory"]
+
+BINDING_NAME: Final = "log.json"
+BINDING_BYTES_MAX: Final = 4_096
+META_PREFIX: Final = "meta/"
+SHOWN_MAX: Final = 5
+"""How many remains of one kind an error names."""
+
+
+class _Binding(msgspec.Struct, frozen=True):
+    log_id: str
+    format: Literal[1] = 1
+
+
+def bound_log(directory: str) -> str | None:
+    """The log that the stores in ``directory`` belong to; None where nothing says so.
+
+    Raises: CorruptData, Unavailable (``store_unfit``: the file cannot be read).
+    """
+    path = os.path.join(directory, BINDING_NAME)
+    try:
+        with open(path, "rb") as file:
+            return msgspec.json.decode(file.read(BINDING_BYTES_MAX), type=_Binding).log_id
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise Unavailable(
+            f"the file that names the log of the stores cannot be read: {error.strerror or error}",
+            code=Code.STORE_UNFIT,
+            path=path,
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptData(
+            "the file does not say which log the stores belong to",
+            path=path,
+            hint="remove it: the stores then belong to the log that opens them next",
+        ) from error
+
+
+def bind_stores(directory: str, log_id: str) -> None:
+    """From now on the stores in ``directory`` belong to this log. Raises: OSError, and nothing has changed."""
+    path = os.path.join(directory, BINDING_NAME)
+    unfinished = path + ".new"
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(_Binding(log_id)))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
+
+
+def require_bound(directory: str, log_id: str) -> None:
+    """Return unless the stores in ``directory`` belong to another log. Raises: InvalidRequest (log_mismatch), as
+    ``bound_log``."""
+    bound = bound_log(directory)
+    if bound not in (None, log_id):
+        raise InvalidRequest(
+            "the stores belong to another log",
+            code=Code.LOG_MISMATCH,
+            hint="the log was replaced: give stores.directory another place, or start once with --init --force-new, "
+            "which keeps these stores for the log that is there now",
+            directory=directory,
+            stores_log_id=bound,
+            log_id=log_id,
+        )
+
+
+def view_directory(log_url: str) -> Path | None:
+    """Where the service of a ``file:`` log keeps its view; None for other logs."""
+    parts = urlsplit(log_url)
+    return Path(unquote(parts.path)).absolute() / "view" if parts.scheme == "file" else None
+
+
+async def remains_around(store: ObjectStore, log_url: str, stores_directory: str | None) -> list[str]:
+    """What an earlier log left in the places of an empty one, for people. Raises: as ``bound_log``, and Unavailable."""
+    found: list[str] = []
+    if stores_directory is not None and (bound := bound_log(stores_directory)) is not None:
+        found.append(f"stores of log {bound} in {stores_directory}")
+    views = view_directory(log_url)
+    if views is not None and views.is_dir():
+        names = sorted(path.stem for path in views.glob("*.sqlite"))
+        found += [f"the view of log {name} in {views}" for name in names[:SHOWN_MAX]]
+    listed = await store.list(META_PREFIX, limit=SHOWN_MAX)
+    found += [f"the object {row.key}" for row in listed]
+    return found
+
+
+def refuse_remains(found: list[str]) -> None:
+    """Return when nothing was found. Raises: InvalidRequest (log_mismatch) naming it all."""
+    if found:
+        raise InvalidRequest(
+            f"a new log cannot begin here, because another log left something: {'; '.join(found)}",
+            code=Code.LOG_MISMATCH,
+            hint="if that log should be here, find out where its batches/ went; else remove what is left, or give "
+            "--force-new: then the stores are kept and belong to the new log",
+        )
