@@ -31,6 +31,7 @@ from holdfast.commit.entry import CommitEntry
 from holdfast.commit.transaction import Committed, Transaction
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.server.auth import Role
+from holdfast.server.kept_errors import without_traceback
 from holdfast.server.requests import (
     WireFormat,
     decode_json,
@@ -122,7 +123,7 @@ class JsonLines(ItemReader):
             try:
                 yield decode_json(line)
             except InvalidRequest as error:
-                self.problem = error
+                self.problem = without_traceback(error)
                 return
 
 
@@ -173,7 +174,7 @@ class MsgpackItems(ItemReader):
             try:
                 yield decode_msgpack(block[start:end])
             except InvalidRequest as error:
-                self.problem = error
+                self.problem = without_traceback(error)
                 return
             start = end
 
@@ -197,6 +198,7 @@ async def commits(call: Call) -> None:
         pass  # what was submitted stands
     finally:
         writer.cancel()
+        stream.end()
     if reader.problem is not None:
         call.connection.close()
 
@@ -334,6 +336,10 @@ class _CommitStream:
             await asyncio.sleep(RETRY_ADMISSION_SECONDS)
 
     # Results
+
+    def end(self) -> None:
+        """Drop the results that are still due, each of which refers to this stream."""
+        self._due.clear()
 
     def _settle(self, entry: CommitEntry) -> None:
         self._front.settled(1, entry.size)

@@ -25,6 +25,7 @@ from holdfast.commit.transaction import Transaction, Unanswered
 from holdfast.errors import Backpressure, Code, HoldfastError, Unavailable
 from holdfast.server.auth import Authenticator
 from holdfast.server.client_rates import ClientRates
+from holdfast.server.kept_errors import without_traceback
 from holdfast.server.responses import CommitAnswers, LeaderHint, not_leading
 
 __all__ = ["Front", "FrontLimits", "LeadingService", "RequestCounters", "StatusVerdict"]
@@ -315,6 +316,6 @@ class Front:
         try:
             answer = await self.leading().version()
         except HoldfastError as error:
-            answer = error
+            answer = without_traceback(error)
         for waiter in waiters:
             waiter(answer)
