@@ -18,7 +18,7 @@ from holdfast.commit.leadership import Identity
 from holdfast.commit.persist import PersistRules
 from holdfast.commit.pipeline import PipelineRules
 from holdfast.commit.reader import follow
-from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
+from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions, StatusAnswer
 from holdfast.commit.subscription import RolledBack, subscribe
 from holdfast.commit.takeover import init_log
 from holdfast.commit.transaction import Committed, PointRead, Rejected, Reused, Transaction, Unanswered, Write
@@ -273,6 +273,22 @@ async def test_after_a_negative_status_the_attempt_can_never_commit(store: Gate)
     assert (await service.status(ID, read_version)).status == "not_committed"
     entry = await commit(service, Transaction([Write(b"a", b"1")], request_id=ID, read_version=read_version))
     assert entry.outcome == Rejected("banned")
+
+
+@law
+async def test_an_id_that_is_known_to_be_committed_is_committed_whatever_the_question_names(store: Gate) -> None:
+    old = await lead(store)
+    read_version = await old.version()
+    entry = await commit(old, Transaction([Write(b"a", b"1")], request_id=ID, read_version=read_version))
+    assert isinstance(entry.outcome, Committed)
+    version = entry.outcome.version
+    committed = StatusAnswer("committed", version)
+    for min_version in (read_version, version, version + 1, version + 1_000_000):
+        assert await old.status(ID, min_version) == committed
+    new = await lead(store)
+    assert await new.status(ID, read_version) == committed  # from the log, which is how it becomes known here
+    for min_version in (version, new.local_version(), new.local_version() + 1_000_000):
+        assert await new.status(ID, min_version) == committed
 
 
 @law

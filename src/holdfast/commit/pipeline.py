@@ -282,10 +282,12 @@ class Pipeline:
             effects.append(Reached(noops))
 
     def _status_ready(self, question: StatusQuestion) -> StatusReady:
-        known = self.sequence.attempts.find(question.request_id)
-        if isinstance(known, Known) and known.entry is None and known.version > question.min_version:
-            return StatusReady(question, known.version, self.resolve.floor)
-        return StatusReady(question, None, self.resolve.floor)
+        return StatusReady(question, self.committed_version(question.request_id), self.resolve.floor)
+
+    def committed_version(self, request_id: str) -> int | None:
+        """The version at which ``request_id`` is known to be committed and released, None when that is not known."""
+        known = self.sequence.attempts.find(request_id)
+        return known.version if isinstance(known, Known) and known.entry is None else None
 
     # -- proof of ownership -------------------------------------------------------------------------------------------
 

@@ -234,13 +234,17 @@ class CommitService:
     async def status(self, request_id: str, min_version: int) -> StatusAnswer:
         """The final outcome of every attempt under ``request_id`` that began by now, at or above ``min_version``.
 
-        ``min_version`` is the attempt's read version; it bounds how much of the log is read.
+        ``min_version`` is the attempt's read version. It bounds how much of the log is read, and nothing else: an id
+        that is known here to be committed is ``committed``, also at or below ``min_version``.
         Raises: Fenced (``leader_changed``, never a verdict), InvalidRequest ``future_version``, Unavailable,
         CorruptData.
         """
         if min_version > self.pipeline.sequence.assigned:
             # No ban reaches so far. A later leader may have handed the version out: then this one is Fenced here.
             await self.version()
+            known = self.pipeline.committed_version(request_id) or self._history.committed_version(request_id)
+            if known is not None:
+                return StatusAnswer("committed", known)
             if min_version > self.pipeline.sequence.assigned:
                 raise InvalidRequest("version was never handed out", code=Code.FUTURE_VERSION, version=min_version)
         waiter: asyncio.Future[events.StatusReady] = self._loop.create_future()
@@ -249,12 +253,17 @@ class CommitService:
         ready = await waiter
         if ready.version is not None:
             return StatusAnswer("committed", ready.version)
+        truncated = False
         if min_version < ready.complete_above:
             found = await self._history.find(request_id, min_version, self.durable_header())
             if found.txn is not None:
                 return StatusAnswer("committed", found.txn.version)
-            if found.truncated:
-                return StatusAnswer("log_truncated")
+            truncated = found.truncated
+        known = self._history.committed_version(request_id)
+        if known is not None:
+            return StatusAnswer("committed", known)
+        if truncated:
+            return StatusAnswer("log_truncated")
         await self.version()
         return StatusAnswer("not_committed")
 

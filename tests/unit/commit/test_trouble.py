@@ -247,12 +247,11 @@ def test_a_ban_under_a_committed_attempt_outlives_that_attempt() -> None:
     assert late.outcome == Reused()
 
 
-def test_a_commit_at_or_below_the_read_version_asked_about_is_not_the_attempt_s(reign: Pipeline) -> None:
-    """The log is read above it only, and the window must not say otherwise than the log."""
+def test_an_id_that_is_known_to_be_committed_is_committed_whatever_the_question_names(reign: Pipeline) -> None:
     request_id = "the-one-request-id-of-two"
     reign.step(Arrived(at(0), [entry(txn(request_id=request_id, at=BASE))]))
     reign.step(PutAnswered(at(1), FIRST_DATA, CREATED))
-    for min_version, version in ((BASE, BASE + 1), (BASE + 1, None)):
+    for min_version, version in ((BASE, BASE + 1), (BASE + 1, BASE + 1)):
         question = StatusQuestion(request_id, min_version, "asked")
         assert reign.step(StatusAsked(at(2), question)) == [StatusReady(question, version, BASE)]
 
