@@ -400,6 +400,22 @@ async def test_a_stalled_store_is_backpressure_and_then_everything_is_answered(s
 
 
 @law
+async def test_commits_are_refused_while_the_store_is_stalled_and_welcome_when_it_answers(store: Gate) -> None:
+    service = await lead(store, stalled_ms_max=20.0)
+    assert service.admission() is None
+    store.open.clear()
+    waiting = asyncio.ensure_future(commit(service, Transaction([Write(b"a", b"1")])))
+    while (refusal := service.admission()) is None:  # noqa: ASYNC110  # a clock that nothing sets an event for
+        await asyncio.sleep(0)
+    assert isinstance(refusal, Backpressure)
+    assert refusal.retry_after_ms
+    assert refusal.fields["waited_ms"] >= 20  # type: ignore[operator]
+    store.open.set()
+    assert isinstance((await waiting).outcome, Committed)
+    assert service.admission() is None
+
+
+@law
 async def test_a_leader_gives_up_on_a_store_that_stays_away(store: Gate) -> None:
     rules = PipelineRules(persist=PersistRules(batch_timeout_ms=0.1, give_up_after_ms=50))
     service = await lead(store, rules=rules)

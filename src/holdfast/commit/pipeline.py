@@ -82,6 +82,8 @@ class PipelineRules:
     persist: PersistRules = field(default_factory=PersistRules)
     window_ms: float = 60_000.0
     window_bytes: int = 256 << 20
+    resolve_work_max: int = 5_000
+    """What one step may spend on decisions, in microseconds by estimate; then the driver serves all others."""
 
 
 class Pipeline:
@@ -105,6 +107,9 @@ class Pipeline:
         self.ended: Ended | None = None
         self.draining = False
         self._waiting: deque[CommitEntry] = deque()
+        self._undecided: deque[CommitEntry | Position] = deque()
+        """Ordered, and not decided yet, with the positions that stand behind them."""
+        self._resolve_work_max = rules.resolve_work_max
         self._floor_ms = now.boot_ms
         self._asked: list[object] = []
         self._riding: deque[tuple[Slot, list[object]]] = deque()
@@ -122,6 +127,11 @@ class Pipeline:
     def waiting(self) -> int:
         """How many commits wait before stage 1 because versions are held back."""
         return len(self._waiting)
+
+    @property
+    def undecided(self) -> int:
+        """How many commits have a version and wait for their decision."""
+        return len(self._undecided)
 
     def step(self, event: Event) -> list[Effect]:
         """Take one event and return what is to be done about it."""
@@ -178,12 +188,28 @@ class Pipeline:
         onward, look_up = self.sequence.order(entries, self.resolve.floor)
         if look_up:
             effects.append(LookUp(look_up))
-        if not onward:
+        self._undecided += onward
+        self._decide(now, effects)
+
+    def _decide(self, now: Instant, effects: list[Effect]) -> None:
+        """Decide what one step allows, in order. The rest goes on with the next arrival or tick, due at once."""
+        if not self._undecided:
             return
-        self.resolve.decide(onward)
-        effects.append(Resolved(onward))
-        added = sum([entry.size for entry in onward if entry.accepted])
-        self._collect([*onward], added, any(entry.accepted for entry in onward), now.boot_ms, effects)
+        self._in_hand = [item for item in self._undecided if type(item) is CommitEntry]
+        decided = self.resolve.decide_some(self._undecided, self._resolve_work_max)
+        if not decided:
+            return
+        entries = [item for item in decided if type(item) is CommitEntry]
+        effects.append(Resolved(entries))
+        added = sum([entry.size for entry in entries if entry.accepted])
+        self._collect(decided, added, any(entry.accepted for entry in entries), now.boot_ms, effects)
+
+    def _decided_through(self) -> int:
+        """The newest version that no undecided commit is older than: a batch without commits may name it."""
+        for item in self._undecided:
+            if type(item) is CommitEntry and item.version:
+                return item.version - 1
+        return self.sequence.assigned
 
     def _take_waiting(self) -> list[CommitEntry]:
         room = self.sequence.room(self.release.durable_version)
@@ -205,6 +231,9 @@ class Pipeline:
                 self._answer(entries, effects)
 
     def _travel(self, position: Position, effects: list[Effect]) -> None:
+        if self._undecided:
+            self._undecided.append(position)
+            return
         self._collect([position], 0, False, 0.0, effects)
 
     def _keep_floor(self, now: Instant) -> None:
@@ -212,6 +241,8 @@ class Pipeline:
             self._move_floor(now)
 
     def _move_floor(self, now: Instant) -> None:
+        if self.resolve.deciding:
+            return
         self._floor_ms = now.boot_ms
         self.resolve.advance_floor(now.boot_ms, self.sequence.assigned, self.release.durable_version)
 
@@ -222,7 +253,7 @@ class Pipeline:
             self._let_go(self.release.offer(durable, now.boot_ms), effects)
         if self._waiting:
             self._arrived(now, [], effects)
-        puts = self.persist.form(now, self.sequence.assigned, self.resolve.floor)
+        puts = self.persist.form(now, self._decided_through(), self.resolve.floor)
         self._send(puts, effects)
         self._make_room(now, effects)
         self._ask_for_ownership(now, effects)
@@ -233,13 +264,13 @@ class Pipeline:
         """Bans leave when durable versions pass them. Where nobody commits, an empty batch moves the versions on."""
         wanted = self.sequence.attempts.floor_for_bound()
         busy = self.persist.in_flight or self.persist.collecting or self.release.holding or self.draining
-        if wanted <= self.release.durable_version or busy:
+        if wanted <= self.release.durable_version or busy or self._undecided:
             return
         self.sequence.assigned = max(self.sequence.assigned, wanted)
         self._send_empty(now, effects)
 
     def _send_empty(self, now: Instant, effects: list[Effect], kind: Kind = Kind.DATA) -> None:
-        self._send(self.persist.form_empty(now, self.sequence.assigned, self.resolve.floor, kind), effects)
+        self._send(self.persist.form_empty(now, self._decided_through(), self.resolve.floor, kind), effects)
 
     def _send(self, puts: list[Put], effects: list[Effect]) -> None:
         """Send batches that were just formed. Questions ride on the newest of them, never on what was sent before."""
@@ -358,6 +389,7 @@ class Pipeline:
             self._end("gave_up", f"the store did not tell in time who owns the log: {trouble}", effects)
             return
         effects += self.persist.resend(now.boot_ms)
+        self._decide(now, effects)
         self._move_floor(now)
         if heartbeat and not self.persist.in_flight and not self.draining:
             self._send_empty(now, effects)
@@ -382,12 +414,13 @@ class Pipeline:
             # What came in after the resign record was sent is never sent: it ends here as unknown.
             self._end("resigned", "drained and resigned", effects)
             return
-        if self.persist.collecting or self._waiting:
+        if self.persist.collecting or self._undecided or self._waiting:
             return
         self._send_empty(now, effects, Kind.RESIGN)
 
     def _end(self, kind: EndKind, detail: str, effects: list[Effect], asked: list[object] | None = None) -> None:
-        answers, positions = self.release.abandon([*self.persist.abandon(), *self._waiting])
+        answers, positions = self.release.abandon([*self.persist.abandon(), *self._undecided, *self._waiting])
+        self._undecided.clear()
         self._waiting.clear()
         tickets = [*(asked or []), *(self._checking or []), *self._asked]
         tickets += [ticket for _, riding in self._riding for ticket in riding]
@@ -463,6 +496,8 @@ class Pipeline:
         """When the driver must step a Tick at the latest, None when only an event can change anything."""
         if self.ended is not None:
             return None
+        if self._undecided:
+            return 0.0
         held_until_ms = self._give_up_held.at_ms(self._held_until_ms()) if self.release.holding else None
         deadlines = (self.persist.next_deadline_ms(), self._check_again_ms, held_until_ms)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)

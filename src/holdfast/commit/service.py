@@ -6,9 +6,10 @@ any decision of the four stages, HTTP.
 Runtime: everything runs on one event loop; the pipeline is stepped with whatever arrived since the last step, so a
 batch is formed by load and not by a timer. Store requests run beside it. See ``docs/decisions/0004-one-event-loop.md``.
 
-Failure model: a store that stalls fills the span, then the queue, then ``admission`` refuses with Retry-After; metrics
-and streams go on. When the reign ends, every waiting commit is answered ``Unanswered`` and ``ended`` is set. What needs
-a proof of ownership is refused when there is none in ``request_timeout_ms``.
+Failure model: a store that stalls fills the span; after ``stalled_ms_max``, or with a full queue before, ``admission``
+refuses with Retry-After; metrics and streams go on. When the reign ends, every waiting commit is answered
+``Unanswered`` and ``ended`` is set. What needs a proof of ownership is refused when there is none in
+``request_timeout_ms``.
 
 Long, because commits, questions, effects and the end share the state of one reign.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 from collections import deque
 from collections.abc import Coroutine
@@ -58,6 +60,7 @@ log = structlog.get_logger("holdfast.commit.service")
 
 STANDBY_SEEN_MS: Final = 10_000.0
 UNPROVED_RETRY_AFTER_MS: Final = 1_000
+STALLED_RETRY_AFTER_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,7 @@ class ServiceOptions:
     heartbeat_ms: float = 500.0
     idle_check_ms: float = 5_000.0
     queue_entries_max: int = 100_000
+    stalled_ms_max: float = 3_000.0
     feed_bytes_max: int = 32 << 20
 
 
@@ -169,7 +173,21 @@ class CommitService:
             )
         if self._queued >= self.options.queue_entries_max:
             return Backpressure("too many commits wait for the store", retry_after_ms=500, waiting=self._queued)
-        return None
+        return self._stalled()
+
+    def _stalled(self) -> Backpressure | None:
+        """What has waited for the store for too long: commits would only queue up behind it, and time out there."""
+        pipeline = self.pipeline
+        in_flight, since_ms = pipeline.persist.in_flight, pipeline.unproved_since_ms
+        if not in_flight and since_ms is None:
+            return None
+        oldest_ms = min(in_flight[0].formed_ms if in_flight else math.inf, math.inf if since_ms is None else since_ms)
+        waited_ms = now().boot_ms - oldest_ms
+        if waited_ms <= self.options.stalled_ms_max:
+            return None
+        return Backpressure(
+            "the store does not answer", retry_after_ms=STALLED_RETRY_AFTER_MS, waited_ms=round(waited_ms)
+        )
 
     def submit(self, entries: list[CommitEntry]) -> None:
         """Take commit requests in; each gets exactly one reply, later. Never blocks."""

@@ -281,14 +281,20 @@ class _CommitStream:
     def _submit_block(self, txns: list[Transaction], weight: int) -> None:
         front = self._front
         leader_id = front.own.leader_id
-        length_min = front.limits.request_id_length_min
+        limits = front.limits
         settle = self._settle
         accepted: list[CommitEntry] = []
         due = self._due
         accepted_bytes = 0
         for txn in txns:
             entry = CommitEntry(txn, settle, None, weight)
-            problem = problem_with(txn, leader_id=leader_id, request_id_length_min=length_min)
+            problem = problem_with(
+                txn,
+                leader_id=leader_id,
+                request_id_length_min=limits.request_id_length_min,
+                operations_max=limits.operations_max,
+                preconditions_max=limits.preconditions_max,
+            )
             if problem is None:
                 accepted.append(entry)
                 accepted_bytes += entry.size

@@ -398,7 +398,11 @@ class FastLane(asyncio.Protocol):
             else:
                 limits = front.limits
                 problem = problem_with(
-                    txn, leader_id=front.own.leader_id, request_id_length_min=limits.request_id_length_min
+                    txn,
+                    leader_id=front.own.leader_id,
+                    request_id_length_min=limits.request_id_length_min,
+                    operations_max=limits.operations_max,
+                    preconditions_max=limits.preconditions_max,
                 )
                 if problem is None:
                     due = Unanswered(self, size, self._closes)

@@ -26,6 +26,7 @@ from holdfast.errors import Backpressure, Code, HoldfastError, Unavailable
 from holdfast.server.auth import Authenticator
 from holdfast.server.client_rates import ClientRates
 from holdfast.server.kept_errors import without_traceback
+from holdfast.server.requests import ITEMS_MAX
 from holdfast.server.responses import CommitAnswers, LeaderHint, not_leading
 
 __all__ = ["Front", "FrontLimits", "LeadingService", "RequestCounters", "StatusVerdict"]
@@ -108,6 +109,8 @@ class FrontLimits:
 
     request_bytes_max: int = 1_048_576
     request_id_length_min: int = 20
+    operations_max: int = ITEMS_MAX
+    preconditions_max: int = ITEMS_MAX
     connections_max: int = 50_000
     client_commits_per_second_max: int = 0
     in_flight_commits_max: int = 65_536

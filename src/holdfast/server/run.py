@@ -152,7 +152,7 @@ class _Process:
             authenticator=Authenticator({token.token: Role[token.role.upper()] for token in settings.server.tokens}),
         )
         self._metrics = ServerMetrics(self._front)
-        self._watch = StoreWatch(self._front)
+        self._watch = StoreWatch(self._front, stalled_ms_max=settings.commit.stalled_after_seconds * 1000.0)
         self._subscriptions = Subscriptions(self._front, self._subscribe)
         self._older = segment_history(settings.log.segments_url)
         self._view = EmbeddedView(
@@ -352,6 +352,8 @@ class _Process:
             request_timeout_ms=persist.request_timeout_ms,
             silence_ms=settings.leader.silence_ms,
             heartbeat_ms=settings.leader.heartbeat_ms,
+            queue_entries_max=settings.server.max_in_flight_commits,
+            stalled_ms_max=settings.commit.stalled_after_seconds * 1000.0,
         )
 
     def _subscribe(self, after: int, durable: bool) -> AsyncIterator[EventBatch]:
@@ -410,6 +412,10 @@ def _limits(settings: Settings) -> FrontLimits:
     return FrontLimits(
         request_bytes_max=settings.server.max_request_size_bytes,
         request_id_length_min=settings.commit.min_request_id_length,
+        operations_max=settings.commit.max_operations,
+        preconditions_max=settings.commit.max_preconditions,
+        in_flight_commits_max=settings.server.max_in_flight_commits,
+        in_flight_bytes_max=settings.server.max_in_flight_bytes,
         connections_max=settings.server.max_connections,
         client_commits_per_second_max=settings.server.client_commits_per_second_max,
         subscriber_unsent_bytes_max=settings.subscription.max_buffer_size_bytes,
