@@ -4,9 +4,9 @@ Owns: the order of starting and stopping, signals, leading or standing by, and e
 (given), serving (``http_server``), leading (``commit.service``).
 
     start    bind and listen (answering not_leader), open the store, recover and claim, print "ready"
-    stop     SIGTERM, SIGINT, or SIGHUP of a terminal that is gone: accept nothing more, drain to durable, answer,
-             resign, close, exit 0; a store that takes longer than ``server.drain_seconds_max`` is not waited for: the
-             rest is answered outcome_unknown, exit 6
+    stop     SIGTERM or SIGINT: accept nothing more, drain to durable, answer, resign, close, exit 0; every stop ends
+             within ``server.drain_seconds_max``: what a store has not taken by then is answered outcome_unknown, exit 6
+    hangup   SIGHUP stops nothing: a terminal that closes is no reason to end a service
     again    a second signal exits at once; nothing that was answered is lost, the next leader recovers
 
 Exit codes: 0 drained or stepped down; 2 bad configuration; 3 another leader is alive (named); 4 deposed; 5 nothing to
@@ -14,12 +14,14 @@ open (says how to initialise); 6 the store or the log is damaged or unfit, or th
 batches (named); 70 a bug of ours, such as a broken law of our own.
 
 Failure model: whatever ends the reign ends the process with a code that says why, unless it stands by: then it waits
-its turn again. Connections are answered before the process goes, within ``GRACE_SECONDS``.
+its turn again. Connections are answered before the process goes, within ``GRACE_SECONDS``. Every error at start is
+logged with a hint.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import random
@@ -40,6 +42,7 @@ from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
 from holdfast.commit.subscription import subscribe
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest
 from holdfast.objects.budget import BudgetedStore, RetryPolicy
+from holdfast.objects.credentials import require_credentials
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
 from holdfast.objects.time_limit import TimeLimited
@@ -59,6 +62,8 @@ from holdfast.server.responses import LeaderHint
 from holdfast.server.route_table import route_table
 from holdfast.server.routes import Route
 from holdfast.server.sse import Subscriptions
+from holdfast.server.start_hints import hint_of
+from holdfast.server.stop_bound import StopBound
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.opening import Opening, read_definitions
 from holdfast.server.view_messages import ViewStart
@@ -93,10 +98,12 @@ def main(settings: Settings, *, init: bool, take_over: bool, standby: bool) -> i
     keep_pandas_out()
     try:
         require_writable_place(settings.log.url)
+        require_credentials(settings.log.url, os.environ)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_Process(settings, init=init, take_over=take_over, standby=standby).run())
+            process = _Process(settings, init=init, take_over=take_over, standby=standby, exits=True)
+            return runner.run(process.run())
     except HoldfastError as error:
-        log.error("cannot_serve", code=str(error.code), error=str(error), hint=error.hint or None)
+        log.error("cannot_serve", code=str(error.code), error=str(error), hint=hint_of(error))
         return exit_code_of(error)
     except AssertionError as error:
         log.error("law_broken", exc_info=error)
@@ -125,8 +132,10 @@ def exit_code_of(error: HoldfastError) -> int:
 class _Process:
     """One serving process."""
 
-    def __init__(self, settings: Settings, *, init: bool, take_over: bool, standby: bool) -> None:
+    def __init__(self, settings: Settings, *, init: bool, take_over: bool, standby: bool, exits: bool = False) -> None:
+        """``exits``: whether a stop that takes too long ends this very process."""
         self._settings = settings
+        self._stopping = StopBound(settings.server.drain_seconds_max, exits=exits)
         self._init = init
         self._take_over = take_over
         self._standby = standby
@@ -144,9 +153,10 @@ class _Process:
         loop = asyncio.get_running_loop()
         self._stop: asyncio.Future[None] = loop.create_future()
         self._signals = 0
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT):
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it: whoever started this wants it to go on
                 loop.add_signal_handler(number, self._signalled, number)
+        loop.add_signal_handler(signal.SIGHUP, log.info, "hangup_ignored")
         self._front = Front(
             limits=_limits(settings),
             authenticator=Authenticator({token.token: Role[token.role.upper()] for token in settings.server.tokens}),
@@ -190,8 +200,9 @@ class _Process:
         try:
             return await self._serve(addresses)
         finally:
+            self._stopping.begin()
             await self._subscriptions.close()
-            await server.finish(GRACE_SECONDS)
+            await server.finish(min(GRACE_SECONDS, self._stopping.seconds_left() / 2))
             await self._view.stop()
 
     def _routes(self) -> list[Route]:
@@ -225,6 +236,8 @@ class _Process:
                 try:
                     end = await self._reign(service, addresses)
                 finally:
+                    if not self._standby or self._stop.done():
+                        self._stopping.begin()
                     await self._no_longer_leading()
                     await service.close()
                 log.info("reign_over", kind=end.kind, detail=end.detail, leader_id=service.leader_id)
@@ -301,13 +314,14 @@ class _Process:
         return service.ended.result()
 
     async def _drain(self, service: CommitService) -> None:
-        """Make durable what was accepted, and resign; after ``drain_seconds_max`` leave the rest to the next leader."""
-        seconds_max = self._settings.server.drain_seconds_max
+        """Make durable what was accepted, and resign; when there is no time left, leave the rest to the next leader."""
+        self._stopping.begin()
+        seconds_max = self._stopping.drain_seconds()
         try:
             async with asyncio.timeout(seconds_max):
                 await service.step_down()
         except TimeoutError:
-            log.error("drain_given_up", seconds=seconds_max, outcomes_unknown=self._front.in_flight_commits)
+            log.error("drain_given_up", seconds=round(seconds_max, 2), outcomes_unknown=self._front.in_flight_commits)
             await service.close()
 
     async def _no_longer_leading(self) -> None:
@@ -376,6 +390,7 @@ class _Process:
             sys.stderr.flush()
             os._exit(128 + number)
         log.info("stopping", signal=signal.Signals(number).name)
+        self._stopping.begin()
         if not self._stop.done():
             self._stop.set_result(None)
 
@@ -466,5 +481,6 @@ def _package_version() -> str:
 
 def _say(line: str) -> None:
     """One line on standard output, for whoever started the process and waits for it."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):  # whoever waited may have gone
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()

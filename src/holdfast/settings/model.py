@@ -214,7 +214,7 @@ CLIENT_RATE: Final = Key(
     ">= 0 for each client; 0 is off; answered 429 above, streams are slowed",
 )
 DRAIN: Final = Key(
-    "server.drain_seconds_max", POSITIVE, 30.0, "> 0; a stop that takes longer leaves the rest unknown and exits 6"
+    "server.drain_seconds_max", POSITIVE, 30.0, "> 0; every stop ends within it; what is not durable by then is unknown"
 )
 TLS_CERTIFICATE: Final = Key(
     "server.tls_certificate", parse.optional_text, None, "PEM file; together with server.tls_key"
