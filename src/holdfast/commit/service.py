@@ -32,12 +32,14 @@ from holdfast.commit import events
 from holdfast.commit.attempt_history import AttemptHistory
 from holdfast.commit.attempts import fingerprint
 from holdfast.commit.batch import HEADER_BYTES, Header, decode_header, object_name
+from holdfast.commit.damage import DamageSeen
 from holdfast.commit.entry import CommitEntry
 from holdfast.commit.events import Put, ReadBack
 from holdfast.commit.feed import Feed, TransactionEvent
 from holdfast.commit.leadership import Identity
 from holdfast.commit.metrics import ServiceMetrics
 from holdfast.commit.pipeline import Pipeline, PipelineRules
+from holdfast.commit.status import Found
 from holdfast.commit.takeover import AskLeader, Takeover, TakeoverOptions, newest_slot, now, take_the_lead
 from holdfast.commit.transaction import Committed, Rejected, Reused, Unanswered
 from holdfast.errors import (
@@ -134,6 +136,7 @@ class CommitService:
         self._standby_until_ms = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._history = AttemptHistory(store, claim)
+        self.damage = DamageSeen()
         self._owed: dict[CommitEntry, None] = {}
         self._last_accepted = claim.prev_version
         self._draining = False
@@ -273,7 +276,7 @@ class CommitService:
             return StatusAnswer("committed", ready.version)
         truncated = False
         if min_version < ready.complete_above:
-            found = await self._history.find(request_id, min_version, self.durable_header())
+            found = await self._find(request_id, min_version, self.durable_header())
             if found.txn is not None:
                 return StatusAnswer("committed", found.txn.version)
             truncated = found.truncated
@@ -285,13 +288,20 @@ class CommitService:
         await self.version()
         return StatusAnswer("not_committed")
 
+    async def _find(self, request_id: str, min_version: int, newest: Header) -> Found:
+        try:
+            return await self._history.find(request_id, min_version, newest)
+        except CorruptData as error:
+            self.damage.note("status", error)
+            raise
+
     def _look_up_old(self, entry: CommitEntry) -> Coroutine[Any, Any, None]:
         async def answer() -> None:
             request_id, read_version = entry.txn.request_id, entry.txn.read_version
             assert request_id is not None, "only attempts are looked up"
             assert read_version is not None, "a request id comes with a read version"
             try:
-                found = await self._history.find(request_id, read_version, self.durable_header())
+                found = await self._find(request_id, read_version, self.durable_header())
             except HoldfastError as error:
                 log.warning("look_up_failed", error=str(error))
                 entry.outcome = Unanswered()

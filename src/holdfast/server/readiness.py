@@ -51,6 +51,10 @@ class StoreWatch:
         # Before a refusal of commits: it says what the store does.
         return self._stalled_batch() or self._unanswered_check() or self._silent_store() or problem
 
+    def damage(self) -> str | None:
+        """The newest damage that anything met in the log under this leader, None for none."""
+        return None if self.service is None else self.service.damage.newest
+
     def _stalled_batch(self) -> HoldfastError | None:
         service = self.service
         if service is None or not (in_flight := service.pipeline.persist.in_flight):

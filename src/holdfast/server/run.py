@@ -38,6 +38,7 @@ import uvloop
 from holdfast.commit.feed import EventBatch
 from holdfast.commit.persist import PersistRules
 from holdfast.commit.pipeline import PipelineRules
+from holdfast.commit.scrub import Scrub
 from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
 from holdfast.commit.subscription import subscribe
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest
@@ -143,6 +144,7 @@ class _Process:
         self._service: CommitService | None = None
         self._address = ""
         self._opening: Opening | None = None
+        self._scrubbing: asyncio.Task[None] | None = None
         # Read before anything is opened: a definition that is wrong must not cost anybody the lead.
         definitions = settings.stores.definitions
         self._definition = None if definitions is None else read_definitions(definitions)
@@ -298,6 +300,7 @@ class _Process:
         # Commits in flight are many small objects that die young without cycles: at the usual thresholds the collector
         # walks the growing conflict window again and again for them (a third of the rate of commit streams).
         gc.set_threshold(100_000, 20, 100)
+        self._begin_scrub(service)
         stores = self._stores
         if stores is not None:
             self._opening = Opening(stores, self._settings.stores, self._definition)
@@ -313,6 +316,22 @@ class _Process:
             raise stores.failed.result()
         return service.ended.result()
 
+    def _begin_scrub(self, service: CommitService) -> None:
+        settings = self._settings.log
+        if settings.scrub_days is None:
+            return
+        scrub = self._metrics.scrub = Scrub(
+            service.store,
+            service.claim,
+            service.durable_header,
+            service.damage,
+            days=settings.scrub_days,
+            bytes_per_second=settings.scrub_bytes_per_second,
+            start=random.random,
+        )
+        self._scrubbing = asyncio.ensure_future(scrub.run())
+        self._scrubbing.add_done_callback(_tell_scrub_ended)
+
     async def _drain(self, service: CommitService) -> None:
         """Make durable what was accepted, and resign; when there is no time left, leave the rest to the next leader."""
         self._stopping.begin()
@@ -327,6 +346,10 @@ class _Process:
     async def _no_longer_leading(self) -> None:
         self._service = self._metrics.service = self._watch.service = None
         self._front.stop_leading(LeaderHint())
+        if self._scrubbing is not None:
+            self._scrubbing.cancel()
+            await asyncio.wait({self._scrubbing})
+            self._scrubbing = self._metrics.scrub = None
         if self._opening is not None:
             await self._opening.end()
             self._opening = None
@@ -417,6 +440,11 @@ def _budgeted(opened: ObjectStore, settings: Settings) -> BudgetedStore:
 
 def _tell_not_created(key: str, detail: str) -> None:
     log.warning("store_did_not_create", key=key, error=detail)
+
+
+def _tell_scrub_ended(scrubbing: asyncio.Task[None]) -> None:
+    if not scrubbing.cancelled() and (error := scrubbing.exception()) is not None:
+        log.error("scrub_failed", exc_info=error)
 
 
 async def _first_of(*awaited: asyncio.Future[Any]) -> None:

@@ -258,6 +258,8 @@ class ViewChild:
     def _reported(self, report: Report) -> None:
         if self._file is None:
             self._file = ViewFile(Path(report.path))
+        if report.damage is not None and self._damage is None:
+            self._service.damage.note("view", report.damage.error())
         self._version, self._damage = report.version, report.damage
         while self._waiters and (self._damage is not None or self._waiters[0][0] <= report.version):
             waiter = heapq.heappop(self._waiters)[2]
