@@ -292,6 +292,32 @@ async def test_an_id_that_is_known_to_be_committed_is_committed_whatever_the_que
 
 
 @law
+async def test_after_a_negative_status_an_idle_log_lets_the_id_commit_with_a_newer_read_version(store: Gate) -> None:
+    service = await lead(store)
+    for _ in range(3):
+        read_version = await service.version()
+        assert (await service.status(ID, read_version)).status == "not_committed"
+    newer = await service.version()
+    assert newer > read_version
+    again = await commit(service, Transaction([Write(b"a", b"1")], request_id=ID, read_version=newer))
+    assert isinstance(again.outcome, Committed)
+
+
+@law
+async def test_a_log_without_its_first_claim_is_refused_at_start(store: Gate) -> None:
+    for _ in range(3):
+        service = await lead(store)
+        await put(service, b"a")
+        await service.step_down()
+    await store.delete(object_name(FIRST_SLOT))
+    before = await store.list("batches/")
+    with pytest.raises(CorruptData, match="the first claim has gone") as caught:
+        await lead(store)
+    assert slot_text(FIRST_SLOT) in str(caught.value)
+    assert await store.list("batches/") == before, "nothing is written to a log that is refused"
+
+
+@law
 async def test_status_waits_for_an_attempt_in_flight(store: Gate) -> None:
     service = await lead(store)
     read_version = await service.version()

@@ -110,6 +110,8 @@ class Pipeline:
         self._undecided: deque[CommitEntry | Position] = deque()
         """Ordered, and not decided yet, with the positions that stand behind them."""
         self._resolve_work_max = rules.resolve_work_max
+        self._banned_through = -1
+        """The version through which the newest ban reaches."""
         self._floor_ms = now.boot_ms
         self._asked: list[object] = []
         self._riding: deque[tuple[Slot, list[object]]] = deque()
@@ -156,7 +158,8 @@ class Pipeline:
                 self._asked.append(ticket)
             case StatusAsked(question=question):
                 self._keep_floor(now)
-                self.sequence.ban(question.request_id)
+                if self.sequence.ban(question.request_id) is None:
+                    self._banned_through = self.sequence.assigned
                 self._travel(Position(question), effects)
             case NoopAsked(ticket=ticket):
                 self._travel(Position(ticket), effects)
@@ -261,8 +264,14 @@ class Pipeline:
             self._finish(now, effects)
 
     def _make_room(self, now: Instant, effects: list[Effect]) -> None:
-        """Bans leave when durable versions pass them. Where nobody commits, an empty batch moves the versions on."""
+        """Bans leave when durable versions pass them. Where nobody commits, an empty batch moves the versions on.
+
+        It does so after each ban: an attempt with a read version from before the batch is banned, and without a newer
+        version to read the id would stay banned.
+        """
         wanted = self.sequence.attempts.floor_for_bound()
+        if self._banned_through == self.sequence.assigned:
+            wanted = max(wanted, self.sequence.assigned + 1)
         busy = self.persist.in_flight or self.persist.collecting or self.release.holding or self.draining
         if wanted <= self.release.durable_version or busy or self._undecided:
             return

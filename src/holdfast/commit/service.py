@@ -31,7 +31,8 @@ from msgspec import Struct
 from holdfast.commit import events
 from holdfast.commit.attempt_history import AttemptHistory
 from holdfast.commit.attempts import fingerprint
-from holdfast.commit.batch import HEADER_BYTES, Header, decode_header, object_name
+from holdfast.commit.batch import FIRST_SLOT, HEADER_BYTES, PREFIX, Header, decode_header, object_name
+from holdfast.commit.chain import broken
 from holdfast.commit.damage import DamageSeen
 from holdfast.commit.entry import CommitEntry
 from holdfast.commit.events import Put, ReadBack
@@ -39,6 +40,7 @@ from holdfast.commit.feed import Feed, TransactionEvent
 from holdfast.commit.leadership import Identity
 from holdfast.commit.metrics import ServiceMetrics
 from holdfast.commit.pipeline import Pipeline, PipelineRules
+from holdfast.commit.reader import read_header
 from holdfast.commit.status import Found
 from holdfast.commit.takeover import AskLeader, Takeover, TakeoverOptions, newest_slot, now, take_the_lead
 from holdfast.commit.transaction import Committed, Rejected, Reused, Unanswered
@@ -160,6 +162,7 @@ class CommitService:
             ask_leader=options.ask_leader,
             probe=options.probe,
         )
+        await _require_genesis(store)
         takeover = await take_the_lead(store, identity, LogId(os.urandom(16)), how)
         service = cls(store, takeover, identity, options, own)
         service._beat()
@@ -257,8 +260,8 @@ class CommitService:
 
         ``min_version`` is the attempt's read version. It bounds how much of the log is read, and nothing else: an id
         that is known here to be committed is ``committed``, also at or below ``min_version``.
-        Raises: Fenced (``leader_changed``, never a verdict), InvalidRequest ``future_version``, Unavailable,
-        CorruptData.
+        Raises: Fenced (``leader_changed``, never a verdict), InvalidRequest ``future_version``, Backpressure while bans
+        cannot expire, Unavailable, CorruptData.
         """
         if min_version > self.pipeline.sequence.assigned:
             # No ban reaches so far. A later leader may have handed the version out: then this one is Fenced here.
@@ -268,6 +271,8 @@ class CommitService:
                 return StatusAnswer("committed", known)
             if min_version > self.pipeline.sequence.assigned:
                 raise InvalidRequest("version was never handed out", code=Code.FUTURE_VERSION, version=min_version)
+        if self.pipeline.sequence.attempts.is_full:
+            raise Backpressure("too many attempts are closed and wait for the store", retry_after_ms=1_000)
         waiter: asyncio.Future[events.StatusReady] = self._loop.create_future()
         question = events.StatusQuestion(request_id, min_version, waiter)
         self._step(events.StatusAsked(now(), question))
@@ -563,6 +568,20 @@ class CommitService:
     def _tick(self) -> None:
         self._timer = None
         self._step(events.Tick(now()))
+
+
+async def _require_genesis(store: ObjectStore) -> None:
+    """Refuse a log without its first claim: every reader walks back to it. A store that is silent is waited for later.
+
+    Cost: one header read. Raises: CorruptData.
+    """
+    try:
+        if await read_header(store, FIRST_SLOT) is not None or not await store.list(PREFIX, limit=1):
+            return
+        if await read_header(store, FIRST_SLOT) is None:  # it is not that the log began between the two questions
+            raise broken("the first claim has gone", FIRST_SLOT)
+    except Unavailable:
+        return
 
 
 def _settle(ticket: object, value: object) -> None:
