@@ -261,6 +261,7 @@ DOUBTFUL: list[tuple[dict[str, object], str]] = [
     ({"log.url": "memory:"}, "gone when the process ends"),
     ({"log.url": "s3://b/p"}, "another place on each machine"),
     ({"log.url": "gs://b/p", "server.listen": "unix:/run/h.sock"}, "another place on each machine"),
+    ({"log.url": "gs://b/p"}, "log.url is gs:, which is not tested"),
     ({"log.url": "az://b/p", "server.advertised_address": "https://localhost:8080"}, "another place on each machine"),
 ]
 

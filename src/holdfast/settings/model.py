@@ -556,6 +556,10 @@ def _warnings(settings: Settings) -> tuple[str, ...]:
             bool(server.tokens) and not loopback and server.tls_certificate is None,
             "server.tokens are sent in clear: set server.tls_certificate and server.tls_key, or end TLS in front",
         ),
+        (
+            settings.log.scheme == "gs",
+            "log.url is gs:, which is not tested: no emulator speaks what its client does; keep a copy of the data",
+        ),
         (settings.log.scheme == "memory", "log.url is memory: and everything is gone when the process ends"),
     )
     return tuple(text for applies, text in cautions if applies)
