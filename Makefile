@@ -60,6 +60,7 @@ test: $(STAMPS)/venv $(STAMPS)/java s3-packages
 # Large numbers; proof.json is written by tests/conftest.py at the end, also when something failed; Spark's run joins it.
 prove: $(STAMPS)/venv $(STAMPS)/java
 	@CI=true scripts/setup.sh s3
+	@CI=true scripts/setup.sh azure
 	@rm -f proof.json
 	@status=0; \
 	$(if $(OTHER_LANES),HOLDFAST_PROVE=1 $(BIN)/python -m pytest -q --timeout=14400 $(OTHER_LANES) $(TEST_FLAGS) || status=$$?;) \

@@ -4,9 +4,11 @@
 #   scripts/setup.sh venv    a virtual environment in .venv with exactly what requirements/dev.txt locks
 #   scripts/setup.sh java    a Java 17 runtime for Spark: JAVA_HOME, the path, /usr/lib/jvm, else Debian's package
 #   scripts/setup.sh s3      the Ceph packages from which the tests start a real S3 server
+#   scripts/setup.sh azure   Azurite in .venv/azurite, the emulator of Azure Blob Storage (make prove needs it)
 #
 # Safe to run again: what is there is kept. System packages are installed only as root or where sudo asks no password.
 set -eu
+AZURITE_VERSION=3.35.0
 cd "$(dirname "$0")/.."
 
 say() { printf '%s\n' "setup: $*" >&2; }
@@ -111,9 +113,21 @@ setup_s3() {
     [ "${CI:-}" != true ] || { say "CI=true: a lane that cannot run is a failure"; exit 1; }
 }
 
+# Azurite, Microsoft's emulator of Azure Blob Storage, from the npm registry. Its data is in memory.
+setup_azure() {
+    [ -x .venv/azurite/node_modules/.bin/azurite-blob ] && command -v node >/dev/null 2>&1 && return 0
+    if { command -v npm >/dev/null 2>&1 || apt_install nodejs npm; } &&
+        npm install --silent --no-audit --no-fund --prefix .venv/azurite "azurite@$AZURITE_VERSION" >/dev/null 2>&1; then
+        return 0
+    fi
+    say "the Azure lane cannot run: Azurite could not be installed (npm install --prefix .venv/azurite azurite)"
+    [ "${CI:-}" != true ] || { say "CI=true: a lane that cannot run is a failure"; exit 1; }
+}
+
 case "${1:-}" in
     venv) setup_venv ;;
     java) setup_java ;;
     s3) setup_s3 ;;
-    *) say "usage: scripts/setup.sh venv|java|s3"; exit 2 ;;
+    azure) setup_azure ;;
+    *) say "usage: scripts/setup.sh venv|java|s3|azure"; exit 2 ;;
 esac

@@ -255,6 +255,12 @@ class TestDirectoryStore(ObjectStoreLaws):
         return lambda: open_store(url, create_missing=True)
 
 
+class TestAzureStore(ObjectStoreLaws):
+    @pytest.fixture
+    def make_store(self, azure_url: str) -> MakeStore:
+        return lambda: open_store(azure_url)
+
+
 class TestS3Store(ObjectStoreLaws):
     @pytest.fixture
     def make_store(self, s3_url: str) -> MakeStore:

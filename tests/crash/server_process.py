@@ -119,12 +119,16 @@ class ServerProcess:
         return self.output.read_bytes()[-3000:].decode("utf-8", "replace")
 
 
-def directory_workers(pid: int) -> list[int]:
-    """The processes that touch the log's directory for the server ``pid``."""
+def children(pid: int) -> list[int]:
+    """The processes that ``pid`` has started."""
     found: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == pid and b"directory_worker" in (folder / "cmdline").read_bytes():
+            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
                 found.append(int(folder.name))
     return found
+
+
+def directory_workers(pid: int) -> list[int]:
+    """The processes that touch the log's directory for the server ``pid``."""
+    return [child for child in children(pid) if b"directory_worker" in Path(f"/proc/{child}/cmdline").read_bytes()]

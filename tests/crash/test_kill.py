@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from tests.azure_lane import Azurite, require_azurite
 from tests.crash.rounds import Rounds, Setting
 from tests.s3_lane import require_gateway
 
@@ -20,6 +21,7 @@ from holdfast.testing.rgw import Gateway
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
 DIRECTORY_ROUNDS = 20 if PROVE else 3
 S3_ROUNDS = 10 if PROVE else 2
+AZURE_ROUNDS = 5 if PROVE else 1
 DIRECTORY_KINDS = ("restart", "zombie", "take over", "stumble", "successor")
 S3_KINDS = ("restart", "take over", "zombie", "stumble", "successor", *(["store crash"] if PROVE else []))
 SEED = int(os.environ.get("HOLDFAST_CRASH_SEED", "20250101"))
@@ -72,6 +74,35 @@ def test_a_kill_on_the_directory_store_loses_moves_and_invents_nothing(
             )
         ).run()
     )
+
+
+def test_a_kill_on_azure_loses_moves_and_invents_nothing(
+    tmp_path: Path, say: Callable[[str], None], record_property: Callable[[str, object], None]
+) -> None:
+    azurite = Azurite(require_azurite(), tmp_path)
+    record_property("azure_kill_rounds", AZURE_ROUNDS)
+    try:
+        azurite.create_container("kill")
+        with pytest.MonkeyPatch.context() as environment:
+            for name, value in azurite.environment().items():
+                environment.setenv(name, value)
+            url = azurite.url("kill")
+            asyncio.run(
+                Rounds(
+                    Setting(
+                        directory=tmp_path,
+                        log_url=url,
+                        reading_url=url,
+                        rounds=AZURE_ROUNDS,
+                        kinds=DIRECTORY_KINDS,
+                        seed=SEED,
+                        environment=azurite.environment(),
+                        say=say,
+                    )
+                ).run()
+            )
+    finally:
+        azurite.stop()
 
 
 def test_a_kill_on_s3_behind_a_faulty_network_loses_moves_and_invents_nothing(

@@ -18,7 +18,7 @@ from holdfast.commit.leadership import Identity
 from holdfast.commit.persist import PersistRules
 from holdfast.commit.pipeline import PipelineRules
 from holdfast.commit.reader import follow
-from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
+from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions, StatusAnswer
 from holdfast.commit.subscription import RolledBack, subscribe
 from holdfast.commit.takeover import init_log
 from holdfast.commit.transaction import Committed, PointRead, Rejected, Reused, Transaction, Unanswered, Write
@@ -276,6 +276,48 @@ async def test_after_a_negative_status_the_attempt_can_never_commit(store: Gate)
 
 
 @law
+async def test_an_id_that_is_known_to_be_committed_is_committed_whatever_the_question_names(store: Gate) -> None:
+    old = await lead(store)
+    read_version = await old.version()
+    entry = await commit(old, Transaction([Write(b"a", b"1")], request_id=ID, read_version=read_version))
+    assert isinstance(entry.outcome, Committed)
+    version = entry.outcome.version
+    committed = StatusAnswer("committed", version)
+    for min_version in (read_version, version, version + 1, version + 1_000_000):
+        assert await old.status(ID, min_version) == committed
+    new = await lead(store)
+    assert await new.status(ID, read_version) == committed  # from the log, which is how it becomes known here
+    for min_version in (version, new.local_version(), new.local_version() + 1_000_000):
+        assert await new.status(ID, min_version) == committed
+
+
+@law
+async def test_after_a_negative_status_an_idle_log_lets_the_id_commit_with_a_newer_read_version(store: Gate) -> None:
+    service = await lead(store)
+    for _ in range(3):
+        read_version = await service.version()
+        assert (await service.status(ID, read_version)).status == "not_committed"
+    newer = await service.version()
+    assert newer > read_version
+    again = await commit(service, Transaction([Write(b"a", b"1")], request_id=ID, read_version=newer))
+    assert isinstance(again.outcome, Committed)
+
+
+@law
+async def test_a_log_without_its_first_claim_is_refused_at_start(store: Gate) -> None:
+    for _ in range(3):
+        service = await lead(store)
+        await put(service, b"a")
+        await service.step_down()
+    await store.delete(object_name(FIRST_SLOT))
+    before = await store.list("batches/")
+    with pytest.raises(CorruptData, match="the first claim has gone") as caught:
+        await lead(store)
+    assert slot_text(FIRST_SLOT) in str(caught.value)
+    assert await store.list("batches/") == before, "nothing is written to a log that is refused"
+
+
+@law
 async def test_status_waits_for_an_attempt_in_flight(store: Gate) -> None:
     service = await lead(store)
     read_version = await service.version()
@@ -380,6 +422,22 @@ async def test_a_stalled_store_is_backpressure_and_then_everything_is_answered(s
     store.open.set()
     answered = await asyncio.gather(*waiting)
     assert all(isinstance(entry.outcome, Committed) for entry in answered)
+    assert service.admission() is None
+
+
+@law
+async def test_commits_are_refused_while_the_store_is_stalled_and_welcome_when_it_answers(store: Gate) -> None:
+    service = await lead(store, stalled_ms_max=20.0)
+    assert service.admission() is None
+    store.open.clear()
+    waiting = asyncio.ensure_future(commit(service, Transaction([Write(b"a", b"1")])))
+    while (refusal := service.admission()) is None:  # noqa: ASYNC110  # a clock that nothing sets an event for
+        await asyncio.sleep(0)
+    assert isinstance(refusal, Backpressure)
+    assert refusal.retry_after_ms
+    assert refusal.fields["waited_ms"] >= 20  # type: ignore[operator]
+    store.open.set()
+    assert isinstance((await waiting).outcome, Committed)
     assert service.admission() is None
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crash.server_process import directory_workers
+from tests.crash.server_process import children, directory_workers
+from tests.mount_namespace import mount_namespace
 
 SECONDS_MAX = 30
 
@@ -102,6 +103,11 @@ class Process:
 WRITE = {"operations": [{"type": "write", "key": "a2V5", "value": "dmFs"}]}
 
 
+def view_processes(pid: int) -> list[int]:
+    """The processes that keep the view of the server ``pid``."""
+    return [child for child in children(pid) if b"view_process" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Any]:
     started: list[Process] = []
@@ -118,7 +124,19 @@ def start(tmp_path: Path) -> Iterator[Any]:
             one.process.communicate(timeout=SECONDS_MAX)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_hangup_stops_nothing_and_a_terminal_that_is_gone_neither(start: Any) -> None:
+    server = start("--init").ready()
+    assert server.process.stderr is not None and server.process.stdout is not None
+    server.process.stderr.close()  # as a terminal that is gone: every further line of the log fails
+    for _ in range(3):
+        server.signal(signal.SIGHUP)
+        assert server.commit() > 0
+    server.signal(signal.SIGTERM)
+    assert server.process.wait(SECONDS_MAX) == 0
+    server.process.stdout.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_resigns_and_exits_0_and_the_next_start_leads_at_once(start: Any, number: int) -> None:
     first = start("--init").ready()
     version = first.commit()
@@ -218,7 +236,7 @@ def test_a_directory_that_may_not_be_made_exits_2_at_once(start: Any, tmp_path: 
 
 
 def test_a_drain_that_a_store_holds_up_ends_in_time_with_6_and_an_unknown_outcome(start: Any) -> None:
-    server = start("--init", "--set", "server.drain_seconds_max=0.5").ready()
+    server = start("--init", "--set", "server.drain_seconds_max=4").ready()
     assert server.commit() > 0
     workers = directory_workers(server.process.pid)
     assert workers
@@ -233,8 +251,59 @@ def test_a_drain_that_a_store_holds_up_ends_in_time_with_6_and_an_unknown_outcom
         server.signal(signal.SIGTERM)
         answer = connection.recv(1 << 16)
     assert b"504" in answer.split(b"\r\n")[0] and b"outcome_unknown" in answer
+    server.process.wait(SECONDS_MAX)
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)  # they have the server's standard error
     code, errors = server.end()
     assert code == 6 and "drain_given_up" in errors and "outcomes_unknown=1" in errors
+
+
+def test_a_stop_that_a_thread_holds_up_ends_in_time_with_6(start: Any, tmp_path: Path) -> None:
+    """The interpreter waits for its threads at the end, and a view process that cannot be ended holds one up."""
+    server = start("--init", "--set", "server.drain_seconds_max=2").ready()
+    assert server.commit() > 0
+    server.key("a2V5")  # the view process is there
+    (child,) = view_processes(server.process.pid)
+    os.kill(child, signal.SIGSTOP)
+    server.signal(signal.SIGTERM)
+    server.process.wait(SECONDS_MAX)
+    os.kill(child, signal.SIGKILL)  # it has the server's standard error
+    code, errors = server.end()
+    assert code == 6 and "stop_given_up" in errors
+
+
+def ended(*command: str, **environment: str) -> tuple[int, str]:
+    """The exit code and the standard error of a command that ends by itself."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        env={**kept, "PYTHONPATH": "src", **environment},
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+SERVE = (sys.executable, "-m", "holdfast.cli.main", "serve", "--init", "--listen", "127.0.0.1:0", "--log")
+
+
+def test_a_log_on_a_file_system_that_is_mounted_read_only_exits_6_and_is_named() -> None:
+    mounted = f"mount -t tmpfs -o ro none /mnt && exec {' '.join(SERVE)} file:///mnt/log"
+    code, errors = ended(*mount_namespace(), "sh", "-c", mounted)
+    assert code == 6
+    assert "mounted read-only" in errors and "path=/mnt" in errors and "hint=" in errors
+
+
+def test_missing_s3_credentials_are_reported_and_not_waited_for() -> None:
+    with socket.socket() as silent:  # bound and not listening: a machine without a metadata service
+        silent.bind(("127.0.0.1", 0))
+        metadata = {"AWS_METADATA_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        code, errors = ended(*SERVE, "s3://bucket/log", **metadata)
+        assert code == 2 and "no credentials for S3" in errors and "AWS_ACCESS_KEY_ID" in errors
+        code, errors = ended(*SERVE, "s3://bucket/log", AWS_ACCESS_KEY_ID="key", **metadata)
+        assert code == 2 and "missing=AWS_SECRET_ACCESS_KEY" in errors
 
 
 def test_an_address_in_use_exits_2_and_is_named(start: Any) -> None:

@@ -564,3 +564,29 @@ def test_a_status_has_one_bound_however_many_requests_to_a_store_that_hangs_it_t
             assert final.json == {"status": "committed", "version": committed.json["version"]}
 
     run(scenario)
+
+
+@pytest.mark.parametrize("target", ["/v1/commit", "/v1/commits"])
+@pytest.mark.parametrize("handed_over", [False, True], ids=["fast", "framework"])
+def test_a_commit_with_too_many_operations_or_preconditions_is_refused(target: str, handed_over: bool) -> None:
+    operation = {"type": "write", "key": "a2V5", "value": ""}
+    read = {"type": "point_read", "key": "a2V5", "version": 0}
+
+    async def scenario() -> None:
+        async with serving(limits=FrontLimits(operations_max=2, preconditions_max=3)) as here:
+            for operations, reads, fits in ((2, 3, True), (3, 0, False), (1, 4, False)):
+                client = await here.connect()
+                if handed_over:
+                    await client.ask("GET", "/v1/subscribe?after=x")
+                body = json.dumps({"operations": [operation] * operations, "preconditions": [read] * reads}).encode()
+                answer = await client.ask("POST", target, body)
+                if target == "/v1/commit":
+                    assert answer.status == (200 if fits else 413)
+                found = json.loads(answer.body.splitlines()[0])
+                if fits:
+                    assert "error" not in found
+                else:
+                    assert found["error"]["code"] == "too_large"
+                    assert "operations_max=2" in found["error"]["message"]
+
+    run(scenario)

@@ -686,7 +686,7 @@ def test_a_hole_and_a_damaged_object_are_named_and_what_is_whole_is_served(tmp_p
     with serving(tmp_path) as service:
         versions = [service.committed(write(b"k")) for _ in range(5)]
         assert service.process.stop() == 0
-    gone = sorted(of_the_first)[1:]
+    gone = sorted(of_the_first)[1:-1]  # not the first claim: a log without it is refused at start
     for batch in gone:
         batch.unlink()
     with serving(tmp_path, view__enabled="false") as service:

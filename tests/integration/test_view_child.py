@@ -12,7 +12,7 @@ import pytest
 from tests.integration.test_commit_service import Gate, lead
 
 from holdfast.commit.service import CommitService
-from holdfast.server.view_child import ViewChild
+from holdfast.server.view_child import CLOSE_SECONDS, ViewChild
 from holdfast.server.view_messages import Report, ViewStart
 
 
@@ -56,5 +56,27 @@ def test_a_report_that_cannot_be_read_costs_the_process_and_not_the_view(said: b
             shown.cancel()
             await child.close()
             await service.close()
+
+    asyncio.run(scenario())
+
+
+class Unreapable(Scripted):
+    """Its process cannot be waited for."""
+
+    def _reap(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        raise PermissionError("not this process's child")
+
+
+def test_a_view_process_that_cannot_be_reaped_does_not_keep_the_view_from_closing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        service = await lead(Gate())
+        report = Report(str(tmp_path / "view.sqlite"), service.local_version(), True)
+        child = Unreapable(service, msgspec.json.encode(report) + b"\n", report)
+        await child.at(service.local_version())
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await child.close()
+        assert child._keeping.cancelled(), "its cancellation was not replaced by the error"
+        await service.close()
 
     asyncio.run(scenario())

@@ -67,11 +67,15 @@ class PipelineMachine(RuleBasedStateMachine):
         self.statuses: dict[str, int | None] = {}
 
     @initialize(
-        window=st.integers(1, 4), batch_bytes=st.sampled_from([40, 1 << 20]), timeout=st.sampled_from([0.0, 5.0])
+        window=st.integers(1, 4),
+        batch_bytes=st.sampled_from([40, 1 << 20]),
+        timeout=st.sampled_from([0.0, 5.0]),
+        work=st.sampled_from([1, 3, 5_000]),
     )
-    def begin(self, window: int, batch_bytes: int, timeout: float) -> None:
+    def begin(self, window: int, batch_bytes: int, timeout: float, work: int) -> None:
         rules = PersistRules(window=window, batch_bytes=batch_bytes, batch_timeout_ms=timeout, give_up_after_ms=1e12)
-        self.reign = Pipeline(self.claim, identity().nonce_seed, PipelineRules(persist=rules), self.instant())
+        rules_of_all = PipelineRules(persist=rules, resolve_work_max=work)
+        self.reign = Pipeline(self.claim, identity().nonce_seed, rules_of_all, self.instant())
 
     def instant(self) -> Instant:
         return Instant(self.now, int(self.now))
@@ -98,7 +102,7 @@ class PipelineMachine(RuleBasedStateMachine):
             self.verdicts[item] = holds
             if holds:
                 self.newest[key] = item.version
-            assert item.accepted == holds
+            assert item.accepted == holds or self.reign.undecided
         self.carry_out(effects)
 
     @rule(ms=st.sampled_from([0.1, 4.0, 300.0]), heartbeat=st.booleans())
@@ -187,6 +191,8 @@ class PipelineMachine(RuleBasedStateMachine):
         self.waiting.remove(entry)
         assert entry.outcome is not None
         assert not isinstance(entry.outcome, Unanswered)
+        if entry in self.verdicts:
+            assert isinstance(entry.outcome, Committed) == self.verdicts[entry]
         if isinstance(entry.outcome, Committed):
             logged = self.logged()[entry.outcome.version]
             assert logged == (entry.txn.request_id, entry.txn.operations)

@@ -81,6 +81,11 @@ class AttemptHistory:
             return Found(None, truncated=min_version < newest.truncated_through)
         return await self._read(*min(after), request_id)
 
+    def committed_version(self, request_id: str) -> int | None:
+        """The version of the first commit of ``request_id`` that any question has come upon. Cost: O(1)."""
+        places = self._known.get(request_id)
+        return None if places is None else min(places)[0]
+
     async def _read(self, version: int, slot: Slot, request_id: str) -> Found:
         try:
             data = await self._store.read(object_name(slot))

@@ -93,6 +93,11 @@ class Attempts:
         """The floor that would bring the structure back within its bound, 0 when it is within."""
         return self._ends[8] if len(self._ends) > 8 else 0
 
+    @property
+    def is_full(self) -> bool:
+        """Whether twice the bound is held: nothing becomes durable, so nothing can leave."""
+        return len(self._ends) > 16
+
     def expire(self, floor: int) -> None:
         """Drop the generations whose every version is at or below ``floor``."""
         while len(self._ends) > 1 and self._ends[-1] <= floor:

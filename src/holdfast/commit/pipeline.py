@@ -82,6 +82,8 @@ class PipelineRules:
     persist: PersistRules = field(default_factory=PersistRules)
     window_ms: float = 60_000.0
     window_bytes: int = 256 << 20
+    resolve_work_max: int = 5_000
+    """What one step may spend on decisions, in microseconds by estimate; then the driver serves all others."""
 
 
 class Pipeline:
@@ -105,6 +107,11 @@ class Pipeline:
         self.ended: Ended | None = None
         self.draining = False
         self._waiting: deque[CommitEntry] = deque()
+        self._undecided: deque[CommitEntry | Position] = deque()
+        """Ordered, and not decided yet, with the positions that stand behind them."""
+        self._resolve_work_max = rules.resolve_work_max
+        self._banned_through = -1
+        """The version through which the newest ban reaches."""
         self._floor_ms = now.boot_ms
         self._asked: list[object] = []
         self._riding: deque[tuple[Slot, list[object]]] = deque()
@@ -122,6 +129,11 @@ class Pipeline:
     def waiting(self) -> int:
         """How many commits wait before stage 1 because versions are held back."""
         return len(self._waiting)
+
+    @property
+    def undecided(self) -> int:
+        """How many commits have a version and wait for their decision."""
+        return len(self._undecided)
 
     def step(self, event: Event) -> list[Effect]:
         """Take one event and return what is to be done about it."""
@@ -146,7 +158,8 @@ class Pipeline:
                 self._asked.append(ticket)
             case StatusAsked(question=question):
                 self._keep_floor(now)
-                self.sequence.ban(question.request_id)
+                if self.sequence.ban(question.request_id) is None:
+                    self._banned_through = self.sequence.assigned
                 self._travel(Position(question), effects)
             case NoopAsked(ticket=ticket):
                 self._travel(Position(ticket), effects)
@@ -178,12 +191,28 @@ class Pipeline:
         onward, look_up = self.sequence.order(entries, self.resolve.floor)
         if look_up:
             effects.append(LookUp(look_up))
-        if not onward:
+        self._undecided += onward
+        self._decide(now, effects)
+
+    def _decide(self, now: Instant, effects: list[Effect]) -> None:
+        """Decide what one step allows, in order. The rest goes on with the next arrival or tick, due at once."""
+        if not self._undecided:
             return
-        self.resolve.decide(onward)
-        effects.append(Resolved(onward))
-        added = sum([entry.size for entry in onward if entry.accepted])
-        self._collect([*onward], added, any(entry.accepted for entry in onward), now.boot_ms, effects)
+        self._in_hand = [item for item in self._undecided if type(item) is CommitEntry]
+        decided = self.resolve.decide_some(self._undecided, self._resolve_work_max)
+        if not decided:
+            return
+        entries = [item for item in decided if type(item) is CommitEntry]
+        effects.append(Resolved(entries))
+        added = sum([entry.size for entry in entries if entry.accepted])
+        self._collect(decided, added, any(entry.accepted for entry in entries), now.boot_ms, effects)
+
+    def _decided_through(self) -> int:
+        """The newest version that no undecided commit is older than: a batch without commits may name it."""
+        for item in self._undecided:
+            if type(item) is CommitEntry and item.version:
+                return item.version - 1
+        return self.sequence.assigned
 
     def _take_waiting(self) -> list[CommitEntry]:
         room = self.sequence.room(self.release.durable_version)
@@ -205,6 +234,9 @@ class Pipeline:
                 self._answer(entries, effects)
 
     def _travel(self, position: Position, effects: list[Effect]) -> None:
+        if self._undecided:
+            self._undecided.append(position)
+            return
         self._collect([position], 0, False, 0.0, effects)
 
     def _keep_floor(self, now: Instant) -> None:
@@ -212,6 +244,8 @@ class Pipeline:
             self._move_floor(now)
 
     def _move_floor(self, now: Instant) -> None:
+        if self.resolve.deciding:
+            return
         self._floor_ms = now.boot_ms
         self.resolve.advance_floor(now.boot_ms, self.sequence.assigned, self.release.durable_version)
 
@@ -222,7 +256,7 @@ class Pipeline:
             self._let_go(self.release.offer(durable, now.boot_ms), effects)
         if self._waiting:
             self._arrived(now, [], effects)
-        puts = self.persist.form(now, self.sequence.assigned, self.resolve.floor)
+        puts = self.persist.form(now, self._decided_through(), self.resolve.floor)
         self._send(puts, effects)
         self._make_room(now, effects)
         self._ask_for_ownership(now, effects)
@@ -230,16 +264,22 @@ class Pipeline:
             self._finish(now, effects)
 
     def _make_room(self, now: Instant, effects: list[Effect]) -> None:
-        """Bans leave when durable versions pass them. Where nobody commits, an empty batch moves the versions on."""
+        """Bans leave when durable versions pass them. Where nobody commits, an empty batch moves the versions on.
+
+        It does so after each ban: an attempt with a read version from before the batch is banned, and without a newer
+        version to read the id would stay banned.
+        """
         wanted = self.sequence.attempts.floor_for_bound()
+        if self._banned_through == self.sequence.assigned:
+            wanted = max(wanted, self.sequence.assigned + 1)
         busy = self.persist.in_flight or self.persist.collecting or self.release.holding or self.draining
-        if wanted <= self.release.durable_version or busy:
+        if wanted <= self.release.durable_version or busy or self._undecided:
             return
         self.sequence.assigned = max(self.sequence.assigned, wanted)
         self._send_empty(now, effects)
 
     def _send_empty(self, now: Instant, effects: list[Effect], kind: Kind = Kind.DATA) -> None:
-        self._send(self.persist.form_empty(now, self.sequence.assigned, self.resolve.floor, kind), effects)
+        self._send(self.persist.form_empty(now, self._decided_through(), self.resolve.floor, kind), effects)
 
     def _send(self, puts: list[Put], effects: list[Effect]) -> None:
         """Send batches that were just formed. Questions ride on the newest of them, never on what was sent before."""
@@ -282,10 +322,12 @@ class Pipeline:
             effects.append(Reached(noops))
 
     def _status_ready(self, question: StatusQuestion) -> StatusReady:
-        known = self.sequence.attempts.find(question.request_id)
-        if isinstance(known, Known) and known.entry is None and known.version > question.min_version:
-            return StatusReady(question, known.version, self.resolve.floor)
-        return StatusReady(question, None, self.resolve.floor)
+        return StatusReady(question, self.committed_version(question.request_id), self.resolve.floor)
+
+    def committed_version(self, request_id: str) -> int | None:
+        """The version at which ``request_id`` is known to be committed and released, None when that is not known."""
+        known = self.sequence.attempts.find(request_id)
+        return known.version if isinstance(known, Known) and known.entry is None else None
 
     # -- proof of ownership -------------------------------------------------------------------------------------------
 
@@ -356,6 +398,7 @@ class Pipeline:
             self._end("gave_up", f"the store did not tell in time who owns the log: {trouble}", effects)
             return
         effects += self.persist.resend(now.boot_ms)
+        self._decide(now, effects)
         self._move_floor(now)
         if heartbeat and not self.persist.in_flight and not self.draining:
             self._send_empty(now, effects)
@@ -380,12 +423,13 @@ class Pipeline:
             # What came in after the resign record was sent is never sent: it ends here as unknown.
             self._end("resigned", "drained and resigned", effects)
             return
-        if self.persist.collecting or self._waiting:
+        if self.persist.collecting or self._undecided or self._waiting:
             return
         self._send_empty(now, effects, Kind.RESIGN)
 
     def _end(self, kind: EndKind, detail: str, effects: list[Effect], asked: list[object] | None = None) -> None:
-        answers, positions = self.release.abandon([*self.persist.abandon(), *self._waiting])
+        answers, positions = self.release.abandon([*self.persist.abandon(), *self._undecided, *self._waiting])
+        self._undecided.clear()
         self._waiting.clear()
         tickets = [*(asked or []), *(self._checking or []), *self._asked]
         tickets += [ticket for _, riding in self._riding for ticket in riding]
@@ -461,6 +505,8 @@ class Pipeline:
         """When the driver must step a Tick at the latest, None when only an event can change anything."""
         if self.ended is not None:
             return None
+        if self._undecided:
+            return 0.0
         held_until_ms = self._give_up_held.at_ms(self._held_until_ms()) if self.release.holding else None
         deadlines = (self.persist.next_deadline_ms(), self._check_again_ms, held_until_ms)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)

@@ -106,12 +106,13 @@ class RecentWrites:
         self._releasing_runs: list[Run] = []
         self._releasing_versions: list[dict[bytes, int]] = []
 
-    def record(self, version: int, operations: Sequence[Operation]) -> None:
+    def record(self, version: int, operations: Sequence[Operation], *, further: bool = False) -> None:
         """Remember what an accepted transaction changed. Versions rise strictly.
 
-        Cost: O(operations), and the steps of work that as many keys owe.
+        A large transaction may be recorded in parts: ``further`` says that this is another part of the newest one. No
+        question may be asked between its parts. Cost: O(operations), and the steps of work that as many keys owe.
         """
-        assert version > self.last_version, "versions rise strictly"
+        assert version > self.last_version or (further and version == self.last_version), "versions rise strictly"
         self.last_version = version
         young = self._young
         young.last_version = version
@@ -192,6 +193,11 @@ class RecentWrites:
             self.floor = max(self.floor, oldest.last_version)
             self._drop_expired()
         self._work(1)
+
+    @property
+    def stretches(self) -> int:
+        """How many stretches of versions a question may have to look through."""
+        return len(self._generations)
 
     def bytes_used(self) -> int:
         """The memory held, estimated, including what is still to be given back. Cost: O(1)."""

@@ -6,9 +6,10 @@ any decision of the four stages, HTTP.
 Runtime: everything runs on one event loop; the pipeline is stepped with whatever arrived since the last step, so a
 batch is formed by load and not by a timer. Store requests run beside it. See ``docs/decisions/0004-one-event-loop.md``.
 
-Failure model: a store that stalls fills the span, then the queue, then ``admission`` refuses with Retry-After; metrics
-and streams go on. When the reign ends, every waiting commit is answered ``Unanswered`` and ``ended`` is set. What needs
-a proof of ownership is refused when there is none in ``request_timeout_ms``.
+Failure model: a store that stalls fills the span; after ``stalled_ms_max``, or with a full queue before, ``admission``
+refuses with Retry-After; metrics and streams go on. When the reign ends, every waiting commit is answered
+``Unanswered`` and ``ended`` is set. What needs a proof of ownership is refused when there is none in
+``request_timeout_ms``.
 
 Long, because commits, questions, effects and the end share the state of one reign.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 from collections import deque
 from collections.abc import Coroutine
@@ -29,13 +31,17 @@ from msgspec import Struct
 from holdfast.commit import events
 from holdfast.commit.attempt_history import AttemptHistory
 from holdfast.commit.attempts import fingerprint
-from holdfast.commit.batch import HEADER_BYTES, Header, decode_header, object_name
+from holdfast.commit.batch import FIRST_SLOT, HEADER_BYTES, PREFIX, Header, decode_header, object_name
+from holdfast.commit.chain import broken
+from holdfast.commit.damage import DamageSeen
 from holdfast.commit.entry import CommitEntry
 from holdfast.commit.events import Put, ReadBack
 from holdfast.commit.feed import Feed, TransactionEvent
 from holdfast.commit.leadership import Identity
 from holdfast.commit.metrics import ServiceMetrics
 from holdfast.commit.pipeline import Pipeline, PipelineRules
+from holdfast.commit.reader import read_header
+from holdfast.commit.status import Found
 from holdfast.commit.takeover import AskLeader, Takeover, TakeoverOptions, newest_slot, now, take_the_lead
 from holdfast.commit.transaction import Committed, Rejected, Reused, Unanswered
 from holdfast.errors import (
@@ -59,6 +65,7 @@ log = structlog.get_logger("holdfast.commit.service")
 
 STANDBY_SEEN_MS: Final = 10_000.0
 UNPROVED_RETRY_AFTER_MS: Final = 1_000
+STALLED_RETRY_AFTER_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +83,7 @@ class ServiceOptions:
     heartbeat_ms: float = 500.0
     idle_check_ms: float = 5_000.0
     queue_entries_max: int = 100_000
+    stalled_ms_max: float = 3_000.0
     feed_bytes_max: int = 32 << 20
 
 
@@ -131,6 +139,7 @@ class CommitService:
         self._standby_until_ms = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._history = AttemptHistory(store, claim)
+        self.damage = DamageSeen()
         self._owed: dict[CommitEntry, None] = {}
         self._last_accepted = claim.prev_version
         self._draining = False
@@ -154,6 +163,7 @@ class CommitService:
             ask_leader=options.ask_leader,
             probe=options.probe,
         )
+        await _require_genesis(store)
         takeover = await take_the_lead(store, identity, LogId(os.urandom(16)), how)
         service = cls(store, takeover, identity, options, own)
         service._beat()
@@ -170,7 +180,21 @@ class CommitService:
             )
         if self._queued >= self.options.queue_entries_max:
             return Backpressure("too many commits wait for the store", retry_after_ms=500, waiting=self._queued)
-        return None
+        return self._stalled()
+
+    def _stalled(self) -> Backpressure | None:
+        """What has waited for the store for too long: commits would only queue up behind it, and time out there."""
+        pipeline = self.pipeline
+        in_flight, since_ms = pipeline.persist.in_flight, pipeline.unproved_since_ms
+        if not in_flight and since_ms is None:
+            return None
+        oldest_ms = min(in_flight[0].formed_ms if in_flight else math.inf, math.inf if since_ms is None else since_ms)
+        waited_ms = now().boot_ms - oldest_ms
+        if waited_ms <= self.options.stalled_ms_max:
+            return None
+        return Backpressure(
+            "the store does not answer", retry_after_ms=STALLED_RETRY_AFTER_MS, waited_ms=round(waited_ms)
+        )
 
     def submit(self, entries: list[CommitEntry]) -> None:
         """Take commit requests in; each gets exactly one reply, later. Never blocks."""
@@ -235,29 +259,47 @@ class CommitService:
     async def status(self, request_id: str, min_version: int) -> StatusAnswer:
         """The final outcome of every attempt under ``request_id`` that began by now, at or above ``min_version``.
 
-        ``min_version`` is the attempt's read version; it bounds how much of the log is read.
-        Raises: Fenced (``leader_changed``, never a verdict), InvalidRequest ``future_version``, Unavailable,
-        CorruptData.
+        ``min_version`` is the attempt's read version. It bounds how much of the log is read, and nothing else: an id
+        that is known here to be committed is ``committed``, also at or below ``min_version``.
+        Raises: Fenced (``leader_changed``, never a verdict), InvalidRequest ``future_version``, Backpressure while bans
+        cannot expire, Unavailable, CorruptData.
         """
         if min_version > self.pipeline.sequence.assigned:
             # No ban reaches so far. A later leader may have handed the version out: then this one is Fenced here.
             await self.version()
+            known = self.pipeline.committed_version(request_id) or self._history.committed_version(request_id)
+            if known is not None:
+                return StatusAnswer("committed", known)
             if min_version > self.pipeline.sequence.assigned:
                 raise InvalidRequest("version was never handed out", code=Code.FUTURE_VERSION, version=min_version)
+        if self.pipeline.sequence.attempts.is_full:
+            raise Backpressure("too many attempts are closed and wait for the store", retry_after_ms=1_000)
         waiter: asyncio.Future[events.StatusReady] = self._loop.create_future()
         question = events.StatusQuestion(request_id, min_version, waiter)
         self._step(events.StatusAsked(now(), question))
         ready = await waiter
         if ready.version is not None:
             return StatusAnswer("committed", ready.version)
+        truncated = False
         if min_version < ready.complete_above:
-            found = await self._history.find(request_id, min_version, self.durable_header())
+            found = await self._find(request_id, min_version, self.durable_header())
             if found.txn is not None:
                 return StatusAnswer("committed", found.txn.version)
-            if found.truncated:
-                return StatusAnswer("log_truncated")
+            truncated = found.truncated
+        known = self._history.committed_version(request_id)
+        if known is not None:
+            return StatusAnswer("committed", known)
+        if truncated:
+            return StatusAnswer("log_truncated")
         await self.version()
         return StatusAnswer("not_committed")
+
+    async def _find(self, request_id: str, min_version: int, newest: Header) -> Found:
+        try:
+            return await self._history.find(request_id, min_version, newest)
+        except CorruptData as error:
+            self.damage.note("status", error)
+            raise
 
     def _look_up_old(self, entry: CommitEntry) -> Coroutine[Any, Any, None]:
         async def answer() -> None:
@@ -265,7 +307,7 @@ class CommitService:
             assert request_id is not None, "only attempts are looked up"
             assert read_version is not None, "a request id comes with a read version"
             try:
-                found = await self._history.find(request_id, read_version, self.durable_header())
+                found = await self._find(request_id, read_version, self.durable_header())
             except HoldfastError as error:
                 log.warning("look_up_failed", error=str(error))
                 entry.outcome = Unanswered()
@@ -533,6 +575,20 @@ class CommitService:
     def _tick(self) -> None:
         self._timer = None
         self._step(events.Tick(now()))
+
+
+async def _require_genesis(store: ObjectStore) -> None:
+    """Refuse a log without its first claim: every reader walks back to it. A store that is silent is waited for later.
+
+    Cost: one header read. Raises: CorruptData.
+    """
+    try:
+        if await read_header(store, FIRST_SLOT) is not None or not await store.list(PREFIX, limit=1):
+            return
+        if await read_header(store, FIRST_SLOT) is None:  # it is not that the log began between the two questions
+            raise broken("the first claim has gone", FIRST_SLOT)
+    except Unavailable:
+        return
 
 
 def _settle(ticket: object, value: object) -> None:

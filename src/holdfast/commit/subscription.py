@@ -103,7 +103,13 @@ async def subscribe(
         async for batch in _live(service, channel, after, bytes_behind_max, caught_up):
             yield batch
     except NotFound as error:
-        raise damage_unless_truncated(error, service.durable_header()) from error
+        found = damage_unless_truncated(error, service.durable_header())
+        if isinstance(found, CorruptData):
+            service.damage.note("stream", found)
+        raise found from error
+    except CorruptData as error:
+        service.damage.note("stream", error)
+        raise
     finally:
         feed.subscribers -= 1
         feed.resolved_subscribers -= not durable

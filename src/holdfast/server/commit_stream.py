@@ -32,6 +32,7 @@ from holdfast.commit.json_request import JsonTransaction, decode_json, decode_js
 from holdfast.commit.transaction import Committed, Transaction
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.server.auth import Role
+from holdfast.server.kept_errors import without_traceback
 from holdfast.server.requests import (
     WireFormat,
     decode_msgpack,
@@ -121,7 +122,7 @@ class JsonLines(ItemReader):
             try:
                 yield decode_json(line)
             except InvalidRequest as error:
-                self.problem = error
+                self.problem = without_traceback(error)
                 return
 
 
@@ -172,7 +173,7 @@ class MsgpackItems(ItemReader):
             try:
                 yield decode_msgpack(block[start:end])
             except InvalidRequest as error:
-                self.problem = error
+                self.problem = without_traceback(error)
                 return
             start = end
 
@@ -196,6 +197,7 @@ async def commits(call: Call) -> None:
         pass  # what was submitted stands
     finally:
         writer.cancel()
+        stream.end()
     if reader.problem is not None:
         call.connection.close()
 
@@ -278,14 +280,21 @@ class _CommitStream:
     def _submit_block(self, txns: list[Transaction], weight: int) -> None:
         front = self._front
         leader_id, log_id = front.own.leader_id, front.log_id
-        length_min = front.limits.request_id_length_min
+        limits = front.limits
         settle = self._settle
         accepted: list[CommitEntry] = []
         due = self._due
         accepted_bytes = 0
         for txn in txns:
             entry = CommitEntry(txn, settle, None, weight)
-            problem = problem_with(txn, leader_id=leader_id, log_id=log_id, request_id_length_min=length_min)
+            problem = problem_with(
+                txn,
+                leader_id=leader_id,
+                log_id=log_id,
+                request_id_length_min=limits.request_id_length_min,
+                operations_max=limits.operations_max,
+                preconditions_max=limits.preconditions_max,
+            )
             if problem is None:
                 accepted.append(entry)
                 accepted_bytes += entry.size
@@ -333,6 +342,10 @@ class _CommitStream:
             await asyncio.sleep(RETRY_ADMISSION_SECONDS)
 
     # Results
+
+    def end(self) -> None:
+        """Drop the results that are still due, each of which refers to this stream."""
+        self._due.clear()
 
     def _settle(self, entry: CommitEntry) -> None:
         self._front.settled(1, entry.size)

@@ -37,6 +37,7 @@ from holdfast.commit.json_request import decode_json
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
 from holdfast.server.auth import Role
 from holdfast.server.host_field import problem_with_host
+from holdfast.server.kept_errors import without_traceback
 from holdfast.server.lanes import Lanes, Unanswered
 from holdfast.server.requests import problem_with
 from holdfast.server.responses import (
@@ -67,26 +68,71 @@ _HOT_BYTES_MAX: Final = max(map(len, _HOT))
 _END_OF_HEAD: Final = b"\r\n\r\n"
 
 
+class _Head:
+    """What the parser reports of one request's head.
+
+    It does not refer to its connection: a parser refers to what it calls, so the two would keep each other in memory.
+    """
+
+    __slots__ = ("accept", "authorization", "closes", "complete", "content_type", "hosts", "length", "unusual")
+
+    def __init__(self) -> None:
+        self.hosts: list[bytes] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the request before."""
+        self.hosts.clear()
+        self.length = 0
+        self.unusual = False
+        self.closes = False
+        self.complete = False
+        self.authorization: bytes | None = None
+        self.content_type: bytes | None = None
+        self.accept: bytes | None = None
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header; only those that bear on framing, rights and the connection's end matter here."""
+        match name.lower():
+            case b"content-length":
+                self.length = int(value)
+            case b"host":
+                self.hosts.append(value)
+            case b"authorization":
+                # Which of two counts is for one reader to say, and the framework is that one.
+                self.unusual |= self.authorization is not None
+                self.authorization = value
+            case b"content-type":
+                self.content_type = value
+            case b"accept":
+                self.accept = value
+            case b"connection":
+                self.closes |= b"close" in value.lower()
+            case b"transfer-encoding" | b"expect" | b"upgrade":
+                self.unusual = True
+            case _:
+                pass
+
+    def on_message_complete(self) -> None:
+        """The parser has seen the end of the request."""
+        self.complete = True
+
+
 class FastLane(asyncio.Protocol):
     """One connection. See the module's text."""
 
     __slots__ = (
-        "_accept",
         "_asking",
-        "_authorization",
         "_closes",
-        "_complete",
-        "_content_type",
         "_discard_left",
         "_dirty",
         "_eof",
         "_front",
-        "_hosts",
+        "_head",
         "_hot",
         "_known_head",
         "_lanes",
         "_last_second",
-        "_length",
         "_needed",
         "_partial_since",
         "_parser",
@@ -96,7 +142,6 @@ class FastLane(asyncio.Protocol):
         "_transport",
         "_unread",
         "_unsent",
-        "_unusual",
         "_waiting_to_hand_over",
         "_writing_paused",
     )
@@ -105,7 +150,9 @@ class FastLane(asyncio.Protocol):
         self._lanes = lanes
         self._front = lanes.front
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpRequestParser(self)
+        self._head = _Head()
+        """Of the request that is being read, or was read last."""
+        self._parser = httptools.HttpRequestParser(self._head)
         self._queue: deque[Unanswered] = deque()
         self._asking = 0
         """How many of these are versions, which have to wait for a proof."""
@@ -124,17 +171,9 @@ class FastLane(asyncio.Protocol):
         """When the first byte of the request came that is not whole yet."""
         self._unsent = 0
         self._takes_no_more = False
-        # Of the request being read, or read last:
         self._known_head = b""
-        """Its head, if all that follows is still what the parser said of it."""
-        self._length = 0
-        self._hosts: list[bytes] = []
-        self._unusual = False
+        """The bytes of ``_head`` while what the parser said of them holds for the next request too."""
         self._closes = False
-        self._authorization: bytes | None = None
-        self._content_type: bytes | None = None
-        self._accept: bytes | None = None
-        self._complete = False
         self._hot: HotRequest | None = None
 
     # The transport's side
@@ -160,10 +199,12 @@ class FastLane(asyncio.Protocol):
         self._lanes.connection_ended()
         self._lanes.open.discard(self)
         self._unread.clear()
-        abandoned = [due.poll for due in self._queue if due.poll is not None]
+        abandoned = [due for due in self._queue if due.poll is not None]
         self._queue.clear()
-        for poll in abandoned:
-            poll.abandon()
+        for due in abandoned:
+            poll, due.poll = due.poll, None  # the poll refers to its request too, until it has its answer
+            if poll is not None:
+                poll.abandon()
 
     def eof_received(self) -> bool:
         """The peer sends no more. True keeps our direction open."""
@@ -240,7 +281,7 @@ class FastLane(asyncio.Protocol):
         known = self._known_head
         if known and data.startswith(known, start):
             head_end = start + len(known)
-            end = head_end + self._length
+            end = head_end + self._head.length
             if end <= len(data):
                 self._dispatch(data, start, head_end, end)
                 return end - start
@@ -258,23 +299,22 @@ class FastLane(asyncio.Protocol):
                 self._refuse(self._lanes.error_response(error, closes=True, status=431))
             return 0
         head_end += 4
-        self._length = 0
-        self._hosts.clear()
-        self._unusual = self._closes = self._complete = False
-        self._authorization = self._content_type = self._accept = None
+        head = self._head
+        head.reset()
         bytes_max = self._front.limits.request_bytes_max if hot is None else hot.request_bytes_max
         try:
             self._parser.feed_data(data[start:head_end])
-            if self._unusual:
+            self._closes = head.closes
+            if head.unusual:
                 self._waiting_to_hand_over = True
                 return 0
-            problem = problem_with_host(self._hosts)
+            problem = problem_with_host(head.hosts)
             if problem is not None:
                 self._refuse(self._lanes.error_response(problem, closes=True))
                 return 0
-            end = head_end + self._length
-            if self._length:
-                if self._length > bytes_max:
+            end = head_end + head.length
+            if head.length:
+                if head.length > bytes_max:
                     self._refuse_body(bytes_max)
                     return 0
                 if end > len(data):
@@ -282,7 +322,7 @@ class FastLane(asyncio.Protocol):
                         self._await_body(end - start)
                     return 0
                 self._parser.feed_data(data[head_end:end])
-            if not self._complete:
+            if not head.complete:
                 raise httptools.HttpParserError("the request does not end where its length says")
         except httptools.HttpParserUpgrade:
             self._waiting_to_hand_over = True
@@ -316,35 +356,7 @@ class FastLane(asyncio.Protocol):
     def _await_body(self, needed: int) -> None:
         # The head will be parsed again with its body, so the parser that saw it half-way is of no use any more.
         self._needed = needed
-        self._parser = httptools.HttpRequestParser(self)
-
-    # Called by the parser
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """One header; only those that bear on framing, rights and the connection's end matter here."""
-        match name.lower():
-            case b"content-length":
-                self._length = int(value)
-            case b"host":
-                self._hosts.append(value)
-            case b"authorization":
-                # Which of two counts is for one reader to say, and the framework is that one.
-                self._unusual |= self._authorization is not None
-                self._authorization = value
-            case b"content-type":
-                self._content_type = value
-            case b"accept":
-                self._accept = value
-            case b"connection":
-                self._closes |= b"close" in value.lower()
-            case b"transfer-encoding" | b"expect" | b"upgrade":
-                self._unusual = True
-            case _:
-                pass
-
-    def on_message_complete(self) -> None:
-        """The parser has seen the end of the request."""
-        self._complete = True
+        self._parser = httptools.HttpRequestParser(self._head)
 
     # Answering
 
@@ -374,7 +386,7 @@ class FastLane(asyncio.Protocol):
         front = self._front
         problem: HoldfastError | None = None
         if front.authenticator.required:
-            problem = front.authenticator.problem_with(self._authorization, Role.WRITE)
+            problem = front.authenticator.problem_with(self._head.authorization, Role.WRITE)
         if problem is None:
             problem = front.admission()
         if problem is None and front.client_rates is not None:
@@ -383,7 +395,7 @@ class FastLane(asyncio.Protocol):
             try:
                 txn = decode_json(body)
             except InvalidRequest as error:
-                problem = error
+                problem = without_traceback(error)
             else:
                 limits = front.limits
                 problem = problem_with(
@@ -391,6 +403,8 @@ class FastLane(asyncio.Protocol):
                     leader_id=front.own.leader_id,
                     log_id=front.log_id,
                     request_id_length_min=limits.request_id_length_min,
+                    operations_max=limits.operations_max,
+                    preconditions_max=limits.preconditions_max,
                 )
                 if problem is None:
                     due = Unanswered(self, size, self._closes)
@@ -417,18 +431,19 @@ class FastLane(asyncio.Protocol):
                 response = lanes.response(status, headers, body, closes=due.closes, media_type=media_type)
             self.settle(due, response)
 
-        poll = hot.serve(body, self._content_type, self._accept, self._authorization, answer)
+        asked = self._head
+        poll = hot.serve(body, asked.content_type, asked.accept, asked.authorization, answer)
         if poll is not None:
             due.poll = poll
 
     def _client(self) -> bytes | str:
         transport = self._transport
         assert transport is not None, "requests are read from live connections"
-        return self._front.authenticator.client_of(self._authorization, transport.get_extra_info("peername"))
+        return self._front.authenticator.client_of(self._head.authorization, transport.get_extra_info("peername"))
 
     def _version(self) -> None:
         front = self._front
-        problem = front.authenticator.problem_with(self._authorization, Role.READ)
+        problem = front.authenticator.problem_with(self._head.authorization, Role.READ)
         if problem is not None:
             status, headers, body = error_answer(problem, front.leader)
             front.counters.answers["/v1/version", status] += 1
@@ -518,7 +533,7 @@ class FastLane(asyncio.Protocol):
             self._read(data)
 
     def _refuse_body(self, bytes_max: int) -> None:
-        error = LimitExceeded("the request is too large", bytes=self._length, bytes_max=bytes_max)
+        error = LimitExceeded("the request is too large", bytes=self._head.length, bytes_max=bytes_max)
         self._front.counters.answers["/v1/commit" if self._hot is None else self._hot.route, 413] += 1
         self._refuse(self._lanes.error_response(error, closes=True))
 
@@ -527,10 +542,10 @@ class FastLane(asyncio.Protocol):
         hot_commit = data.startswith(_COMMIT, start)
         if self._hot is not None:
             route = self._hot.route
-            problem = self._hot.problem_with(self._authorization)
+            problem = self._hot.problem_with(self._head.authorization)
         elif hot_commit or data.startswith(_VERSION, start):
             role, route = (Role.WRITE, "/v1/commit") if hot_commit else (Role.READ, "/v1/version")
-            problem = self._front.authenticator.problem_with(self._authorization, role)
+            problem = self._front.authenticator.problem_with(self._head.authorization, role)
         else:
             return False
         if problem is None:

@@ -218,6 +218,7 @@ class FrameworkLane(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone; whoever streams on it is told."""
         super().connection_lost(exc)
+        self._release()
         self._framework.open.discard(self)
         self._ended()
         if self._connection.on_end is not None:
@@ -234,6 +235,14 @@ class FrameworkLane(HttpToolsProtocol):
         """The peer has read enough: go on."""
         super().resume_writing()
         self._taken_at = self._framework.seconds
+
+    def _release(self) -> None:
+        """Drop what refers to this lane, which would otherwise keep it and the request's bytes in memory."""
+        self._unset_keepalive_if_required()  # a connection that was reset still has its timer
+        self._problem = None
+        self.pipeline.clear()
+        self.parser = cast(httptools.HttpRequestParser, None)  # uvicorn itself does this at the end
+        self.cycle = None  # type: ignore[assignment]  # None before the first request, whatever is declared
 
     def seconds_without_taking(self) -> int:
         """How long the peer has taken nothing, while somebody waits to write more or the connection waits to end.
@@ -306,7 +315,7 @@ class FrameworkLane(HttpToolsProtocol):
         for name, value in self.scope["headers"]:
             head += [name, b": ", value, b"\r\n"]
         head.append(b"\r\n")
-        self._unset_keepalive_if_required()
+        self._release()
         self.connections.discard(self)
         self._framework.open.discard(self)
         socket = make(self._ended)

@@ -25,7 +25,8 @@ from holdfast.commit.transaction import Transaction, Unanswered
 from holdfast.errors import Backpressure, Code, HoldfastError, Unavailable
 from holdfast.server.auth import Authenticator
 from holdfast.server.client_rates import ClientRates
-from holdfast.server.requests import log_mismatch
+from holdfast.server.kept_errors import without_traceback
+from holdfast.server.requests import ITEMS_MAX, log_mismatch
 from holdfast.server.responses import CommitAnswers, LeaderHint, not_leading
 from holdfast.values import LogPosition
 
@@ -114,6 +115,8 @@ class FrontLimits:
 
     request_bytes_max: int = 1_048_576
     request_id_length_min: int = 20
+    operations_max: int = ITEMS_MAX
+    preconditions_max: int = ITEMS_MAX
     connections_max: int = 50_000
     client_commits_per_second_max: int = 0
     in_flight_commits_max: int = 65_536
@@ -332,6 +335,6 @@ class Front:
         try:
             answer = await self.leading().version()
         except HoldfastError as error:
-            answer = error
+            answer = without_traceback(error)
         for waiter in waiters:
             waiter(answer)

@@ -32,6 +32,7 @@ from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.server.app import make_app
 from holdfast.server.fast_lane import FastLane
 from holdfast.server.framework_lane import Framework
+from holdfast.server.freed_memory import FreedMemory
 from holdfast.server.front import Front
 from holdfast.server.lanes import Lanes
 from holdfast.server.listener import BACKLOG, Listener
@@ -88,6 +89,7 @@ class HttpServer:
         self._store_connections = store_connections
         self._listeners: list[Listener] = []
         self._unix_sockets: list[_UnixSocket] = []
+        self._freed = FreedMemory()
         self._ticking: asyncio.TimerHandle | None = None
 
     def _error_response(self, error: HoldfastError) -> bytes:
@@ -178,6 +180,7 @@ class HttpServer:
             bounds = {"partial_seconds_max": PARTIAL_SECONDS_MAX, "idle_seconds_max": IDLE_SECONDS_MAX}
             lanes.close_stalled(**bounds)
             framework.close_stalled(**bounds)
+        self._freed.look(ended=lanes.ended, opened=lanes.connections, in_flight=self.front.in_flight_commits)
         self._ticking = self.front.loop.call_later(1.0, self._tick)
 
     def stop_accepting(self) -> None:

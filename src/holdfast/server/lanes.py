@@ -73,6 +73,8 @@ class Lanes:
         self.framework = framework
         self.stores = stores
         self.connections = 0
+        self.ended = 0
+        """How many connections have ended since the start."""
         self.connections_max = front.limits.connections_max or sys.maxsize
         self.open: set[FastLane] = set()
         self.seconds = 0
@@ -139,6 +141,7 @@ class Lanes:
     def connection_ended(self) -> None:
         """One connection fewer, whichever lane it ended on."""
         self.connections -= 1
+        self.ended += 1
         if self.connections == 0 and self._all_closed is not None and not self._all_closed.done():
             self._all_closed.set_result(None)
 

@@ -21,7 +21,8 @@ __all__ = ["require_writable_place"]
 def require_writable_place(log_url: str) -> None:
     """Return when a leader may be able to write under ``log_url``.
 
-    Raises: InvalidRequest (bad_configuration) naming the path that is no directory, or that this user may not write.
+    Raises: InvalidRequest naming the path: ``bad_configuration`` when it is no directory or this user may not write it,
+    ``store_unfit`` when its file system is mounted read-only.
     Cost: a few system calls; nothing is made or changed.
     """
     parts = urlsplit(log_url)
@@ -36,6 +37,13 @@ def require_writable_place(log_url: str) -> None:
             "the log cannot be there: this is not a directory",
             code=Code.BAD_CONFIGURATION,
             hint="give --log the directory of the log, for example file:///var/lib/holdfast",
+            path=str(place),
+        )
+    if os.statvfs(place).f_flag & os.ST_RDONLY:
+        raise InvalidRequest(
+            "the log cannot be written: its file system is mounted read-only",
+            code=Code.STORE_UNFIT,
+            hint="mount the file system for writing, or give --log another directory",
             path=str(place),
         )
     # The objects have a directory of their own, and one that was made by another user is the usual mishap.

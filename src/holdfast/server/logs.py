@@ -2,14 +2,17 @@
 
 Owns: the configuration of structlog for a serving process. Does not own: what is logged.
 
+Failure model: a line that cannot be written is lost.
+
 Shape: to standard error, logfmt or JSON, in the order timestamp, level, logger, event, then the facts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
-from typing import Final, Literal
+from typing import Final, Literal, TextIO, cast
 
 import structlog
 
@@ -22,6 +25,20 @@ _LEVELS: Final = {
     "error": logging.ERROR,
 }
 _ORDER: Final = ("timestamp", "level", "event")
+
+
+class _StandardError:
+    """Standard error, as long as it is there: a service goes on when its terminal or its reader has gone."""
+
+    def write(self, text: str) -> None:
+        """Write, or drop the text."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        """Flush, or drop what is left."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
 
 
 def configure_logs(log_format: Literal["logfmt", "json"], level: Literal["debug", "info", "warning", "error"]) -> None:
@@ -39,7 +56,7 @@ def configure_logs(log_format: Literal["logfmt", "json"], level: Literal["debug"
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, _StandardError())),
         cache_logger_on_first_use=True,
     )
     # The framework's own logger says only what our answers and counters say already.

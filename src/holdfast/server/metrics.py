@@ -19,6 +19,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from holdfast.commit.metrics import LATENCY_BOUNDS_MS
+from holdfast.commit.scrub import Scrub
 from holdfast.commit.service import CommitService
 from holdfast.objects.budget import LATENCY_BOUNDS_MS as STORE_BOUNDS_MS
 from holdfast.objects.budget import StoreMetrics
@@ -46,6 +47,7 @@ class ServerMetrics(Collector):
         self.store: StoreMetrics | None = None
         self.view: EmbeddedView | None = None
         self.stores: StoreHost | None = None
+        self.scrub: Scrub | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -170,6 +172,17 @@ class ServerMetrics(Collector):
         yield _gauge("holdfast_watermark_lag_slots", "Slots sent and not durable", max(0, lag))
         yield _gauge("holdfast_window_bytes", "Memory of the conflict window", resolve.recent.bytes_used())
         yield _gauge("holdfast_window_floor_version", "The oldest version that can be judged", resolve.floor)
+        damage = CounterMetricFamily(
+            "holdfast_log_damage", "Times that damage was met in the log, by what met it", labels=["met_by"]
+        )
+        for met_by in ("stream", "status", "view", "scrub"):
+            damage.add_metric([met_by], service.damage.times[met_by])
+        yield damage
+        yield _gauge("holdfast_log_damaged_places", "Damaged places of the log that are known", service.damage.places)
+        if self.scrub is not None:
+            yield _counter("holdfast_scrub_objects", "Objects of the log that were read again", self.scrub.objects)
+            yield _counter("holdfast_scrub_bytes", "Their bytes", self.scrub.bytes)
+            yield _counter("holdfast_scrub_passes", "Passes over the whole log", self.scrub.passes)
         yield _gauge("holdfast_epoch", "Leader changes of this log", service.claim.epoch)
 
     def _view(self, service: CommitService) -> Iterator[Metric]:

@@ -1,12 +1,13 @@
 """Whether this process should be sent commits now: what ``/readyz`` answers.
 
-Owns: the reasons for not being ready, in the order they are looked for. Does not own: refusing a commit (``front``):
-commits that come all the same are taken until the service is full, because a brown-out is back-pressure and no end.
+Owns: the reasons for not being ready, in the order they are looked for. Does not own: refusing a commit (``front`` and
+``commit.service``, which refuse with Retry-After for some of these reasons: a brown-out is back-pressure and no end).
 
     not_leader         another process leads, or nobody yet
-    overloaded         stopping, or as full as it may be
+    overloaded         stopping
     store_unavailable  the oldest batch, or the question who owns the log, has waited for the store for too long, or
                        nothing is heard from the store
+    overloaded         as full as it may be
 
 Message stores that are not open are no reason: who balances commits must not take a leader away from them because
 another process still has its stores. ``/readyz`` tells their condition, and ``/readyz?stores=true`` asks for them, too.
@@ -44,7 +45,15 @@ class StoreWatch:
 
     def problem(self) -> HoldfastError | None:
         """None when commits are welcome and get through, else why not."""
-        return self._front.admission() or self._stalled_batch() or self._unanswered_check() or self._silent_store()
+        problem = self._front.admission()
+        if problem is not None and (problem.code is not Code.OVERLOADED or self._front.draining):
+            return problem
+        # Before a refusal of commits: it says what the store does.
+        return self._stalled_batch() or self._unanswered_check() or self._silent_store() or problem
+
+    def damage(self) -> str | None:
+        """The newest damage that anything met in the log under this leader, None for none."""
+        return None if self.service is None else self.service.damage.newest
 
     def _stalled_batch(self) -> HoldfastError | None:
         service = self.service

@@ -13,7 +13,8 @@ Rules, in the order they are checked:
     bad_base64             a key, value or bound in JSON that is not canonical base64 (``commit.json_request``)
     no_operations          an empty list of operations
     bad_request_id         not between the configured minimum and 255 printable characters
-    too_large              a request id whose bytes, times the operations and preconditions, exceed 16 MiB
+    too_large              more operations or preconditions than a commit may have, or a request id whose bytes, times
+                           the operations and preconditions, exceed 16 MiB
     read_version_required  a request id without a read version, or a precondition with neither version
     bad_range              ``begin >= end``
     log_mismatch           the request names another log than this one
@@ -32,6 +33,7 @@ from holdfast.commit.transaction import RangeDelete, RangeRead, Transaction
 from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, LimitExceeded
 
 __all__ = [
+    "ITEMS_MAX",
     "REQUEST_ID_LENGTH_MAX",
     "WireFormat",
     "decode_msgpack",
@@ -46,6 +48,8 @@ WireFormat = Literal["json", "msgpack"]
 REQUEST_ID_LENGTH_MAX: Final = 255
 LOG_ID_SHOWN_MAX: Final = 64
 """How much of a wrong log id an error repeats."""
+ITEMS_MAX: Final = 10_000
+"""Operations of a commit by default, and its preconditions: decisions are made one after another."""
 
 _MSGPACK: Final = msgspec.msgpack.Decoder(Transaction)
 _MSGPACK_ITEMS: Final = msgspec.msgpack.Decoder(list[Transaction])
@@ -78,7 +82,15 @@ def decode_msgpack_items(count: int, block: bytes) -> list[Transaction]:
         raise undecodable(error) from error
 
 
-def problem_with(txn: Transaction, *, leader_id: str, log_id: str, request_id_length_min: int) -> HoldfastError | None:
+def problem_with(
+    txn: Transaction,
+    *,
+    leader_id: str,
+    log_id: str,
+    request_id_length_min: int,
+    operations_max: int = ITEMS_MAX,
+    preconditions_max: int = ITEMS_MAX,
+) -> HoldfastError | None:
     """What is wrong with a decoded transaction, or None.
 
     ``leader_id`` and ``log_id`` are this leader's.
@@ -89,6 +101,15 @@ def problem_with(txn: Transaction, *, leader_id: str, log_id: str, request_id_le
     """
     if not txn.operations:
         return InvalidRequest("a commit needs at least one operation", code=Code.NO_OPERATIONS)
+    if len(txn.operations) > operations_max or len(txn.preconditions) > preconditions_max:
+        return LimitExceeded(
+            "the commit has too many operations or preconditions",
+            hint="commit in parts, or raise commit.max_operations or commit.max_preconditions",
+            operations=len(txn.operations),
+            operations_max=operations_max,
+            preconditions=len(txn.preconditions),
+            preconditions_max=preconditions_max,
+        )
     if txn.request_id is not None:
         wrong = problem_with_request_id(txn.request_id, length_min=request_id_length_min)
         if wrong is not None:

@@ -127,12 +127,16 @@ class Liveness(msgspec.Struct, frozen=True):
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """This process leads and accepts commits. ``stores``: none, open, held (by another process) or suspended."""
+    """This process leads and accepts commits. ``stores``: none, open, held (by another process) or suspended.
+
+    ``damage``: the newest damage that anything met in the log since this process leads. Commits go on all the same.
+    """
 
     ready: bool
     leader_id: str
     version: int
     stores: str
+    damage: str | None = None
 
 
 class SteppedDown(msgspec.Struct, frozen=True):

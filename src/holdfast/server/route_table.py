@@ -39,7 +39,13 @@ def route_table(
         subscribe_route(subscriptions),
         *view_routes(view),
         *(store_routes(stores) if stores is not None else ()),
-        *health_routes(unready=watch.problem, stores=stores, scrape=metrics.text, description=lambda: described),
+        *health_routes(
+            unready=watch.problem,
+            damage=watch.damage,
+            stores=stores,
+            scrape=metrics.text,
+            description=lambda: described,
+        ),
     ]
     described = describe(rows, version=version, with_tokens=front.authenticator.required)
     return rows

@@ -27,6 +27,7 @@ from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, 
 from holdfast.server.auth import Role
 from holdfast.server.framework_lane import Connection
 from holdfast.server.front import Front
+from holdfast.server.kept_errors import without_traceback
 from holdfast.server.responses import encode, error_answer
 from holdfast.values import LogPosition, parse_position
 
@@ -313,7 +314,7 @@ class Endpoint:
                 status = answer.status
                 await call.answer(answer)
         except HoldfastError as error:
-            status = await self._refuse(call, error)
+            status = await self._refuse(call, without_traceback(error))
         except ClientDisconnect:
             status = STATUS_CUT_SHORT
         except Exception as error:  # noqa: BLE001  # the last resort: a bug must not take other requests with it

@@ -126,14 +126,15 @@ class StoresReady(Protocol):
 def health_routes(
     *,
     unready: Callable[[], HoldfastError | None],
+    damage: Callable[[], str | None],
     stores: StoresReady | None,
     scrape: Callable[[], bytes],
     description: Callable[[], bytes],
 ) -> tuple[Route, ...]:
     """The rows of the route table.
 
-    ``unready`` says why commits would not get through now, ``scrape`` gives the metrics as text, ``description`` the
-    OpenAPI document. ``stores`` None: this process has none.
+    ``unready`` says why commits would not get through now, ``damage`` what is known of damage in the log, ``scrape``
+    gives the metrics as text, ``description`` the OpenAPI document. ``stores`` None: this process has none.
     """
 
     async def readyz(call: Call) -> Answer:
@@ -146,7 +147,7 @@ def health_routes(
                 raise NotFound("this process has no message stores", hint="stores.directory says where they are")
             stores.opened()
         condition = "none" if stores is None else stores.condition
-        return json_answer(Readiness(True, service.leader_id, service.local_version(), condition))
+        return json_answer(Readiness(True, service.leader_id, service.local_version(), condition, damage()))
 
     async def metrics(call: Call) -> Answer:
         problem = None if stores is None else stores.scrape_problem(call.authorization)

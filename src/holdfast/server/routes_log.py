@@ -50,12 +50,15 @@ async def commit(call: Call) -> Answer:
         raise problem
     body = await call.body()
     txn = decode_json(body)
+    limits = front.limits
     problem = (
         problem_with(
             txn,
             leader_id=front.own.leader_id,
             log_id=front.log_id,
-            request_id_length_min=front.limits.request_id_length_min,
+            request_id_length_min=limits.request_id_length_min,
+            operations_max=limits.operations_max,
+            preconditions_max=limits.preconditions_max,
         )
         or front.admission()
     )

@@ -4,9 +4,9 @@ Owns: the order of starting and stopping, signals, leading or standing by, and e
 (given), serving (``http_server``), leading (``commit.service``).
 
     start    bind and listen (answering not_leader), open the store, recover and claim, print "ready"
-    stop     SIGTERM, SIGINT, or SIGHUP of a terminal that is gone: accept nothing more, drain to durable, answer,
-             resign, close, exit 0; a store that takes longer than ``server.drain_seconds_max`` is not waited for: the
-             rest is answered outcome_unknown, exit 6
+    stop     SIGTERM or SIGINT: accept nothing more, drain to durable, answer, resign, close, exit 0; every stop ends
+             within ``server.drain_seconds_max``: what a store has not taken by then is answered outcome_unknown, exit 6
+    hangup   SIGHUP stops nothing: a terminal that closes is no reason to end a service
     again    a second signal exits at once; nothing that was answered is lost, the next leader recovers
 
 Exit codes: 0 drained or stepped down; 2 bad configuration; 3 another leader is alive (named); 4 deposed; 5 nothing to
@@ -14,12 +14,14 @@ open (says how to initialise); 6 the store or the log is damaged or unfit, or th
 batches (named); 70 a bug of ours, such as a broken law of our own.
 
 Failure model: whatever ends the reign ends the process with a code that says why, unless it stands by: then it waits
-its turn again. Connections are answered before the process goes, within ``GRACE_SECONDS``.
+its turn again. Connections are answered before the process goes, within ``GRACE_SECONDS``. Every error at start is
+logged with a hint.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import random
@@ -37,10 +39,12 @@ from holdfast import __version__
 from holdfast.commit.feed import EventBatch
 from holdfast.commit.persist import PersistRules
 from holdfast.commit.pipeline import PipelineRules
+from holdfast.commit.scrub import Scrub
 from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
 from holdfast.commit.subscription import subscribe
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest
 from holdfast.objects.budget import BudgetedStore, RetryPolicy
+from holdfast.objects.credentials import require_credentials
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
 from holdfast.objects.time_limit import TimeLimited
@@ -61,6 +65,8 @@ from holdfast.server.responses import LeaderHint
 from holdfast.server.route_table import route_table
 from holdfast.server.routes import Route
 from holdfast.server.sse import Subscriptions
+from holdfast.server.start_hints import hint_of
+from holdfast.server.stop_bound import StopBound
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.opening import Opening, read_definitions
 from holdfast.server.view_messages import ViewStart
@@ -96,12 +102,14 @@ def main(settings: Settings, *, init: bool, take_over: bool, standby: bool, forc
     keep_pandas_out()
     try:
         require_writable_place(settings.log.url)
+        require_credentials(settings.log.url, os.environ)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(
-                _Process(settings, init=init, take_over=take_over, standby=standby, force_new=force_new).run()
+            process = _Process(
+                settings, init=init, take_over=take_over, standby=standby, force_new=force_new, exits=True
             )
+            return runner.run(process.run())
     except HoldfastError as error:
-        log.error("cannot_serve", code=str(error.code), error=error.statement(), hint=error.hint or None)
+        log.error("cannot_serve", code=str(error.code), error=error.statement(), hint=hint_of(error))
         return exit_code_of(error)
     except AssertionError as error:
         log.error("law_broken", exc_info=error)
@@ -130,8 +138,19 @@ def exit_code_of(error: HoldfastError) -> int:
 class _Process:
     """One serving process."""
 
-    def __init__(self, settings: Settings, *, init: bool, take_over: bool, standby: bool, force_new: bool) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        init: bool,
+        take_over: bool,
+        standby: bool,
+        force_new: bool = False,
+        exits: bool = False,
+    ) -> None:
+        """``exits``: whether a stop that takes too long ends this very process."""
         self._settings = settings
+        self._stopping = StopBound(settings.server.drain_seconds_max, exits=exits)
         self._init = init
         self._force_new = force_new
         self._take_over = take_over
@@ -140,6 +159,7 @@ class _Process:
         self._service: CommitService | None = None
         self._address = ""
         self._opening: Opening | None = None
+        self._scrubbing: asyncio.Task[None] | None = None
         # Read before anything is opened: a definition that is wrong must not cost anybody the lead.
         definitions = settings.stores.definitions
         self._definition = None if definitions is None else read_definitions(definitions)
@@ -150,15 +170,16 @@ class _Process:
         loop = asyncio.get_running_loop()
         self._stop: asyncio.Future[None] = loop.create_future()
         self._signals = 0
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT):
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it: whoever started this wants it to go on
                 loop.add_signal_handler(number, self._signalled, number)
+        loop.add_signal_handler(signal.SIGHUP, log.info, "hangup_ignored")
         self._front = Front(
             limits=_limits(settings),
             authenticator=Authenticator({token.token: Role[token.role.upper()] for token in settings.server.tokens}),
         )
         self._metrics = ServerMetrics(self._front)
-        self._watch = StoreWatch(self._front)
+        self._watch = StoreWatch(self._front, stalled_ms_max=settings.commit.stalled_after_seconds * 1000.0)
         self._subscriptions = Subscriptions(self._front, self._subscribe)
         self._older = segment_history(settings.log.segments_url)
         self._view = EmbeddedView(
@@ -196,8 +217,9 @@ class _Process:
         try:
             return await self._serve(addresses)
         finally:
+            self._stopping.begin()
             await self._subscriptions.close()
-            await server.finish(GRACE_SECONDS)
+            await server.finish(min(GRACE_SECONDS, self._stopping.seconds_left() / 2))
             await self._view.stop()
 
     def _routes(self) -> list[Route]:
@@ -232,6 +254,8 @@ class _Process:
                 try:
                     end = await self._reign(service, addresses)
                 finally:
+                    if not self._standby or self._stop.done():
+                        self._stopping.begin()
                     await self._no_longer_leading()
                     await service.close()
                 log.info("reign_over", kind=end.kind, detail=end.detail, leader_id=service.leader_id)
@@ -292,6 +316,7 @@ class _Process:
         # Commits in flight are many small objects that die young without cycles: at the usual thresholds the collector
         # walks the growing conflict window again and again for them (a third of the rate of commit streams).
         gc.set_threshold(100_000, 20, 100)
+        self._begin_scrub(service)
         stores = self._stores
         if stores is not None:
             log_id = None if self._settings.log.scheme == "memory" else service.log_id
@@ -310,19 +335,40 @@ class _Process:
             raise stores.failed.result()
         return service.ended.result()
 
+    def _begin_scrub(self, service: CommitService) -> None:
+        settings = self._settings.log
+        if settings.scrub_days is None:
+            return
+        scrub = self._metrics.scrub = Scrub(
+            service.store,
+            service.claim,
+            service.durable_header,
+            service.damage,
+            days=settings.scrub_days,
+            bytes_per_second=settings.scrub_bytes_per_second,
+            start=random.random,
+        )
+        self._scrubbing = asyncio.ensure_future(scrub.run())
+        self._scrubbing.add_done_callback(_tell_scrub_ended)
+
     async def _drain(self, service: CommitService) -> None:
-        """Make durable what was accepted, and resign; after ``drain_seconds_max`` leave the rest to the next leader."""
-        seconds_max = self._settings.server.drain_seconds_max
+        """Make durable what was accepted, and resign; when there is no time left, leave the rest to the next leader."""
+        self._stopping.begin()
+        seconds_max = self._stopping.drain_seconds()
         try:
             async with asyncio.timeout(seconds_max):
                 await service.step_down()
         except TimeoutError:
-            log.error("drain_given_up", seconds=seconds_max, outcomes_unknown=self._front.in_flight_commits)
+            log.error("drain_given_up", seconds=round(seconds_max, 2), outcomes_unknown=self._front.in_flight_commits)
             await service.close()
 
     async def _no_longer_leading(self) -> None:
         self._service = self._metrics.service = self._watch.service = None
         self._front.stop_leading(LeaderHint())
+        if self._scrubbing is not None:
+            self._scrubbing.cancel()
+            await asyncio.wait({self._scrubbing})
+            self._scrubbing = self._metrics.scrub = None
         if self._opening is not None:
             await self._opening.end()
             self._opening = None
@@ -362,6 +408,8 @@ class _Process:
             request_timeout_ms=persist.request_timeout_ms,
             silence_ms=settings.leader.silence_ms,
             heartbeat_ms=settings.leader.heartbeat_ms,
+            queue_entries_max=settings.server.max_in_flight_commits,
+            stalled_ms_max=settings.commit.stalled_after_seconds * 1000.0,
         )
 
     def _subscribe(self, after: int, durable: bool) -> AsyncIterator[EventBatch]:
@@ -384,6 +432,7 @@ class _Process:
             sys.stderr.flush()
             os._exit(128 + number)
         log.info("stopping", signal=signal.Signals(number).name)
+        self._stopping.begin()
         if not self._stop.done():
             self._stop.set_result(None)
 
@@ -412,6 +461,11 @@ def _tell_not_created(key: str, detail: str) -> None:
     log.warning("store_did_not_create", key=key, error=detail)
 
 
+def _tell_scrub_ended(scrubbing: asyncio.Task[None]) -> None:
+    if not scrubbing.cancelled() and (error := scrubbing.exception()) is not None:
+        log.error("scrub_failed", exc_info=error)
+
+
 async def _first_of(*awaited: asyncio.Future[Any]) -> None:
     await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
 
@@ -420,6 +474,10 @@ def _limits(settings: Settings) -> FrontLimits:
     return FrontLimits(
         request_bytes_max=settings.server.max_request_size_bytes,
         request_id_length_min=settings.commit.min_request_id_length,
+        operations_max=settings.commit.max_operations,
+        preconditions_max=settings.commit.max_preconditions,
+        in_flight_commits_max=settings.server.max_in_flight_commits,
+        in_flight_bytes_max=settings.server.max_in_flight_bytes,
         connections_max=settings.server.max_connections,
         client_commits_per_second_max=settings.server.client_commits_per_second_max,
         subscriber_unsent_bytes_max=settings.subscription.max_buffer_size_bytes,
@@ -461,5 +519,6 @@ def _raise_file_limit() -> None:
 
 def _say(line: str) -> None:
     """One line on standard output, for whoever started the process and waits for it."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):  # whoever waited may have gone
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()

@@ -50,6 +50,9 @@ RESTART_SECONDS: Final = (0.1, 5.0)
 SETTLED_SECONDS: Final = 30.0
 """A process that lived so long ended for a new reason."""
 STOP_SECONDS: Final = 10.0
+KILLED_SECONDS: Final = 5.0
+"""How long a killed process may take to end: one that waits for a disk that does not answer takes for ever."""
+CLOSE_SECONDS: Final = STOP_SECONDS + KILLED_SECONDS + 5.0
 
 log = structlog.get_logger("holdfast.server.view")
 
@@ -152,9 +155,9 @@ class ViewChild:
         return self._file
 
     async def close(self) -> None:
-        """End the process and let go of the file."""
+        """End the process and release the file. Returns although the process cannot be ended."""
         self._keeping.cancel()
-        await asyncio.wait({self._keeping})
+        await asyncio.wait({self._keeping}, timeout=CLOSE_SECONDS)
 
     # The process
 
@@ -191,10 +194,22 @@ class ViewChild:
             announcing.cancel()
             announcements.transport.abort()
             file, self._file, self._version, self._damage = self._file, None, 0, None
-            if file is not None:
-                await asyncio.to_thread(file.close)
-            await asyncio.to_thread(_reap, process)
+            try:
+                if file is not None:
+                    await asyncio.to_thread(file.close)
+                await asyncio.to_thread(self._reap, process)
+            except (OSError, sqlite3.Error, subprocess.TimeoutExpired) as error:
+                # Raised from here it would take the place of a cancellation, and the stop would wait for ever.
+                log.warning("view_process_not_ended", error=f"{type(error).__name__}: {error}")
         log.warning("view_process_ended", exit_code=process.returncode)
+
+    def _reap(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait for the end of a process whose socket is closed. Raises: OSError, TimeoutExpired."""
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(KILLED_SECONDS)
 
     def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
         package = str(Path(__file__).parent.parent.parent)
@@ -243,6 +258,8 @@ class ViewChild:
     def _reported(self, report: Report) -> None:
         if self._file is None:
             self._file = ViewFile(Path(report.path))
+        if report.damage is not None and self._damage is None:
+            self._service.damage.note("view", report.damage.error())
         self._version, self._damage = report.version, report.damage
         while self._waiters and (self._damage is not None or self._waiters[0][0] <= report.version):
             waiter = heapq.heappop(self._waiters)[2]
@@ -250,11 +267,3 @@ class ViewChild:
                 waiter.set_result(None)
         if report.done:
             self._done.set()
-
-
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -47,6 +47,8 @@ class ServerSettings:
     advertised_address: str
     max_request_size_bytes: int
     max_connections: int
+    max_in_flight_commits: int
+    max_in_flight_bytes: int
     client_commits_per_second_max: int
     drain_seconds_max: float
     tls_certificate: str | None
@@ -57,11 +59,13 @@ class ServerSettings:
 @dataclass(frozen=True, slots=True)
 class LogSettings:
     """Where the log is. ``init_implied``: an empty one may be initialised without being asked. ``segments_url``: a
-    table of its segments, which history is read from."""
+    table of its segments, which history is read from. ``scrub_days`` None: the log is not scrubbed."""
 
     url: str
     segments_url: str | None
     init_implied: bool
+    scrub_days: float | None
+    scrub_bytes_per_second: int
 
     @property
     def scheme(self) -> str:
@@ -109,6 +113,9 @@ class CommitSettings:
     min_request_id_length: int
     conflict_window_seconds: float
     conflict_window_bytes: int
+    max_operations: int
+    max_preconditions: int
+    stalled_after_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +201,12 @@ REQUEST_SIZE: Final = Key(
     "server.max_request_size_bytes", parse.size(1, 256 * MEBI), MEBI, "> 0, at most 256 MiB; answered 413 above"
 )
 CONNECTIONS: Final = Key("server.max_connections", parse.whole(0), 50_000, ">= 0; 0 is unlimited")
+IN_FLIGHT_COMMITS: Final = Key(
+    "server.max_in_flight_commits", parse.whole(1), 65_536, ">= 1 taken in and not answered; answered 503 above"
+)
+IN_FLIGHT_BYTES: Final = Key(
+    "server.max_in_flight_bytes", parse.size(1), 256 * MEBI, "> 0 of requests not answered; answered 503 above"
+)
 CLIENT_RATE: Final = Key(
     "server.client_commits_per_second_max",
     parse.whole(0),
@@ -201,7 +214,7 @@ CLIENT_RATE: Final = Key(
     ">= 0 for each client; 0 is off; answered 429 above, streams are slowed",
 )
 DRAIN: Final = Key(
-    "server.drain_seconds_max", POSITIVE, 30.0, "> 0; a stop that takes longer leaves the rest unknown and exits 6"
+    "server.drain_seconds_max", POSITIVE, 30.0, "> 0; every stop ends within it; what is not durable by then is unknown"
 )
 TLS_CERTIFICATE: Final = Key(
     "server.tls_certificate", parse.optional_text, None, "PEM file; together with server.tls_key"
@@ -222,6 +235,16 @@ SEGMENTS: Final = Key(
     parse.optional_table_url,
     None,
     "a table of the log's segments, file:, s3:, gs: or az:; subscribers and the view read history from it",
+)
+SCRUB_DAYS: Final = Key(
+    "log.scrub_days",
+    parse.off_or_number(1 / 24, 3_650),
+    None,
+    "1/24..3650 or off: in this time every object of the log is read once and checked",
+    default_rule="7 on file:, off elsewhere",
+)
+SCRUB_RATE: Final = Key(
+    "log.scrub_bytes_per_second", parse.size(1 << 16), 4 * MEBI, ">= 64 KiB; a small object counts as 64 KiB"
 )
 BATCH_TIMEOUT: Final = Key("persist.batch_timeout_ms", POSITIVE, None, "> 0", default_rule="1 on file:, 5 elsewhere")
 BATCH_TIMEOUT_MAX: Final = Key("persist.batch_timeout_max_ms", POSITIVE, 50.0, ">= persist.batch_timeout_ms")
@@ -263,6 +286,14 @@ WINDOW_SECONDS: Final = Key(
     "commit.conflict_window_seconds", POSITIVE, 60.0, "> 0; this or the bytes, whichever is first"
 )
 WINDOW_BYTES: Final = Key("commit.conflict_window_bytes", parse.size(1), 256 * MEBI, "> 0; this or the seconds")
+OPERATIONS: Final = Key("commit.max_operations", parse.whole(1), 10_000, ">= 1 in one commit; answered 413 above")
+PRECONDITIONS: Final = Key("commit.max_preconditions", parse.whole(1), 10_000, ">= 1 in one commit; answered 413 above")
+STALLED: Final = Key(
+    "commit.stalled_after_seconds",
+    POSITIVE,
+    3.0,
+    "> 0; while the oldest batch waits longer for the store, commits are answered 503",
+)
 STREAM_BUFFER: Final = Key(
     "subscription.max_buffer_size_bytes", parse.size(1), 10 * MEBI, "> 0; a reader further behind is closed"
 )
@@ -310,14 +341,15 @@ LOG_LEVEL: Final = Key(
 KEYS: Final[tuple[Key[object], ...]] = cast(
     "tuple[Key[object], ...]",
     (
-        LISTEN, ADVERTISED, REQUEST_SIZE, CONNECTIONS, CLIENT_RATE, DRAIN, TLS_CERTIFICATE, TLS_KEY, TOKENS,
+        LISTEN, ADVERTISED, REQUEST_SIZE, CONNECTIONS, IN_FLIGHT_COMMITS, IN_FLIGHT_BYTES, CLIENT_RATE, DRAIN,
+        TLS_CERTIFICATE, TLS_KEY, TOKENS,
         URL,
-        SEGMENTS,
+        SEGMENTS, SCRUB_DAYS, SCRUB_RATE,
         BATCH_TIMEOUT, BATCH_TIMEOUT_MAX, BATCH_SIZE, PUTS_PER_SECOND, IN_FLIGHT, POOL, REQUEST_TIMEOUT, RETRIES,
         GIVE_UP, RETRY_BASE, RETRY_MAX, HEDGE,
         SILENCE, HEARTBEAT,
         VIEW,
-        REQUEST_ID, WINDOW_SECONDS, WINDOW_BYTES,
+        REQUEST_ID, WINDOW_SECONDS, WINDOW_BYTES, OPERATIONS, PRECONDITIONS, STALLED,
         STREAM_BUFFER, KEEPALIVE,
         STORES, STORES_DIRECTORY, STORES_DEFINITIONS, STORES_REQUEST, STORES_PAGE, STORES_MEMORY, STORES_STATISTICS,
         STORES_CLOCK,
@@ -356,6 +388,33 @@ def stores_beside(url: str) -> str | None:
     return unquote(parts.path).rstrip("/") + "-stores" if parts.scheme == "file" else None
 
 
+def _server_settings(chosen: _Chosen, listen: tuple[str, ...]) -> ServerSettings:
+    return ServerSettings(
+        listen=listen,
+        advertised_address=chosen.get(ADVERTISED) or listen[0],
+        max_request_size_bytes=chosen.get(REQUEST_SIZE),
+        max_connections=chosen.get(CONNECTIONS),
+        max_in_flight_commits=chosen.get(IN_FLIGHT_COMMITS),
+        max_in_flight_bytes=chosen.get(IN_FLIGHT_BYTES),
+        client_commits_per_second_max=chosen.get(CLIENT_RATE),
+        drain_seconds_max=chosen.get(DRAIN),
+        tls_certificate=chosen.get(TLS_CERTIFICATE),
+        tls_key=chosen.get(TLS_KEY),
+        tokens=chosen.get(TOKENS),
+    )
+
+
+def _log_settings(chosen: _Chosen, url: str, default_url: str) -> LogSettings:
+    scheme = urlsplit(url).scheme
+    return LogSettings(
+        url,
+        chosen.get(SEGMENTS),
+        url == default_url or scheme == "memory",
+        scrub_days=chosen.get(SCRUB_DAYS, 7.0 if scheme == "file" else None),
+        scrub_bytes_per_second=chosen.get(SCRUB_RATE),
+    )
+
+
 def build(values: Mapping[str, object], *, default_url: str) -> tuple[Settings, tuple[str, ...], tuple[str, ...]]:
     """The settings from parsed ``values`` by key name, then warnings, then problems (a problem: do not use it)."""
     chosen = _Chosen(values)
@@ -364,18 +423,8 @@ def build(values: Mapping[str, object], *, default_url: str) -> tuple[Settings, 
     listen = chosen.get(LISTEN)
     in_flight = chosen.get(IN_FLIGHT)
     settings = Settings(
-        server=ServerSettings(
-            listen=listen,
-            advertised_address=chosen.get(ADVERTISED) or listen[0],
-            max_request_size_bytes=chosen.get(REQUEST_SIZE),
-            max_connections=chosen.get(CONNECTIONS),
-            client_commits_per_second_max=chosen.get(CLIENT_RATE),
-            drain_seconds_max=chosen.get(DRAIN),
-            tls_certificate=chosen.get(TLS_CERTIFICATE),
-            tls_key=chosen.get(TLS_KEY),
-            tokens=chosen.get(TOKENS),
-        ),
-        log=LogSettings(url, chosen.get(SEGMENTS), url == default_url or urlsplit(url).scheme == "memory"),
+        server=_server_settings(chosen, listen),
+        log=_log_settings(chosen, url, default_url),
         persist=PersistSettings(
             batch_timeout_ms=chosen.get(BATCH_TIMEOUT, batch_timeout_ms),
             batch_timeout_max_ms=chosen.get(BATCH_TIMEOUT_MAX),
@@ -396,6 +445,9 @@ def build(values: Mapping[str, object], *, default_url: str) -> tuple[Settings, 
             min_request_id_length=chosen.get(REQUEST_ID),
             conflict_window_seconds=chosen.get(WINDOW_SECONDS),
             conflict_window_bytes=chosen.get(WINDOW_BYTES),
+            max_operations=chosen.get(OPERATIONS),
+            max_preconditions=chosen.get(PRECONDITIONS),
+            stalled_after_seconds=chosen.get(STALLED),
         ),
         subscription=SubscriptionSettings(
             max_buffer_size_bytes=chosen.get(STREAM_BUFFER), keepalive_interval_seconds=chosen.get(KEEPALIVE)
@@ -503,6 +555,10 @@ def _warnings(settings: Settings) -> tuple[str, ...]:
         (
             bool(server.tokens) and not loopback and server.tls_certificate is None,
             "server.tokens are sent in clear: set server.tls_certificate and server.tls_key, or end TLS in front",
+        ),
+        (
+            settings.log.scheme == "gs",
+            "log.url is gs:, which is not tested: no emulator speaks what its client does; keep a copy of the data",
         ),
         (settings.log.scheme == "memory", "log.url is memory: and everything is gone when the process ends"),
     )

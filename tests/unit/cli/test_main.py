@@ -105,6 +105,18 @@ def test_check_config_names_the_source_of_every_key(
     assert rows["commit.min_request_id_length"]["source"] == "default"
 
 
+@pytest.mark.parametrize(
+    ("days", "said"),
+    [("off", "scrub: off"), ("10", "3.00 GET requests per object"), ("1", "at most 165,888,000 per month")],
+)
+def test_check_config_says_what_a_scrub_costs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["check-config", "--set", f"log.scrub_days={days}"]) == Exit.DONE
+    assert said in capsys.readouterr().out
+
+
 def test_init_begins_a_log_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     url = (tmp_path / "log").as_uri()
     assert main(["log", "init", url, "--json"]) == Exit.DONE

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.commit.builders import BASE, FIRST_DATA, at, entry, genesis, pipeline, takeover, txn
+from tests.unit.commit.builders import BASE, FIRST_DATA, at, entry, genesis, of, pipeline, puts, takeover, txn
 
 from holdfast.commit.batch import Kind, decode_header, jump
 from holdfast.commit.entry import CommitEntry
 from holdfast.commit.events import (
+    Abandon,
     Answer,
     Arrived,
     CheckOwnership,
@@ -32,7 +33,17 @@ from holdfast.commit.events import (
 from holdfast.commit.persist import PersistRules
 from holdfast.commit.pipeline import Pipeline
 from holdfast.commit.release import PROOF_MS_MAX
-from holdfast.commit.transaction import Committed, PointRead, Rejected, Reused, Unanswered
+from holdfast.commit.transaction import (
+    Committed,
+    PointRead,
+    Precondition,
+    RangeRead,
+    Rejected,
+    Reused,
+    Transaction,
+    Unanswered,
+    Write,
+)
 from holdfast.objects.port import CREATED, Refused, Unknown
 from holdfast.values import Slot
 
@@ -350,3 +361,53 @@ def test_versions_beyond_the_hold_back_wait_their_turn(reign: Pipeline) -> None:
     created(reign, 1, put.slot)
     assert second.version == BASE + 90_000_001
     assert jump(genesis().slot) == put.slot
+
+
+# -- decisions that take long ------------------------------------------------------------------------------------------
+
+
+def test_one_large_commit_leaves_its_turn_to_others_and_keeps_its_place() -> None:
+    reign = pipeline(persist=PersistRules(batch_timeout_ms=0.0), resolve_work_max=100)
+    reads: list[Precondition] = [RangeRead(b"%05d" % number, b"%05d!" % number, BASE) for number in range(1_000)]
+    large = entry(Transaction([Write(b"large", b"")], reads))
+    behind = entry(Transaction([Write(b"behind", b"")], [PointRead(b"large", BASE)]))
+    assert not puts(reign.step(Arrived(at(0), [large])))
+    assert not puts(reign.step(Arrived(at(0), [behind])))
+    assert reign.step(VersionAsked(at(0), "asked")) == [CheckOwnership()], "questions do not wait for the decision"
+    assert not of(StatusReady, reign.step(StatusAsked(at(0), StatusQuestion("a-request-id", BASE, "status"))))
+    steps, effects = 0, list[object]()
+    while reign.undecided:
+        assert reign.next_deadline_ms() == 0.0, "the next step is due at once"
+        effects = [*reign.step(Tick(at(0)))]
+        reign.check()
+        steps += 1
+    assert steps > 50
+    (put,) = puts(effects)
+    effects = [*reign.step(PutAnswered(at(1), put.slot, CREATED))]
+    assert large.outcome == Committed(BASE + 1)
+    assert isinstance(behind.outcome, Rejected), "it was decided after the commit before it"
+    assert len(of(StatusReady, effects)) == 1
+    assert reign.next_deadline_ms() != 0.0
+
+
+def test_a_leader_that_ends_in_the_middle_of_a_decision_answers_everybody() -> None:
+    reign = pipeline(resolve_work_max=10)
+    reads: list[Precondition] = [PointRead(b"%d" % number, BASE) for number in range(100)]
+    large, behind = entry(Transaction([Write(b"a", b"")], reads)), entry()
+    reign.step(Arrived(at(0), [large, behind]))
+    effects = [*reign.step(Abandon(at(1)))]
+    (answer,) = of(Answer, effects)
+    assert isinstance(answer, Answer)
+    assert answer.entries == [large, behind]
+    assert large.outcome == behind.outcome == Unanswered()
+    reign.check()
+
+
+def test_an_empty_batch_in_the_middle_of_a_decision_does_not_pass_the_commit() -> None:
+    reign = pipeline(resolve_work_max=10)
+    reads: list[Precondition] = [PointRead(b"%d" % number, BASE) for number in range(100)]
+    large = entry(Transaction([Write(b"a", b"")], reads))
+    reign.step(Arrived(at(0), [large]))
+    (heartbeat,) = puts([*reign.step(Tick(at(1), heartbeat=True))])
+    assert decode_header(heartbeat.data, slot=heartbeat.slot).last_version == BASE
+    assert large.version == BASE + 1

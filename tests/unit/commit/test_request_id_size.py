@@ -27,7 +27,8 @@ def deletes(count: int, request_id: str, reads: int = 0) -> Transaction:
 
 
 def problem(txn: Transaction) -> HoldfastError | None:
-    return problem_with(txn, leader_id="here", log_id="this", request_id_length_min=20)
+    limits = {"operations_max": 1_000_000, "preconditions_max": 1_000_000}
+    return problem_with(txn, leader_id="here", log_id="this", request_id_length_min=20, **limits)
 
 
 @pytest.mark.parametrize("request_id", ["r" * 20, "ü" * 100, LONGEST])

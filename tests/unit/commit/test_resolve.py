@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.commit.builders import BASE
 
 from holdfast.commit.attempts import Attempts
-from holdfast.commit.entry import CommitEntry
+from holdfast.commit.entry import CommitEntry, Position
 from holdfast.commit.resolve import Resolve
 from holdfast.commit.transaction import (
     Delete,
@@ -148,3 +152,52 @@ def test_the_window_never_moves_past_what_is_durable() -> None:
     for now in (50, 500, 1_000):
         stage.resolve.advance_floor(now, changed.version, BASE)
     assert stage.resolve.floor == BASE
+
+
+@given(
+    transactions=st.lists(
+        st.tuples(
+            st.lists(st.tuples(st.sampled_from("wdr"), st.integers(0, 5)), min_size=1, max_size=6),
+            st.lists(st.tuples(st.sampled_from("pr"), st.integers(0, 5), st.integers(0, 12)), max_size=6),
+        ),
+        max_size=10,
+    ),
+    work=st.integers(1, 40),
+)
+def test_a_decision_in_parts_is_the_same_decision(transactions: list[Any], work: int) -> None:
+    def key(number: int) -> bytes:
+        return bytes([number])
+
+    kinds: dict[str, Callable[[int], Operation]] = {
+        "w": lambda at: Write(key(at), b""),
+        "d": lambda at: Delete(key(at)),
+        "r": lambda at: RangeDelete(key(at), key(at + 2)),
+    }
+
+    def entries() -> deque[CommitEntry | Position]:
+        made: deque[CommitEntry | Position] = deque()
+        for number, (operations, reads) in enumerate(transactions):
+            preconditions: list[Precondition] = [
+                PointRead(key(at), BASE + back) if kind == "p" else RangeRead(key(at), key(at + 2), BASE + back)
+                for kind, at, back in reads
+            ]
+            txn = Transaction([kinds[kind](at) for kind, at in operations], preconditions)
+            item = CommitEntry(txn, lambda _: None)
+            item.version = BASE + number + 1
+            made += [item, Position(number)]
+        return made
+
+    whole, parts = entries(), entries()
+    at_once, in_parts = Stage().resolve, Stage().resolve
+    at_once.decide([item for item in whole if isinstance(item, CommitEntry)])
+    taken: list[CommitEntry | Position] = []
+    left = parts.copy()
+    while left:
+        taken += in_parts.decide_some(left, work)
+        assert not in_parts.deciding or left
+    in_parts.check()
+    assert taken == list(parts)
+    for one, other in zip(whole, parts, strict=True):
+        if isinstance(one, CommitEntry):
+            assert isinstance(other, CommitEntry)
+            assert (one.accepted, one.outcome) == (other.accepted, other.outcome)

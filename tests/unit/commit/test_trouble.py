@@ -14,6 +14,7 @@ from holdfast.commit.events import (
     Effect,
     Ended,
     OwnershipSeen,
+    Put,
     PutAnswered,
     StatusAsked,
     StatusQuestion,
@@ -247,12 +248,11 @@ def test_a_ban_under_a_committed_attempt_outlives_that_attempt() -> None:
     assert late.outcome == Reused()
 
 
-def test_a_commit_at_or_below_the_read_version_asked_about_is_not_the_attempt_s(reign: Pipeline) -> None:
-    """The log is read above it only, and the window must not say otherwise than the log."""
+def test_an_id_that_is_known_to_be_committed_is_committed_whatever_the_question_names(reign: Pipeline) -> None:
     request_id = "the-one-request-id-of-two"
     reign.step(Arrived(at(0), [entry(txn(request_id=request_id, at=BASE))]))
     reign.step(PutAnswered(at(1), FIRST_DATA, CREATED))
-    for min_version, version in ((BASE, BASE + 1), (BASE + 1, None)):
+    for min_version, version in ((BASE, BASE + 1), (BASE + 1, BASE + 1)):
         question = StatusQuestion(request_id, min_version, "asked")
         assert reign.step(StatusAsked(at(2), question)) == [StatusReady(question, version, BASE)]
 
@@ -274,3 +274,30 @@ def test_a_batch_names_the_floor_that_its_transactions_were_judged_by() -> None:
     (put,) = puts([*effects])
     assert reign.resolve.floor > BASE
     assert decode_header(put.data, slot=put.slot).window_floor <= BASE
+
+
+def test_a_million_refusals_hold_no_more_memory_than_was_meant() -> None:
+    """Each status question bans its id. On an idle log the bans expire with the window, and within their bound."""
+    reign = pipeline(persist=FAST, window_bytes=4 << 20, window_ms=100.0)
+    bound = (4 << 20) // 4
+    ms, most = 0.0, 0
+    for number in range(20_000):
+        ms += 0.05
+        for effect in reign.step(StatusAsked(at(ms), StatusQuestion(f"request-{number:016d}", BASE, number))):
+            if isinstance(effect, Put):
+                reign.step(PutAnswered(at(ms), effect.slot, CREATED))
+        most = max(most, reign.sequence.attempts.bytes_used())
+    assert most <= bound * 9 // 8
+    for _ in range(20):
+        ms += 100.0
+        reign.step(Tick(at(ms)))
+    assert reign.sequence.attempts.bytes_used() <= bound // 8, "an idle log forgets them, but for the newest generation"
+
+
+def test_bans_that_cannot_expire_are_bounded_too() -> None:
+    reign = pipeline(persist=FAST, window_bytes=1 << 20)
+    number = 0
+    while not reign.sequence.attempts.is_full:
+        reign.step(StatusAsked(at(0), StatusQuestion(f"request-{number:016d}", BASE, number)))
+        number += 1
+    assert reign.sequence.attempts.bytes_used() <= (1 << 20) // 4 * 17 // 8

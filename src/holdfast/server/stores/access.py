@@ -19,6 +19,7 @@ from typing import Final
 
 from holdfast.errors import Code, HoldfastError, PermissionDenied
 from holdfast.server.auth import Authenticator, Role
+from holdfast.server.kept_errors import without_traceback
 from holdfast.stores.permissions import CLUSTER, Permissions, Right
 
 __all__ = ["StoreAccess"]
@@ -59,7 +60,7 @@ class StoreAccess:
         try:
             permissions.require(user, right, store)
         except PermissionDenied as error:
-            return error
+            return without_traceback(error)
         return None
 
     def require(self, authorization: bytes | None, right: Right, store: str = CLUSTER) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.server.front import Front
+from holdfast.server.kept_errors import without_traceback
 from holdfast.server.responses import error_answer
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.operations import POLL_MESSAGES_DEFAULT, PollRequest, PollUnderWay
@@ -71,7 +72,7 @@ class HotRequest:
         try:
             opened = self._stores.host.opened()
         except HoldfastError as error:
-            return error
+            return without_traceback(error)
         return opened.access.problem_with(authorization, self.action, self.store)
 
     def serve(

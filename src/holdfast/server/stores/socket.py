@@ -38,6 +38,7 @@ from websockets.typing import Subprotocol
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
 from holdfast.server.front import Front
+from holdfast.server.kept_errors import without_traceback
 from holdfast.server.responses import STATUS_OF, error_answer
 from holdfast.server.stores.deliveries import wall_ms
 from holdfast.server.stores.hosting import OpenStores, StoreHost
@@ -124,6 +125,11 @@ class SubscribeSocket(asyncio.Protocol):
         self._transport = None
         self._host.sockets.discard(self)
         self._leave("disconnected")
+        # A suspended parser refers to its protocol, and an error's traceback does: either would keep half a message.
+        self._protocol.parser.close()
+        for error in (self._protocol.parser_exc, self._protocol.handshake_exc):
+            if error is not None:
+                without_traceback(error)
         self._ended()
 
     def pause_writing(self) -> None:
@@ -434,6 +440,7 @@ class SubscribeSocket(asyncio.Protocol):
             self._timer = None
         if self._map_watch is not None:
             self._map_watch.end()
+            self._map_watch = None
         subscriber, self._subscriber = self._subscriber, None
         if subscriber is not None and self._opened is not None:
             self._opened.deliveries.leave(subscriber, cause)
