@@ -1,7 +1,7 @@
 """Taking the lead: recovery as a decision table over one LIST page, and the claim that follows from it.
 
 Owns: where the next leader claims, what it refuses to start on, and what a newest key says about who leads.
-Does not own: asking the store, and whether it is polite to claim now (both ``takeover``).
+Does not own: asking the store, and whether it is polite to claim now (both ``takeover_machine``).
 
 Why one page is enough: zombies of any earlier leader lie strictly between the newest claim and its jump. If the latest
 leader wrote data, the newest key is its own and names its claim. If not, everything newer than its claim is a zombie,

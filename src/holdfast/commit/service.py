@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from holdfast.commit import events
 from holdfast.commit.attempt_history import AttemptHistory
-from holdfast.commit.attempts import fingerprint
+from holdfast.commit.attempts import judge_old
 from holdfast.commit.batch import HEADER_BYTES, Header, decode_header, object_name
 from holdfast.commit.entry import CommitEntry
 from holdfast.commit.events import Put, ReadBack
@@ -36,8 +36,8 @@ from holdfast.commit.feed import Feed, TransactionEvent
 from holdfast.commit.leadership import Identity
 from holdfast.commit.metrics import ServiceMetrics
 from holdfast.commit.pipeline import Pipeline, PipelineRules
-from holdfast.commit.takeover import AskLeader, Takeover, TakeoverOptions, newest_slot, now, take_the_lead
-from holdfast.commit.transaction import Committed, Rejected, Reused, Unanswered
+from holdfast.commit.takeover import AskLeader, Clock, Takeover, TakeoverOptions, newest_slot, now, take_the_lead
+from holdfast.commit.transaction import Unanswered
 from holdfast.errors import (
     Backpressure,
     Code,
@@ -102,8 +102,10 @@ class CommitService:
         identity: Identity,
         options: ServiceOptions,
         own: ObjectStore | None = None,
+        clock: Clock = now,
     ) -> None:
         claim = takeover.claim
+        self._clock = clock
         self.store = store
         if own is None:
             own = store = TimeLimited(store, options.request_timeout_ms)
@@ -114,7 +116,7 @@ class CommitService:
         self.log_id = claim.log_id.hex()
         self.address = claim.address
         self.options = options
-        self.pipeline = Pipeline(claim, identity.nonce_seed, options.rules, now())
+        self.pipeline = Pipeline(claim, identity.nonce_seed, options.rules, self._clock())
         self.feed = Feed(claim, bytes_max=options.feed_bytes_max)
         self.metrics = ServiceMetrics()
         self._loop = asyncio.get_running_loop()
@@ -128,14 +130,16 @@ class CommitService:
         self._timer_ms = 0.0
         self._heart: asyncio.TimerHandle | None = None
         self._standby_until_ms = 0.0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._history = AttemptHistory(store, claim)
         self._owed: dict[CommitEntry, None] = {}
         self._last_accepted = claim.prev_version
         self._draining = False
 
     @classmethod
-    async def lead(cls, store: ObjectStore, options: ServiceOptions, own: ObjectStore | None = None) -> CommitService:
+    async def lead(
+        cls, store: ObjectStore, options: ServiceOptions, own: ObjectStore | None = None, clock: Clock = now
+    ) -> CommitService:
         """Recover the log and become its leader.
 
         ``store`` is read by everybody who asks for history. ``own`` is another way to the same objects for the leader
@@ -153,8 +157,21 @@ class CommitService:
             ask_leader=options.ask_leader,
             probe=options.probe,
         )
-        takeover = await take_the_lead(store, identity, LogId(os.urandom(16)), how)
-        service = cls(store, takeover, identity, options, own)
+        takeover = await take_the_lead(store, identity, LogId(os.urandom(16)), how, clock)
+        return cls.begin(store, takeover, identity, options, own, clock)
+
+    @classmethod
+    def begin(
+        cls,
+        store: ObjectStore,
+        takeover: Takeover,
+        identity: Identity,
+        options: ServiceOptions,
+        own: ObjectStore | None = None,
+        clock: Clock = now,
+    ) -> CommitService:
+        """The leader of a claim that stands and was checked. Arguments as for ``lead``."""
+        service = cls(store, takeover, identity, options, own, clock)
         service._beat()
         service._spawn(service._watch_for_successors())
         return service
@@ -184,7 +201,7 @@ class CommitService:
         if not entries:
             return
         self._queued += len(entries)
-        self._step(events.Arrived(now(), entries))
+        self._step(events.Arrived(self._clock(), entries))
 
     def durable_header(self) -> Header:
         """The header of the newest durable object that may be shown, the claim when there is none yet.
@@ -218,7 +235,7 @@ class CommitService:
     async def _proof(self) -> int:
         """As ``version``, however long it takes. Whoever stops waiting leaves nothing behind."""
         waiter: asyncio.Future[int] = self._loop.create_future()
-        self._step(events.VersionAsked(now(), waiter))
+        self._step(events.VersionAsked(self._clock(), waiter))
         try:
             return await waiter
         except asyncio.CancelledError:
@@ -228,7 +245,7 @@ class CommitService:
     async def noop(self) -> None:
         """Return when a no-op went through all four stages. Raises: Fenced."""
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self._step(events.NoopAsked(now(), waiter))
+        self._step(events.NoopAsked(self._clock(), waiter))
         await waiter
 
     async def status(self, request_id: str, min_version: int) -> StatusAnswer:
@@ -245,7 +262,7 @@ class CommitService:
                 raise InvalidRequest("version was never handed out", code=Code.FUTURE_VERSION, version=min_version)
         waiter: asyncio.Future[events.StatusReady] = self._loop.create_future()
         question = events.StatusQuestion(request_id, min_version, waiter)
-        self._step(events.StatusAsked(now(), question))
+        self._step(events.StatusAsked(self._clock(), question))
         ready = await waiter
         if ready.version is not None:
             return StatusAnswer("committed", ready.version)
@@ -269,11 +286,7 @@ class CommitService:
                 log.warning("look_up_failed", error=str(error))
                 entry.outcome = Unanswered()
             else:
-                if found.txn is not None:
-                    same = fingerprint(found.txn) == fingerprint(entry.txn)
-                    entry.outcome = Committed(found.txn.version) if same else Reused()
-                else:
-                    entry.outcome = Unanswered() if found.truncated else Rejected("too_old")
+                entry.outcome = judge_old(entry.txn, found.txn, truncated=found.truncated)
             self._reply_late(entry)
 
         self._owed[entry] = None
@@ -292,23 +305,23 @@ class CommitService:
         """Accept nothing more, finish what is under way, resign; return when it is over."""
         self._draining = True
         self._pump()
-        self._step(events.Drain(now()))
+        self._step(events.Drain(self._clock()))
         await asyncio.shield(self.ended)
 
     def standby_seen(self) -> None:
         """A standby asked after this leader: show it signs of life for a while."""
-        if now().boot_ms >= self._standby_until_ms:
-            self._standby_until_ms = now().boot_ms + STANDBY_SEEN_MS
+        if self._clock().boot_ms >= self._standby_until_ms:
+            self._standby_until_ms = self._clock().boot_ms + STANDBY_SEEN_MS
             self._beat()
-        self._standby_until_ms = now().boot_ms + STANDBY_SEEN_MS
+        self._standby_until_ms = self._clock().boot_ms + STANDBY_SEEN_MS
 
     def _beat(self) -> None:
         if self._heart is not None:
             self._heart.cancel()
             self._heart = None
-        if self.ended.done() or now().boot_ms >= self._standby_until_ms:
+        if self.ended.done() or self._clock().boot_ms >= self._standby_until_ms:
             return
-        self._step(events.Tick(now(), heartbeat=True))
+        self._step(events.Tick(self._clock(), heartbeat=True))
         self._heart = self._loop.call_later(self.options.heartbeat_ms / 1000.0, self._beat)
 
     async def _watch_for_successors(self) -> None:
@@ -338,7 +351,7 @@ class CommitService:
 
     async def close(self) -> None:
         """Abandon what is under way; whoever waits is told so. Safe at any time; nothing acknowledged is lost."""
-        self._step(events.Abandon(now()))
+        self._step(events.Abandon(self._clock()))
         self._pump()
         for handle in (self._timer, self._heart):
             if handle is not None:
@@ -418,7 +431,7 @@ class CommitService:
 
     def _answer(self, entries: list[CommitEntry]) -> None:
         self._queued -= len(entries)
-        self.metrics.note_answers(entries, now().boot_ms)
+        self.metrics.note_answers(entries, self._clock().boot_ms)
         broken: Exception | None = None
         ahead: list[CommitEntry] = []
         for entry in entries:
@@ -462,7 +475,7 @@ class CommitService:
                     break
             return
         shown: list[TransactionEvent] = []
-        size, time_ms, leader_id = 0, now().wall_ms, self.leader_id
+        size, time_ms, leader_id = 0, self._clock().wall_ms, self.leader_id
         for entry in entries:
             if entry.accepted:
                 txn, prev = entry.txn, self._last_accepted
@@ -476,8 +489,11 @@ class CommitService:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
 
     async def _put(self, put: Put) -> None:
         answer: CreateAnswer
@@ -486,7 +502,7 @@ class CommitService:
         except (HoldfastError, OSError) as error:
             # The port forbids it. But whatever happened, the batch must be sent again or given up, never forgotten.
             answer = Unknown(str(error))
-        self._step(events.PutAnswered(now(), put.slot, answer))
+        self._step(events.PutAnswered(self._clock(), put.slot, answer))
 
     async def _read_back(self, effect: ReadBack) -> None:
         try:
@@ -496,11 +512,11 @@ class CommitService:
             found = None
         except CorruptData:
             # Whatever stands there is not this leader's object.
-            self._step(events.HeaderFound(now(), effect.slot, None, True))
+            self._step(events.HeaderFound(self._clock(), effect.slot, None, True))
             return
         except (HoldfastError, OSError) as error:
             found = Unknown(f"read back: {error}")  # type: ignore[assignment]
-        self._step(events.HeaderFound(now(), effect.slot, found, effect.certain))
+        self._step(events.HeaderFound(self._clock(), effect.slot, found, effect.certain))
 
     async def _check_ownership(self) -> None:
         newest: Slot | Unknown | None
@@ -508,7 +524,7 @@ class CommitService:
             newest = await newest_slot(self._own)
         except (HoldfastError, OSError) as error:
             newest = Unknown(str(error))
-        self._step(events.OwnershipSeen(now(), newest))
+        self._step(events.OwnershipSeen(self._clock(), newest))
 
     def _arm(self) -> None:
         """Make sure that the pipeline is stepped again no later than it asks for."""
@@ -520,12 +536,12 @@ class CommitService:
                 return
             self._timer.cancel()
         self._timer_ms = deadline_ms
-        delay_s = max(0.0, (deadline_ms - now().boot_ms) / 1000.0)
+        delay_s = max(0.0, (deadline_ms - self._clock().boot_ms) / 1000.0)
         self._timer = self._loop.call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        self._step(events.Tick(now()))
+        self._step(events.Tick(self._clock()))
 
 
 def _settle(ticket: object, value: object) -> None:
