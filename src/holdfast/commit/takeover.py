@@ -42,11 +42,20 @@ REQUEST_S_MAX: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeoverOptions:
-    """How to come to lead. ``patience_s`` bounds how long an unreachable store is tried."""
+    """How to come to lead. ``patience_s`` bounds how long an unreachable store is tried.
+
+    ``standby``: a leader that is alive is followed until it is gone. ``following`` is then called with its id and its
+    address whenever it has answered. The times are those of ``TakeoverRules``.
+    """
 
     allow_new: bool = False
     take_over: bool = False
+    standby: bool = False
+    following: Callable[[str, str], None] | None = None
     silence_ms: float = 2_000.0
+    heartbeat_ms: float = 500.0
+    fresh_ms: float = 60_000.0
+    unheard_ms: float = 65_000.0
     patience_s: float = 60.0
     ask_leader: AskLeader | None = None
     probe: bool = True
@@ -57,11 +66,15 @@ class TakeoverOptions:
             allow_new=self.allow_new,
             only_new=only_new,
             take_over=self.take_over,
+            standby=self.standby,
             probe=self.probe,
             asks=self.ask_leader is not None,
             shared_by_machines=shared_by_machines,
             patience_ms=self.patience_s * 1000.0,
             silence_ms=self.silence_ms,
+            heartbeat_ms=self.heartbeat_ms,
+            fresh_ms=self.fresh_ms,
+            unheard_ms=self.unheard_ms,
         )
 
 
@@ -87,7 +100,7 @@ async def take_the_lead(
     After a crash: the claim may or may not stand; either way the next takeover decides by what it lists.
     """
     rules = options.rules(shared_by_machines=_is_shared_by_machines(store))
-    return await _Driver(store, TakeoverMachine(identity, log_id, rules), options, clock).run()
+    return await Driver(store, TakeoverMachine(identity, log_id, rules), options, clock).run()
 
 
 async def init_log(store: ObjectStore, identity: Identity, log_id: LogId, *, patience_s: float = 60.0) -> bool:
@@ -101,7 +114,7 @@ async def init_log(store: ObjectStore, identity: Identity, log_id: LogId, *, pat
     options = TakeoverOptions(allow_new=True, patience_s=patience_s)
     rules = options.rules(shared_by_machines=True, only_new=True)
     try:
-        await _Driver(store, TakeoverMachine(identity, log_id, rules), options, now).run()
+        await Driver(store, TakeoverMachine(identity, log_id, rules), options, now).run()
     except Closed:
         return False
     return True
@@ -112,7 +125,7 @@ def _is_shared_by_machines(store: ObjectStore) -> bool:
     return urlsplit(store.url).scheme != "file"
 
 
-class _Driver:
+class Driver:
     """Carries out the effects of one machine. At most one request and the probe are under way at a time."""
 
     def __init__(self, store: ObjectStore, steps: TakeoverMachine, options: TakeoverOptions, clock: Clock) -> None:
@@ -140,8 +153,9 @@ class _Driver:
                             self._probing = asyncio.ensure_future(self._probe())
                         case t.CleanUp():
                             self._cleaning = asyncio.ensure_future(self._clean_up())
-                        case t.StandBy():
-                            pass
+                        case t.StandBy(leader_id=leader_id, address=address):
+                            if self._options.following is not None:
+                                self._options.following(leader_id, address)
                         case _:
                             request = effect
                 effects = self._machine.step(await self._next_event(request))

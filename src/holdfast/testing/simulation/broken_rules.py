@@ -6,34 +6,45 @@ Owns: the functions and drivers that ``mutants`` puts in place of the real ones.
 These reach into private state by design: a mutant is the real machine with one line changed, not a model of it.
 """
 # pyright: reportPrivateUsage=false
-# ruff: noqa: ARG001, ARG002 - a replacement keeps the signature of what it replaces
+# ruff: noqa: ARG001 - a replacement keeps the signature of what it replaces
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
-from holdfast.commit import attempts, batch, events, leadership, persist, pipeline, release, resolve, sequence
+from holdfast.commit import (
+    attempts,
+    batch,
+    events,
+    leadership,
+    persist,
+    pipeline,
+    release,
+    resolve,
+    sequence,
+    takeover,
+)
+from holdfast.commit import takeover_events as t
 from holdfast.commit.batch import encode_body, encode_object
 from holdfast.commit.entry import Batch, CommitEntry, Position
 from holdfast.commit.recent_writes import RecentWrites
+from holdfast.commit.takeover_machine import TakeoverMachine
 from holdfast.commit.transaction import Committed, FailedPrecondition, PointRead, Rejected, Transaction
-from holdfast.objects.port import CreateAnswer, Refused, Unknown
-from holdfast.testing.simulation.node import Node
-from holdfast.values import Slot, Version
+from holdfast.objects.port import CREATED, CreateAnswer, Refused, Unknown
+from holdfast.values import Instant, Slot, Version
 
 __all__ = [
-    "ClaimNotAlone",
-    "NoOwnershipCheck",
-    "RefusedClaimStands",
-    "ShortPage",
-    "UnknownClaimStands",
     "answer_position_at_once",
     "any_claim",
     "anything_found_is_own",
     "check_blind_to_the_span",
+    "claim_before_the_probe",
+    "claim_not_awaited",
+    "committed_before_durable",
     "count_instead_of_span",
     "duplicate_is_committed",
     "durable_in_any_order",
@@ -45,17 +56,21 @@ __all__ = [
     "newest_gap",
     "no_ban",
     "no_duplicates",
+    "no_ownership_check",
     "old_is_denied_unread",
     "own_is_taken_for_foreign",
     "record_nothing",
     "refusal_deposes_unread",
     "refusal_is_success",
+    "refused_claim_stands",
     "reject_at_once",
     "retry_with_more",
     "ride_on_what_was_sent",
     "same_epoch",
     "settle_nothing",
+    "short_page",
     "status_reads_no_log",
+    "unknown_claim_stands",
     "unknown_is_success",
     "unknown_means_not_committed",
     "version_without_proof",
@@ -241,6 +256,14 @@ def check_blind_to_the_span(self: pipeline.Pipeline, now: Any, newest: Any, effe
             effects.append(events.VersionIs(asked, self.release.durable_version))
 
 
+def committed_before_durable(self: pipeline.Pipeline, question: events.StatusQuestion) -> events.StatusReady:
+    """An attempt that is in flight is told as committed."""
+    known = self.sequence.attempts.find(question.request_id)
+    if isinstance(known, attempts.Known) and known.version > question.min_version:
+        return events.StatusReady(question, known.version, self.resolve.floor)
+    return events.StatusReady(question, None, self.resolve.floor)
+
+
 def status_reads_no_log(self: pipeline.Pipeline, question: events.StatusQuestion) -> events.StatusReady:
     """The window is taken to reach back to genesis."""
     known = self.sequence.attempts.find(question.request_id)
@@ -361,54 +384,44 @@ def any_claim(head: object, claim: object, following: object) -> None:
     """Readers take every claim's base for good."""
 
 
-class ShortPage(Node):
+def short_page(self: TakeoverMachine, now: Instant, found: Any) -> list[t.Effect]:
     """Recovery lists one key less than W."""
-
-    def recover(self) -> None:
-        """List a page that is one key short."""
-        self.recovering = True
-        self.pipeline = None
-        self._objects = {}
-        self.world.network.list(self, max(1, batch.SPAN_MAX - 1), self.page_listed)
+    self._found = found
+    return self._send(now, t.ListPage(max(1, batch.SPAN_MAX - 1)), self._page_listed)
 
 
-class ClaimNotAlone(Node):
-    """Data are sent beside the claim, not after it."""
-
-    def send_claim(self) -> None:
-        """Send the claim and lead at once."""
-        super().send_claim()
-        self.lead()
-
-    def claim_answered(self, answer: CreateAnswer) -> None:
-        """Too late to matter."""
+def claim_before_the_probe(self: TakeoverMachine, now: Instant) -> list[t.Effect]:
+    """The claim is sent while the probe is under way."""
+    probing, self._probing = self._probing, False
+    effects = _first_found(self, now)
+    self._probing = probing
+    return effects
 
 
-class UnknownClaimStands(Node):
+def unknown_claim_stands(self: TakeoverMachine, now: Instant, answer: Any) -> list[t.Effect]:
     """A claim without an answer is taken for created."""
-
-    def claim_answered(self, answer: CreateAnswer) -> None:
-        """Lead unless refused."""
-        if isinstance(answer, Unknown):
-            self.check_claim()
-        else:
-            super().claim_answered(answer)
+    return self._check(now) if isinstance(answer.answer, Unknown) else _claim_answered(self, now, answer)
 
 
-class RefusedClaimStands(Node):
+def refused_claim_stands(self: TakeoverMachine, now: Instant, answer: Any) -> list[t.Effect]:
     """A claim that was refused is taken for one's own."""
-
-    def claim_found(self, data: bytes | Unknown | None) -> None:
-        """Do not look whose it is."""
-        self.check_claim()
+    return self._check(now)
 
 
-class NoOwnershipCheck(Node):
-    """Nobody looks whether somebody is past the claim."""
+def no_ownership_check(self: TakeoverMachine, now: Instant) -> list[t.Effect]:
+    """Nobody looks whether a leader is past the claim."""
+    return self._lead(now)
 
-    def check_claim(self) -> None:
-        """Lead at once."""
-        self.lead()
+
+_driven = takeover.Driver._carry_out
+
+
+async def claim_not_awaited(self: takeover.Driver, effect: Any) -> t.Event:
+    """Data are sent beside the claim, not after it."""
+    if isinstance(effect, t.SendClaim):
+        asyncio.ensure_future(_driven(self, effect)).add_done_callback(lambda _: None)
+        return t.ClaimAnswered(self._clock(), CREATED)
+    return await _driven(self, effect)
 
 
 def same_epoch(frontier: Any, identity: Any, **facts: Any) -> Any:
@@ -417,4 +430,6 @@ def same_epoch(frontier: Any, identity: Any, **facts: Any) -> Any:
 
 
 _claim_header = leadership.claim_header
+_first_found = TakeoverMachine._first_found
+_claim_answered = TakeoverMachine._claim_answered
 _walk_on = leadership.walk_on

@@ -141,6 +141,11 @@ class Client:
         if node is not None:
             world.coverage["status_asked"] += 1
             world.agenda.after(world.network.delay_ms(), node, node.asked_status, attempt)
+            if world.strikes("status_copy", 0.2):
+                # The question arrives once more, when its client may have gone on with another attempt under the id.
+                late_ms = world.random.choice((20.0, 100.0, 500.0, 3_000.0)) * world.random.random()
+                elsewhere = world.believed_leader() or node
+                world.agenda.after(late_ms, elsewhere, elsewhere.asked_status, attempt)
         world.agenda.after(ANSWER_TIMEOUT_MS, None, self._ask_again, attempt, self._asks)
 
     def _ask_again(self, attempt: Attempt, asks: int) -> None:

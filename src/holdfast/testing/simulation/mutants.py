@@ -14,10 +14,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.commit import batch, chain, leadership, persist, pipeline, release, resolve, sequence
+from holdfast.commit import batch, chain, leadership, persist, pipeline, release, resolve, sequence, takeover
 from holdfast.commit.recent_writes import RecentWrites
+from holdfast.commit.takeover_machine import TakeoverMachine
 from holdfast.testing.simulation import broken_rules as broken
-from holdfast.testing.simulation.node import Node
 from holdfast.testing.simulation.world import run_world
 
 __all__ = ["MUTANTS", "SEEDS_MAX", "WAITING", "Caught", "Mutant", "catch"]
@@ -30,12 +30,11 @@ Patch = tuple[object, str, object]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One rule taken out. ``patches`` replace attributes of the real code; ``node`` replaces the takeover's driver."""
+    """One rule taken out. ``patches`` replace attributes of the real code."""
 
     name: str
     rule: str
-    patches: tuple[Patch, ...] = ()
-    node: type[Node] = Node
+    patches: tuple[Patch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ def catch(mutant: Mutant, *, first_seed: int = 0, seeds: int = SEEDS_MAX) -> Cau
         seed = first_seed + tried
         with _applied(mutant.patches):
             try:
-                run_world(seed, check_every=NEVER, node_type=mutant.node)
+                run_world(seed, check_every=NEVER)
             except AssertionError as error:
                 return Caught(mutant.name, seed, str(error).partition(":")[0], tried + 1)
     return Caught(mutant.name, None, "", seeds)
@@ -134,6 +133,11 @@ def _registry() -> list[Mutant]:
             "status_before_its_position",
             "status waits for everything sequenced before it",
             ((pipeline.Pipeline, "_travel", broken.answer_position_at_once),),
+        ),
+        Mutant(
+            "committed_before_durable",
+            "status tells of an attempt in flight only when it is durable",
+            ((pipeline.Pipeline, "_status_ready", broken.committed_before_durable),),
         ),
         Mutant(
             "status_reads_no_log",
@@ -216,11 +220,32 @@ def _registry() -> list[Mutant]:
             ((leadership, "VERSION_JUMP", 1), (chain, "_check_claim", broken.any_claim)),
         ),
         Mutant("epoch_not_raised", "every claim raises the epoch", ((leadership, "claim_header", broken.same_epoch),)),
-        Mutant("page_one_key_short", "recovery lists W keys", (), broken.ShortPage),
-        Mutant("claim_not_alone", "R2: the claim is sent alone", (), broken.ClaimNotAlone),
-        Mutant("unknown_claim_stands", "R2: a claim without an answer is sent again", (), broken.UnknownClaimStands),
-        Mutant("refused_claim_stands", "R2: a refused claim is read", (), broken.RefusedClaimStands),
-        Mutant("no_ownership_check", "recovery looks whether somebody is past", (), broken.NoOwnershipCheck),
+        Mutant("page_one_key_short", "recovery lists W keys", ((TakeoverMachine, "_find", broken.short_page),)),
+        Mutant(
+            "claim_not_alone",
+            "R2: the claim is sent alone",
+            ((takeover.Driver, "_carry_out", broken.claim_not_awaited),),
+        ),
+        Mutant(
+            "claim_before_the_probe",
+            "the probe has passed before the claim is sent",
+            ((TakeoverMachine, "_first_found", broken.claim_before_the_probe),),
+        ),
+        Mutant(
+            "unknown_claim_stands",
+            "R2: a claim without an answer is sent again",
+            ((TakeoverMachine, "_claim_answered", broken.unknown_claim_stands),),
+        ),
+        Mutant(
+            "refused_claim_stands",
+            "R2: a refused claim is read",
+            ((TakeoverMachine, "_claim_read", broken.refused_claim_stands),),
+        ),
+        Mutant(
+            "no_ownership_check",
+            "recovery looks whether another leader is past the claim",
+            ((TakeoverMachine, "_check", broken.no_ownership_check),),
+        ),
     ]
 
 

@@ -3,20 +3,19 @@
 Owns: the order of a world's life (chaos, healing, the settling of accounts) and the faults that strike nodes. Does not
 own: what is right (``promises``).
 
-Failure model: pure and deterministic; a broken promise raises ``PromiseBroken``. No clock, no asyncio, one
-``random.Random(seed)``.
+Failure model: deterministic; a broken promise raises ``PromiseBroken``. No clock, no event loop but the simulated ones
+of its nodes, one ``random.Random(seed)``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from holdfast.commit.batch import Kind
-from holdfast.commit.entry import Batch
+from holdfast.commit.batch import Header, Kind, LoggedTransaction
 from holdfast.commit.pipeline import Pipeline
 from holdfast.testing.simulation.agenda import Agenda
 from holdfast.testing.simulation.clients import Client
@@ -25,11 +24,13 @@ from holdfast.testing.simulation.network import Network, StrictStore
 from holdfast.testing.simulation.node import Node
 from holdfast.testing.simulation.promises import Attempt, PromiseBroken, Promises
 from holdfast.testing.simulation.settle import settle_accounts
-from holdfast.testing.simulation.shape import WorldShape, draw_shape, protocol_width
+from holdfast.testing.simulation.shape import WorldShape, draw_shape, protocol_width, silent
 
 __all__ = ["EVENTS_MIN", "World", "WorldReport", "run_world"]
 
 EVENTS_MIN: Final = 2_000
+ANSWER_TIMEOUT_MS: Final = 100.0
+"""How long a node waits for another one to say who it is."""
 HEAL_MS: Final = 120_000.0
 """Once faults have stopped, everything must be settled within this virtual time."""
 
@@ -44,12 +45,20 @@ class WorldReport:
     coverage: dict[str, int]
 
 
+class _Timeout:
+    """The end of somebody's patience, unless it is over before."""
+
+    over = False
+
+    def cancelled(self) -> bool:
+        """Whether it will not come."""
+        return self.over
+
+
 class World:
     """One seed's world. ``check_every``: how many steps of a pipeline pass between two checks of all its invariants."""
 
-    def __init__(
-        self, seed: int, *, check_every: int = 1, events: int = EVENTS_MIN, node_type: type[Node] = Node
-    ) -> None:
+    def __init__(self, seed: int, *, check_every: int = 1, events: int = EVENTS_MIN) -> None:
         self.seed = seed
         self.random = Random(seed)
         self.shape: WorldShape = draw_shape(self.random)
@@ -60,10 +69,11 @@ class World:
         self.network = Network(
             self.agenda, self.random, self.store, self.shape.rates, self.shape.latency_ms, self.coverage
         )
-        self.nodes = [node_type(self, number) for number in range(self.shape.nodes)]
+        self.nodes = [Node(self, number) for number in range(self.shape.nodes)]
         self.clients = [Client(self, f"c{number}") for number in range(self.shape.clients)]
         self._by_name = {client.name: client for client in self.clients}
         self.followers = [Follower(self, durable=True), Follower(self, durable=False)]
+        self.cut: set[frozenset[int]] = set()
         self.closing = False
         self._events = events
         self._check_every = check_every
@@ -88,10 +98,26 @@ class World:
         believers = [node for node in self.nodes if node.leading]
         return self.random.choice(believers) if believers else None
 
-    def somebody_answers(self) -> bool:
-        """Whether a standby finds a leader that answers."""
-        now = self.agenda.now
-        return any(node.paused_until <= now and (node.leading or node.recovering) for node in self.nodes)
+    def ask(self, asker: Node, address: str, told: Callable[[str | None], None]) -> None:
+        """A node asks the process at an address who it is; ``told`` gets the answer, None when none comes."""
+        node = self.nodes[int(address.removeprefix("node-").partition(":")[0])]
+        lost = frozenset((asker.number, node.number)) in self.cut or self.strikes("question_lost", 0.05)
+
+        timeout = _Timeout()
+
+        def answered(answer: str | None) -> None:
+            after(self.network.delay_ms(), asker, arrives, answer)
+
+        def arrives(answer: str | None) -> None:
+            timeout.over = True
+            told(answer)
+
+        after = self.agenda.after
+        after(ANSWER_TIMEOUT_MS, asker, told, None, handle=timeout)
+        if not node.up:
+            answered(None)
+        elif not lost:
+            after(self.network.delay_ms(), node, node.asked_who, answered)
 
     def owner_of(self, attempt: Attempt) -> Client:
         """The client that made an attempt."""
@@ -112,16 +138,20 @@ class World:
         for follower in self.followers:
             follower.lost(node)
 
-    def shown(self, node: Node, batches: list[Batch]) -> None:
-        """A node shows durable batches."""
+    def shown(self, node: Node, header: Header, transactions: Sequence[LoggedTransaction]) -> None:
+        """A node shows a durable batch."""
         for follower in self.followers:
-            follower.heard(node, batches)
+            follower.heard(node, header, transactions)
 
     def stepped(self, pipeline: Pipeline) -> None:
         """A pipeline made a step."""
         self._steps += 1
         if self._steps % self._check_every == 0:
-            pipeline.check()
+            try:
+                pipeline.check()
+            except AssertionError as error:
+                self.promises.trouble(error)
+                raise
 
     def _landed(self, slot: int) -> None:
         self.agenda.note(b"%d" % (slot & 0xFFFFFF))
@@ -149,6 +179,13 @@ class World:
         elif self.strikes("partition", 0.08):
             self.network.partitioned.add(id(node))
             self.agenda.after(random.choice((200.0, 1_500.0, 8_000.0)), None, self._reunite, node)
+        elif self.strikes("nodes_cut", 0.06):
+            pair = frozenset((node.number, random.choice(self.nodes).number))
+            self.cut.add(pair)
+            self.agenda.after(random.choice((200.0, 1_500.0, 8_000.0)), None, self._join, pair)
+        elif self.strikes("rude_takeover", 0.08):
+            node.crash()
+            self.agenda.after(0.0, node, node.start_to_take_over)
         elif self.strikes("step_down", 0.03):
             self.agenda.after(0.0, node, node.asked_to_step_down)
         if not self.network.healed:
@@ -156,6 +193,9 @@ class World:
 
     def _reunite(self, node: Node) -> None:
         self.network.partitioned.discard(id(node))
+
+    def _join(self, pair: frozenset[int]) -> None:
+        self.cut.discard(pair)
 
     def _questions(self) -> None:
         """Version questions and no-ops, to whoever believes to lead."""
@@ -183,12 +223,16 @@ class World:
 
     def run(self) -> WorldReport:
         """Chaos, healing, settlement. Raises: PromiseBroken."""
-        with protocol_width(self.shape.span, self.shape.version_jump):
-            self._begin()
-            while self.agenda.happened < self._events:
-                self.agenda.step()
-            self._heal()
-            settle_accounts(self)
+        with protocol_width(self.shape.span, self.shape.version_jump), silent():
+            try:
+                self._begin()
+                while self.agenda.happened < self._events:
+                    self._step()
+                self._heal()
+                settle_accounts(self)
+            finally:
+                for node in self.nodes:
+                    node.stop()
         self.coverage["small_version_jump"] += self.shape.version_jump < 1_000
         self.coverage["narrow_world" if self.shape.span < 1000 else "wide_world"] += 1
         return WorldReport(self.seed, self.agenda.happened, self.agenda.digest(), dict(sorted(self.coverage.items())))
@@ -207,6 +251,7 @@ class World:
         """No more faults: a leader must lead, and every outcome must be found."""
         self.network.healed = True
         self.network.partitioned.clear()
+        self.cut.clear()
         for node in self.nodes:
             node.paused_until = min(node.paused_until, self.agenda.now)
         until = self.agenda.now + HEAL_MS
@@ -218,10 +263,16 @@ class World:
             self._live(until, "every outcome is found once faults have stopped")
 
     def _live(self, until: float, promise: str) -> None:
-        if not self.agenda.step() or self.agenda.now > until:
+        if not self._step() or self.agenda.now > until:
             raise PromiseBroken(promise, f"not by {self.agenda.now:.0f} ms")
 
+    def _step(self) -> bool:
+        happened = self.agenda.step()
+        if self.promises.broken is not None:
+            raise self.promises.broken
+        return happened
 
-def run_world(seed: int, *, check_every: int = 1, node_type: type[Node] = Node) -> WorldReport:
+
+def run_world(seed: int, *, check_every: int = 1) -> WorldReport:
     """Run the world of one seed. Raises: PromiseBroken (or AssertionError, when a machine's own invariant breaks)."""
-    return World(seed, check_every=check_every, node_type=node_type).run()
+    return World(seed, check_every=check_every).run()
