@@ -143,6 +143,10 @@ class Persist:
         """The oldest slot that this leader has not sent."""
         return jump(self.head.slot) if self.head.kind is Kind.CLAIM else Slot(self.head.slot - 1)
 
+    def hides(self, newest: Slot) -> bool:
+        """Whether a newest key may be another leader's claim in a slot that is sent and not proved to be own."""
+        return bool(self.in_flight) and newest <= self.in_flight[0].header.slot
+
     @property
     def durable_slot(self) -> Slot:
         """The watermark: this slot and every older one of the chain are durable."""
@@ -287,6 +291,7 @@ class Persist:
 
     def _send(self, batch: Batch, now_ms: float) -> Put:
         batch.sent_ms = now_ms
+        batch.sends_ms.append(now_ms)
         batch.requests += 1
         batch.attempts += 1
         batch.retry_at_ms = None
@@ -299,7 +304,9 @@ class Persist:
         index = self.in_flight[0].header.slot - slot
         return self.in_flight[index] if 0 <= index < len(self.in_flight) else None
 
-    def answered(self, slot: int, answer: CreateAnswer, now_ms: float) -> tuple[Verdict, list[ReadBack]]:
+    def answered(
+        self, slot: int, answer: CreateAnswer, now_ms: float, number: int = 1
+    ) -> tuple[Verdict, list[ReadBack]]:
         """Take one answer of one PUT. A late answer for a slot that is settled changes nothing."""
         batch = self._find(slot)
         if batch is None or batch.done:
@@ -308,6 +315,7 @@ class Persist:
         match answer:
             case Created():
                 batch.done = True
+                batch.proved_ms = batch.sends_ms[number - 1]
                 self._expected_since_ms = now_ms
                 self._latency.note(now_ms - batch.sent_ms, self._rules.hedge_percentile)
             case Refused(certain=certain):

@@ -90,14 +90,17 @@ class Pipeline:
     After a crash: nothing that was answered is lost, because an answer is an effect only after Durable is.
     """
 
-    def __init__(self, claim: Header, nonce_seed: bytes, rules: PipelineRules, now: Instant) -> None:
+    def __init__(
+        self, claim: Header, nonce_seed: bytes, rules: PipelineRules, now: Instant, *, proved_ms: float | None = None
+    ) -> None:
+        """``proved_ms``: when the ownership check after the claim was sent; now, if it is not given."""
         assert claim.kind is Kind.CLAIM, "a reign starts with a claim"
         attempts = Attempts(bytes_max=rules.window_bytes // 4)
         window_bytes = rules.window_bytes - rules.window_bytes // 4
         self.sequence = Sequence(claim.last_version, attempts)
         self.resolve = Resolve(claim.last_version, attempts, window_ms=rules.window_ms, bytes_max=window_bytes)
         self.persist = Persist(claim, nonce_seed, rules.persist)
-        self.release = Release(claim.last_version, now.boot_ms)
+        self.release = Release(claim.last_version, now.boot_ms if proved_ms is None else proved_ms)
         self.released_header: Header = claim
         """Of the newest batch that was let go. What stage 3 calls durable may still be held, and be rolled back."""
         self._give_up_after_ms = rules.persist.give_up_after_ms
@@ -111,6 +114,8 @@ class Pipeline:
         self._checking: list[object] | None = None
         self._check_asked_ms = 0.0
         self._check_again_ms: float | None = None
+        self._listed: tuple[Slot, float] | None = None
+        """A newest key that may be another leader's claim, and when it was asked for: a proof once it is durable."""
         self.unproved_since_ms: float | None = None
         """When the first of those ownership checks was asked that the store has not answered; None: there is none."""
         self.proof_trouble = ""
@@ -134,8 +139,8 @@ class Pipeline:
         match event:
             case Arrived(entries=entries):
                 self._arrived(now, entries, effects)
-            case PutAnswered(slot=slot, answer=answer):
-                verdict, read_backs = self.persist.answered(slot, answer, now.boot_ms)
+            case PutAnswered(slot=slot, answer=answer, number=number):
+                verdict, read_backs = self.persist.answered(slot, answer, now.boot_ms, number)
                 effects += read_backs
                 self._judge(verdict, effects)
             case HeaderFound(slot=slot, found=found, certain=certain):
@@ -220,6 +225,9 @@ class Pipeline:
         self._in_hand = durable = self.persist.take_durable()
         if durable:
             self._let_go(self.release.offer(durable, now.boot_ms), effects)
+            if self._listed is not None and self.persist.durable_slot <= self._listed[0]:
+                (_, asked_ms), self._listed = self._listed, None
+                self._let_go(self.release.owned(asked_ms, now.boot_ms), effects)
         if self._waiting:
             self._arrived(now, [], effects)
         puts = self.persist.form(now, self.sequence.assigned, self.resolve.floor)
@@ -304,7 +312,8 @@ class Pipeline:
             self._asked = []
 
     def _ask_for_ownership(self, now: Instant, effects: list[Effect]) -> None:
-        needed = self.release.holding or (self._asked and not self.persist.collecting)
+        held = self.release.holding and self._listed is None
+        needed = held or (self._asked and not self.persist.collecting)
         if not needed:
             # Who asked rides on a batch by now. A deadline left standing would be asked for again and again.
             self._check_again_ms = None
@@ -336,13 +345,17 @@ class Pipeline:
             self._checking = None
             self._end("deposed", f"a later leader has written slot {newest:020d}", effects, asked)
             return
-        self._let_go(self.release.owned(self._check_asked_ms, now.boot_ms), effects)
-        self._checking = None
-        if asked and self.persist.in_flight:
+        if self.persist.hides(newest):
+            self._checking = None
             # The newest key may be a later leader's claim in a slot that this one has sent and not heard of. Once all
             # of those are proved its own, no claim stood there when the list was made.
-            self._riding.append((self.persist.head.slot, asked))
-        elif asked:
+            self._listed = self._listed or (newest, self._check_asked_ms)
+            if asked:
+                self._riding.append((self.persist.head.slot, asked))
+            return
+        self._let_go(self.release.owned(self._check_asked_ms, now.boot_ms), effects)
+        self._checking = None
+        if asked:
             effects.append(VersionIs(asked, self.release.durable_version))
 
     # -- the end ------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ from holdfast.commit.batch import HEADER_BYTES, Header, decode_header, object_na
 from holdfast.commit.entry import CommitEntry
 from holdfast.commit.events import Put, ReadBack
 from holdfast.commit.feed import Feed, TransactionEvent
+from holdfast.commit.heartbeat import Heartbeat
 from holdfast.commit.leadership import Identity
 from holdfast.commit.metrics import ServiceMetrics
 from holdfast.commit.pipeline import Pipeline, PipelineRules
@@ -56,7 +57,6 @@ __all__ = ["CommitEntry", "CommitService", "ServiceEnd", "ServiceOptions", "Stat
 
 log = structlog.get_logger("holdfast.commit.service")
 
-STANDBY_SEEN_MS: Final = 10_000.0
 UNPROVED_RETRY_AFTER_MS: Final = 1_000
 
 
@@ -67,6 +67,8 @@ class ServiceOptions:
     address: str = ""
     allow_new: bool = False
     take_over: bool = False
+    standby: bool = False
+    following: Callable[[str, str], None] | None = None
     ask_leader: AskLeader | None = None
     probe: bool = True
     rules: PipelineRules = field(default_factory=PipelineRules)
@@ -116,7 +118,7 @@ class CommitService:
         self.log_id = claim.log_id.hex()
         self.address = claim.address
         self.options = options
-        self.pipeline = Pipeline(claim, identity.nonce_seed, options.rules, self._clock())
+        self.pipeline = Pipeline(claim, identity.nonce_seed, options.rules, self._clock(), proved_ms=takeover.proved_ms)
         self.feed = Feed(claim, bytes_max=options.feed_bytes_max)
         self.metrics = ServiceMetrics()
         self._loop = asyncio.get_running_loop()
@@ -128,8 +130,9 @@ class CommitService:
         self._queued = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0.0
+        self._heartbeat = Heartbeat(silence_ms=options.silence_ms, heartbeat_ms=options.heartbeat_ms)
         self._heart: asyncio.TimerHandle | None = None
-        self._standby_until_ms = 0.0
+        self._batches_seen = 0
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._history = AttemptHistory(store, claim)
         self._owed: dict[CommitEntry, None] = {}
@@ -152,7 +155,10 @@ class CommitService:
         how = TakeoverOptions(
             allow_new=options.allow_new,
             take_over=options.take_over,
+            standby=options.standby,
+            following=options.following,
             silence_ms=options.silence_ms,
+            heartbeat_ms=options.heartbeat_ms,
             patience_s=options.rules.persist.give_up_after_ms / 1000.0,
             ask_leader=options.ask_leader,
             probe=options.probe,
@@ -172,7 +178,6 @@ class CommitService:
     ) -> CommitService:
         """The leader of a claim that stands and was checked. Arguments as for ``lead``."""
         service = cls(store, takeover, identity, options, own, clock)
-        service._beat()
         service._spawn(service._watch_for_successors())
         return service
 
@@ -308,21 +313,29 @@ class CommitService:
         self._step(events.Drain(self._clock()))
         await asyncio.shield(self.ended)
 
-    def standby_seen(self) -> None:
-        """A standby asked after this leader: show it signs of life for a while."""
-        if self._clock().boot_ms >= self._standby_until_ms:
-            self._standby_until_ms = self._clock().boot_ms + STANDBY_SEEN_MS
-            self._beat()
-        self._standby_until_ms = self._clock().boot_ms + STANDBY_SEEN_MS
+    def standby_seen(self, standby: str = "") -> None:
+        """A standby asked after this leader: once it has stopped to ask, the log shows it signs of life."""
+        self._heartbeat.asked(standby, self._clock().boot_ms)
+        self._beat()
 
     def _beat(self) -> None:
+        """Write a heartbeat if one is due and no batch was written instead, and come back for the next one."""
         if self._heart is not None:
             self._heart.cancel()
             self._heart = None
-        if self.ended.done() or self._clock().boot_ms >= self._standby_until_ms:
+        if self.ended.done():
             return
-        self._step(events.Tick(self._clock(), heartbeat=True))
-        self._heart = self._loop.call_later(self.options.heartbeat_ms / 1000.0, self._beat)
+        instant = self._clock()
+        counters = self.pipeline.persist.counters
+        if counters.batches != self._batches_seen:
+            self._heartbeat.written(instant.boot_ms)
+        elif self._heartbeat.due(instant.boot_ms):
+            self._heartbeat.written(instant.boot_ms)
+            self._step(events.Tick(instant, heartbeat=True))
+        self._batches_seen = counters.batches
+        next_ms = self._heartbeat.next_ms(instant.boot_ms)
+        if next_ms is not None:
+            self._heart = self._loop.call_later(max(0.0, next_ms - instant.boot_ms) / 1000.0, self._beat)
 
     async def _watch_for_successors(self) -> None:
         """An idle leader writes nothing that could be refused, so it looks now and then whether it still leads."""
@@ -502,7 +515,7 @@ class CommitService:
         except (HoldfastError, OSError) as error:
             # The port forbids it. But whatever happened, the batch must be sent again or given up, never forgotten.
             answer = Unknown(str(error))
-        self._step(events.PutAnswered(self._clock(), put.slot, answer))
+        self._step(events.PutAnswered(self._clock(), put.slot, answer, put.number))
 
     async def _read_back(self, effect: ReadBack) -> None:
         try:

@@ -20,6 +20,7 @@ from holdfast.commit import (
     attempts,
     batch,
     events,
+    heartbeat,
     leadership,
     persist,
     pipeline,
@@ -38,10 +39,11 @@ from holdfast.objects.port import CREATED, CreateAnswer, Refused, Unknown
 from holdfast.values import Instant, Slot, Version
 
 __all__ = [
+    "all_standbys_are_one",
     "answer_position_at_once",
     "any_claim",
     "anything_found_is_own",
-    "check_blind_to_the_span",
+    "beat_while_asked",
     "claim_before_the_probe",
     "claim_not_awaited",
     "committed_before_durable",
@@ -53,12 +55,19 @@ __all__ = [
     "forget_the_ban",
     "ignore_the_floor",
     "jump_nowhere",
+    "listing_proves",
+    "long_in_any_case",
+    "never_held",
     "newest_gap",
     "no_ban",
     "no_duplicates",
+    "no_heartbeat",
     "no_ownership_check",
+    "nothing_is_hidden",
     "old_is_denied_unread",
     "own_is_taken_for_foreign",
+    "own_refusal_proves",
+    "proof_dated_by_the_answer",
     "record_nothing",
     "refusal_deposes_unread",
     "refusal_is_success",
@@ -69,6 +78,8 @@ __all__ = [
     "same_epoch",
     "settle_nothing",
     "short_page",
+    "silence_is_not_watched",
+    "soon_without_an_answer",
     "status_reads_no_log",
     "unknown_claim_stands",
     "unknown_is_success",
@@ -242,18 +253,42 @@ def ride_on_what_was_sent(self: pipeline.Pipeline, now: Any, effects: list[event
     _ask_for_ownership(self, now, effects)
 
 
-def check_blind_to_the_span(self: pipeline.Pipeline, now: Any, newest: Any, effects: list[events.Effect]) -> None:
+def nothing_is_hidden(self: persist.Persist, newest: Slot) -> bool:
     """The ownership check as it first was: a claim in a slot that was sent looks like one's own object."""
-    asked, self._checking = self._checking or [], None
-    if isinstance(newest, Unknown):
-        self._asked = asked + self._asked
-        self._check_again_ms = now.boot_ms + 100.0
-    elif leadership.somebody_is_past(newest, oldest_free=self.persist.next_slot):
-        self._end("deposed", "a later leader wrote", effects, asked)
-    else:
+    return False
+
+
+def proof_dated_by_the_answer(self: release.Release, batches: list[Batch], now_ms: float) -> list[Batch]:
+    """A proof dates from when its answer was read."""
+    for item in batches:
+        item.proved_ms = now_ms
+    return _offer(self, batches, now_ms)
+
+
+def own_refusal_proves(self: release.Release, batches: list[Batch], now_ms: float) -> list[Batch]:
+    """A batch that was refused and recognised as own proves ownership from when it was sent last."""
+    for item in batches:
+        item.proved_ms = item.sends_ms[-1] if item.proved_ms is None else item.proved_ms
+    return _offer(self, batches, now_ms)
+
+
+def never_held(self: release.Release, batches: list[Batch], now_ms: float) -> list[Batch]:
+    """A durable batch is answered, however old the proof of ownership is."""
+    return batches
+
+
+_offer = release.Release.offer
+
+
+def listing_proves(self: pipeline.Pipeline, now: Instant, newest: Any, effects: list[events.Effect]) -> None:
+    """A listing proves ownership to what is held although slots were in flight; questions wait as they should."""
+    slot: Slot | None = None if isinstance(newest, Unknown) else newest
+    if slot is not None and not leadership.somebody_is_past(slot, oldest_free=self.persist.next_slot):
         self._let_go(self.release.owned(self._check_asked_ms, now.boot_ms), effects)
-        if asked:
-            effects.append(events.VersionIs(asked, self.release.durable_version))
+    _ownership_seen(self, now, newest, effects)
+
+
+_ownership_seen = pipeline.Pipeline._ownership_seen
 
 
 def committed_before_durable(self: pipeline.Pipeline, question: events.StatusQuestion) -> events.StatusReady:
@@ -422,6 +457,39 @@ async def claim_not_awaited(self: takeover.Driver, effect: Any) -> t.Event:
         asyncio.ensure_future(_driven(self, effect)).add_done_callback(lambda _: None)
         return t.ClaimAnswered(self._clock(), CREATED)
     return await _driven(self, effect)
+
+
+# -- etiquette --------------------------------------------------------------------------------------------------------
+
+
+def silence_is_not_watched(self: TakeoverMachine, now: Instant) -> list[t.Effect]:
+    """A question without an answer is enough."""
+    return self._at_peace(now)
+
+
+def soon_without_an_answer(self: TakeoverMachine, now: Instant) -> float:
+    """A standby that had no answer waits no longer than one that had."""
+    return self._rules.silence_ms + self._rules.heartbeat_ms
+
+
+def long_in_any_case(self: TakeoverMachine, now: Instant) -> float:
+    """A standby that had an answer waits as long as one that had none."""
+    return self._rules.unheard_ms
+
+
+def beat_while_asked(self: heartbeat.Heartbeat, now_ms: float) -> float | None:
+    """Heartbeats are written whether questions come or not."""
+    return self._beaten_ms + self._heartbeat_ms
+
+
+def no_heartbeat(self: heartbeat.Heartbeat, now_ms: float) -> float | None:
+    """A missed question leads to nothing."""
+    return None
+
+
+def all_standbys_are_one(self: heartbeat.Heartbeat, standby: str, now_ms: float) -> None:
+    """While one standby asks, no one is missed."""
+    self._asked_ms[""] = now_ms
 
 
 def same_epoch(frontier: Any, identity: Any, **facts: Any) -> Any:

@@ -9,16 +9,30 @@ A mutant is caught when a world under it breaks a promise, within ``SEEDS_MAX`` 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.commit import batch, chain, leadership, persist, pipeline, release, resolve, sequence, takeover
+from holdfast.commit import (
+    batch,
+    chain,
+    heartbeat,
+    leadership,
+    persist,
+    pipeline,
+    release,
+    resolve,
+    sequence,
+    takeover,
+    takeover_machine,
+)
+from holdfast.commit.heartbeat import Heartbeat
 from holdfast.commit.recent_writes import RecentWrites
 from holdfast.commit.takeover_machine import TakeoverMachine
 from holdfast.testing.simulation import broken_rules as broken
-from holdfast.testing.simulation.world import run_world
+from holdfast.testing.simulation.etiquette import run_etiquette
+from holdfast.testing.simulation.world import WorldReport, run_world
 
 __all__ = ["MUTANTS", "SEEDS_MAX", "WAITING", "Caught", "Mutant", "catch"]
 
@@ -28,13 +42,18 @@ NEVER: Final = 1 << 60
 Patch = tuple[object, str, object]
 
 
+def _run_unchecked(seed: int) -> WorldReport:
+    return run_world(seed, check_every=NEVER)
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One rule taken out. ``patches`` replace attributes of the real code."""
+    """One rule taken out. ``patches`` replace attributes of the real code; ``play`` runs the world of one seed."""
 
     name: str
     rule: str
     patches: tuple[Patch, ...]
+    play: Callable[[int], WorldReport] = _run_unchecked
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +82,7 @@ def catch(mutant: Mutant, *, first_seed: int = 0, seeds: int = SEEDS_MAX) -> Cau
         seed = first_seed + tried
         with _applied(mutant.patches):
             try:
-                run_world(seed, check_every=NEVER)
+                mutant.play(seed)
             except AssertionError as error:
                 return Caught(mutant.name, seed, str(error).partition(":")[0], tried + 1)
     return Caught(mutant.name, None, "", seeds)
@@ -157,7 +176,27 @@ def _registry() -> list[Mutant]:
         Mutant(
             "check_blind_to_the_span",
             "a check cannot see a claim in a slot that was sent",
-            ((pipeline.Pipeline, "_ownership_seen", broken.check_blind_to_the_span),),
+            ((persist.Persist, "hides", broken.nothing_is_hidden),),
+        ),
+        Mutant(
+            "held_batches_let_go_unproved",
+            "nothing is answered behind a proof that is too old",
+            ((release.Release, "offer", broken.never_held),),
+        ),
+        Mutant(
+            "proof_dated_by_the_answer",
+            "a proof dates from when its request was sent",
+            ((release.Release, "offer", broken.proof_dated_by_the_answer),),
+        ),
+        Mutant(
+            "own_refusal_proves",
+            "a refusal that is recognised as own proves nothing",
+            ((release.Release, "offer", broken.own_refusal_proves),),
+        ),
+        Mutant(
+            "listing_proves_with_slots_in_flight",
+            "a listing proves only when all that was in flight is proved own",
+            ((pipeline.Pipeline, "_ownership_seen", broken.listing_proves),),
         ),
         Mutant(
             "hold_back_ignored",
@@ -212,14 +251,16 @@ def _registry() -> list[Mutant]:
         Mutant(
             "walk_past_the_hole",
             "a walk after a lost claim ends at the oldest hole",
-            ((leadership, "walk_on", broken.walk_past_the_hole),),
+            ((takeover_machine, "walk_on", broken.walk_past_the_hole),),
         ),
         Mutant(
             "base_without_jump",
             "a version is handed out once",
             ((leadership, "VERSION_JUMP", 1), (chain, "_check_claim", broken.any_claim)),
         ),
-        Mutant("epoch_not_raised", "every claim raises the epoch", ((leadership, "claim_header", broken.same_epoch),)),
+        Mutant(
+            "epoch_not_raised", "every claim raises the epoch", ((takeover_machine, "claim_header", broken.same_epoch),)
+        ),
         Mutant("page_one_key_short", "recovery lists W keys", ((TakeoverMachine, "_find", broken.short_page),)),
         Mutant(
             "claim_not_alone",
@@ -246,13 +287,52 @@ def _registry() -> list[Mutant]:
             "recovery looks whether another leader is past the claim",
             ((TakeoverMachine, "_check", broken.no_ownership_check),),
         ),
+        *_etiquette(),
+    ]
+
+
+def _etiquette() -> list[Mutant]:
+    return [
+        Mutant(name, rule, patches, run_etiquette)
+        for name, rule, patches in (
+            (
+                "silence_is_not_watched",
+                "a leader that does not answer may be alive",
+                ((TakeoverMachine, "_watch", broken.silence_is_not_watched),),
+            ),
+            (
+                "soon_without_an_answer",
+                "a standby that had no answer waits for 65 s",
+                ((TakeoverMachine, "_silence_ms", broken.soon_without_an_answer),),
+            ),
+            (
+                "long_in_any_case",
+                "a standby that had an answer takes over within 3 s",
+                ((TakeoverMachine, "_silence_ms", broken.long_in_any_case),),
+            ),
+            (
+                "heartbeats_while_asked",
+                "nothing is written while questions arrive",
+                ((Heartbeat, "next_ms", broken.beat_while_asked),),
+            ),
+            (
+                "no_heartbeat",
+                "a missed question is followed by heartbeats",
+                ((Heartbeat, "next_ms", broken.no_heartbeat),),
+            ),
+            ("no_fast_heartbeats", "heartbeats are frequent for a minute", ((heartbeat, "FAST_MS", 0.0),)),
+            ("no_slow_heartbeats", "heartbeats go on for a day", ((heartbeat, "SLOW_EVERY_MS", 1e12),)),
+            ("fast_heartbeats_go_on", "heartbeats become few", ((heartbeat, "FAST_MS", 1e12),)),
+            (
+                "all_standbys_are_one",
+                "each standby's questions count",
+                ((Heartbeat, "asked", broken.all_standbys_are_one),),
+            ),
+        )
     ]
 
 
 MUTANTS: Final[Mapping[str, Mutant]] = {mutant.name: mutant for mutant in _registry()}
 
-WAITING: Final[Mapping[str, str]] = {
-    "held_batches_let_go_unproved": "release's 10 s proof guards against claims being removed, which no rule of this "
-    "version does; the retention issue brings the world in which it bites",
-}
+WAITING: Final[Mapping[str, str]] = {}
 """Rules that no world of today can prove: named here so that nobody takes them for proved."""

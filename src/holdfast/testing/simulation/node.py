@@ -51,6 +51,7 @@ class Node:
         self.wall_skew_ms = 0.0
         self.up = False
         self.recovering = False
+        self.frozen_when_it_leads_ms = 0.0
         self._rude = False
         self.service: CommitService | None = None
         self._loop = self._new_loop()
@@ -235,10 +236,10 @@ class Node:
         self.world.ask(self, address, told)
         return await asked
 
-    def asked_who(self, answer: Callable[[str | None], None]) -> None:
+    def asked_who(self, standby: str, answer: Callable[[str | None], None]) -> None:
         """A standby asks this process whether it leads."""
         if self.service is not None and self.leading:
-            self._loop.turn(self.service.standby_seen)
+            self._loop.turn(self.service.standby_seen, standby)
         answer(self.service.leader_id if self.service is not None and self.leading else "")
 
     # -- clients ------------------------------------------------------------------------------------------------------

@@ -12,16 +12,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
 
 import structlog
 
-from holdfast.commit import batch, chain, leadership, persist, sequence, takeover_machine
+from holdfast.commit import batch, chain, leadership, persist, release, sequence, takeover_machine
 from holdfast.commit.batch import VERSION_JUMP
 from holdfast.commit.persist import PersistRules
 from holdfast.commit.pipeline import PipelineRules
+from holdfast.commit.release import PROOF_MS_MAX
 
 __all__ = ["FAULTS", "WorldShape", "draw_shape", "protocol_width", "silent"]
 
@@ -76,10 +77,29 @@ class WorldShape:
     unheard_ms: float
     idle_check_ms: float
     probes: bool
+    proof_ms: float
+    """For how long a leader believes a proof of ownership. Where it is short, older claims are removed."""
 
 
 def draw_shape(random: Random) -> WorldShape:
     """The shape of the world of one seed; ``random`` is that world's own."""
+    shape = _draw_any(random)
+    if shape.span > 8 or random.random() < 0.7:
+        return shape
+    # A world in which claims are removed, so that a leader that believes an old proof answers what no reader finds:
+    # leaders are frozen twice in a row (``World._freeze_twice``), and there is little else.
+    rates = {**dict.fromkeys(FAULTS, 0.0), "put_request_lost": 10.0, "put_answer_lost": 6.0}
+    return replace(
+        shape,
+        proof_ms=random.choice((400.0, 800.0)),
+        nodes=3,
+        clients=random.choice((2, 4)),
+        latency_ms=2.0,
+        rates=rates,
+    )
+
+
+def _draw_any(random: Random) -> WorldShape:
     span = random.choice((2, 4, 8, 8, 1000))
     window = min(span, random.choice((1, 2, 3, 4, 8, 8, 30)))
     calm = random.random() < 0.05
@@ -118,6 +138,7 @@ def draw_shape(random: Random) -> WorldShape:
         unheard_ms=3.0 * silence_ms,
         idle_check_ms=random.choice((200.0, 5_000.0)),
         probes=random.random() < 0.3,
+        proof_ms=PROOF_MS_MAX,
     )
 
 
@@ -133,14 +154,16 @@ def silent() -> Generator[None]:
 
 
 @contextmanager
-def protocol_width(span: int, version_jump: int = VERSION_JUMP) -> Generator[None]:
+def protocol_width(shape: WorldShape) -> Generator[None]:
     """Run the real protocol with another W: the span, the page and the jump stay one number, as they must.
 
     Worlds with a small W reach in hundreds of events what takes W = 1000 a million. So does a small version jump, of
     which the hold-back stays nine tenths and the empty batch one tenth.
     """
+    span, version_jump = shape.span, shape.version_jump
     modules = (batch, leadership, persist, takeover_machine)
-    values: list[tuple[Any, str, int]] = [(module, "SPAN_MAX", span) for module in modules]
+    values: list[tuple[Any, str, float]] = [(module, "SPAN_MAX", span) for module in modules]
+    values.append((release, "PROOF_MS_MAX", shape.proof_ms))
     if version_jump != VERSION_JUMP:
         values += [(module, "VERSION_JUMP", version_jump) for module in (batch, chain, leadership)]
         values += [(sequence, "HOLD_BACK", version_jump * 9 // 10), (persist, "HEARTBEAT_VERSIONS", version_jump // 10)]

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from holdfast.commit.batch import Header, Kind, LoggedTransaction
+from holdfast.commit.batch import CLAIM_BYTES, Header, Kind, LoggedTransaction
 from holdfast.commit.pipeline import Pipeline
+from holdfast.commit.release import PROOF_MS_MAX
 from holdfast.testing.simulation.agenda import Agenda
 from holdfast.testing.simulation.clients import Client
 from holdfast.testing.simulation.followers import Follower
@@ -58,10 +59,12 @@ class _Timeout:
 class World:
     """One seed's world. ``check_every``: how many steps of a pipeline pass between two checks of all its invariants."""
 
-    def __init__(self, seed: int, *, check_every: int = 1, events: int = EVENTS_MIN) -> None:
+    def __init__(
+        self, seed: int, *, check_every: int = 1, events: int = EVENTS_MIN, shape: WorldShape | None = None
+    ) -> None:
         self.seed = seed
         self.random = Random(seed)
-        self.shape: WorldShape = draw_shape(self.random)
+        self.shape: WorldShape = draw_shape(self.random) if shape is None else shape
         self.coverage: Counter[str] = Counter()
         self.agenda = Agenda()
         self.store = StrictStore(self._landed)
@@ -73,7 +76,9 @@ class World:
         self.clients = [Client(self, f"c{number}") for number in range(self.shape.clients)]
         self._by_name = {client.name: client for client in self.clients}
         self.followers = [Follower(self, durable=True), Follower(self, durable=False)]
+        self.answer_timeout_ms = ANSWER_TIMEOUT_MS
         self.cut: set[frozenset[int]] = set()
+        self._claims_landed: dict[int, float] = {}
         self.closing = False
         self._events = events
         self._check_every = check_every
@@ -113,11 +118,11 @@ class World:
             told(answer)
 
         after = self.agenda.after
-        after(ANSWER_TIMEOUT_MS, asker, told, None, handle=timeout)
+        after(self.answer_timeout_ms, asker, told, None, handle=timeout)
         if not node.up:
             answered(None)
         elif not lost:
-            after(self.network.delay_ms(), node, node.asked_who, answered)
+            after(self.network.delay_ms(), node, node.asked_who, asker.address, answered)
 
     def owner_of(self, attempt: Attempt) -> Client:
         """The client that made an attempt."""
@@ -132,6 +137,9 @@ class World:
     def began_to_lead(self, node: Node) -> None:
         """A node's claim stands and was checked."""
         self._latest = node
+        if node.frozen_when_it_leads_ms:
+            self._freeze(node, node.frozen_when_it_leads_ms)
+            node.frozen_when_it_leads_ms = 0.0
 
     def ended(self, node: Node) -> None:
         """A node leads no more, or crashed."""
@@ -155,6 +163,8 @@ class World:
 
     def _landed(self, slot: int) -> None:
         self.agenda.note(b"%d" % (slot & 0xFFFFFF))
+        if len(self.store.objects[slot]) == CLAIM_BYTES:
+            self._claims_landed[slot] = self.agenda.now
         self.promises.landed(slot)
 
     # -- faults -------------------------------------------------------------------------------------------------------
@@ -206,6 +216,45 @@ class World:
         if not self.closing:
             self.agenda.after(10.0 + 50.0 * self.random.random(), None, self._questions)
 
+    def _freeze_twice(self) -> None:
+        """A leader is frozen twice with a short while between, and two others come to lead meanwhile."""
+        random, after, proof_ms = self.random, self.agenda.after, self.shape.proof_ms
+        first_ms = proof_ms * (0.4 + 0.6 * random.random())
+        gap_ms = random.choice((3.0, 10.0, 30.0, 120.0)) * random.random()
+        leader = self._latest
+        if leader is not None and leader.leading:
+            self.coverage["frozen_twice"] += 1
+            second, third = [node for node in self.nodes if node is not leader]
+            if random.random() < 0.5:
+                second, third = third, second
+            second.frozen_when_it_leads_ms = random.choice((0.0, proof_ms * 2.0))
+            self._freeze(leader, first_ms)
+            after(first_ms + gap_ms, None, self._freeze, leader, proof_ms * (0.5 + 0.48 * random.random()))
+            after(first_ms * 0.5 * random.random(), None, self._take_over, second)
+            after(first_ms * 0.7 + (gap_ms + proof_ms * 0.3) * random.random(), None, self._take_over, third)
+        if not self.network.healed:
+            after(first_ms + gap_ms + proof_ms + 300.0 * random.random(), None, self._freeze_twice)
+
+    def _freeze(self, node: Node, ms: float) -> None:
+        if not self.network.healed:
+            node.paused_until = max(node.paused_until, self.agenda.now + ms)
+
+    def _take_over(self, node: Node) -> None:
+        if not self.network.healed:
+            node.crash()
+            node.start_to_take_over()
+
+    def _lose_claims(self) -> None:
+        """Claims are removed against the rules, once no leader can still believe a proof that is older than they."""
+        claim = self.promises.walker.claim
+        for slot, landed_ms in [*self._claims_landed.items()]:
+            newest = claim is None or slot <= claim.slot
+            if self.agenda.now - landed_ms > self.shape.proof_ms and not newest:
+                del self._claims_landed[slot]
+                self.coverage["claims_removed"] += 1
+                self.store.delete(slot)
+        self.agenda.after(20.0, None, self._lose_claims)
+
     def _retain(self) -> None:
         """Old data are removed as retention will: at least W above the true leader's watermark, claims never."""
         claim = self.promises.walker.claim
@@ -223,7 +272,7 @@ class World:
 
     def run(self) -> WorldReport:
         """Chaos, healing, settlement. Raises: PromiseBroken."""
-        with protocol_width(self.shape.span, self.shape.version_jump), silent():
+        with protocol_width(self.shape), silent():
             try:
                 self._begin()
                 while self.agenda.happened < self._events:
@@ -246,6 +295,9 @@ class World:
         self.agenda.after(10.0, None, self._questions)
         if self.shape.retention:
             self.agenda.after(200.0, None, self._retain)
+        if self.shape.proof_ms < PROOF_MS_MAX:
+            self.agenda.after(20.0, None, self._lose_claims)
+            self.agenda.after(300.0, None, self._freeze_twice)
 
     def _heal(self) -> None:
         """No more faults: a leader must lead, and every outcome must be found."""
