@@ -112,7 +112,7 @@ class Persist:
     __slots__ = (
         "_claim", "_collecting", "_collecting_floor", "_collecting_since", "_expected", "_expected_since_ms",
         "_give_up", "_last_put_ms", "_latency", "_nonce_seed", "_returned", "_rules",
-        "collecting_bytes", "counters", "durable_header", "last_trouble", "head", "in_flight", "resigned",
+        "collecting_bytes", "counters", "durable_header", "last_trouble", "head", "in_flight", "paused", "resigned",
     )  # fmt: skip
 
     def __init__(self, claim: Header, nonce_seed: bytes, rules: PersistRules) -> None:
@@ -135,6 +135,8 @@ class Persist:
         self.counters = PersistCounters()
         self.last_trouble = ""
         self.resigned = False
+        self.paused = False
+        """Nothing new is sent until durable batches are answered; what is in flight goes on."""
 
     # -- collecting ---------------------------------------------------------------------------------------------------
 
@@ -142,10 +144,6 @@ class Persist:
     def next_slot(self) -> Slot:
         """The oldest slot that this leader has not sent."""
         return jump(self.head.slot) if self.head.kind is Kind.CLAIM else Slot(self.head.slot - 1)
-
-    def hides(self, newest: Slot) -> bool:
-        """Whether a newest key may be another leader's claim in a slot that is sent and not proved to be own."""
-        return bool(self.in_flight) and newest <= self.in_flight[0].header.slot
 
     @property
     def durable_slot(self) -> Slot:
@@ -202,7 +200,7 @@ class Persist:
         return due
 
     def _may_send(self) -> bool:
-        return len(self.in_flight) < self._rules.window and not self.resigned
+        return len(self.in_flight) < self._rules.window and not self.resigned and not self.paused
 
     def form(self, now: Instant, assigned: int, floor: int) -> list[Put]:
         """Close every batch that is due and return what to send."""

@@ -114,8 +114,8 @@ class Pipeline:
         self._checking: list[object] | None = None
         self._check_asked_ms = 0.0
         self._check_again_ms: float | None = None
-        self._listed: tuple[Slot, float] | None = None
-        """A newest key that may be another leader's claim, and when it was asked for: a proof once it is durable."""
+        self._check_below: Slot | None = None
+        """The oldest slot not sent when the check was; None when slots were in flight, so that it proves nothing."""
         self.unproved_since_ms: float | None = None
         """When the first of those ownership checks was asked that the store has not answered; None: there is none."""
         self.proof_trouble = ""
@@ -225,9 +225,8 @@ class Pipeline:
         self._in_hand = durable = self.persist.take_durable()
         if durable:
             self._let_go(self.release.offer(durable, now.boot_ms), effects)
-            if self._listed is not None and self.persist.durable_slot <= self._listed[0]:
-                (_, asked_ms), self._listed = self._listed, None
-                self._let_go(self.release.owned(asked_ms, now.boot_ms), effects)
+        # Nothing is sent while batches are held: a listing proves ownership only when nothing was in flight.
+        self.persist.paused = self.release.holding
         if self._waiting:
             self._arrived(now, [], effects)
         puts = self.persist.form(now, self.sequence.assigned, self.resolve.floor)
@@ -312,7 +311,7 @@ class Pipeline:
             self._asked = []
 
     def _ask_for_ownership(self, now: Instant, effects: list[Effect]) -> None:
-        held = self.release.holding and self._listed is None
+        held = self.release.holding and not self.persist.in_flight
         needed = held or (self._asked and not self.persist.collecting)
         if not needed:
             # Who asked rides on a batch by now. A deadline left standing would be asked for again and again.
@@ -326,6 +325,7 @@ class Pipeline:
             return
         self._checking, self._asked = self._asked, []
         self._check_asked_ms = now.boot_ms
+        self._check_below = None if self.persist.in_flight else self.persist.next_slot
         self._check_again_ms = None
         if self.unproved_since_ms is None:
             self.unproved_since_ms = now.boot_ms
@@ -345,17 +345,18 @@ class Pipeline:
             self._checking = None
             self._end("deposed", f"a later leader has written slot {newest:020d}", effects, asked)
             return
-        if self.persist.hides(newest):
-            self._checking = None
+        sent_since = self._check_below is not None and newest <= self._check_below
+        if self._check_below is not None and not sent_since:
+            self._let_go(self.release.owned(self._check_asked_ms, now.boot_ms), effects)
+        self._checking = None
+        if asked and self.persist.in_flight:
             # The newest key may be a later leader's claim in a slot that this one has sent and not heard of. Once all
             # of those are proved its own, no claim stood there when the list was made.
-            self._listed = self._listed or (newest, self._check_asked_ms)
-            if asked:
-                self._riding.append((self.persist.head.slot, asked))
-            return
-        self._let_go(self.release.owned(self._check_asked_ms, now.boot_ms), effects)
-        self._checking = None
-        if asked:
+            self._riding.append((self.persist.head.slot, asked))
+        elif asked and sent_since:
+            # The answer is so late that the slot was sent and created since: which object was listed is not known.
+            self._asked = asked + self._asked
+        elif asked:
             effects.append(VersionIs(asked, self.release.durable_version))
 
     # -- the end ------------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ __all__ = [
     "no_duplicates",
     "no_heartbeat",
     "no_ownership_check",
-    "nothing_is_hidden",
+    "check_blind_to_the_span",
     "old_is_denied_unread",
     "own_is_taken_for_foreign",
     "own_refusal_proves",
@@ -253,9 +253,16 @@ def ride_on_what_was_sent(self: pipeline.Pipeline, now: Any, effects: list[event
     _ask_for_ownership(self, now, effects)
 
 
-def nothing_is_hidden(self: persist.Persist, newest: Slot) -> bool:
+def check_blind_to_the_span(self: pipeline.Pipeline, now: Any, newest: Any, effects: list[events.Effect]) -> None:
     """The ownership check as it first was: a claim in a slot that was sent looks like one's own object."""
-    return False
+    asked = self._checking or []
+    passed = isinstance(newest, int) and not leadership.somebody_is_past(
+        Slot(newest), oldest_free=self.persist.next_slot
+    )
+    if passed and asked:
+        self._checking = []
+        effects.append(events.VersionIs(asked, self.release.durable_version))
+    _ownership_seen(self, now, newest, effects)
 
 
 def proof_dated_by_the_answer(self: release.Release, batches: list[Batch], now_ms: float) -> list[Batch]:

@@ -176,7 +176,7 @@ def _registry() -> list[Mutant]:
         Mutant(
             "check_blind_to_the_span",
             "a check cannot see a claim in a slot that was sent",
-            ((persist.Persist, "hides", broken.nothing_is_hidden),),
+            ((pipeline.Pipeline, "_ownership_seen", broken.check_blind_to_the_span),),
         ),
         Mutant(
             "held_batches_let_go_unproved",
