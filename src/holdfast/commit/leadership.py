@@ -30,9 +30,11 @@ from holdfast.commit.batch import (
     CLAIM_BYTES,
     FIRST_SLOT,
     SPAN_MAX,
+    UNKNOWN_PLACE,
     VERSION_JUMP,
     Header,
     Kind,
+    Place,
     decode_header,
     encode_object,
     jump,
@@ -87,11 +89,12 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who claims: fresh random 128-bit values per process start, and the address to advertise."""
+    """Who claims: fresh random 128-bit values per process start, the address to advertise and where it is valid."""
 
     leader_id: LeaderId
     nonce_seed: bytes
     address: str
+    place: Place = UNKNOWN_PLACE
 
 
 def read_page(rows: Sequence[tuple[str, int]]) -> Page:
@@ -234,6 +237,7 @@ def claim_header(frontier: Frontier, identity: Identity, *, nonce: bytes, log_id
         truncated_through=before.truncated_through if before else Version(0),
         time_ms=max(wall_ms, before.time_ms) if before else wall_ms,
         address=identity.address,
+        place=identity.place,
     )
 
 

@@ -272,6 +272,7 @@ class Persist:
             truncated_through=before.truncated_through,
             time_ms=max(now.wall_ms, before.time_ms),
             address=self._claim.address,
+            place=self._claim.place,
             transactions=len(transactions),
             body_length=len(body),
             body_crc=crc32(body),

@@ -29,7 +29,7 @@ from msgspec import Struct
 from holdfast.commit import events
 from holdfast.commit.attempt_history import AttemptHistory
 from holdfast.commit.attempts import judge_old
-from holdfast.commit.batch import HEADER_BYTES, Header, decode_header, object_name
+from holdfast.commit.batch import HEADER_BYTES, UNKNOWN_PLACE, Header, decode_header, object_name
 from holdfast.commit.entry import CommitEntry
 from holdfast.commit.events import Put, ReadBack
 from holdfast.commit.feed import Feed, TransactionEvent
@@ -38,6 +38,7 @@ from holdfast.commit.leadership import Identity
 from holdfast.commit.metrics import ServiceMetrics
 from holdfast.commit.pipeline import Pipeline, PipelineRules
 from holdfast.commit.takeover import AskLeader, Clock, Takeover, TakeoverOptions, newest_slot, now, take_the_lead
+from holdfast.commit.this_place import this_place
 from holdfast.commit.transaction import Unanswered
 from holdfast.errors import (
     Backpressure,
@@ -65,6 +66,8 @@ class ServiceOptions:
     """How to lead. Units are in the names."""
 
     address: str = ""
+    address_is_bound: bool = True
+    """Whether this process itself listens there. An address that leads to it in another way proves nothing."""
     allow_new: bool = False
     take_over: bool = False
     standby: bool = False
@@ -151,7 +154,8 @@ class CommitService:
 
         Raises: what ``takeover.take_the_lead`` raises. After a crash: see there.
         """
-        identity = Identity(LeaderId(os.urandom(16)), os.urandom(32), options.address)
+        place = this_place(options.address) if options.address_is_bound else UNKNOWN_PLACE
+        identity = Identity(LeaderId(os.urandom(16)), os.urandom(32), options.address, place)
         how = TakeoverOptions(
             allow_new=options.allow_new,
             take_over=options.take_over,

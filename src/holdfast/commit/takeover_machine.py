@@ -370,7 +370,13 @@ class TakeoverMachine:
         return self._watch(now)
 
     def _has_left(self, newest: Header, answer: str | None) -> bool:
-        """Whether the old leader is gone from an address of this machine, because another process has it."""
+        """Whether the old leader is gone, because another process has its address.
+
+        The same text is another address on another machine and in another network namespace, and proves nothing there.
+        """
+        place = self._identity.place
+        if not place.is_known() or newest.place != place:
+            return False
         if newest.address == self._identity.address and newest.address:
             return True
         if newest.kind is Kind.CLAIM:

@@ -131,6 +131,7 @@ class _Process:
         self._tls = _tls_context(settings)
         self._service: CommitService | None = None
         self._address = ""
+        self._address_is_bound = False
         self._opening: Opening | None = None
         # Read before anything is opened: a definition that is wrong must not cost anybody the lead.
         definitions = settings.stores.definitions
@@ -184,6 +185,7 @@ class _Process:
         self._metrics.subscriptions = self._subscriptions
         addresses = await server.listen(settings.server.listen)
         self._address = _advertised(settings, addresses)
+        self._address_is_bound = self._address in addresses
         self._front.own = LeaderHint("", self._address)
         try:
             return await self._serve(addresses)
@@ -318,6 +320,7 @@ class _Process:
 
         return ServiceOptions(
             address=self._address,
+            address_is_bound=self._address_is_bound,
             allow_new=self._init,
             take_over=self._take_over,
             standby=self._standby,

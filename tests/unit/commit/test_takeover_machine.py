@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.unit.commit.builders import LOG_ID, at, bytes_of, genesis, identity, record, rows
 
 from holdfast.commit import takeover_events as m
-from holdfast.commit.batch import Header, decode_header, jump
+from holdfast.commit.batch import UNKNOWN_PLACE, Header, Place, decode_header, jump
 from holdfast.commit.takeover_machine import TakeoverMachine, TakeoverRules
 from holdfast.errors import Closed, Code, InvalidRequest, Unavailable
 from holdfast.objects.port import CREATED, Refused, Unknown
@@ -107,3 +109,33 @@ def test_a_leader_that_answers_is_left_in_peace() -> None:
     (fail,) = steps.step(m.LeaderAnswered(at(1), head.leader_id.hex()))
     assert isinstance(fail, m.Fail)
     assert isinstance(fail.error, Closed)
+
+
+HERE = Place(b"boot-id-of-tests", 7)
+
+
+def test_the_same_address_is_proof_that_a_leader_is_gone_only_in_the_same_place() -> None:
+    old = replace(genesis(), address="z:8080")
+    for there, gone in (
+        (HERE, True),
+        (replace(HERE, namespace=8), False),
+        (replace(HERE, boot_id=b"another-boot-id."), False),
+        (UNKNOWN_PLACE, False),
+    ):
+        head = record(old, old, place=there)
+        for answer in (None, ""):
+            who = replace(identity("z"), place=HERE)
+            rules = TakeoverRules(probe=False, asks=True, shared_by_machines=False)
+            steps = TakeoverMachine(who, LOG_ID, rules)
+            steps.begin(at(0))
+            assert found(steps, old, head) == [m.AskLeader("z:8080")]
+            (effect,) = steps.step(m.LeaderAnswered(at(1), answer))
+            assert isinstance(effect, m.SendClaim) is gone
+
+
+def test_two_unknown_places_are_not_one() -> None:
+    old = replace(genesis(), address="z:8080")
+    steps = TakeoverMachine(identity("z"), LOG_ID, TakeoverRules(probe=False, asks=True, shared_by_machines=False))
+    steps.begin(at(0))
+    assert found(steps, old, record(old, old)) == [m.AskLeader("z:8080")]
+    assert steps.step(m.LeaderAnswered(at(1), None)) == [m.ListNewest()]

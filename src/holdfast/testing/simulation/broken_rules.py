@@ -256,9 +256,8 @@ def ride_on_what_was_sent(self: pipeline.Pipeline, now: Any, effects: list[event
 def check_blind_to_the_span(self: pipeline.Pipeline, now: Any, newest: Any, effects: list[events.Effect]) -> None:
     """The ownership check as it first was: a claim in a slot that was sent looks like one's own object."""
     asked = self._checking or []
-    passed = isinstance(newest, int) and not leadership.somebody_is_past(
-        Slot(newest), oldest_free=self.persist.next_slot
-    )
+    slot: Slot | None = None if isinstance(newest, Unknown) else newest
+    passed = slot is not None and not leadership.somebody_is_past(slot, oldest_free=self.persist.next_slot)
     if passed and asked:
         self._checking = []
         effects.append(events.VersionIs(asked, self.release.durable_version))
