@@ -93,8 +93,9 @@ def draw_shape(random: Random) -> WorldShape:
         shape,
         proof_ms=random.choice((400.0, 800.0)),
         nodes=3,
-        clients=random.choice((2, 4)),
+        clients=random.choice((1, 2, 3)),
         latency_ms=2.0,
+        idle_check_ms=5_000.0,
         rates=rates,
     )
 

@@ -98,7 +98,8 @@ class World:
 
     def believed_leader(self) -> Node | None:
         """Whom a client sends to: mostly the latest leader it heard of, sometimes one that was deposed long ago."""
-        if self._latest is not None and self._latest.leading and self.random.random() < 0.85:
+        loyal = 0.85 if self.shape.proof_ms >= PROOF_MS_MAX else 0.3
+        if self._latest is not None and self._latest.leading and self.random.random() < loyal:
             return self._latest
         believers = [node for node in self.nodes if node.leading]
         return self.random.choice(believers) if believers else None
@@ -217,23 +218,31 @@ class World:
             self.agenda.after(10.0 + 50.0 * self.random.random(), None, self._questions)
 
     def _freeze_twice(self) -> None:
-        """A leader is frozen twice with a short while between, and two others come to lead meanwhile."""
+        """A leader is frozen twice with a short while between, and two others come to lead meanwhile.
+
+        The first time it has sent something, so that it reads an old answer; the second time a claim grows old enough
+        to be removed, and what the leader sends next is created.
+        """
         random, after, proof_ms = self.random, self.agenda.after, self.shape.proof_ms
-        first_ms = proof_ms * (0.4 + 0.6 * random.random())
-        gap_ms = random.choice((3.0, 10.0, 30.0, 120.0)) * random.random()
+        if self.network.healed:
+            return
         leader = self._latest
-        if leader is not None and leader.leading:
-            self.coverage["frozen_twice"] += 1
-            second, third = [node for node in self.nodes if node is not leader]
-            if random.random() < 0.5:
-                second, third = third, second
-            second.frozen_when_it_leads_ms = random.choice((0.0, proof_ms * 2.0))
-            self._freeze(leader, first_ms)
-            after(first_ms + gap_ms, None, self._freeze, leader, proof_ms * (0.5 + 0.48 * random.random()))
-            after(first_ms * 0.5 * random.random(), None, self._take_over, second)
-            after(first_ms * 0.7 + (gap_ms + proof_ms * 0.3) * random.random(), None, self._take_over, third)
-        if not self.network.healed:
-            after(first_ms + gap_ms + proof_ms + 300.0 * random.random(), None, self._freeze_twice)
+        if leader is None or leader.pipeline is None or not leader.pipeline.persist.in_flight:
+            after(1.0, None, self._freeze_twice)
+            return
+        self.coverage["frozen_twice"] += 1
+        first_ms = proof_ms * (0.4 + 0.5 * random.random())
+        gap_ms = random.choice((3.0, 10.0, 60.0)) * (0.3 + random.random())
+        second_ms = proof_ms * (0.5 + 0.45 * random.random())
+        others = [node for node in self.nodes if node is not leader]
+        random.shuffle(others)
+        others[0].frozen_when_it_leads_ms = random.choice((0.0, proof_ms * 2.0))
+        self._freeze(leader, first_ms)
+        after(first_ms + gap_ms, None, self._freeze, leader, second_ms)
+        claimed_ms = first_ms * 0.4 * random.random()
+        after(claimed_ms, None, self._take_over, others[0])
+        after(claimed_ms + 50.0 + (first_ms + gap_ms) * random.random(), None, self._take_over, others[1])
+        after(first_ms + gap_ms + second_ms + 200.0, None, self._freeze_twice)
 
     def _freeze(self, node: Node, ms: float) -> None:
         if not self.network.healed:
@@ -292,7 +301,9 @@ class World:
         for client in self.clients:
             self.agenda.after(self.random.random() * 80.0, None, client.begin)
         self.agenda.after(10.0, None, self._mischief)
-        self.agenda.after(10.0, None, self._questions)
+        if self.shape.proof_ms >= PROOF_MS_MAX:
+            # Each of these questions would refresh a leader's proof of ownership.
+            self.agenda.after(10.0, None, self._questions)
         if self.shape.retention:
             self.agenda.after(200.0, None, self._retain)
         if self.shape.proof_ms < PROOF_MS_MAX:
