@@ -316,6 +316,7 @@ class TakeoverMachine:
         self._asked_ms = now.boot_ms
         self._heard_ms, self._missed, self._silent_since_ms = None, 0, None
         self._following = False
+        self._newest = self._page.slots[0] if self._page.slots else None
         newest = self._frontier.predecessor
         self._watched_id = None if newest is None else newest.leader_id
         if newest is None or self._rules.take_over or _may_be_followed_at_once(newest):
@@ -406,7 +407,10 @@ class TakeoverMachine:
         assert isinstance(answer, NewestListed), "the newest key was asked for"
         newest = self._frontier.predecessor
         assert newest is not None, "only a leader is watched"
-        self._newest, self._silent_since_ms = answer.newest, now.boot_ms
+        # A key that was the newest before the leader answered last, and still is: silent since that answer.
+        silent_since_answer = answer.newest == self._newest and self._heard_ms is not None
+        self._silent_since_ms = self._heard_ms if silent_since_answer else now.boot_ms
+        self._newest = answer.newest
         return self._wait(
             self._poll_ms(now),
             self._poll,

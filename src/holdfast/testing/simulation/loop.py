@@ -10,9 +10,10 @@ one that crashed never come. Deterministic: no clock, no random number, first in
 from __future__ import annotations
 
 import asyncio
+import sys
 from asyncio import events as asyncio_events
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextvars import Context
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
@@ -53,6 +54,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def _drain(self, action: Callable[[Unpack[Ts]], object], *arguments: *Ts) -> None:
         self._turning = True
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(finalizer=self._close_generator)
         asyncio_events._set_running_loop(self)
         try:
             action(*arguments)
@@ -62,7 +65,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                     handle._run()
         finally:
             asyncio_events._set_running_loop(None)
+            sys.set_asyncgen_hooks(*hooks)
             self._turning = False
+
+    def _close_generator(self, generator: AsyncGenerator[Any, None]) -> None:
+        """A generator that was left in the middle ends on its loop, as a real one sees to it."""
+        if not self.dead:
+            self.call_soon(self.create_task, generator.aclose())
 
     def kill(self) -> None:
         """The process crashes: nothing that it waits for comes, and none of its code takes effect any more."""
