@@ -53,7 +53,7 @@ class _Etiquette(World):
     def play(self) -> WorldReport:
         """Raises: PromiseBroken."""
         scene = SCENES[self.seed % len(SCENES)]
-        with protocol_width(self.shape), silent():
+        with protocol_width(self.shape.span), silent():
             try:
                 leader, near, far = self.nodes
                 leader.start()

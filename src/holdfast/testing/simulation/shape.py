@@ -155,16 +155,15 @@ def silent() -> Generator[None]:
 
 
 @contextmanager
-def protocol_width(shape: WorldShape) -> Generator[None]:
+def protocol_width(span: int, version_jump: int = VERSION_JUMP, proof_ms: float = PROOF_MS_MAX) -> Generator[None]:
     """Run the real protocol with another W: the span, the page and the jump stay one number, as they must.
 
     Worlds with a small W reach in hundreds of events what takes W = 1000 a million. So does a small version jump, of
     which the hold-back stays nine tenths and the empty batch one tenth.
     """
-    span, version_jump = shape.span, shape.version_jump
     modules = (batch, leadership, persist, takeover_machine)
     values: list[tuple[Any, str, float]] = [(module, "SPAN_MAX", span) for module in modules]
-    values.append((release, "PROOF_MS_MAX", shape.proof_ms))
+    values.append((release, "PROOF_MS_MAX", proof_ms))
     if version_jump != VERSION_JUMP:
         values += [(module, "VERSION_JUMP", version_jump) for module in (batch, chain, leadership)]
         values += [(sequence, "HOLD_BACK", version_jump * 9 // 10), (persist, "HEARTBEAT_VERSIONS", version_jump // 10)]

@@ -281,7 +281,7 @@ class World:
 
     def run(self) -> WorldReport:
         """Chaos, healing, settlement. Raises: PromiseBroken."""
-        with protocol_width(self.shape), silent():
+        with protocol_width(self.shape.span, self.shape.version_jump, self.shape.proof_ms), silent():
             try:
                 self._begin()
                 while self.agenda.happened < self._events:
