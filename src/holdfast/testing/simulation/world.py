@@ -301,8 +301,8 @@ class World:
         for client in self.clients:
             self.agenda.after(self.random.random() * 80.0, None, client.begin)
         self.agenda.after(10.0, None, self._mischief)
-        if self.shape.proof_ms >= PROOF_MS_MAX:
-            # Each of these questions would refresh a leader's proof of ownership.
+        if self.shape.proof_ms >= PROOF_MS_MAX or self.random.random() < 0.5:
+            # Each of these questions may refresh a leader's proof of ownership, or be taken for one too early.
             self.agenda.after(10.0, None, self._questions)
         if self.shape.retention:
             self.agenda.after(200.0, None, self._retain)
