@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.compat.write_v1 import TRANSACTIONS, as_json
 
-from holdfast.commit.batch import decode_body, decode_header, object_name
+from holdfast.commit.batch import UNKNOWN_PLACE, Header, decode_body, decode_header, object_name
 from holdfast.commit.chain import ChainWalker
 from holdfast.commit.leadership import Frontier, plan_recovery, read_page
 from holdfast.commit.reader import follow
@@ -42,19 +42,27 @@ def test_the_golden_files_are_the_ones_that_were_released() -> None:
     assert digest() == DIGEST
 
 
+def as_then(header: Header) -> dict[str, Any]:
+    """The header as the golden files tell it. A field that came later is unknown in them."""
+    told: dict[str, Any] = as_json(header)
+    assert header.place == UNKNOWN_PLACE
+    del told["place"]
+    return told
+
+
 @pytest.mark.parametrize("name", EXPECTED["objects"])
 def test_every_kind_of_object_is_read_as_it_was_meant(name: str) -> None:
     data = (HERE / "objects" / name).read_bytes()
     told = EXPECTED["objects"][name]
     header = decode_header(data, slot=told["slot"])
-    assert as_json(header) == told
+    assert as_then(header) == told
     assert decode_body(data, header) == (TRANSACTIONS if header.transactions else [])
 
 
 def test_a_log_of_the_real_service_is_walked_to_its_end() -> None:
     async def walk() -> list[dict[str, Any]]:
         return [
-            {"header": as_json(batch.header), "transactions": [as_json(txn) for txn in batch.transactions()]}
+            {"header": as_then(batch.header), "transactions": [as_json(txn) for txn in batch.transactions()]}
             async for batch in follow(golden_log(), ChainWalker())
         ]
 

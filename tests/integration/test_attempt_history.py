@@ -122,6 +122,26 @@ async def test_a_cancelled_scan_makes_nobody_believe_in_an_absence() -> None:
 
 
 @law
+async def test_a_question_that_is_given_up_while_another_scans_costs_the_other_nothing() -> None:
+    store = Counted()
+    service, committed = await a_log(store)
+    history = AttemptHistory(store, service.claim)
+    newest = service.durable_header()
+    request_id, read_version, version = committed[50]
+    store.open.clear()
+    store.reading.clear()
+    scans = asyncio.ensure_future(history.find(request_id, read_version, newest))
+    given_up = asyncio.ensure_future(history.find(request_id, read_version, newest))
+    await store.reading.wait()
+    given_up.cancel()
+    await asyncio.wait({given_up})
+    store.open.set()
+    found = await scans
+    assert found.txn is not None
+    assert found.txn.version == version
+
+
+@law
 async def test_what_was_forgotten_is_read_again() -> None:
     store = Counted()
     service, committed = await a_log(store)

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from holdfast.commit import takeover
+from holdfast.commit import takeover_machine
 from holdfast.commit.batch import FIRST_SLOT, object_name
 from holdfast.commit.chain import ChainWalker
 from holdfast.commit.feed import Channel, Checkpoint, LeaderChange, TransactionEvent
@@ -405,7 +405,10 @@ async def test_a_claim_that_was_lost_is_told_as_damage_and_not_as_a_silent_store
     await service.step_down()
     for slot in (FIRST_SLOT, FIRST_SLOT - 1):
         await store.delete(object_name(Slot(slot)))
-    with mock.patch.object(takeover, "MISSING_S_MAX", 0.2), pytest.raises(CorruptData, match="has gone") as caught:
+    with (
+        mock.patch.object(takeover_machine, "MISSING_MS_MAX", 200.0),
+        pytest.raises(CorruptData, match="has gone") as caught,
+    ):
         await CommitService.lead(store, ServiceOptions())
     assert slot_text(FIRST_SLOT) in str(caught.value)
 

@@ -284,11 +284,11 @@ def test_who_would_lead_asks_with_a_host_that_is_taken() -> None:
                 "http://127.0.0.1",
                 "\u24db\u24de\u24d2\u24d0\u24db\u24d7\u24de\u24e2\u24e3",
             ):
-                asked = await ask_leader(f"{name}:{here.port}", tls=False, standby=False)
+                asked = await ask_leader(f"{name}:{here.port}", tls=False, standby=None)
                 assert asked == here.service.leader_id
             (address,) = (await here.server.listen(["[::1]:0"]))[1:]
             for each in (address, address.replace("[", "").replace("]", "")):
-                assert await ask_leader(each, tls=False, standby=False) == here.service.leader_id
+                assert await ask_leader(each, tls=False, standby=None) == here.service.leader_id
 
     run(scenario)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.integration.test_commit_service import Gate, law, lead, put
 
-from holdfast.commit import takeover
+from holdfast.commit import takeover_machine
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InternalError, Unavailable
 from holdfast.objects.port import Listed
@@ -128,7 +128,7 @@ def test_who_resigns_when_it_is_asked_is_followed_at_once(url: str) -> None:
 def test_a_leader_that_came_while_another_was_waited_for_is_asked_too(
     resigned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(takeover, "STALE_MS", -1.0)  # every frontier is found anew
+    monkeypatch.setattr(takeover_machine, "STALE_MS", -1.0)  # every frontier is found anew
 
     @law
     async def scenario(store: Gate) -> None:
@@ -136,15 +136,16 @@ def test_a_leader_that_came_while_another_was_waited_for_is_asked_too(
         before = await lead(store, address=ONE)
         await put(before, b"k")
         living = before
-        reading = takeover.read_frontier
+        listing = store.list
         founds = 0
 
-        async def find(*found: Any, **how: Any) -> Any:
+        async def find(prefix: str, *, after: str = "", limit: int = 1000) -> list[Listed]:
             nonlocal living, founds
-            founds += 1
-            if founds == 2:
+            founds += limit > 1
+            if limit > 1 and founds == 2:
+                store.list = listing  # type: ignore[method-assign]
                 living = await lead(store, address=ONE)
-            return await reading(*found, **how)
+            return await listing(prefix, after=after, limit=limit)
 
         if resigned:
             await before.step_down()
@@ -154,7 +155,7 @@ def test_a_leader_that_came_while_another_was_waited_for_is_asked_too(
         async def ask(_: str) -> str:
             return "" if living is before else living.leader_id
 
-        monkeypatch.setattr(takeover, "read_frontier", find)
+        store.list = find  # type: ignore[method-assign]
         with pytest.raises(Closed) as caught:
             await start(store, ask, silence_ms=FOR_EVER_MS)
         assert caught.value.code is Code.LEADER_ALIVE
@@ -177,8 +178,8 @@ async def test_a_log_that_changes_hands_whenever_somebody_asks_is_given_up_in_bo
         return "ab" * 16
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(takeover, "STALE_MS", -1.0)
-        patch.setattr(takeover, "RESTARTS_MAX", 3)
+        patch.setattr(takeover_machine, "STALE_MS", -1.0)
+        patch.setattr(takeover_machine, "RESTARTS_MAX", 3)
         with pytest.raises(Unavailable) as caught:
             await start(store, ask, silence_ms=FOR_EVER_MS)
     assert caught.value.code is Code.LEADER_CHANGED
@@ -216,7 +217,10 @@ sys.exit(main(["serve", "--init", "--log", sys.argv[1], "--listen", "127.0.0.1:0
 
 @pytest.mark.parametrize(
     ("module", "owner", "law_of", "leads"),
-    [("holdfast.commit", "takeover", "claim_header", False), ("holdfast.commit.pipeline", "Pipeline", "step", True)],
+    [
+        ("holdfast.commit", "takeover_machine", "claim_header", False),
+        ("holdfast.commit.pipeline", "Pipeline", "step", True),
+    ],
     ids=["at the start", "while it leads"],
 )
 def test_a_service_that_broke_a_law_of_its_own_exits_70(

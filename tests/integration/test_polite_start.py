@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.integration.test_commit_service import Busy, Gate, law, lead, put
 
-from holdfast.commit import takeover
 from holdfast.commit.service import CommitService, ServiceOptions
+from holdfast.commit.takeover import now
 from holdfast.errors import Closed, Code, Unavailable
 from holdfast.objects.port import Listed
 from holdfast.values import Instant
@@ -42,17 +42,20 @@ async def start(store: Gate, address: str, answer: str | None, **options: Any) -
 )
 @pytest.mark.parametrize("ahead_ms", [0, 3_600_000], ids=["clocks agree", "our clock is an hour ahead"])
 def test_a_leader_that_writes_to_a_shared_store_is_left_in_peace(
-    address: str, answer: str | None, own_address: str, ahead_ms: int, monkeypatch: pytest.MonkeyPatch
+    address: str, answer: str | None, own_address: str, ahead_ms: int
 ) -> None:
     async def scenario() -> None:
         store = Busy(url=SHARED)
         async with asyncio.timeout(30):
             store.leader = leader = await lead(store, address=address)
             await put(leader, b"k")
-            real = takeover.now
-            monkeypatch.setattr(takeover, "now", lambda: Instant(real().boot_ms, real().wall_ms + ahead_ms))
+
+            def ahead() -> Instant:
+                return Instant(now().boot_ms, now().wall_ms + ahead_ms)
+
+            options = ServiceOptions(address=own_address, ask_leader=answering(answer))
             with pytest.raises(Closed) as caught:
-                await start(store, own_address, answer)
+                await CommitService.lead(store, options, clock=ahead)
             assert caught.value.code is Code.LEADER_ALIVE
             assert caught.value.fields["leader_id"] == leader.leader_id
             await leader.version()

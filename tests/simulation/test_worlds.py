@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
+from holdfast.testing.simulation.etiquette import SCENES, run_etiquette
 from holdfast.testing.simulation.mutants import MUTANTS, SEEDS_MAX, WAITING, catch
 from holdfast.testing.simulation.runner import Summary, coverage_table, run_seeds
-from holdfast.testing.simulation.world import EVENTS_MIN, run_world
+from holdfast.testing.simulation.world import EVENTS_MIN
 
 FIXED_SEEDS = range(20)
 RecordProperty = Callable[[str, object], None]
@@ -49,8 +50,19 @@ def test_every_broken_rule_is_noticed(name: str, record_property: RecordProperty
     found = catch(MUTANTS[name])
     assert found.seed is not None, f"{MUTANTS[name].rule}: not caught in {SEEDS_MAX} seeds"
     # The same world without the broken rule keeps every promise.
-    run_world(found.seed)
+    MUTANTS[name].play(found.seed)
     record_property("mutants", 1)
+
+
+@pytest.mark.timeout(3_600)
+def test_an_idle_leader_and_its_standbys_keep_their_etiquette(prove: bool, record_property: RecordProperty) -> None:
+    scenes = {scene.__name__: 0 for scene in SCENES}
+    for seed in range(len(SCENES) * (50 if prove else 1)):
+        coverage = run_etiquette(seed).coverage
+        for scene in scenes:
+            scenes[scene] += coverage.get(scene, 0)
+    record_property("scenes", sum(scenes.values()))
+    assert all(scenes.values())
 
 
 def test_what_no_world_can_prove_yet_is_named() -> None:

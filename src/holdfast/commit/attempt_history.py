@@ -30,7 +30,7 @@ IDS_MAX: Final = 200_000
 PREFETCH: Final = 64
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Question:
     request_id: str
     min_version: int
@@ -115,7 +115,8 @@ class AttemptHistory:
             raise
         for question in questions:
             question.done = True
-            self._waiting.remove(question)
+        # One that was given up meanwhile has left already.
+        self._waiting = [question for question in self._waiting if not question.done]
 
     async def _read_for(self, questions: list[_Question]) -> None:
         low = min(question.min_version for question in questions)

@@ -17,9 +17,9 @@ import msgspec
 
 from holdfast.commit.batch import LoggedTransaction
 from holdfast.commit.entry import CommitEntry
-from holdfast.commit.transaction import Transaction
+from holdfast.commit.transaction import Committed, Outcome, Rejected, Reused, Transaction, Unanswered
 
-__all__ = ["Attempts", "Ban", "Known", "fingerprint"]
+__all__ = ["Attempts", "Ban", "Known", "fingerprint", "judge_old"]
 
 ATTEMPT_BYTES = 320
 """Bytes of memory per attempt: an estimate (the id, the record, the dictionary's share), not a measurement."""
@@ -30,6 +30,17 @@ _encode = msgspec.msgpack.Encoder().encode
 def fingerprint(txn: Transaction | LoggedTransaction) -> bytes:
     """16 bytes that tell whether two attempts under one id are the same attempt."""
     return blake2b(_encode((txn.read_version, txn.preconditions, txn.operations)), digest_size=16).digest()
+
+
+def judge_old(txn: Transaction, found: LoggedTransaction | None, *, truncated: bool) -> Outcome:
+    """The outcome of an attempt below the conflict window, by what the log holds under its request id.
+
+    ``found`` is the first commit after the attempt's read version. ``truncated``: part of that range was removed, so
+    that nothing follows from an id that was not found.
+    """
+    if found is not None:
+        return Committed(found.version) if fingerprint(found) == fingerprint(txn) else Reused()
+    return Unanswered() if truncated else Rejected("too_old")
 
 
 @dataclass(slots=True)

@@ -32,7 +32,9 @@ Header, little-endian, 512 bytes:
     160     4      CRC-32 of the body
     164     2      length of the address
     166     256    the leader's advertised address, UTF-8
-    422     86     zero
+    422     16     boot id of the machine on which the address is valid; zero: unknown
+    438     8      inode of the namespace there: of the network, or of mounts for a ``unix:`` address; 0: unknown
+    446     62     zero
     508     4      CRC-32 of bytes 0..507
 
 Body: one Arrow IPC stream with the columns of ``BODY_SCHEMA``, one row per item in commit order. An object without
@@ -72,11 +74,13 @@ __all__ = [
     "HEADER_BYTES",
     "PREFIX",
     "SPAN_MAX",
+    "UNKNOWN_PLACE",
     "VERSION_JUMP",
     "Header",
     "ItemKind",
     "Kind",
     "LoggedTransaction",
+    "Place",
     "decode_body",
     "decode_header",
     "encode_body",
@@ -100,7 +104,7 @@ MAGIC: Final = b"HOLDFAST"
 FORMAT_VERSION: Final = 1
 FLAG_LZ4: Final = 1
 
-_FIELDS: Final = struct.Struct("<8sHBBI16sQQQQ16s16sQQQQQQQQIH256s86x")
+_FIELDS: Final = struct.Struct("<8sHBBI16sQQQQ16s16sQQQQQQQQIH256s16sQ62x")
 _CRC: Final = struct.Struct("<I")
 assert _FIELDS.size + _CRC.size == HEADER_BYTES, "the header is 512 bytes"
 
@@ -139,6 +143,21 @@ _SCHEMA_MESSAGE: Final[bytes] = BODY_SCHEMA.serialize().to_pybytes()
 _LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an address is valid: one boot of one machine, and one namespace on it. Zeros: unknown."""
+
+    boot_id: bytes = bytes(16)
+    namespace: int = 0
+
+    def is_known(self) -> bool:
+        """Whether it says anything: two unknown places are not one."""
+        return bool(self.namespace) and any(self.boot_id)
+
+
+UNKNOWN_PLACE: Final = Place()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
     """The first 512 bytes of every object, as values. ``size`` of the whole object follows from it."""
@@ -163,6 +182,7 @@ class Header:
     body_length: int = 0
     body_crc: int = 0
     flags: int = 0
+    place: Place = UNKNOWN_PLACE
 
     @property
     def last_transaction_version(self) -> Version:
@@ -234,6 +254,8 @@ def encode_object(header: Header, body: bytes = b"") -> bytes:
         zlib.crc32(body),
         len(address),
         address,
+        header.place.boot_id,
+        header.place.namespace,
     )
     whole = head + _CRC.pack(zlib.crc32(head)) + body
     if header.kind is not Kind.CLAIM and len(whole) < DATA_BYTES_MIN:
@@ -279,6 +301,8 @@ def decode_header(data: bytes, *, slot: int) -> Header:
         body_crc,
         address_length,
         address,
+        boot_id,
+        namespace,
     ) = _FIELDS.unpack(head)
     if format_version != FORMAT_VERSION:
         raise corrupt("object has an unknown format version", format_version=format_version)
@@ -313,6 +337,7 @@ def decode_header(data: bytes, *, slot: int) -> Header:
         body_length=body_length,
         body_crc=body_crc,
         flags=flags,
+        place=Place(boot_id, namespace) if namespace else UNKNOWN_PLACE,
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.commit.batch import FIRST_SLOT, VERSION_JUMP, Header, Kind, jump
-from holdfast.errors import Code, CorruptData
+from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.values import Slot, slot_text
 
 __all__ = ["ChainWalker", "check_genesis", "check_link"]
@@ -22,6 +22,11 @@ __all__ = ["ChainWalker", "check_genesis", "check_link"]
 def broken(rule: str, slot: int, **facts: str | int) -> CorruptData:
     """The error for a log that breaks ``rule`` at ``slot``."""
     return CorruptData(f"log is damaged: {rule}", code=Code.CORRUPT_LOG, facts={"slot": slot_text(slot), **facts})
+
+
+def has_gone(error: NotFound) -> CorruptData:
+    """A missing object that the log needs is damage."""
+    return CorruptData("log is damaged: an object has gone", code=Code.CORRUPT_LOG, facts=error.fields)
 
 
 def check_genesis(header: Header) -> None:

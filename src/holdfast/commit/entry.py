@@ -6,7 +6,7 @@ Owns: the fields that the stages hand on. Does not own: any decision.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from holdfast.commit.batch import Header, LoggedTransaction
 from holdfast.commit.body_stream import repeated_bytes
@@ -67,7 +67,11 @@ class Position:
 
 @dataclass(slots=True)
 class Batch:
-    """One slot in flight. ``payload`` never changes once it is set."""
+    """One slot in flight. ``payload`` never changes once it is set.
+
+    ``sends_ms``: when each attempt was sent. ``proved_ms``: when the one was sent that was answered ``created``, None
+    for a batch that was only recognised as own.
+    """
 
     header: Header
     payload: bytes
@@ -81,6 +85,8 @@ class Batch:
     hedged: bool = False
     reading: bool = False
     done: bool = False
+    sends_ms: list[float] = field(default_factory=list[float])
+    proved_ms: float | None = None
 
 
 def request_bytes(txn: Transaction) -> int:

@@ -59,11 +59,12 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class PutAnswered:
-    """The answer to one Put."""
+    """The answer to one Put; ``number`` is that Put's. The first one, if unknown: the oldest proof is the safe one."""
 
     now: Instant
     slot: Slot
     answer: CreateAnswer
+    number: int = 1
 
 
 @dataclass(frozen=True, slots=True)

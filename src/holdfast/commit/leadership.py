@@ -1,7 +1,7 @@
 """Taking the lead: recovery as a decision table over one LIST page, and the claim that follows from it.
 
 Owns: where the next leader claims, what it refuses to start on, and what a newest key says about who leads.
-Does not own: asking the store, and whether it is polite to claim now (both ``takeover``).
+Does not own: asking the store, and whether it is polite to claim now (both ``takeover_machine``).
 
 Why one page is enough: zombies of any earlier leader lie strictly between the newest claim and its jump. If the latest
 leader wrote data, the newest key is its own and names its claim. If not, everything newer than its claim is a zombie,
@@ -30,9 +30,11 @@ from holdfast.commit.batch import (
     CLAIM_BYTES,
     FIRST_SLOT,
     SPAN_MAX,
+    UNKNOWN_PLACE,
     VERSION_JUMP,
     Header,
     Kind,
+    Place,
     decode_header,
     encode_object,
     jump,
@@ -90,11 +92,12 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who claims: fresh random 128-bit values per process start, and the address to advertise."""
+    """Who claims: fresh random 128-bit values per process start, the address to advertise and where it is valid."""
 
     leader_id: LeaderId
     nonce_seed: bytes
     address: str
+    place: Place = UNKNOWN_PLACE
 
 
 def read_page(rows: Sequence[tuple[str, int]]) -> Page:
@@ -248,6 +251,7 @@ def claim_header(frontier: Frontier, identity: Identity, *, nonce: bytes, log_id
         truncated_through=before.truncated_through if before else Version(0),
         time_ms=max(wall_ms, before.time_ms) if before else wall_ms,
         address=identity.address,
+        place=identity.place,
     )
 
 

@@ -112,7 +112,7 @@ class Persist:
     __slots__ = (
         "_claim", "_collecting", "_collecting_floor", "_collecting_since", "_expected", "_expected_since_ms",
         "_give_up", "_last_put_ms", "_latency", "_nonce_seed", "_returned", "_rules",
-        "collecting_bytes", "counters", "durable_header", "last_trouble", "head", "in_flight", "resigned",
+        "collecting_bytes", "counters", "durable_header", "last_trouble", "head", "in_flight", "paused", "resigned",
     )  # fmt: skip
 
     def __init__(self, claim: Header, nonce_seed: bytes, rules: PersistRules) -> None:
@@ -135,6 +135,8 @@ class Persist:
         self.counters = PersistCounters()
         self.last_trouble = ""
         self.resigned = False
+        self.paused = False
+        """Nothing new is sent until durable batches are answered; what is in flight goes on."""
 
     # -- collecting ---------------------------------------------------------------------------------------------------
 
@@ -198,7 +200,7 @@ class Persist:
         return due
 
     def _may_send(self) -> bool:
-        return len(self.in_flight) < self._rules.window and not self.resigned
+        return len(self.in_flight) < self._rules.window and not self.resigned and not self.paused
 
     def form(self, now: Instant, assigned: int, floor: int) -> list[Put]:
         """Close every batch that is due and return what to send."""
@@ -270,6 +272,7 @@ class Persist:
             truncated_through=before.truncated_through,
             time_ms=max(now.wall_ms, before.time_ms),
             address=self._claim.address,
+            place=self._claim.place,
             transactions=len(transactions),
             body_length=len(body),
             body_crc=crc32(body),
@@ -287,6 +290,7 @@ class Persist:
 
     def _send(self, batch: Batch, now_ms: float) -> Put:
         batch.sent_ms = now_ms
+        batch.sends_ms.append(now_ms)
         batch.requests += 1
         batch.attempts += 1
         batch.retry_at_ms = None
@@ -299,7 +303,9 @@ class Persist:
         index = self.in_flight[0].header.slot - slot
         return self.in_flight[index] if 0 <= index < len(self.in_flight) else None
 
-    def answered(self, slot: int, answer: CreateAnswer, now_ms: float) -> tuple[Verdict, list[ReadBack]]:
+    def answered(
+        self, slot: int, answer: CreateAnswer, now_ms: float, number: int = 1
+    ) -> tuple[Verdict, list[ReadBack]]:
         """Take one answer of one PUT. A late answer for a slot that is settled changes nothing."""
         batch = self._find(slot)
         if batch is None or batch.done:
@@ -308,6 +314,7 @@ class Persist:
         match answer:
             case Created():
                 batch.done = True
+                batch.proved_ms = batch.sends_ms[number - 1]
                 self._expected_since_ms = now_ms
                 self._latency.note(now_ms - batch.sent_ms, self._rules.hedge_percentile)
             case Refused(certain=certain):

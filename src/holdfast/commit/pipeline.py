@@ -92,14 +92,17 @@ class Pipeline:
     After a crash: nothing that was answered is lost, because an answer is an effect only after Durable is.
     """
 
-    def __init__(self, claim: Header, nonce_seed: bytes, rules: PipelineRules, now: Instant) -> None:
+    def __init__(
+        self, claim: Header, nonce_seed: bytes, rules: PipelineRules, now: Instant, *, proved_ms: float | None = None
+    ) -> None:
+        """``proved_ms``: when the ownership check after the claim was sent; now, if it is not given."""
         assert claim.kind is Kind.CLAIM, "a reign starts with a claim"
         attempts = Attempts(bytes_max=rules.window_bytes // 4)
         window_bytes = rules.window_bytes - rules.window_bytes // 4
         self.sequence = Sequence(claim.last_version, attempts)
         self.resolve = Resolve(claim.last_version, attempts, window_ms=rules.window_ms, bytes_max=window_bytes)
         self.persist = Persist(claim, nonce_seed, rules.persist)
-        self.release = Release(claim.last_version, now.boot_ms)
+        self.release = Release(claim.last_version, now.boot_ms if proved_ms is None else proved_ms)
         self.released_header: Header = claim
         """Of the newest batch that was let go. What stage 3 calls durable may still be held, and be rolled back."""
         self._give_up_after_ms = rules.persist.give_up_after_ms
@@ -118,6 +121,8 @@ class Pipeline:
         self._checking: list[object] | None = None
         self._check_asked_ms = 0.0
         self._check_again_ms: float | None = None
+        self._check_below: Slot | None = None
+        """The oldest slot not sent when the check was; None when slots were in flight, so that it proves nothing."""
         self.unproved_since_ms: float | None = None
         """When the first of those ownership checks was asked that the store has not answered; None: there is none."""
         self.proof_trouble = ""
@@ -146,8 +151,8 @@ class Pipeline:
         match event:
             case Arrived(entries=entries):
                 self._arrived(now, entries, effects)
-            case PutAnswered(slot=slot, answer=answer):
-                verdict, read_backs = self.persist.answered(slot, answer, now.boot_ms)
+            case PutAnswered(slot=slot, answer=answer, number=number):
+                verdict, read_backs = self.persist.answered(slot, answer, now.boot_ms, number)
                 effects += read_backs
                 self._judge(verdict, effects)
             case HeaderFound(slot=slot, found=found, certain=certain):
@@ -254,6 +259,8 @@ class Pipeline:
         self._in_hand = durable = self.persist.take_durable()
         if durable:
             self._let_go(self.release.offer(durable, now.boot_ms), effects)
+        # Nothing is sent while batches are held: a listing proves ownership only when nothing was in flight.
+        self.persist.paused = self.release.holding
         if self._waiting:
             self._arrived(now, [], effects)
         puts = self.persist.form(now, self._decided_through(), self.resolve.floor)
@@ -346,7 +353,8 @@ class Pipeline:
             self._asked = []
 
     def _ask_for_ownership(self, now: Instant, effects: list[Effect]) -> None:
-        needed = self.release.holding or (self._asked and not self.persist.collecting)
+        held = self.release.holding and not self.persist.in_flight
+        needed = held or (self._asked and not self.persist.collecting)
         if not needed:
             # Who asked rides on a batch by now. A deadline left standing would be asked for again and again.
             self._check_again_ms = None
@@ -359,6 +367,7 @@ class Pipeline:
             return
         self._checking, self._asked = self._asked, []
         self._check_asked_ms = now.boot_ms
+        self._check_below = None if self.persist.in_flight else self.persist.next_slot
         self._check_again_ms = None
         if self.unproved_since_ms is None:
             self.unproved_since_ms = now.boot_ms
@@ -378,12 +387,17 @@ class Pipeline:
             self._checking = None
             self._end("deposed", f"a later leader has written slot {newest:020d}", effects, asked)
             return
-        self._let_go(self.release.owned(self._check_asked_ms, now.boot_ms), effects)
+        sent_since = self._check_below is not None and newest <= self._check_below
+        if self._check_below is not None and not sent_since:
+            self._let_go(self.release.owned(self._check_asked_ms, now.boot_ms), effects)
         self._checking = None
         if asked and self.persist.in_flight:
             # The newest key may be a later leader's claim in a slot that this one has sent and not heard of. Once all
             # of those are proved its own, no claim stood there when the list was made.
             self._riding.append((self.persist.head.slot, asked))
+        elif asked and sent_since:
+            # The answer is so late that the slot was sent and created since: which object was listed is not known.
+            self._asked = asked + self._asked
         elif asked:
             effects.append(VersionIs(asked, self.release.durable_version))
 

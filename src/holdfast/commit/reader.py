@@ -28,9 +28,9 @@ from holdfast.commit.batch import (
     jump,
     object_name,
 )
-from holdfast.commit.chain import ChainWalker, broken
+from holdfast.commit.chain import ChainWalker, broken, has_gone
 from holdfast.commit.leadership import Frontier, NeedHeaders, first_headers, plan_recovery, read_page
-from holdfast.errors import Code, CorruptData, HoldfastError, NotFound
+from holdfast.errors import Code, HoldfastError, NotFound
 from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.values import Slot, slot_text
 
@@ -103,11 +103,6 @@ def damage_unless_truncated(error: NotFound, newest: Header) -> HoldfastError:
     if newest.truncated_through:
         return error
     return has_gone(error)
-
-
-def has_gone(error: NotFound) -> CorruptData:
-    """A missing object that the log needs is damage."""
-    return CorruptData("log is damaged: an object has gone", code=Code.CORRUPT_LOG, facts=error.fields)
 
 
 async def _read_whole(store: ObjectReader, slot: int) -> bytes | None:

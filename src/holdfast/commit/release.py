@@ -5,7 +5,8 @@ not own: what the outcome is (``sequence``, ``resolve``), what is durable (``per
 
 The second line of defence: when the last proof that this leader owns the log (an acknowledged PUT or an ownership
 check) is older than ``PROOF_MS_MAX``, durable batches are held here until a check has passed. A leader that slept
-while its slots were claimed, written and removed again would otherwise acknowledge what nobody can read.
+while its slots were claimed, written and removed again would otherwise acknowledge what no reader finds. A proof dates
+from when its request was sent: a process that is frozen reads an answer long after it was true.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ class Release:
 
     __slots__ = ("_held", "_proof_ms", "durable_version", "held_since_ms", "released")
 
-    def __init__(self, base: int, now_ms: float) -> None:
+    def __init__(self, base: int, proved_ms: float) -> None:
         self.durable_version = base
         self.released = 0
-        self._proof_ms = now_ms
+        self._proof_ms = proved_ms
         self._held: list[Batch] = []
-        self.held_since_ms = now_ms
+        self.held_since_ms = proved_ms
 
     @property
     def holding(self) -> bool:
@@ -45,7 +46,10 @@ class Release:
                 self.held_since_ms = now_ms
             self._held += batches
             return []
-        self._proof_ms = now_ms
+        for batch in batches:
+            # A batch that was refused and recognised as own was created at some time before: it proves nothing now.
+            if batch.proved_ms is not None:
+                self._proof_ms = max(self._proof_ms, batch.proved_ms)
         return batches
 
     def owned(self, asked_ms: float, now_ms: float) -> list[Batch]:

@@ -21,7 +21,7 @@ import contextlib
 import math
 import os
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -30,20 +30,30 @@ from msgspec import Struct
 
 from holdfast.commit import events
 from holdfast.commit.attempt_history import AttemptHistory
-from holdfast.commit.attempts import fingerprint
-from holdfast.commit.batch import FIRST_SLOT, HEADER_BYTES, PREFIX, Header, decode_header, object_name
+from holdfast.commit.attempts import judge_old
+from holdfast.commit.batch import (
+    FIRST_SLOT,
+    HEADER_BYTES,
+    PREFIX,
+    UNKNOWN_PLACE,
+    Header,
+    decode_header,
+    object_name,
+)
 from holdfast.commit.chain import broken
 from holdfast.commit.damage import DamageSeen
 from holdfast.commit.entry import CommitEntry
 from holdfast.commit.events import Put, ReadBack
 from holdfast.commit.feed import Feed, TransactionEvent
+from holdfast.commit.heartbeat import Heartbeat
 from holdfast.commit.leadership import Identity
 from holdfast.commit.metrics import ServiceMetrics
 from holdfast.commit.pipeline import Pipeline, PipelineRules
 from holdfast.commit.reader import read_header
 from holdfast.commit.status import Found
-from holdfast.commit.takeover import AskLeader, Takeover, TakeoverOptions, newest_slot, now, take_the_lead
-from holdfast.commit.transaction import Committed, Rejected, Reused, Unanswered
+from holdfast.commit.takeover import AskLeader, Clock, Takeover, TakeoverOptions, newest_slot, now, take_the_lead
+from holdfast.commit.this_place import this_place
+from holdfast.commit.transaction import Unanswered
 from holdfast.errors import (
     Backpressure,
     Code,
@@ -63,7 +73,6 @@ __all__ = ["CommitEntry", "CommitService", "ServiceEnd", "ServiceOptions", "Stat
 
 log = structlog.get_logger("holdfast.commit.service")
 
-STANDBY_SEEN_MS: Final = 10_000.0
 UNPROVED_RETRY_AFTER_MS: Final = 1_000
 STALLED_RETRY_AFTER_MS: Final = 1_000
 
@@ -73,8 +82,12 @@ class ServiceOptions:
     """How to lead. Units are in the names."""
 
     address: str = ""
+    address_is_bound: bool = True
+    """Whether this process itself listens there. An address that leads to it in another way proves nothing."""
     allow_new: bool = False
     take_over: bool = False
+    standby: bool = False
+    following: Callable[[str, str], None] | None = None
     ask_leader: AskLeader | None = None
     probe: bool = True
     rules: PipelineRules = field(default_factory=PipelineRules)
@@ -111,8 +124,10 @@ class CommitService:
         identity: Identity,
         options: ServiceOptions,
         own: ObjectStore | None = None,
+        clock: Clock = now,
     ) -> None:
         claim = takeover.claim
+        self._clock = clock
         self.store = store
         if own is None:
             own = store = TimeLimited(store, options.request_timeout_ms)
@@ -123,7 +138,7 @@ class CommitService:
         self.log_id = claim.log_id.hex()
         self.address = claim.address
         self.options = options
-        self.pipeline = Pipeline(claim, identity.nonce_seed, options.rules, now())
+        self.pipeline = Pipeline(claim, identity.nonce_seed, options.rules, self._clock(), proved_ms=takeover.proved_ms)
         self.feed = Feed(claim, bytes_max=options.feed_bytes_max)
         self.metrics = ServiceMetrics()
         self._loop = asyncio.get_running_loop()
@@ -135,9 +150,10 @@ class CommitService:
         self._queued = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0.0
+        self._heartbeat = Heartbeat(silence_ms=options.silence_ms, heartbeat_ms=options.heartbeat_ms)
         self._heart: asyncio.TimerHandle | None = None
-        self._standby_until_ms = 0.0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._batches_seen = 0
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._history = AttemptHistory(store, claim)
         self.damage = DamageSeen()
         self._owed: dict[CommitEntry, None] = {}
@@ -145,7 +161,9 @@ class CommitService:
         self._draining = False
 
     @classmethod
-    async def lead(cls, store: ObjectStore, options: ServiceOptions, own: ObjectStore | None = None) -> CommitService:
+    async def lead(
+        cls, store: ObjectStore, options: ServiceOptions, own: ObjectStore | None = None, clock: Clock = now
+    ) -> CommitService:
         """Recover the log and become its leader.
 
         ``store`` is read by everybody who asks for history. ``own`` is another way to the same objects for the leader
@@ -154,19 +172,35 @@ class CommitService:
 
         Raises: what ``takeover.take_the_lead`` raises. After a crash: see there.
         """
-        identity = Identity(LeaderId(os.urandom(16)), os.urandom(32), options.address)
+        place = this_place(options.address) if options.address_is_bound else UNKNOWN_PLACE
+        identity = Identity(LeaderId(os.urandom(16)), os.urandom(32), options.address, place)
         how = TakeoverOptions(
             allow_new=options.allow_new,
             take_over=options.take_over,
+            standby=options.standby,
+            following=options.following,
             silence_ms=options.silence_ms,
+            heartbeat_ms=options.heartbeat_ms,
             patience_s=options.rules.persist.give_up_after_ms / 1000.0,
             ask_leader=options.ask_leader,
             probe=options.probe,
         )
         await _require_genesis(store)
-        takeover = await take_the_lead(store, identity, LogId(os.urandom(16)), how)
-        service = cls(store, takeover, identity, options, own)
-        service._beat()
+        takeover = await take_the_lead(store, identity, LogId(os.urandom(16)), how, clock)
+        return cls.begin(store, takeover, identity, options, own, clock)
+
+    @classmethod
+    def begin(
+        cls,
+        store: ObjectStore,
+        takeover: Takeover,
+        identity: Identity,
+        options: ServiceOptions,
+        own: ObjectStore | None = None,
+        clock: Clock = now,
+    ) -> CommitService:
+        """The leader of a claim that stands and was checked. Arguments as for ``lead``."""
+        service = cls(store, takeover, identity, options, own, clock)
         service._spawn(service._watch_for_successors())
         return service
 
@@ -209,7 +243,7 @@ class CommitService:
         if not entries:
             return
         self._queued += len(entries)
-        self._step(events.Arrived(now(), entries))
+        self._step(events.Arrived(self._clock(), entries))
 
     def durable_header(self) -> Header:
         """The header of the newest durable object that may be shown, the claim when there is none yet.
@@ -243,7 +277,7 @@ class CommitService:
     async def _proof(self) -> int:
         """As ``version``, however long it takes. Whoever stops waiting leaves nothing behind."""
         waiter: asyncio.Future[int] = self._loop.create_future()
-        self._step(events.VersionAsked(now(), waiter))
+        self._step(events.VersionAsked(self._clock(), waiter))
         try:
             return await waiter
         except asyncio.CancelledError:
@@ -253,7 +287,7 @@ class CommitService:
     async def noop(self) -> None:
         """Return when a no-op went through all four stages. Raises: Fenced."""
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self._step(events.NoopAsked(now(), waiter))
+        self._step(events.NoopAsked(self._clock(), waiter))
         await waiter
 
     async def status(self, request_id: str, min_version: int) -> StatusAnswer:
@@ -276,7 +310,7 @@ class CommitService:
             raise Backpressure("too many attempts are closed and wait for the store", retry_after_ms=1_000)
         waiter: asyncio.Future[events.StatusReady] = self._loop.create_future()
         question = events.StatusQuestion(request_id, min_version, waiter)
-        self._step(events.StatusAsked(now(), question))
+        self._step(events.StatusAsked(self._clock(), question))
         ready = await waiter
         if ready.version is not None:
             return StatusAnswer("committed", ready.version)
@@ -312,11 +346,7 @@ class CommitService:
                 log.warning("look_up_failed", error=str(error))
                 entry.outcome = Unanswered()
             else:
-                if found.txn is not None:
-                    same = fingerprint(found.txn) == fingerprint(entry.txn)
-                    entry.outcome = Committed(found.txn.version) if same else Reused()
-                else:
-                    entry.outcome = Unanswered() if found.truncated else Rejected("too_old")
+                entry.outcome = judge_old(entry.txn, found.txn, truncated=found.truncated)
             self._reply_late(entry)
 
         self._owed[entry] = None
@@ -335,24 +365,32 @@ class CommitService:
         """Accept nothing more, finish what is under way, resign; return when it is over."""
         self._draining = True
         self._pump()
-        self._step(events.Drain(now()))
+        self._step(events.Drain(self._clock()))
         await asyncio.shield(self.ended)
 
-    def standby_seen(self) -> None:
-        """A standby asked after this leader: show it signs of life for a while."""
-        if now().boot_ms >= self._standby_until_ms:
-            self._standby_until_ms = now().boot_ms + STANDBY_SEEN_MS
-            self._beat()
-        self._standby_until_ms = now().boot_ms + STANDBY_SEEN_MS
+    def standby_seen(self, standby: str = "") -> None:
+        """A standby asked after this leader: once it has stopped to ask, the log shows it signs of life."""
+        self._heartbeat.asked(standby, self._clock().boot_ms)
+        self._beat()
 
     def _beat(self) -> None:
+        """Write a heartbeat if one is due and no batch was written instead, and come back for the next one."""
         if self._heart is not None:
             self._heart.cancel()
             self._heart = None
-        if self.ended.done() or now().boot_ms >= self._standby_until_ms:
+        if self.ended.done():
             return
-        self._step(events.Tick(now(), heartbeat=True))
-        self._heart = self._loop.call_later(self.options.heartbeat_ms / 1000.0, self._beat)
+        instant = self._clock()
+        counters = self.pipeline.persist.counters
+        if counters.batches != self._batches_seen:
+            self._heartbeat.written(instant.boot_ms)
+        elif self._heartbeat.due(instant.boot_ms):
+            self._heartbeat.written(instant.boot_ms)
+            self._step(events.Tick(instant, heartbeat=True))
+        self._batches_seen = counters.batches
+        next_ms = self._heartbeat.next_ms(instant.boot_ms)
+        if next_ms is not None:
+            self._heart = self._loop.call_later(max(0.0, next_ms - instant.boot_ms) / 1000.0, self._beat)
 
     async def _watch_for_successors(self) -> None:
         """An idle leader writes nothing that could be refused, so it looks now and then whether it still leads."""
@@ -381,7 +419,7 @@ class CommitService:
 
     async def close(self) -> None:
         """Abandon what is under way; whoever waits is told so. Safe at any time; nothing acknowledged is lost."""
-        self._step(events.Abandon(now()))
+        self._step(events.Abandon(self._clock()))
         self._pump()
         for handle in (self._timer, self._heart):
             if handle is not None:
@@ -461,7 +499,7 @@ class CommitService:
 
     def _answer(self, entries: list[CommitEntry]) -> None:
         self._queued -= len(entries)
-        self.metrics.note_answers(entries, now().boot_ms)
+        self.metrics.note_answers(entries, self._clock().boot_ms)
         broken: Exception | None = None
         ahead: list[CommitEntry] = []
         for entry in entries:
@@ -511,7 +549,7 @@ class CommitService:
                     break
             return
         shown: list[TransactionEvent] = []
-        size, time_ms, leader_id = 0, now().wall_ms, self.leader_id
+        size, time_ms, leader_id = 0, self._clock().wall_ms, self.leader_id
         for entry in entries:
             if entry.accepted:
                 txn, prev = entry.txn, self._last_accepted
@@ -525,8 +563,11 @@ class CommitService:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
 
     async def _put(self, put: Put) -> None:
         answer: CreateAnswer
@@ -535,7 +576,7 @@ class CommitService:
         except (HoldfastError, OSError) as error:
             # The port forbids it. But whatever happened, the batch must be sent again or given up, never forgotten.
             answer = Unknown(statement_of(error))
-        self._step(events.PutAnswered(now(), put.slot, answer))
+        self._step(events.PutAnswered(self._clock(), put.slot, answer, put.number))
 
     async def _read_back(self, effect: ReadBack) -> None:
         try:
@@ -545,11 +586,11 @@ class CommitService:
             found = None
         except CorruptData:
             # Whatever stands there is not this leader's object.
-            self._step(events.HeaderFound(now(), effect.slot, None, True))
+            self._step(events.HeaderFound(self._clock(), effect.slot, None, True))
             return
         except (HoldfastError, OSError) as error:
             found = Unknown(f"read back: {statement_of(error)}")  # type: ignore[assignment]
-        self._step(events.HeaderFound(now(), effect.slot, found, effect.certain))
+        self._step(events.HeaderFound(self._clock(), effect.slot, found, effect.certain))
 
     async def _check_ownership(self) -> None:
         newest: Slot | Unknown | None
@@ -557,7 +598,7 @@ class CommitService:
             newest = await newest_slot(self._own)
         except (HoldfastError, OSError) as error:
             newest = Unknown(statement_of(error))
-        self._step(events.OwnershipSeen(now(), newest))
+        self._step(events.OwnershipSeen(self._clock(), newest))
 
     def _arm(self) -> None:
         """Make sure that the pipeline is stepped again no later than it asks for."""
@@ -569,12 +610,12 @@ class CommitService:
                 return
             self._timer.cancel()
         self._timer_ms = deadline_ms
-        delay_s = max(0.0, (deadline_ms - now().boot_ms) / 1000.0)
+        delay_s = max(0.0, (deadline_ms - self._clock().boot_ms) / 1000.0)
         self._timer = self._loop.call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        self._step(events.Tick(now()))
+        self._step(events.Tick(self._clock()))
 
 
 async def _require_genesis(store: ObjectStore) -> None:

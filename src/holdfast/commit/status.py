@@ -8,6 +8,7 @@ Cost: two header reads per reign back to the version, log2 of the reign's length
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from holdfast.commit.batch import Header, Kind, LoggedTransaction, read_body_table
@@ -35,10 +36,11 @@ async def look_up(store: ObjectStore, claim: Header, newest: Header, request_id:
     """
     try:
         walker = await walker_after(store, claim, newest, min_version)
-        async for batch in follow(store, walker, until=newest.slot):
-            txn = _find(batch, request_id)
-            if txn is not None:
-                return Found(txn)
+        async with aclosing(follow(store, walker, until=newest.slot)) as batches:
+            async for batch in batches:
+                txn = _find(batch, request_id)
+                if txn is not None:
+                    return Found(txn)
     except NotFound as error:
         found = damage_unless_truncated(error, newest)
         if found is not error:

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from holdfast.server.responses import Liveness
+from holdfast.server.routes_health import STANDBY_HEADER
 
 __all__ = ["ask_leader"]
 
@@ -23,11 +24,11 @@ ANSWER_BYTES_MAX: Final = 65_536
 _LIVENESS: Final = msgspec.json.Decoder(Liveness)
 
 
-async def ask_leader(address: str, *, tls: bool, standby: bool) -> str | None:
+async def ask_leader(address: str, *, tls: bool, standby: str | None) -> str | None:
     """The leader id of the process at ``address`` while it leads, empty when it does not lead, None without an answer.
 
     Empty does not mean that it never will: a process answers before it leads, also while its claim stands already.
-    ``standby`` asks it to show signs of life in the log, because somebody waits to take over.
+    ``standby`` is the address of a standby that asks: once its questions stop, the leader writes heartbeats for it.
     """
     try:
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
@@ -44,7 +45,7 @@ async def ask_leader(address: str, *, tls: bool, standby: bool) -> str | None:
     return found.leader_id if found.leading else ""
 
 
-async def _get_livez(address: str, *, tls: bool, standby: bool) -> bytes:
+async def _get_livez(address: str, *, tls: bool, standby: str | None) -> bytes:
     if address.startswith("unix:"):
         reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
         host = "localhost"
@@ -59,8 +60,8 @@ async def _get_livez(address: str, *, tls: bool, standby: bool) -> bytes:
             context.verify_mode = ssl.CERT_NONE
         reader, writer = await asyncio.open_connection(name, int(port), ssl=context)
     try:
-        query = "?standby=true" if standby else ""
-        writer.write(f"GET /livez{query} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        query, name = ("", "") if standby is None else ("?standby=true", f"{STANDBY_HEADER}: {standby}\r\n")
+        writer.write(f"GET /livez{query} HTTP/1.1\r\nHost: {host}\r\n{name}Connection: close\r\n\r\n".encode())
         return await _read_to_end(reader)
     finally:
         writer.close()

@@ -21,9 +21,12 @@ from holdfast.server.docs_page import DOCS_PAGE
 from holdfast.server.responses import Liveness, Readiness
 from holdfast.server.routes import Answer, Call, Parameter, Route, json_answer
 
-__all__ = ["health_routes"]
+__all__ = ["STANDBY_HEADER", "health_routes"]
 
 OK_SECONDS_MAX: Final = 10.0
+STANDBY_HEADER: Final = "Holdfast-Standby"
+"""Names the standby that asks, by its address: of two standbys one may be cut off while the other one asks."""
+STANDBY_CHARACTERS_MAX: Final = 256
 
 
 class PipelineAnswer(msgspec.Struct, frozen=True):
@@ -34,10 +37,10 @@ class PipelineAnswer(msgspec.Struct, frozen=True):
 
 
 async def livez(call: Call) -> Answer:
-    """``GET /livez``. A standby that asks says so, and the leader then shows signs of life in the log."""
+    """``GET /livez``. A standby that asks says so: once it stops, the leader shows signs of life in the log."""
     front = call.front
     if call.switch("standby", default=False) and front.service is not None:
-        front.service.standby_seen()
+        front.service.standby_seen(call.request.headers.get(STANDBY_HEADER, "")[:STANDBY_CHARACTERS_MAX])
     return json_answer(Liveness(front.own.leader_id, front.service is not None, front.own.address))
 
 
@@ -66,7 +69,7 @@ _HEALTH: Final = (
                 "standby",
                 "query",
                 {"type": "boolean", "default": False},
-                "A standby asks: show signs of life in the log for a while",
+                "A standby asks: once its questions stop, show signs of life in the log",
             ),
         ),
         answers={"application/json": Liveness},

@@ -75,8 +75,6 @@ from holdfast.settings import Settings
 __all__ = ["main"]
 
 GRACE_SECONDS: Final = 5.0
-STANDBY_SECONDS: Final = (0.5, 1.5)
-"""Between two looks of a standby at the leader, drawn evenly so that several standbys do not claim together."""
 AFTER_REIGN_SECONDS: Final = (1.0, 5.0)
 OWN_CONNECTIONS: Final = 4
 """For what the leader asks about its own log: one ownership check at a time, and read-backs after lost answers."""
@@ -158,6 +156,7 @@ class _Process:
         self._tls = _tls_context(settings)
         self._service: CommitService | None = None
         self._address = ""
+        self._address_is_bound = False
         self._opening: Opening | None = None
         self._scrubbing: asyncio.Task[None] | None = None
         # Read before anything is opened: a definition that is wrong must not cost anybody the lead.
@@ -213,6 +212,7 @@ class _Process:
         self._metrics.subscriptions = self._subscriptions
         addresses = await server.listen(settings.server.listen)
         self._address = _advertised(settings, addresses)
+        self._address_is_bound = self._address in addresses
         self._front.own = LeaderHint("", self._address)
         try:
             return await self._serve(addresses)
@@ -268,27 +268,17 @@ class _Process:
             await store.close()
 
     async def _lead(self, store: BudgetedStore) -> CommitService | None:
-        """Take the lead, waiting for it when standing by. None when told to stop meanwhile."""
-        probe = True
-        while True:
-            leading = asyncio.ensure_future(CommitService.lead(store, self._options(probe=probe), store.own))
-            await _first_of(leading, self._stop)
-            if not leading.done():
-                leading.cancel()
-                await asyncio.wait({leading})
-                return None
-            try:
-                return leading.result()
-            except HoldfastError as error:
-                if not (self._standby and error.code is Code.LEADER_ALIVE):
-                    raise
-                probe = False
-                self._stand_by(error)
-            if await self._stopped_within(random.uniform(*STANDBY_SECONDS)):
-                return None
+        """Take the lead, after waiting for it when standing by. None when told to stop meanwhile."""
+        leading = asyncio.ensure_future(CommitService.lead(store, self._options(), store.own))
+        await _first_of(leading, self._stop)
+        if leading.done():
+            return leading.result()
+        leading.cancel()
+        await asyncio.wait({leading})
+        return None
 
-    def _stand_by(self, error: HoldfastError) -> None:
-        hint = LeaderHint(str(error.fields.get("leader_id") or ""), str(error.fields.get("leader_address") or ""))
+    def _stand_by(self, leader_id: str, address: str) -> None:
+        hint = LeaderHint(leader_id, address)
         if hint != self._front.leader:
             self._front.stop_leading(hint)
             log.info("standing_by", leader_id=hint.leader_id, leader_address=hint.address)
@@ -376,19 +366,22 @@ class _Process:
             await self._stores.close()
         await self._view.stop()
 
-    def _options(self, *, probe: bool) -> ServiceOptions:
+    def _options(self) -> ServiceOptions:
         settings = self._settings
         persist = settings.persist
 
         async def ask(address: str) -> str | None:
-            return await ask_leader(address, tls=self._tls is not None, standby=self._standby)
+            standby = self._address if self._standby else None
+            return await ask_leader(address, tls=self._tls is not None, standby=standby)
 
         return ServiceOptions(
             address=self._address,
+            address_is_bound=self._address_is_bound,
             allow_new=self._init,
             take_over=self._take_over,
+            standby=self._standby,
+            following=self._stand_by,
             ask_leader=ask,
-            probe=probe,
             rules=PipelineRules(
                 persist=PersistRules(
                     batch_timeout_ms=persist.batch_timeout_ms,

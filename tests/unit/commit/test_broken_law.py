@@ -169,6 +169,10 @@ class Driver:
         self.step(Drain(at(late + 153)))
         while self.sent:
             self.created(late + 154)
+        # The check that was asked at 3 ms proves nothing any more: it is asked again.
+        self.step(OwnershipSeen(at(late + 155), self.reign.persist.head.slot))
+        while self.sent:
+            self.created(late + 156)
 
 
 def calls_of_a_whole_reign() -> int:

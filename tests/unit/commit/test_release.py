@@ -21,8 +21,8 @@ def rejected() -> CommitEntry:
     return item
 
 
-def batch(*entries: CommitEntry | Position) -> Batch:
-    return Batch(genesis(), b"x", [*entries], [], 0.0, done=True)
+def batch(*entries: CommitEntry | Position, proved_ms: float | None = None) -> Batch:
+    return Batch(genesis(), b"x", [*entries], [], 0.0, done=True, proved_ms=proved_ms)
 
 
 def test_answers_come_in_order_and_name_a_durable_version() -> None:
@@ -51,12 +51,28 @@ def test_positions_are_reached_in_their_place() -> None:
     assert release.let_go([rejected(), position])[1] == [position]
 
 
-def test_an_answer_in_time_is_a_proof_of_ownership() -> None:
+def test_a_created_batch_is_a_proof_from_when_it_was_sent() -> None:
     release = Release(BASE, 0)
     for now in (PROOF_MS_MAX, 2 * PROOF_MS_MAX, 3 * PROOF_MS_MAX):
-        one = batch()
+        one = batch(proved_ms=now)
         assert release.offer([one], now) == [one]
     assert not release.holding
+
+
+def test_a_process_that_was_frozen_before_it_read_an_answer_does_not_take_it_for_a_new_proof() -> None:
+    release = Release(BASE, 0)
+    one = batch(proved_ms=1)
+    assert release.offer([one], PROOF_MS_MAX) == [one]
+    assert release.offer([batch(proved_ms=PROOF_MS_MAX)], PROOF_MS_MAX + 2) == []
+    assert release.holding
+
+
+def test_a_batch_that_was_recognised_as_own_proves_nothing() -> None:
+    release = Release(BASE, 0)
+    own = batch()
+    assert release.offer([own], PROOF_MS_MAX) == [own]
+    assert release.offer([batch(proved_ms=PROOF_MS_MAX)], PROOF_MS_MAX + 1) == []
+    assert release.holding
 
 
 def test_after_a_long_silence_durable_batches_wait_for_a_check() -> None:

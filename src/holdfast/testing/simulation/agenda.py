@@ -23,6 +23,14 @@ class Owner(Protocol):
     paused_until: float
 
 
+class Cancellable(Protocol):
+    """A timer that may be cancelled before its time."""
+
+    def cancelled(self) -> bool:
+        """Whether it was."""
+        ...
+
+
 class Agenda:
     """Happenings in time order. ``now`` is in milliseconds and never falls."""
 
@@ -32,26 +40,38 @@ class Agenda:
         self.now = 0.0
         self.happened = 0
         self._planned = 0
-        self._heap: list[tuple[float, int, Owner | None, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._heap: list[
+            tuple[float, int, Owner | None, int, Cancellable | None, Callable[..., None], tuple[Any, ...]]
+        ] = []
         self._digest = blake2b(digest_size=16)
 
-    def after(self, delay_ms: float, owner: Owner | None, action: Callable[..., None], *arguments: object) -> None:
-        """Plan ``action(*arguments)``. With an owner it is dropped once that owner has crashed."""
+    def after(
+        self,
+        delay_ms: float,
+        owner: Owner | None,
+        action: Callable[..., None],
+        *arguments: object,
+        handle: Cancellable | None = None,
+    ) -> None:
+        """Plan ``action(*arguments)``. It is dropped once its owner has crashed or its handle is cancelled."""
         self._planned += 1
         incarnation = owner.incarnation if owner is not None else 0
-        heappush(self._heap, (self.now + delay_ms, self._planned, owner, incarnation, action, arguments))
+        heappush(self._heap, (self.now + delay_ms, self._planned, owner, incarnation, handle, action, arguments))
 
     def step(self) -> bool:
         """Let the next thing happen; False when nothing is planned."""
         while self._heap:
-            at, _, owner, incarnation, action, arguments = heappop(self._heap)
+            at, _, owner, incarnation, handle, action, arguments = heappop(self._heap)
+            if handle is not None and handle.cancelled():
+                continue
             self.now = max(self.now, at)
             if owner is not None:
                 if owner.incarnation != incarnation:
                     continue
                 if owner.paused_until > self.now:
                     self._planned += 1
-                    heappush(self._heap, (owner.paused_until, self._planned, owner, incarnation, action, arguments))
+                    again = (owner.paused_until, self._planned, owner, incarnation, handle, action, arguments)
+                    heappush(self._heap, again)
                     continue
             self.happened += 1
             self._digest.update(b"%d %s;" % (int(self.now * 1000), action.__name__.encode()))

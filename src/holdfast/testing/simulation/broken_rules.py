@@ -6,34 +6,47 @@ Owns: the functions and drivers that ``mutants`` puts in place of the real ones.
 These reach into private state by design: a mutant is the real machine with one line changed, not a model of it.
 """
 # pyright: reportPrivateUsage=false
-# ruff: noqa: ARG001, ARG002 - a replacement keeps the signature of what it replaces
+# ruff: noqa: ARG001 - a replacement keeps the signature of what it replaces
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
-from holdfast.commit import attempts, batch, events, leadership, persist, pipeline, release, resolve, sequence
+from holdfast.commit import (
+    attempts,
+    batch,
+    events,
+    heartbeat,
+    leadership,
+    persist,
+    pipeline,
+    release,
+    resolve,
+    sequence,
+    takeover,
+)
+from holdfast.commit import takeover_events as t
 from holdfast.commit.batch import encode_body, encode_object
 from holdfast.commit.entry import Batch, CommitEntry, Position
 from holdfast.commit.recent_writes import RecentWrites
+from holdfast.commit.takeover_machine import TakeoverMachine
 from holdfast.commit.transaction import Committed, FailedPrecondition, PointRead, Rejected, Transaction
-from holdfast.objects.port import CreateAnswer, Refused, Unknown
-from holdfast.testing.simulation.node import Node
-from holdfast.values import Slot, Version
+from holdfast.objects.port import CREATED, CreateAnswer, Refused, Unknown
+from holdfast.values import Instant, Slot, Version
 
 __all__ = [
-    "ClaimNotAlone",
-    "NoOwnershipCheck",
-    "RefusedClaimStands",
-    "ShortPage",
-    "UnknownClaimStands",
+    "all_standbys_are_one",
     "answer_position_at_once",
     "any_claim",
     "anything_found_is_own",
-    "check_blind_to_the_span",
+    "beat_while_asked",
+    "claim_before_the_probe",
+    "claim_not_awaited",
+    "committed_before_durable",
     "count_instead_of_span",
     "duplicate_is_committed",
     "durable_in_any_order",
@@ -42,20 +55,33 @@ __all__ = [
     "forget_the_ban",
     "ignore_the_floor",
     "jump_nowhere",
+    "listing_proves",
+    "long_in_any_case",
+    "never_held",
     "newest_gap",
     "no_ban",
     "no_duplicates",
+    "no_heartbeat",
+    "no_ownership_check",
+    "check_blind_to_the_span",
     "old_is_denied_unread",
     "own_is_taken_for_foreign",
+    "own_refusal_proves",
+    "proof_dated_by_the_answer",
     "record_nothing",
     "refusal_deposes_unread",
     "refusal_is_success",
+    "refused_claim_stands",
     "reject_at_once",
     "retry_with_more",
     "ride_on_what_was_sent",
     "same_epoch",
     "settle_nothing",
+    "short_page",
+    "silence_is_not_watched",
+    "soon_without_an_answer",
     "status_reads_no_log",
+    "unknown_claim_stands",
     "unknown_is_success",
     "unknown_means_not_committed",
     "version_without_proof",
@@ -229,16 +255,54 @@ def ride_on_what_was_sent(self: pipeline.Pipeline, now: Any, effects: list[event
 
 def check_blind_to_the_span(self: pipeline.Pipeline, now: Any, newest: Any, effects: list[events.Effect]) -> None:
     """The ownership check as it first was: a claim in a slot that was sent looks like one's own object."""
-    asked, self._checking = self._checking or [], None
-    if isinstance(newest, Unknown):
-        self._asked = asked + self._asked
-        self._check_again_ms = now.boot_ms + 100.0
-    elif leadership.somebody_is_past(newest, oldest_free=self.persist.next_slot):
-        self._end("deposed", "a later leader wrote", effects, asked)
-    else:
+    asked = self._checking or []
+    slot: Slot | None = None if isinstance(newest, Unknown) else newest
+    passed = slot is not None and not leadership.somebody_is_past(slot, oldest_free=self.persist.next_slot)
+    if passed and asked:
+        self._checking = []
+        effects.append(events.VersionIs(asked, self.release.durable_version))
+    _ownership_seen(self, now, newest, effects)
+
+
+def proof_dated_by_the_answer(self: release.Release, batches: list[Batch], now_ms: float) -> list[Batch]:
+    """A proof dates from when its answer was read."""
+    for item in batches:
+        item.proved_ms = now_ms
+    return _offer(self, batches, now_ms)
+
+
+def own_refusal_proves(self: release.Release, batches: list[Batch], now_ms: float) -> list[Batch]:
+    """A batch that was refused and recognised as own proves ownership from when it was sent last."""
+    for item in batches:
+        item.proved_ms = item.sends_ms[-1] if item.proved_ms is None else item.proved_ms
+    return _offer(self, batches, now_ms)
+
+
+def never_held(self: release.Release, batches: list[Batch], now_ms: float) -> list[Batch]:
+    """A durable batch is answered, however old the proof of ownership is."""
+    return batches
+
+
+_offer = release.Release.offer
+
+
+def listing_proves(self: pipeline.Pipeline, now: Instant, newest: Any, effects: list[events.Effect]) -> None:
+    """A listing proves ownership to what is held although slots were in flight; questions wait as they should."""
+    slot: Slot | None = None if isinstance(newest, Unknown) else newest
+    if slot is not None and not leadership.somebody_is_past(slot, oldest_free=self.persist.next_slot):
         self._let_go(self.release.owned(self._check_asked_ms, now.boot_ms), effects)
-        if asked:
-            effects.append(events.VersionIs(asked, self.release.durable_version))
+    _ownership_seen(self, now, newest, effects)
+
+
+_ownership_seen = pipeline.Pipeline._ownership_seen
+
+
+def committed_before_durable(self: pipeline.Pipeline, question: events.StatusQuestion) -> events.StatusReady:
+    """An attempt that is in flight is told as committed."""
+    known = self.sequence.attempts.find(question.request_id)
+    if isinstance(known, attempts.Known) and known.version > question.min_version:
+        return events.StatusReady(question, known.version, self.resolve.floor)
+    return events.StatusReady(question, None, self.resolve.floor)
 
 
 def status_reads_no_log(self: pipeline.Pipeline, question: events.StatusQuestion) -> events.StatusReady:
@@ -361,54 +425,77 @@ def any_claim(head: object, claim: object, following: object) -> None:
     """Readers take every claim's base for good."""
 
 
-class ShortPage(Node):
+def short_page(self: TakeoverMachine, now: Instant, found: Any) -> list[t.Effect]:
     """Recovery lists one key less than W."""
-
-    def recover(self) -> None:
-        """List a page that is one key short."""
-        self.recovering = True
-        self.pipeline = None
-        self._objects = {}
-        self.world.network.list(self, max(1, batch.SPAN_MAX - 1), self.page_listed)
+    self._found = found
+    return self._send(now, t.ListPage(max(1, batch.SPAN_MAX - 1)), self._page_listed)
 
 
-class ClaimNotAlone(Node):
-    """Data are sent beside the claim, not after it."""
-
-    def send_claim(self) -> None:
-        """Send the claim and lead at once."""
-        super().send_claim()
-        self.lead()
-
-    def claim_answered(self, answer: CreateAnswer) -> None:
-        """Too late to matter."""
+def claim_before_the_probe(self: TakeoverMachine, now: Instant) -> list[t.Effect]:
+    """The claim is sent while the probe is under way."""
+    probing, self._probing = self._probing, False
+    effects = _first_found(self, now)
+    self._probing = probing
+    return effects
 
 
-class UnknownClaimStands(Node):
+def unknown_claim_stands(self: TakeoverMachine, now: Instant, answer: Any) -> list[t.Effect]:
     """A claim without an answer is taken for created."""
-
-    def claim_answered(self, answer: CreateAnswer) -> None:
-        """Lead unless refused."""
-        if isinstance(answer, Unknown):
-            self.check_claim()
-        else:
-            super().claim_answered(answer)
+    return self._check(now) if isinstance(answer.answer, Unknown) else _claim_answered(self, now, answer)
 
 
-class RefusedClaimStands(Node):
+def refused_claim_stands(self: TakeoverMachine, now: Instant, answer: Any) -> list[t.Effect]:
     """A claim that was refused is taken for one's own."""
-
-    def claim_found(self, data: bytes | Unknown | None) -> None:
-        """Do not look whose it is."""
-        self.check_claim()
+    return self._check(now)
 
 
-class NoOwnershipCheck(Node):
-    """Nobody looks whether somebody is past the claim."""
+def no_ownership_check(self: TakeoverMachine, now: Instant) -> list[t.Effect]:
+    """Nobody looks whether a leader is past the claim."""
+    return self._lead(now)
 
-    def check_claim(self) -> None:
-        """Lead at once."""
-        self.lead()
+
+_driven = takeover.Driver._carry_out
+
+
+async def claim_not_awaited(self: takeover.Driver, effect: Any) -> t.Event:
+    """Data are sent beside the claim, not after it."""
+    if isinstance(effect, t.SendClaim):
+        asyncio.ensure_future(_driven(self, effect)).add_done_callback(lambda _: None)
+        return t.ClaimAnswered(self._clock(), CREATED)
+    return await _driven(self, effect)
+
+
+# -- etiquette --------------------------------------------------------------------------------------------------------
+
+
+def silence_is_not_watched(self: TakeoverMachine, now: Instant) -> list[t.Effect]:
+    """A question without an answer is enough."""
+    return self._at_peace(now)
+
+
+def soon_without_an_answer(self: TakeoverMachine, now: Instant) -> float:
+    """A standby that had no answer waits no longer than one that had."""
+    return self._rules.silence_ms + self._rules.heartbeat_ms
+
+
+def long_in_any_case(self: TakeoverMachine, now: Instant) -> float:
+    """A standby that had an answer waits as long as one that had none."""
+    return self._rules.unheard_ms
+
+
+def beat_while_asked(self: heartbeat.Heartbeat, now_ms: float) -> float | None:
+    """Heartbeats are written whether questions come or not."""
+    return self._beaten_ms + self._heartbeat_ms
+
+
+def no_heartbeat(self: heartbeat.Heartbeat, now_ms: float) -> float | None:
+    """A missed question leads to nothing."""
+    return None
+
+
+def all_standbys_are_one(self: heartbeat.Heartbeat, standby: str, now_ms: float) -> None:
+    """While one standby asks, no one is missed."""
+    self._asked_ms[""] = now_ms
 
 
 def same_epoch(frontier: Any, identity: Any, **facts: Any) -> Any:
@@ -417,4 +504,6 @@ def same_epoch(frontier: Any, identity: Any, **facts: Any) -> Any:
 
 
 _claim_header = leadership.claim_header
+_first_found = TakeoverMachine._first_found
+_claim_answered = TakeoverMachine._claim_answered
 _walk_on = leadership.walk_on

@@ -33,7 +33,7 @@ ANSWER_TIMEOUT_MS = 900.0
 class Client:
     """One client with one attempt at a time."""
 
-    __slots__ = ("_asks", "_world", "attempt", "attempts", "name", "number", "reuse", "txn")
+    __slots__ = ("_asked_early", "_asks", "_world", "attempt", "attempts", "name", "number", "reuse", "txn")
 
     def __init__(self, world: World, name: str) -> None:
         self._world = world
@@ -43,6 +43,7 @@ class Client:
         self.txn: Transaction | None = None
         self.attempts: list[Attempt] = []
         self.reuse: tuple[str, int] | None = None
+        self._asked_early: Attempt | None = None
         self._asks = 0
 
     # -- making an attempt --------------------------------------------------------------------------------------------
@@ -56,13 +57,22 @@ class Client:
         if node is None:
             world.agenda.after(50.0, None, self.begin)
             return
-        read_version = self._read_version(node)
+        if self._asked_early is None and self._ask_early(node):
+            return
+        early = node.early_versions()[-1:] if self._asked_early else []
+        self._asked_early = None
+        read_version = early[0] if early else self._read_version(node)
         reuses = self.reuse is not None
         request_id = self._request_id(read_version)
         self.number += 1
         marker = f"m/{self.name}-{self.number}"
         operations, preconditions = draw_work(world.random, world.promises, world.shape.hot_keys, read_version)
-        if reuses and world.random.random() < 0.7 and len(world.promises.versions) > 30:
+        if early:
+            # What was shown early may vanish: nothing may follow from it.
+            operations.clear()
+            operations.append(Write(b"x/early", b""))
+            preconditions.clear()
+        elif reuses and world.random.random() < 0.7 and len(world.promises.versions) > 30:
             # A second attempt under the same id that is bound to fail: what was said of the first must stay true.
             preconditions.append(RangeRead(b"", None, world.promises.versions[-30]))
         if request_id is None:
@@ -76,6 +86,19 @@ class Client:
             elsewhere = world.believed_leader() or node
             world.agenda.after(world.random.choice((10.0, 500.0, 5_000.0)), elsewhere, elsewhere.receive, attempt, txn)
         world.agenda.after(ANSWER_TIMEOUT_MS, None, self._no_answer, attempt)
+
+    def _ask_early(self, node: Node) -> bool:
+        """Ask once more for the attempt whose id is used again, and begin a moment later from what is shown early.
+
+        The new attempt is then in flight behind the question, under its id.
+        """
+        world = self._world
+        if self.reuse is None or not world.strikes("status_copy", 0.3):
+            return False
+        self._asked_early = next(a for a in reversed(self.attempts) if a.request_id == self.reuse[0])
+        world.agenda.after(0.0, node, node.asked_status, self._asked_early)
+        world.agenda.after(world.shape.latency_ms * world.random.random(), None, self.begin)
+        return True
 
     def _read_version(self, node: Node) -> int:
         random = self._world.random
@@ -141,6 +164,11 @@ class Client:
         if node is not None:
             world.coverage["status_asked"] += 1
             world.agenda.after(world.network.delay_ms(), node, node.asked_status, attempt)
+            if world.strikes("status_copy", 0.2):
+                # The question arrives once more, when its client may have gone on with another attempt under the id.
+                late_ms = world.random.choice((20.0, 100.0, 500.0, 3_000.0)) * world.random.random()
+                elsewhere = world.believed_leader() or node
+                world.agenda.after(late_ms, elsewhere, elsewhere.asked_status, attempt)
         world.agenda.after(ANSWER_TIMEOUT_MS, None, self._ask_again, attempt, self._asks)
 
     def _ask_again(self, attempt: Attempt, asks: int) -> None:

@@ -6,10 +6,10 @@ Does not own: the rings and requests of the real stream (``commit/feed``, ``comm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from holdfast.commit.entry import Batch
-from holdfast.testing.simulation.promises import PromiseBroken
+from holdfast.commit.batch import Header, LoggedTransaction
 
 if TYPE_CHECKING:
     from holdfast.testing.simulation.node import Node
@@ -31,26 +31,25 @@ class Follower:
         self._early_upto = 0
         self.seen: list[int] = []
 
-    def heard(self, node: Node, batches: list[Batch]) -> None:
-        """A leader shows durable batches."""
+    def heard(self, node: Node, header: Header, transactions: Sequence[LoggedTransaction]) -> None:
+        """A leader shows a durable batch."""
         if self._node is None:
-            self._attach(node, batches)
+            self._attach(node, header)
         if node is not self._node:
             return
-        for batch in batches:
-            previous: int = batch.header.prev_version
-            for txn in batch.transactions:
-                self._take(txn.version, previous)
-                previous = txn.version
+        previous: int = header.prev_version
+        for txn in transactions:
+            self._take(txn.version, previous)
+            previous = txn.version
         if not self._durable:
             self._peek(node)
 
-    def _attach(self, node: Node, batches: list[Batch]) -> None:
+    def _attach(self, node: Node, header: Header) -> None:
         """History from the store up to where the live stream goes on."""
         self._node = node
         self._after = after = self.seen[-1] if self.seen else 0
         for version in self._world.promises.versions:
-            if after < version <= batches[0].header.prev_version:
+            if after < version <= header.prev_version:
                 self.seen.append(version)
         self._early_upto = self.seen[-1] if self.seen else 0
 
@@ -59,24 +58,23 @@ class Follower:
         if version <= self._after:
             # A leader of long ago may still learn what it made durable. Who resumed above it is not told again.
             if version not in self._world.promises.transactions:
-                raise PromiseBroken("a subscriber misses nothing", f"{version} is shown and not in the log")
+                self._world.promises.break_("a subscriber misses nothing", f"{version} is shown and not in the log")
             return
         if version <= self._early_upto and not self._durable:
             if version not in self.seen[-200:]:
-                raise PromiseBroken("what is shown early becomes durable in order", f"{version} was not shown")
+                self._world.promises.break_("what is shown early becomes durable in order", f"{version} was not shown")
             return
         if previous != last:
-            raise PromiseBroken("a subscriber misses nothing", f"{version} follows {previous}, seen up to {last}")
+            self._world.promises.break_(
+                "a subscriber misses nothing", f"{version} follows {previous}, seen up to {last}"
+            )
         self.seen.append(version)
 
     def _peek(self, node: Node) -> None:
         """Everything accepted and not durable yet is shown early as well."""
-        assert node.pipeline is not None, "a leader shows"
-        batches = [*node.pipeline.persist.in_flight]
-        for batch in batches:
-            for txn in batch.transactions:
-                if not self.seen or txn.version > self.seen[-1]:
-                    self.seen.append(txn.version)
+        for version in node.early_versions():
+            if not self.seen or version > self.seen[-1]:
+                self.seen.append(version)
         self._early_upto = max(self._early_upto, self.seen[-1] if self.seen else 0)
 
     def lost(self, node: Node) -> None:
@@ -97,4 +95,4 @@ class Follower:
     def check(self) -> None:
         """What was seen is a beginning of the log, without a gap."""
         if self.seen != self._world.promises.versions[: len(self.seen)]:
-            raise PromiseBroken("a subscriber misses nothing", f"{len(self.seen)} seen")
+            self._world.promises.break_("a subscriber misses nothing", f"{len(self.seen)} seen")

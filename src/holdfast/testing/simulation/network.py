@@ -27,12 +27,14 @@ Rows = list[tuple[str, int]]
 
 
 class StrictStore:
-    """Slots and their bytes. ``landed`` is called after every creation."""
+    """Slots and their bytes. ``landed`` is called after every creation. ``archive``: removed objects as well."""
 
-    __slots__ = ("landed", "objects", "slots")
+    __slots__ = ("archive", "landed", "objects", "others", "slots")
 
     def __init__(self, landed: Callable[[int], None]) -> None:
         self.objects: dict[int, bytes] = {}
+        self.archive: dict[int, bytes] = {}
+        self.others: dict[str, bytes] = {}
         self.slots: list[int] = []
         self.landed = landed
 
@@ -41,6 +43,8 @@ class StrictStore:
         if slot in self.objects:
             return False
         self.objects[slot] = data
+        # A late PUT may land where retention has removed an object: readers of history saw the first one.
+        self.archive.setdefault(slot, data)
         insort(self.slots, slot)
         self.landed(slot)
         return True

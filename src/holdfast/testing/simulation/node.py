@@ -1,59 +1,42 @@
 """One process of a simulated world: standby, taking over, leading, deposed.
 
-Owns: a driver of the real recovery decisions (it mirrors ``commit/takeover``) and a driver of the real ``Pipeline`` (it
-mirrors ``commit/service``). Does not own: any decision about the log, the network, what clients make of answers.
+Owns: the life of a process on its own simulated loop, the questions that clients and other nodes put to it, and what
+its answers are held against. Does not own: taking over and leading, which are the real ``take_the_lead`` and the real
+``CommitService``; the network; what clients make of answers.
 
 Failure model: a node crashes at any moment (its requests stay on their way), pauses while its clocks run on, has its
-wall clock set, is cut off from the store, and does not know that it was deposed until its own requests tell it.
-
-Long, because it is one life from start to end.
+wall clock set, is cut off from the store or from other nodes, reaches the store by a way that ignores conditions, and
+does not know that it was deposed until its own requests report it.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
 
-from holdfast.commit import batch as batch_format
 from holdfast.commit import events as p
-from holdfast.commit import leadership
-from holdfast.commit.batch import Header
-from holdfast.commit.chain import next_slot
+from holdfast.commit.batch import Header, LoggedTransaction
 from holdfast.commit.entry import CommitEntry
-from holdfast.commit.events import Put, ReadBack
+from holdfast.commit.feed import Feed, TransactionEvent
+from holdfast.commit.leadership import Identity
 from holdfast.commit.pipeline import Pipeline
-from holdfast.commit.transaction import Committed, Rejected, Transaction, Unanswered
-from holdfast.errors import HoldfastError, InvalidRequest
-from holdfast.objects.port import CreateAnswer, Created, Unknown
-from holdfast.testing.simulation.network import Rows
-from holdfast.testing.simulation.promises import Attempt, PromiseBroken
-from holdfast.values import Instant, LeaderId, LogId, Slot
+from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
+from holdfast.commit.takeover import TakeoverOptions, take_the_lead
+from holdfast.commit.transaction import Committed, Rejected, Transaction
+from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, Unavailable
+from holdfast.testing.simulation.loop import SimulatedLoop
+from holdfast.testing.simulation.node_store import Archive, NodeStore
+from holdfast.testing.simulation.promises import Attempt
+from holdfast.values import Instant, LeaderId, LogId
 
 if TYPE_CHECKING:
     from holdfast.testing.simulation.world import World
 
-__all__ = ["Node", "StatusTicket", "VersionTicket"]
+__all__ = ["Node"]
 
 EPOCH_MS = 1_700_000_000_000
-RETRY_MS = 40.0
-TICKS_AT_ONCE_MAX = 20
-
-
-@dataclass(frozen=True, slots=True)
-class VersionTicket:
-    """A version question, with the newest version known to anybody when it was asked."""
-
-    frontier: int
-    attempt: Attempt | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StatusTicket:
-    """A status question of one client about one attempt."""
-
-    attempt: Attempt
+PATIENCE_S = 5.0
 
 
 class Node:
@@ -62,26 +45,19 @@ class Node:
     def __init__(self, world: World, number: int) -> None:
         self.world = world
         self.number = number
+        self.address = f"node-{number}:8080"
         self.incarnation = 0
         self.paused_until = 0.0
         self.wall_skew_ms = 0.0
-        self.pipeline: Pipeline | None = None
-        self.identity: leadership.Identity | None = None
-        self.claim: Header | None = None
+        self.up = False
         self.recovering = False
-        self._claims = 0
-        self._frontier: leadership.Frontier | None = None
-        self._objects: dict[Slot, bytes] = {}
-        self._page = leadership.Page((), frozenset())
-        self._missing = 0
-        self._timer_ms: float | None = None
-        self._inbox: list[CommitEntry] = []
+        self.frozen_when_it_leads_ms = 0.0
+        self._rude = False
+        self.service: CommitService | None = None
+        self._loop = self._new_loop()
         self._shown: Header | None = None
         self._resolved: list[int] = []
-        self._events: deque[p.Event] = deque()
         self._resolved_shown = 0
-        self._ticks = 0
-        self._ticked_ms = 0.0
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -92,326 +68,245 @@ class Node:
     @property
     def leading(self) -> bool:
         """Whether this node believes that it leads."""
-        return self.pipeline is not None and self.pipeline.ended is None
+        return self.service is not None and not self.service.ended.done()
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The pipeline of the reign."""
+        return self.service.pipeline if self.service is not None else None
+
+    @property
+    def claim(self) -> Header | None:
+        """The claim of the reign."""
+        return self.service.claim if self.service is not None else None
 
     def readable_version(self) -> int:
         """The newest version that this node shows to readers."""
-        return self.pipeline.release.durable_version if self.pipeline is not None else 0
+        return self.service.local_version() if self.service is not None else 0
 
     def crash(self) -> None:
         """Everything in memory is gone; requests on their way are not."""
         self.count_persist()
         self.incarnation += 1
-        self.pipeline = None
-        self.recovering = False
         self.paused_until = 0.0
-        self._timer_ms = None
-        self._inbox = []
+        self._gone()
+
+    def _gone(self) -> None:
+        self._loop.kill()
+        self.service = None
+        self.recovering = False
+        self.up = False
         self.world.ended(self)
 
+    def start_to_take_over(self) -> None:
+        """A fresh process, started with ``--take-over``."""
+        self._rude = True
+        self.start()
+
     def start(self) -> None:
-        """A fresh process: it follows until it is time to take over."""
-        random = self.world.random
-        self.identity = leadership.Identity(
-            LeaderId(random.randbytes(16)), random.randbytes(32), f"node-{self.number}:8080"
-        )
-        self._claims = 0
-        self.watch()
+        """A fresh process. Started twice after a crash, the later one counts."""
+        self._loop.kill()
+        self._loop = self._new_loop()
+        self.up = True
+        self._run(self._live())
 
-    def watch(self) -> None:
-        """A standby looks after the leader it knows; it takes over when that one is silent, or from bad manners."""
-        if self.leading or self.recovering:
-            return
-        world = self.world
-        rude = world.strikes("rude_takeover", 0.02)
-        if rude or not world.somebody_answers():
-            self.recover()
-            return
-        world.agenda.after(100.0 + 400.0 * world.random.random(), self, self.watch)
+    def _new_loop(self) -> SimulatedLoop:
+        # The methods of a loop that no shell of the log calls are left abstract, which only the type checker sees.
+        return SimulatedLoop(self.world.agenda, self, self.world.promises.trouble)  # type: ignore[abstract]
 
-    # -- taking over: the steps of commit/takeover, the decisions of commit/leadership --------------------------------
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start a task of this process, and hand what it raises to the world."""
+        self._loop.turn(lambda: self._loop.create_task(work).add_done_callback(self._look_at))
 
-    def recover(self) -> None:
-        """Step 1: list the newest page."""
-        self.recovering = True
-        self.pipeline = None
-        self._objects = {}
-        self.world.coverage["recoveries"] += 1
-        self.world.network.list(self, batch_format.SPAN_MAX, self.page_listed)
+    def _look_at(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.world.promises.trouble(error)
 
-    def page_listed(self, rows: Rows | Unknown) -> None:
-        """Step 2: read the headers that the decision will need."""
-        if isinstance(rows, Unknown):
-            self.world.agenda.after(RETRY_MS * self.world.random.random(), self, self.recover)
-            return
-        self._page = leadership.read_page(rows)
-        wanted = leadership.first_headers(self._page)
-        if wanted:
-            self._read_headers(wanted)
-        else:
-            self.decide()
-
-    def _read_headers(self, slots: tuple[Slot, ...]) -> None:
-        self._missing = len(slots)
-        for slot in slots:
-            self._read_header(slot)
-
-    def _read_header(self, slot: Slot) -> None:
-        def header_read(data: bytes | Unknown | None) -> None:
-            if isinstance(data, Unknown):
-                self._read_header(slot)
-                return
-            if data is not None:
-                self._objects[slot] = data
-            self._missing -= 1
-            if not self._missing:
-                self.decide()
-
-        self.world.network.read(self, slot, header_read)
-
-    def decide(self) -> None:
-        """Step 3: the decision table; then the claim, alone."""
+    async def _live(self) -> None:
+        """One process: it comes to lead, leads, and exits. Another one is started after it."""
         try:
-            plan = leadership.plan_recovery(self._page, self._objects, allow_new=True)
+            self.service = await self._take_the_lead()
+        except CorruptData as error:
+            self.world.promises.break_("recovery accepts an undamaged log", f"{error} {error.fields}")
         except HoldfastError as error:
-            raise PromiseBroken("recovery accepts an undamaged log", str(error)) from error
-        if isinstance(plan, leadership.NeedHeaders):
-            if any(slot not in self.world.store.objects for slot in plan.slots):
-                # Retention removed it meanwhile: the listing was old.
-                self.world.agenda.after(RETRY_MS, self, self.recover)
-                return
-            self._read_headers(plan.slots)
-            return
-        self.stake(plan)
+            self.world.coverage[f"start_{error.code}"] += 1
+        else:
+            await self._reign(self.service)
+        self.world.agenda.after(50.0 + 500.0 * self.world.random.random(), self, self._again)
 
-    def stake(self, frontier: leadership.Frontier) -> None:
-        """The claim for this frontier, sent at once or after a while."""
-        assert self.identity is not None, "a process has an identity"
-        self._frontier = frontier
-        self._claims += 1
-        nonce = self._claims.to_bytes(8, "little") + self.identity.nonce_seed[:8]
-        log_id = LogId(self.identity.nonce_seed[:16])
-        self.claim = leadership.claim_header(
-            frontier, self.identity, nonce=nonce, log_id=log_id, wall_ms=self.now().wall_ms
+    def stop(self) -> None:
+        """The world is over."""
+        self._loop.kill()
+
+    def _again(self) -> None:
+        self._gone()
+        self.start()
+
+    async def _take_the_lead(self) -> CommitService:
+        world = self.world
+        random, shape = world.random, world.shape
+        self.recovering = True
+        identity = Identity(LeaderId(random.randbytes(16)), random.randbytes(32), self.address)
+        rude, self._rude = self._rude, False
+        unfit = world.strikes("store_unfit", 0.1)
+        live = NodeStore(self, self._loop, unfit=unfit)
+        options = TakeoverOptions(
+            allow_new=True,
+            take_over=rude,
+            standby=not rude,
+            silence_ms=shape.silence_ms,
+            heartbeat_ms=shape.heartbeat_ms,
+            unheard_ms=shape.unheard_ms,
+            patience_s=PATIENCE_S,
+            ask_leader=self._ask_leader,
+            probe=unfit or shape.probes,
         )
-        wait = 0.0
-        if self.world.strikes("claim_dawdles", 0.2):
-            wait = self.world.random.choice((30.0, 500.0, 3_000.0)) * self.world.random.random()
-        self.world.agenda.after(wait, self, self.send_claim)
-
-    def send_claim(self) -> None:
-        """Step 4: the claim, the identical bytes until something is certain (R2)."""
-        assert self.claim is not None, "the decision was taken"
-        self.world.network.create(self, self.claim.slot, leadership.encode_claim(self.claim), self.claim_answered)
-
-    def claim_answered(self, answer: CreateAnswer) -> None:
-        """Created: check. Refused: look whose it is. Unknown: again."""
-        assert self.claim is not None, "the claim was sent"
-        match answer:
-            case Created():
-                self.check_claim()
-            case Unknown():
-                self.world.agenda.after(RETRY_MS * self.world.random.random(), self, self.send_claim)
-            case _:
-                self.world.network.read(self, self.claim.slot, self.claim_found)
-
-    def claim_found(self, data: bytes | Unknown | None) -> None:
-        """Whose object refused the claim?"""
-        assert self.claim is not None, "the claim was sent"
-        if data is None or isinstance(data, Unknown):
-            self.world.agenda.after(RETRY_MS * self.world.random.random(), self, self.send_claim)
-        elif batch_format.decode_header(data, slot=self.claim.slot).nonce == self.claim.nonce:
-            self.world.coverage["claim_was_own"] += 1
-            self.check_claim()
-        else:
-            self.world.coverage["claim_lost"] += 1
-            if self._frontier is not None and self._frontier.predecessor and self.world.random.random() < 0.5:
-                self.walk(self._frontier.predecessor, batch_format.SPAN_MAX)
-            else:
-                self.recover()
-
-    def walk(self, head: Header, steps: int) -> None:
-        """Step 4b: after a lost claim, on along the chain of the leader that lives (``takeover._chase``)."""
-        slot = next_slot(head)
-
-        def walked(data: bytes | Unknown | None) -> None:
-            if isinstance(data, Unknown):
-                self.walk(head, steps)
-                return
-            step = leadership.walk_on(head, None if data is None else batch_format.decode_header(data, slot=slot))
-            if isinstance(step, leadership.Frontier):
-                self.world.coverage["walked_on"] += 1
-                self.stake(step)
-            elif step is None or steps == 1:
-                self.recover()
-            else:
-                self.walk(step, steps - 1)
-
-        self.world.network.read(self, slot, walked)
-
-    def check_claim(self) -> None:
-        """Step 5: the ownership check."""
-        self.world.network.list(self, 1, self.claim_checked)
-
-    def claim_checked(self, rows: Rows | Unknown) -> None:
-        """Nobody is past the claim: lead."""
-        assert self.claim is not None, "the claim was sent"
-        if isinstance(rows, Unknown):
-            self.check_claim()
-        elif leadership.somebody_is_past(_newest(rows), oldest_free=batch_format.jump(self.claim.slot)):
-            self.world.coverage["claim_was_passed"] += 1
-            self.recover()
-        else:
-            self.lead()
-
-    # -- leading: the duties of a driver of the pipeline --------------------------------------------------------------
-
-    def lead(self) -> None:
-        """The reign begins."""
-        assert self.claim is not None and self.identity is not None, "a leader has claimed"
-        self.recovering = False
-        self.pipeline = Pipeline(self.claim, self.identity.nonce_seed, self.world.shape.rules, self.now())
-        self._shown = self.claim
+        world.coverage["recoveries"] += 1
+        takeover = await take_the_lead(live, identity, LogId(random.randbytes(16)), options, self.now)
+        if unfit:
+            world.promises.break_("a store that fails its probe gets nothing", self.address)
+        world.coverage["claim_lost"] += takeover.restarts
+        self._shown = takeover.claim
         self._resolved = []
         self._resolved_shown = 0
-        self._timer_ms = None
-        self.world.coverage["reigns"] += 1
-        self.world.began_to_lead(self)
+        service = CommitService.begin(
+            Archive(self, live),
+            takeover,
+            identity,
+            ServiceOptions(
+                address=self.address,
+                rules=shape.rules,
+                request_timeout_ms=2_000.0,
+                silence_ms=shape.silence_ms,
+                heartbeat_ms=shape.heartbeat_ms,
+                idle_check_ms=shape.idle_check_ms,
+            ),
+            live,
+            self.now,
+        )
+        self.recovering = False
+        service.feed = _WatchedFeed(self, takeover.claim)
+        vars(service.pipeline)["step"] = self._watched(service.pipeline)
+        world.coverage["reigns"] += 1
+        world.began_to_lead(self)
+        return service
+
+    def _watched(self, pipeline: Pipeline) -> Callable[[p.Event], list[p.Effect]]:
+        """The pipeline's step, with all invariants checked after it."""
+        world, step = self.world, pipeline.step
+
+        def watched(event: p.Event) -> list[p.Effect]:
+            effects = step(event)
+            if pipeline.ended is None:
+                world.stepped(pipeline)
+            if pipeline.release.holding:
+                world.coverage["held_for_a_proof"] += any(isinstance(effect, p.CheckOwnership) for effect in effects)
+            return effects
+
+        return watched
+
+    async def _reign(self, service: CommitService) -> None:
+        end: ServiceEnd = await service.ended
+        self.world.coverage[end.kind] += 1
+        if end.kind == "damaged":
+            self.world.promises.break_("no law of our own is broken", end.detail)
+        if end.kind == "deposed":
+            self.world.promises.deposed(service.claim, end.detail)
+        self.count_persist()
+        await service.close()
+
+    def count_persist(self) -> None:
+        """Add what this reign's third stage counted to the world's coverage."""
+        if self.service is not None:
+            counters = self.service.pipeline.persist.counters
+            self.world.coverage["retries"] += counters.retries
+            self.world.coverage["hedges"] += counters.hedges
+            self.world.coverage["own_successes"] += counters.own_successes
+
+    # -- nodes ask one another who they are ---------------------------------------------------------------------------
+
+    async def _ask_leader(self, address: str) -> str | None:
+        asked: asyncio.Future[str | None] = self._loop.create_future()
+        loop = self._loop
+
+        def told(answer: str | None) -> None:
+            if not asked.done():
+                loop.turn(asked.set_result, answer)
+
+        self.world.ask(self, address, told)
+        return await asked
+
+    def asked_who(self, standby: str, answer: Callable[[str | None], None]) -> None:
+        """A standby asks this process whether it leads."""
+        if self.service is not None and self.leading:
+            self._loop.turn(self.service.standby_seen, standby)
+        answer(self.service.leader_id if self.service is not None and self.leading else "")
+
+    # -- clients ------------------------------------------------------------------------------------------------------
 
     def receive(self, attempt: Attempt, txn: Transaction) -> None:
         """A commit request arrives."""
-        if self.pipeline is None:
+        service = self.service
+        if service is None or service.admission() is not None:
             self.world.tell(self.world.owner_of(attempt).unknown, attempt)
             return
-        self._inbox.append(CommitEntry(txn, _nobody, attempt))
-        if len(self._inbox) == 1:
-            self.world.agenda.after(self.world.random.choice((0.0, 0.2, 1.0)), self, self.pump)
+        incarnation = self.incarnation
 
-    def pump(self) -> None:
-        """Everything that arrived since the last turn goes in at once."""
-        entries, self._inbox = self._inbox, []
-        if self.pipeline is not None:
-            self.step(p.Arrived(self.now(), entries))
+        def reply(entry: CommitEntry) -> None:
+            if self.incarnation == incarnation and self.up:
+                self._reply(entry)
+
+        self._loop.turn(service.submit, [CommitEntry(txn, reply, attempt)])
 
     def asked_status(self, attempt: Attempt) -> None:
         """A status question arrives."""
-        if self.pipeline is None or attempt.request_id is None:
+        if self.service is None or attempt.request_id is None:
             self.world.tell(self.world.owner_of(attempt).unknown, attempt)
             return
-        question = p.StatusQuestion(attempt.request_id, attempt.txn_read_version, StatusTicket(attempt))
-        self.step(p.StatusAsked(self.now(), question))
+        self._run(self._status(self.service, attempt, attempt.request_id))
+
+    async def _status(self, service: CommitService, attempt: Attempt, request_id: str) -> None:
+        try:
+            answer = await service.status(request_id, attempt.txn_read_version)
+        except CorruptData as error:
+            self.world.promises.break_("history is readable", f"{error} {error.fields}")
+        except HoldfastError as error:
+            self.world.coverage[f"status_{error.code}"] += 1
+            self.world.tell(self.world.owner_of(attempt).unknown, attempt)
+        else:
+            self._status_is(attempt, answer.version)
 
     def asked_version(self) -> None:
         """A version question arrives."""
-        if self.leading:
-            self.step(p.VersionAsked(self.now(), VersionTicket(self.world.promises.frontier)))
+        if self.service is not None and self.leading:
+            self._run(self._version(self.service, self.world.promises.frontier))
+
+    async def _version(self, service: CommitService, frontier: int) -> None:
+        try:
+            version = await service.version()
+        except HoldfastError as error:
+            self.world.coverage[f"version_{error.code}"] += 1
+        else:
+            self.world.promises.version_answered(version, frontier)
+            self.world.coverage["version_answered"] += 1
 
     def asked_noop(self) -> None:
         """A no-op arrives."""
-        if self.leading:
-            self.step(p.NoopAsked(self.now(), "noop"))
+        if self.service is not None and self.leading:
+            self._run(self._noop(self.service))
+
+    async def _noop(self, service: CommitService) -> None:
+        try:
+            await service.noop()
+        except HoldfastError as error:
+            self.world.coverage[f"noop_{error.code}"] += 1
+        else:
+            self.world.coverage["noops"] += 1
 
     def asked_to_step_down(self) -> None:
         """The operator wants this leader to drain and resign."""
-        if self.leading:
-            self.step(p.Drain(self.now()))
-
-    def tick(self, due_ms: float) -> None:
-        """The time that the pipeline asked for has come; a timer that was overtaken by an earlier one is void."""
-        if due_ms != self._timer_ms:
-            return
-        self._timer_ms = None
-        now_ms = self.world.agenda.now
-        self._ticks = self._ticks + 1 if now_ms == self._ticked_ms else 0
-        self._ticked_ms = now_ms
-        if self._ticks > TICKS_AT_ONCE_MAX:
-            raise PromiseBroken("an idle leader does not spin", f"{self._ticks} ticks at {now_ms:.3f} ms")
-        if self.leading:
-            self.step(p.Tick(self.now(), heartbeat=self.world.random.random() < 0.1))
-
-    def step(self, event: p.Event) -> None:
-        """Step the pipeline and carry out every effect, then step it with the events that these led to."""
-        self._events.append(event)
-        if len(self._events) > 1:
-            return
-        while self._events:
-            self._take(self._events[0])
-            self._events.popleft()
-
-    def _take(self, event: p.Event) -> None:
-        pipeline = self.pipeline
-        if pipeline is None:
-            return
-        for effect in pipeline.step(event):
-            self._carry_out(effect)
-            if self.pipeline is not pipeline:
-                return
-        self.world.stepped(pipeline)
-        deadline = pipeline.next_deadline_ms()
-        if deadline is not None and (self._timer_ms is None or deadline < self._timer_ms):
-            self._timer_ms = deadline
-            self.world.agenda.after(max(0.0, deadline - self.world.agenda.now), self, self.tick, deadline)
-
-    def _carry_out(self, effect: p.Effect) -> None:
-        promises, network = self.world.promises, self.world.network
-        match effect:
-            case Put(slot=slot, data=data):
-                network.create(self, slot, data, self._put_answered(slot))
-            case ReadBack(slot=slot, certain=certain):
-                network.read(self, slot, self._header_found(slot, certain))
-            case p.CheckOwnership():
-                assert self.pipeline is not None, "a leader checks"
-                self.world.coverage["held_for_a_proof"] += self.pipeline.release.holding
-                network.list(self, 1, self.ownership_seen)
-            case p.Resolved(entries=entries):
-                accepted = [entry.version for entry in entries if entry.accepted]
-                self._resolved += accepted
-                assert self.claim is not None, "a leader has claimed"
-                promises.handed_out(accepted, self.claim.slot)
-            case p.Durable(batches=batches):
-                assert self._shown is not None, "a leader has claimed"
-                self._shown = promises.shown_durable(self._shown, batches)
-                self._show_resolved([txn.version for batch in batches for txn in batch.transactions])
-                self.world.shown(self, batches)
-            case p.Answer(entries=entries):
-                for entry in entries:
-                    self._reply(entry)
-            case p.VersionIs(tickets=tickets, version=version):
-                for ticket in tickets:
-                    self._version_is(ticket, version)
-            case p.StatusReady():
-                self._status_ready(effect)
-            case p.LookUp(entries=entries):
-                self._look_up(entries)
-            case p.Reached():
-                self.world.coverage["noops"] += 1
-            case p.Ended():
-                self._reign_ended(effect)
-
-    def _put_answered(self, slot: Slot) -> Callable[[CreateAnswer], None]:
-        def put_answered(answer: CreateAnswer) -> None:
-            self.step(p.PutAnswered(self.now(), slot, answer))
-
-        return put_answered
-
-    def _header_found(self, slot: Slot, certain: bool) -> Callable[[bytes | Unknown | None], None]:
-        def header_found(data: bytes | Unknown | None) -> None:
-            found = batch_format.decode_header(data, slot=slot) if isinstance(data, bytes) else data
-            self.step(p.HeaderFound(self.now(), slot, found, certain))
-
-        return header_found
-
-    def ownership_seen(self, rows: Rows | Unknown) -> None:
-        """The ownership check's listing arrives."""
-        newest = rows if isinstance(rows, Unknown) else _newest(rows)
-        self.step(p.OwnershipSeen(self.now(), newest))
-
-    def _show_resolved(self, durable: list[int]) -> None:
-        """What was shown as resolved must become durable in the same order, from the first on."""
-        upto = self._resolved_shown + len(durable)
-        if self._resolved[self._resolved_shown : upto] != durable:
-            raise PromiseBroken("what is shown early becomes durable in order", f"{durable[:3]}")
-        self._resolved_shown = upto
+        if self.service is not None and self.leading:
+            self._run(self.service.step_down())
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
@@ -430,117 +325,76 @@ class Node:
                 world.promises.answered_not_committed(attempt)
                 world.coverage[f"answered_{outcome.reason}"] += 1
                 world.tell(client.denied, attempt)
-            case InvalidRequest():
+            case InvalidRequest() | Unavailable():
                 # The version was read at a leader that this one does not know of: the attempt may go elsewhere.
                 world.coverage["answered_future_version"] += 1
                 world.tell(client.unknown, attempt)
             case None:
-                raise PromiseBroken("every answer has an outcome", f"{attempt.identity}")
+                world.promises.break_("every answer has an outcome", f"{attempt.identity}")
             case _:
                 world.coverage["answered_" + type(outcome).__name__.lower()] += 1
                 world.tell(client.unknown, attempt)
 
-    def _version_is(self, ticket: object, version: int) -> None:
-        assert isinstance(ticket, VersionTicket), "version questions carry their frontier"
-        self.world.promises.version_answered(version, ticket.frontier)
-        self.world.coverage["version_answered"] += 1
-        if ticket.attempt is not None:
-            self._status_is(ticket.attempt, None)
-
-    def _status_ready(self, ready: p.StatusReady) -> None:
-        ticket = ready.question.ticket
-        assert isinstance(ticket, StatusTicket) and self.pipeline is not None, "status questions carry their attempts"
-        if ready.version is not None:
-            self._status_is(ticket.attempt, ready.version)
-        elif ready.question.min_version < ready.complete_above:
-            until = self.pipeline.persist.durable_version
-            delay = self.world.network.delay_ms() * 4
-            self.world.agenda.after(delay, self, self.status_looked_up, ticket.attempt, until)
-        else:
-            self._prove_absence(ticket.attempt)
-
-    def status_looked_up(self, attempt: Attempt, until: int) -> None:
-        """The log below the window was read for a status question."""
-        self.world.coverage["status_read_the_log"] += 1
-        assert attempt.request_id is not None, "only attempts with an id are asked about"
-        found = self.world.promises.find(attempt.request_id, attempt.txn_read_version, until)
-        if found is not None:
-            self._status_is(attempt, found)
-        else:
-            self._prove_absence(attempt)
-
-    def _prove_absence(self, attempt: Attempt) -> None:
-        self.step(p.VersionAsked(self.now(), VersionTicket(self.world.promises.frontier, attempt)))
-
     def _status_is(self, attempt: Attempt, version: int | None) -> None:
-        client = self.world.owner_of(attempt)
+        world = self.world
+        client = world.owner_of(attempt)
         if version is None:
-            self.world.promises.answered_not_committed(attempt)
-            self.world.coverage["status_not_committed"] += 1
-            self.world.tell(client.denied, attempt)
+            world.promises.answered_not_committed(attempt)
+            world.coverage["status_not_committed"] += 1
+            world.tell(client.denied, attempt)
             return
-        self.world.promises.answered_committed(attempt, version, by_id=True)
-        self.world.coverage["status_committed"] += 1
-        if self.world.promises.at.get(attempt.identity) == version:
-            self.world.tell(client.committed, attempt, version)
+        world.promises.answered_committed(attempt, version, by_id=True)
+        world.coverage["status_committed"] += 1
+        if world.promises.at.get(attempt.identity) == version:
+            world.tell(client.committed, attempt, version)
         else:
             # Another attempt under the same id committed: this one did not.
-            self.world.tell(client.denied, attempt)
+            world.tell(client.denied, attempt)
 
-    def _look_up(self, entries: list[CommitEntry]) -> None:
-        assert self.pipeline is not None, "a leader looks up"
-        until = self.pipeline.persist.durable_version
-        for entry in entries:
-            self.world.agenda.after(self.world.network.delay_ms() * 4, self, self.looked_up, entry, until)
+    # -- what subscribers are shown -----------------------------------------------------------------------------------
 
-    def looked_up(self, entry: CommitEntry, until: int) -> None:
-        """The log was read for an attempt whose read version lies below the window."""
-        request_id, read_version = entry.txn.request_id, entry.txn.read_version
-        attempt = entry.ticket
-        assert request_id is not None and read_version is not None, "only attempts are looked up"
-        assert isinstance(attempt, Attempt), "commits carry their attempts"
-        found = self.world.promises.find(request_id, read_version, until)
-        self.world.coverage["attempt_looked_up"] += 1
-        if found is not None and self.world.promises.at.get(attempt.identity) != found:
-            return
-        entry.outcome = Committed(found) if found is not None else Rejected("too_old")
-        entry.durable_version = self.readable_version()
-        self._reply(entry)
+    def shown_durable(self, header: Header, transactions: Sequence[LoggedTransaction]) -> None:
+        """A batch is shown as durable."""
+        assert self._shown is not None, "a leader has claimed"
+        self._shown = self.world.promises.shown_durable(self._shown, header)
+        durable = [txn.version for txn in transactions]
+        upto = self._resolved_shown + len(durable)
+        if self._resolved[self._resolved_shown : upto] != durable:
+            self.world.promises.break_("what is shown early becomes durable in order", f"{durable[:3]}")
+        self._resolved_shown = upto
+        self.world.shown(self, header, transactions)
 
-    def count_persist(self) -> None:
-        """Add what this reign's third stage counted to the world's coverage."""
-        if self.pipeline is not None:
-            counters = self.pipeline.persist.counters
-            self.world.coverage["retries"] += counters.retries
-            self.world.coverage["hedges"] += counters.hedges
-            self.world.coverage["own_successes"] += counters.own_successes
+    def shown_resolved(self, events: Sequence[TransactionEvent]) -> None:
+        """Transactions are shown before they are durable."""
+        versions = [event.version for event in events]
+        self._resolved += versions
+        assert self._shown is not None, "a leader has claimed"
+        self.world.promises.handed_out(versions, self._shown.claim)
 
-    # -- the end ------------------------------------------------------------------------------------------------------
-
-    def _reign_ended(self, end: p.Ended) -> None:
-        pipeline = self.pipeline
-        assert pipeline is not None and pipeline.ended is not None, "only a leader's reign ends"
-        for ticket in end.tickets:
-            question = ticket.ticket if isinstance(ticket, p.StatusQuestion) else ticket
-            attempt = question.attempt if isinstance(question, StatusTicket | VersionTicket) else None
-            if attempt is not None:
-                self.world.tell(self.world.owner_of(attempt).unknown, attempt)
-        if end is not pipeline.ended:
-            return
-        self.world.coverage[end.kind] += 1
-        assert self.claim is not None, "a leader has claimed"
-        if end.kind == "deposed":
-            self.world.promises.deposed(self.claim, end.detail)
-        self.count_persist()
-        self.world.ended(self)
-        self.world.agenda.after(50.0 + 500.0 * self.world.random.random(), self, self.start)
+    def early_versions(self) -> list[int]:
+        """What is shown as resolved and not yet as durable, in order."""
+        return self._resolved[self._resolved_shown :]
 
 
-def _newest(rows: Rows) -> Slot | None:
-    page = leadership.read_page(rows)
-    return page.slots[0] if page.slots else None
+class _WatchedFeed(Feed):
+    """The real feed, and what goes into it."""
 
+    def __init__(self, node: Node, claim: Header) -> None:
+        super().__init__(claim, bytes_max=10_000)
+        self._node = node
+        self.resolved_subscribers = 1
 
-def _nobody(entry: CommitEntry) -> None:
-    """Answers are an effect here, not a callback."""
-    assert isinstance(entry.outcome, Unanswered), "the pipeline itself calls nobody"
+    def publish_durable(self, header: Header, transactions: Sequence[LoggedTransaction], size: int) -> None:
+        """As the feed does."""
+        super().publish_durable(header, transactions, size)
+        self._node.shown_durable(header, transactions)
+
+    def publish_resolved(self, events: Sequence[TransactionEvent], size: int) -> None:
+        """As the feed does."""
+        super().publish_resolved(events, size)
+        self._node.shown_resolved(events)
+
+    def close(self) -> None:
+        """As the feed does."""
+        super().close()
+        self._node.world.ended(self._node)

@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 from holdfast.commit import batch as batch_format
 from holdfast.commit import chain
 from holdfast.commit.batch import Header, Kind, LoggedTransaction
-from holdfast.commit.entry import Batch, CommitEntry
+from holdfast.commit.entry import CommitEntry
 from holdfast.commit.transaction import Delete, PointRead, RangeDelete, Rejected, Write
 from holdfast.errors import HoldfastError
 from holdfast.testing.simulation.network import StrictStore
@@ -79,9 +79,17 @@ class Promises:
         self._handed_out: dict[int, int] = {}
         self.frontier = 0
         self.increments = 0
+        self.broken: BaseException | None = None
 
-    def _break(self, promise: str, detail: str) -> NoReturn:
-        raise PromiseBroken(promise, detail)
+    def break_(self, promise: str, detail: str) -> NoReturn:
+        """A promise is broken. The world ends with it, even where a real shell catches the error."""
+        error = PromiseBroken(promise, detail)
+        self.trouble(error)
+        raise error
+
+    def trouble(self, error: BaseException) -> None:
+        """Something went wrong that ends the world; the first of them counts."""
+        self.broken = self.broken or error
 
     # -- the true log -------------------------------------------------------------------------------------------------
 
@@ -99,7 +107,7 @@ class Promises:
                 walker.accept(header)
                 transactions = batch_format.decode_body(data, header) if header.transactions else []
             except HoldfastError as error:
-                raise PromiseBroken("the chain holds no damage", f"slot {here}: {error}") from error
+                self.break_("the chain holds no damage", f"slot {here}: {error}")
             self.headers[here] = header
             if header.kind is Kind.CLAIM:
                 self._coverage["claims"] += 1
@@ -108,12 +116,12 @@ class Promises:
 
     def _append(self, txn: LoggedTransaction) -> None:
         if self.versions and txn.version <= self.versions[-1]:
-            self._break("versions rise strictly", f"{txn.version} after {self.versions[-1]}")
+            self.break_("versions rise strictly", f"{txn.version} after {self.versions[-1]}")
         identity = identity_of(txn)
         if identity in self.at:
-            self._break("an attempt commits at most once", f"{identity} at {self.at[identity]} and {txn.version}")
+            self.break_("an attempt commits at most once", f"{identity} at {self.at[identity]} and {txn.version}")
         if identity in self._denied:
-            self._break("what was answered not_committed never commits", f"{identity} at {txn.version}")
+            self.break_("what was answered not_committed never commits", f"{identity} at {txn.version}")
         self._audit_verdict(txn)
         self._audit_bank(txn)
         self.versions.append(txn.version)
@@ -163,10 +171,10 @@ class Promises:
                 touched = [key for key in self._history if begin <= key < end]
             for key in touched:
                 if self._history[key][0][-1] > since:
-                    self._break("a verdict holds against the log", f"{txn.version} read {key!r} at {since}")
+                    self.break_("a verdict holds against the log", f"{txn.version} read {key!r} at {since}")
             for version, first, last in self._range_deletes:
                 if version > since and first < end and (last is None or begin < last):
-                    self._break("a verdict holds against the log", f"{txn.version} read {begin!r} at {since}")
+                    self.break_("a verdict holds against the log", f"{txn.version} read {begin!r} at {since}")
 
     def _audit_bank(self, txn: LoggedTransaction) -> None:
         change = 0
@@ -175,7 +183,7 @@ class Promises:
                 before = self.value(op.key, txn.version)
                 change += int(op.value) - (OPENING_BALANCE if before is None else int(before))
         if change:
-            self._break("money is neither made nor lost", f"{change} at version {txn.version}")
+            self.break_("money is neither made nor lost", f"{change} at version {txn.version}")
 
     def _audit_ring(self, version: int) -> None:
         seen: list[int] = []
@@ -184,7 +192,7 @@ class Promises:
             seen.append(here)
             here = self.ring_next(here, version)
         if here != 0 or len(seen) != self._ring_size:
-            self._break("the ring stays one ring", f"{seen} then {here} at version {version}")
+            self.break_("the ring stays one ring", f"{seen} then {here} at version {version}")
 
     def ring_next(self, node: int, version: int) -> int:
         """Where a node of the ring points to as of a version."""
@@ -197,11 +205,11 @@ class Promises:
         """A leader tells somebody that an attempt committed. ``by_id``: it was asked for the id alone."""
         txn = self.transactions.get(version)
         if txn is None:
-            self._break("nothing acknowledged is lost", f"{attempt.identity} at {version} is not in the log")
+            self.break_("nothing acknowledged is lost", f"{attempt.identity} at {version} is not in the log")
         if txn.request_id != attempt.request_id or (not by_id and identity_of(txn) != attempt.identity):
-            self._break("nothing acknowledged is moved", f"{attempt.identity} at {version} is {identity_of(txn)}")
+            self.break_("nothing acknowledged is moved", f"{attempt.identity} at {version} is {identity_of(txn)}")
         if attempt.identity in self._denied and not by_id:
-            self._break("an outcome is final", f"{attempt.identity} was denied, then committed at {version}")
+            self.break_("an outcome is final", f"{attempt.identity} was denied, then committed at {version}")
         if identity_of(txn) == attempt.identity:
             self._committed[attempt.identity] = version
         self.frontier = max(self.frontier, version)
@@ -209,7 +217,7 @@ class Promises:
     def answered_not_committed(self, attempt: Attempt) -> None:
         """A leader tells somebody that an attempt did not commit and never will."""
         if attempt.identity in self.at:
-            self._break(
+            self.break_(
                 "what was answered not_committed never commits",
                 f"{attempt.identity} is at {self.at[attempt.identity]}",
             )
@@ -218,10 +226,10 @@ class Promises:
     def answered_rejected(self, entry: CommitEntry, outcome: Rejected, durable_end: int) -> None:
         """A rejection names versions: all of them are durable and at or below the version it names."""
         if entry.durable_version > durable_end:
-            self._break("a rejection names a durable version", f"{entry.durable_version} above {durable_end}")
+            self.break_("a rejection names a durable version", f"{entry.durable_version} above {durable_end}")
         for conflict in outcome.conflicts:
             if conflict.version not in self.transactions or conflict.version > entry.durable_version:
-                self._break("a rejection stays behind the versions it lists", f"{conflict} {entry.durable_version}")
+                self.break_("a rejection stays behind the versions it lists", f"{conflict} {entry.durable_version}")
 
     def end_version(self) -> int:
         """The last version that the true log settles."""
@@ -230,39 +238,29 @@ class Promises:
     def version_answered(self, version: int, frontier: int) -> None:
         """A version question asked when ``frontier`` was the newest known answer gets ``version``."""
         if version < frontier:
-            self._break("version answers are linearizable", f"{version} after {frontier} was known")
+            self.break_("version answers are linearizable", f"{version} after {frontier} was known")
         if version > self.end_version():
-            self._break("a version that is answered is durable", f"{version} above {self.end_version()}")
+            self.break_("a version that is answered is durable", f"{version} above {self.end_version()}")
         self.frontier = max(self.frontier, version)
 
-    def shown_durable(self, last: Header, batches: list[Batch]) -> Header:
-        """A leader shows durable batches to subscribers: they are the log, without a gap."""
-        for batch in batches:
-            header = batch.header
-            if self.headers.get(header.slot) != header:
-                self._break("what is shown durable is in the log", f"slot {header.slot}")
-            if header.prev != last.slot or header.prev_version != last.last_transaction_version:
-                self._break("a durable stream has no gap", f"slot {header.slot} after {last.slot}")
-            last = header
-        return last
+    def shown_durable(self, last: Header, header: Header) -> Header:
+        """A leader shows a durable batch to subscribers: it is in the log, right after the one shown ``last``."""
+        if self.headers.get(header.slot) != header:
+            self.break_("what is shown durable is in the log", f"slot {header.slot}")
+        if header.prev != last.slot or header.prev_version != last.last_transaction_version:
+            self.break_("a durable stream has no gap", f"slot {header.slot} after {last.slot}")
+        return header
 
     def handed_out(self, versions: list[int], claim: int) -> None:
         """A leader shows accepted transactions early: their versions belong to it alone, for ever."""
         for version in versions:
             if self._handed_out.setdefault(version, claim) != claim:
-                self._break("a version is handed out once", f"{version} by {claim} and {self._handed_out[version]}")
+                self.break_("a version is handed out once", f"{version} by {claim} and {self._handed_out[version]}")
 
     def deposed(self, claim: Header, detail: str) -> None:
         """A leader says that it was deposed: somebody must have claimed after it."""
         if self.walker.claim is None or self.walker.claim.slot >= claim.slot:
-            self._break("only a later leader deposes", f"claim {claim.slot}: {detail}")
-
-    def find(self, request_id: str, after: int, until: int) -> int | None:
-        """Look a request id up in the true log, between two versions."""
-        for version in self.by_request.get(request_id, ()):
-            if after < version <= until:
-                return version
-        return None
+            self.break_("only a later leader deposes", f"claim {claim.slot}: {detail}")
 
     def at_the_end(self, attempts: list[Attempt]) -> None:
         """When everything is settled: exactly the committed attempts with an id are in the log."""
@@ -271,8 +269,8 @@ class Promises:
                 continue
             there = self.at.get(attempt.identity)
             if attempt.denied and there is not None:
-                self._break("what was answered not_committed never commits", f"{attempt.identity} is at {there}")
+                self.break_("what was answered not_committed never commits", f"{attempt.identity} is at {there}")
             if attempt.committed_at is not None and there != attempt.committed_at:
-                self._break("nothing acknowledged is moved", f"{attempt.identity}: {attempt.committed_at}, {there}")
+                self.break_("nothing acknowledged is moved", f"{attempt.identity}: {attempt.committed_at}, {there}")
             if attempt.committed_at is None and not attempt.denied:
-                self._break("every outcome is found in the end", f"{attempt.identity}")
+                self.break_("every outcome is found in the end", f"{attempt.identity}")

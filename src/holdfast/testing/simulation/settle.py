@@ -30,7 +30,7 @@ def settle_accounts(world: World) -> None:
     for follower in world.followers:
         follower.lost_at_the_end()
         follower.check()
-    if not world.shape.retention:
+    if not world.shape.retention and not world.coverage["claims_removed"]:
         _walk_afresh(world)
     _recover_afresh(world)
 

@@ -9,18 +9,22 @@ depths that a mixture would never reach.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
 
-from holdfast.commit import batch, chain, leadership, persist, sequence
+import structlog
+
+from holdfast.commit import batch, chain, leadership, persist, release, sequence, takeover_machine
 from holdfast.commit.batch import VERSION_JUMP
 from holdfast.commit.persist import PersistRules
 from holdfast.commit.pipeline import PipelineRules
+from holdfast.commit.release import PROOF_MS_MAX
 
-__all__ = ["FAULTS", "WorldShape", "draw_shape", "protocol_width"]
+__all__ = ["FAULTS", "WorldShape", "draw_shape", "protocol_width", "silent"]
 
 FAULTS: Final = (
     "put_request_lost",
@@ -39,6 +43,10 @@ FAULTS: Final = (
     "long_pause",
     "clock_jump",
     "partition",
+    "nodes_cut",
+    "question_lost",
+    "store_unfit",
+    "probe_failed",
     "rude_takeover",
     "claim_dawdles",
     "step_down",
@@ -46,6 +54,7 @@ FAULTS: Final = (
     "client_request_late",
     "client_answer_lost",
     "client_copy",
+    "status_copy",
 )
 
 
@@ -63,10 +72,35 @@ class WorldShape:
     think_ms: float
     retention: bool
     hot_keys: int
+    silence_ms: float
+    heartbeat_ms: float
+    unheard_ms: float
+    idle_check_ms: float
+    probes: bool
+    proof_ms: float
+    """For how long a leader believes a proof of ownership. Where it is short, older claims are removed."""
 
 
 def draw_shape(random: Random) -> WorldShape:
     """The shape of the world of one seed; ``random`` is that world's own."""
+    shape = _draw_any(random)
+    if shape.span > 8 or random.random() < 0.7:
+        return shape
+    # A world in which claims are removed, so that a leader that believes an old proof answers what no reader finds:
+    # leaders are frozen twice in a row (``World._freeze_twice``), and there is little else.
+    rates = {**dict.fromkeys(FAULTS, 0.0), "put_request_lost": 10.0, "put_answer_lost": 6.0}
+    return replace(
+        shape,
+        proof_ms=random.choice((400.0, 800.0)),
+        nodes=3,
+        clients=random.choice((1, 2, 3)),
+        latency_ms=2.0,
+        idle_check_ms=5_000.0,
+        rates=rates,
+    )
+
+
+def _draw_any(random: Random) -> WorldShape:
     span = random.choice((2, 4, 8, 8, 1000))
     window = min(span, random.choice((1, 2, 3, 4, 8, 8, 30)))
     calm = random.random() < 0.05
@@ -88,6 +122,7 @@ def draw_shape(random: Random) -> WorldShape:
         window_ms=random.choice((100.0, 1_000.0, 60_000.0)),
         window_bytes=random.choice((20_000, 200_000, 64 << 20)),
     )
+    silence_ms = random.choice((60.0, 150.0, 400.0))
     return WorldShape(
         span=span,
         version_jump=random.choice((VERSION_JUMP, VERSION_JUMP, 10)),
@@ -99,17 +134,36 @@ def draw_shape(random: Random) -> WorldShape:
         think_ms=random.choice((2.0, 10.0, 40.0)),
         retention=span <= 8 and random.random() < 0.3,
         hot_keys=random.choice((3, 6)),
+        silence_ms=silence_ms,
+        heartbeat_ms=silence_ms * 0.45,
+        unheard_ms=3.0 * silence_ms,
+        idle_check_ms=random.choice((200.0, 5_000.0)),
+        probes=random.random() < 0.3,
+        proof_ms=PROOF_MS_MAX,
     )
 
 
 @contextmanager
-def protocol_width(span: int, version_jump: int = VERSION_JUMP) -> Generator[None]:
+def silent() -> Generator[None]:
+    """Run the real shells without their lines for the log of a process: a world has thousands of them."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+@contextmanager
+def protocol_width(span: int, version_jump: int = VERSION_JUMP, proof_ms: float = PROOF_MS_MAX) -> Generator[None]:
     """Run the real protocol with another W: the span, the page and the jump stay one number, as they must.
 
     Worlds with a small W reach in hundreds of events what takes W = 1000 a million. So does a small version jump, of
     which the hold-back stays nine tenths and the empty batch one tenth.
     """
-    values: list[tuple[Any, str, int]] = [(module, "SPAN_MAX", span) for module in (batch, leadership, persist)]
+    modules = (batch, leadership, persist, takeover_machine)
+    values: list[tuple[Any, str, float]] = [(module, "SPAN_MAX", span) for module in modules]
+    values.append((release, "PROOF_MS_MAX", proof_ms))
     if version_jump != VERSION_JUMP:
         values += [(module, "VERSION_JUMP", version_jump) for module in (batch, chain, leadership)]
         values += [(sequence, "HOLD_BACK", version_jump * 9 // 10), (persist, "HEARTBEAT_VERSIONS", version_jump // 10)]

@@ -3,21 +3,21 @@
 Owns: the order of a world's life (chaos, healing, the settling of accounts) and the faults that strike nodes. Does not
 own: what is right (``promises``).
 
-Failure model: pure and deterministic; a broken promise raises ``PromiseBroken``. No clock, no asyncio, one
-``random.Random(seed)``.
+Failure model: deterministic; a broken promise raises ``PromiseBroken``. No clock, no event loop but the simulated ones
+of its nodes, one ``random.Random(seed)``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from holdfast.commit.batch import Kind
-from holdfast.commit.entry import Batch
+from holdfast.commit.batch import CLAIM_BYTES, Header, Kind, LoggedTransaction
 from holdfast.commit.pipeline import Pipeline
+from holdfast.commit.release import PROOF_MS_MAX
 from holdfast.testing.simulation.agenda import Agenda
 from holdfast.testing.simulation.clients import Client
 from holdfast.testing.simulation.followers import Follower
@@ -25,11 +25,13 @@ from holdfast.testing.simulation.network import Network, StrictStore
 from holdfast.testing.simulation.node import Node
 from holdfast.testing.simulation.promises import Attempt, PromiseBroken, Promises
 from holdfast.testing.simulation.settle import settle_accounts
-from holdfast.testing.simulation.shape import WorldShape, draw_shape, protocol_width
+from holdfast.testing.simulation.shape import WorldShape, draw_shape, protocol_width, silent
 
 __all__ = ["EVENTS_MIN", "World", "WorldReport", "run_world"]
 
 EVENTS_MIN: Final = 2_000
+ANSWER_TIMEOUT_MS: Final = 100.0
+"""How long a node waits for another one to say who it is."""
 HEAL_MS: Final = 120_000.0
 """Once faults have stopped, everything must be settled within this virtual time."""
 
@@ -44,15 +46,25 @@ class WorldReport:
     coverage: dict[str, int]
 
 
+class _Timeout:
+    """The end of somebody's patience, unless it is over before."""
+
+    over = False
+
+    def cancelled(self) -> bool:
+        """Whether it will not come."""
+        return self.over
+
+
 class World:
     """One seed's world. ``check_every``: how many steps of a pipeline pass between two checks of all its invariants."""
 
     def __init__(
-        self, seed: int, *, check_every: int = 1, events: int = EVENTS_MIN, node_type: type[Node] = Node
+        self, seed: int, *, check_every: int = 1, events: int = EVENTS_MIN, shape: WorldShape | None = None
     ) -> None:
         self.seed = seed
         self.random = Random(seed)
-        self.shape: WorldShape = draw_shape(self.random)
+        self.shape: WorldShape = draw_shape(self.random) if shape is None else shape
         self.coverage: Counter[str] = Counter()
         self.agenda = Agenda()
         self.store = StrictStore(self._landed)
@@ -60,10 +72,13 @@ class World:
         self.network = Network(
             self.agenda, self.random, self.store, self.shape.rates, self.shape.latency_ms, self.coverage
         )
-        self.nodes = [node_type(self, number) for number in range(self.shape.nodes)]
+        self.nodes = [Node(self, number) for number in range(self.shape.nodes)]
         self.clients = [Client(self, f"c{number}") for number in range(self.shape.clients)]
         self._by_name = {client.name: client for client in self.clients}
         self.followers = [Follower(self, durable=True), Follower(self, durable=False)]
+        self.answer_timeout_ms = ANSWER_TIMEOUT_MS
+        self.cut: set[frozenset[int]] = set()
+        self._claims_landed: dict[int, float] = {}
         self.closing = False
         self._events = events
         self._check_every = check_every
@@ -83,15 +98,32 @@ class World:
 
     def believed_leader(self) -> Node | None:
         """Whom a client sends to: mostly the latest leader it heard of, sometimes one that was deposed long ago."""
-        if self._latest is not None and self._latest.leading and self.random.random() < 0.85:
+        loyal = 0.85 if self.shape.proof_ms >= PROOF_MS_MAX else 0.3
+        if self._latest is not None and self._latest.leading and self.random.random() < loyal:
             return self._latest
         believers = [node for node in self.nodes if node.leading]
         return self.random.choice(believers) if believers else None
 
-    def somebody_answers(self) -> bool:
-        """Whether a standby finds a leader that answers."""
-        now = self.agenda.now
-        return any(node.paused_until <= now and (node.leading or node.recovering) for node in self.nodes)
+    def ask(self, asker: Node, address: str, told: Callable[[str | None], None]) -> None:
+        """A node asks the process at an address who it is; ``told`` gets the answer, None when none comes."""
+        node = self.nodes[int(address.removeprefix("node-").partition(":")[0])]
+        lost = frozenset((asker.number, node.number)) in self.cut or self.strikes("question_lost", 0.05)
+
+        timeout = _Timeout()
+
+        def answered(answer: str | None) -> None:
+            after(self.network.delay_ms(), asker, arrives, answer)
+
+        def arrives(answer: str | None) -> None:
+            timeout.over = True
+            told(answer)
+
+        after = self.agenda.after
+        after(self.answer_timeout_ms, asker, told, None, handle=timeout)
+        if not node.up:
+            answered(None)
+        elif not lost:
+            after(self.network.delay_ms(), node, node.asked_who, asker.address, answered)
 
     def owner_of(self, attempt: Attempt) -> Client:
         """The client that made an attempt."""
@@ -106,25 +138,34 @@ class World:
     def began_to_lead(self, node: Node) -> None:
         """A node's claim stands and was checked."""
         self._latest = node
+        if node.frozen_when_it_leads_ms:
+            self._freeze(node, node.frozen_when_it_leads_ms)
+            node.frozen_when_it_leads_ms = 0.0
 
     def ended(self, node: Node) -> None:
         """A node leads no more, or crashed."""
         for follower in self.followers:
             follower.lost(node)
 
-    def shown(self, node: Node, batches: list[Batch]) -> None:
-        """A node shows durable batches."""
+    def shown(self, node: Node, header: Header, transactions: Sequence[LoggedTransaction]) -> None:
+        """A node shows a durable batch."""
         for follower in self.followers:
-            follower.heard(node, batches)
+            follower.heard(node, header, transactions)
 
     def stepped(self, pipeline: Pipeline) -> None:
         """A pipeline made a step."""
         self._steps += 1
         if self._steps % self._check_every == 0:
-            pipeline.check()
+            try:
+                pipeline.check()
+            except AssertionError as error:
+                self.promises.trouble(error)
+                raise
 
     def _landed(self, slot: int) -> None:
         self.agenda.note(b"%d" % (slot & 0xFFFFFF))
+        if len(self.store.objects[slot]) == CLAIM_BYTES:
+            self._claims_landed[slot] = self.agenda.now
         self.promises.landed(slot)
 
     # -- faults -------------------------------------------------------------------------------------------------------
@@ -149,6 +190,13 @@ class World:
         elif self.strikes("partition", 0.08):
             self.network.partitioned.add(id(node))
             self.agenda.after(random.choice((200.0, 1_500.0, 8_000.0)), None, self._reunite, node)
+        elif self.strikes("nodes_cut", 0.06):
+            pair = frozenset((node.number, random.choice(self.nodes).number))
+            self.cut.add(pair)
+            self.agenda.after(random.choice((200.0, 1_500.0, 8_000.0)), None, self._join, pair)
+        elif self.strikes("rude_takeover", 0.08):
+            node.crash()
+            self.agenda.after(0.0, node, node.start_to_take_over)
         elif self.strikes("step_down", 0.03):
             self.agenda.after(0.0, node, node.asked_to_step_down)
         if not self.network.healed:
@@ -156,6 +204,9 @@ class World:
 
     def _reunite(self, node: Node) -> None:
         self.network.partitioned.discard(id(node))
+
+    def _join(self, pair: frozenset[int]) -> None:
+        self.cut.discard(pair)
 
     def _questions(self) -> None:
         """Version questions and no-ops, to whoever believes to lead."""
@@ -165,6 +216,53 @@ class World:
             self.agenda.after(0.0, node, ask)
         if not self.closing:
             self.agenda.after(10.0 + 50.0 * self.random.random(), None, self._questions)
+
+    def _freeze_twice(self) -> None:
+        """A leader is frozen twice with a short while between, and two others come to lead meanwhile.
+
+        The first time it has sent something, so that it reads an old answer; the second time a claim grows old enough
+        to be removed, and what the leader sends next is created.
+        """
+        random, after, proof_ms = self.random, self.agenda.after, self.shape.proof_ms
+        if self.network.healed:
+            return
+        leader = self._latest
+        if leader is None or leader.pipeline is None or not leader.pipeline.persist.in_flight:
+            after(1.0, None, self._freeze_twice)
+            return
+        self.coverage["frozen_twice"] += 1
+        first_ms = proof_ms * (0.4 + 0.5 * random.random())
+        gap_ms = random.choice((3.0, 10.0, 60.0)) * (0.3 + random.random())
+        second_ms = proof_ms * (0.5 + 0.45 * random.random())
+        others = [node for node in self.nodes if node is not leader]
+        random.shuffle(others)
+        others[0].frozen_when_it_leads_ms = random.choice((0.0, proof_ms * 2.0))
+        self._freeze(leader, first_ms)
+        after(first_ms + gap_ms, None, self._freeze, leader, second_ms)
+        claimed_ms = first_ms * 0.4 * random.random()
+        after(claimed_ms, None, self._take_over, others[0])
+        after(claimed_ms + 50.0 + (first_ms + gap_ms) * random.random(), None, self._take_over, others[1])
+        after(first_ms + gap_ms + second_ms + 200.0, None, self._freeze_twice)
+
+    def _freeze(self, node: Node, ms: float) -> None:
+        if not self.network.healed:
+            node.paused_until = max(node.paused_until, self.agenda.now + ms)
+
+    def _take_over(self, node: Node) -> None:
+        if not self.network.healed:
+            node.crash()
+            node.start_to_take_over()
+
+    def _lose_claims(self) -> None:
+        """Claims are removed against the rules, once no leader can still believe a proof that is older than they."""
+        claim = self.promises.walker.claim
+        for slot, landed_ms in [*self._claims_landed.items()]:
+            newest = claim is None or slot <= claim.slot
+            if self.agenda.now - landed_ms > self.shape.proof_ms and not newest:
+                del self._claims_landed[slot]
+                self.coverage["claims_removed"] += 1
+                self.store.delete(slot)
+        self.agenda.after(20.0, None, self._lose_claims)
 
     def _retain(self) -> None:
         """Old data are removed as retention will: at least W above the true leader's watermark, claims never."""
@@ -183,12 +281,16 @@ class World:
 
     def run(self) -> WorldReport:
         """Chaos, healing, settlement. Raises: PromiseBroken."""
-        with protocol_width(self.shape.span, self.shape.version_jump):
-            self._begin()
-            while self.agenda.happened < self._events:
-                self.agenda.step()
-            self._heal()
-            settle_accounts(self)
+        with protocol_width(self.shape.span, self.shape.version_jump, self.shape.proof_ms), silent():
+            try:
+                self._begin()
+                while self.agenda.happened < self._events:
+                    self._step()
+                self._heal()
+                settle_accounts(self)
+            finally:
+                for node in self.nodes:
+                    node.stop()
         self.coverage["small_version_jump"] += self.shape.version_jump < 1_000
         self.coverage["narrow_world" if self.shape.span < 1000 else "wide_world"] += 1
         return WorldReport(self.seed, self.agenda.happened, self.agenda.digest(), dict(sorted(self.coverage.items())))
@@ -199,14 +301,20 @@ class World:
         for client in self.clients:
             self.agenda.after(self.random.random() * 80.0, None, client.begin)
         self.agenda.after(10.0, None, self._mischief)
-        self.agenda.after(10.0, None, self._questions)
+        if self.shape.proof_ms >= PROOF_MS_MAX or self.random.random() < 0.5:
+            # Each of these questions may refresh a leader's proof of ownership, or be taken for one too early.
+            self.agenda.after(10.0, None, self._questions)
         if self.shape.retention:
             self.agenda.after(200.0, None, self._retain)
+        if self.shape.proof_ms < PROOF_MS_MAX:
+            self.agenda.after(20.0, None, self._lose_claims)
+            self.agenda.after(300.0, None, self._freeze_twice)
 
     def _heal(self) -> None:
         """No more faults: a leader must lead, and every outcome must be found."""
         self.network.healed = True
         self.network.partitioned.clear()
+        self.cut.clear()
         for node in self.nodes:
             node.paused_until = min(node.paused_until, self.agenda.now)
         until = self.agenda.now + HEAL_MS
@@ -218,10 +326,16 @@ class World:
             self._live(until, "every outcome is found once faults have stopped")
 
     def _live(self, until: float, promise: str) -> None:
-        if not self.agenda.step() or self.agenda.now > until:
+        if not self._step() or self.agenda.now > until:
             raise PromiseBroken(promise, f"not by {self.agenda.now:.0f} ms")
 
+    def _step(self) -> bool:
+        happened = self.agenda.step()
+        if self.promises.broken is not None:
+            raise self.promises.broken
+        return happened
 
-def run_world(seed: int, *, check_every: int = 1, node_type: type[Node] = Node) -> WorldReport:
+
+def run_world(seed: int, *, check_every: int = 1) -> WorldReport:
     """Run the world of one seed. Raises: PromiseBroken (or AssertionError, when a machine's own invariant breaks)."""
-    return World(seed, check_every=check_every, node_type=node_type).run()
+    return World(seed, check_every=check_every).run()

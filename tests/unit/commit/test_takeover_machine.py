@@ -1,0 +1,141 @@
+"""Taking the lead: what is sent when, and what a machine makes of each answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.commit.builders import LOG_ID, at, bytes_of, genesis, identity, record, rows
+
+from holdfast.commit import takeover_events as m
+from holdfast.commit.batch import UNKNOWN_PLACE, Header, Place, decode_header, jump
+from holdfast.commit.takeover_machine import TakeoverMachine, TakeoverRules
+from holdfast.errors import Closed, Code, InvalidRequest, Unavailable
+from holdfast.objects.port import CREATED, Refused, Unknown
+
+
+def machine(**rules: object) -> TakeoverMachine:
+    return TakeoverMachine(identity("z"), LOG_ID, TakeoverRules(**{"probe": False, **rules}))  # type: ignore[arg-type]
+
+
+def found(steps: TakeoverMachine, *log: Header, ms: float = 0.0) -> list[m.Effect]:
+    """Answer the listing and the headers of a find with this log."""
+    effects = steps.step(m.PageListed(at(ms), rows(*log)))
+    while effects and isinstance(effects[-1], m.ReadHeaders):
+        objects = {header.slot: bytes_of(header)[header.slot] for header in log}
+        effects = steps.step(m.HeadersRead(at(ms), {slot: objects[slot] for slot in effects[-1].slots}))
+    return effects
+
+
+def test_the_claim_is_not_sent_before_the_probe_has_passed() -> None:
+    steps = machine(probe=True, allow_new=True)
+    assert steps.begin(at(0)) == [m.Probe(), m.ListPage(1000)]
+    assert found(steps) == []
+    (claim,) = steps.step(m.Probed(at(1), None))
+    assert isinstance(claim, m.SendClaim)
+
+
+def test_a_store_that_fails_its_probe_gets_no_claim() -> None:
+    for listed_first in (True, False):
+        steps = machine(probe=True, allow_new=True)
+        steps.begin(at(0))
+        if listed_first:
+            assert found(steps) == []
+        error = InvalidRequest("unfit", code=Code.STORE_UNFIT)
+        assert steps.step(m.Probed(at(1), error)) == [m.Fail(error)]
+        assert steps.step(m.PageListed(at(2), [])) == []
+
+
+def test_a_machine_leads_only_after_its_claim_was_checked() -> None:
+    steps = machine(allow_new=True)
+    steps.begin(at(0))
+    (claim,) = found(steps)
+    assert isinstance(claim, m.SendClaim)
+    assert steps.step(m.ClaimAnswered(at(1), CREATED)) == [m.CleanUp(), m.ListNewest()]
+    (led,) = steps.step(m.NewestListed(at(9), claim.slot))
+    assert isinstance(led, m.Led)
+    assert led.takeover.claim == decode_header(claim.data, slot=claim.slot)
+    assert led.takeover.proved_ms == 1.0, "the check proves ownership from when it was sent"
+
+
+def test_a_claim_that_another_leader_is_past_is_given_up() -> None:
+    steps = machine(allow_new=True)
+    steps.begin(at(0))
+    (claim,) = found(steps)
+    assert isinstance(claim, m.SendClaim)
+    steps.step(m.ClaimAnswered(at(1), CREATED))
+    assert steps.step(m.NewestListed(at(2), jump(claim.slot))) == [m.ListPage(1000)]
+
+
+def test_a_claim_without_an_answer_is_sent_again_and_a_refused_one_is_read() -> None:
+    steps = machine(allow_new=True)
+    steps.begin(at(0))
+    (claim,) = found(steps)
+    assert isinstance(claim, m.SendClaim)
+    (wait,) = steps.step(m.ClaimAnswered(at(1), Unknown("silent")))
+    assert isinstance(wait, m.Wait)
+    assert steps.step(m.Woken(at(2))) == [claim]
+    assert steps.step(m.ClaimAnswered(at(3), Refused())) == [m.ReadClaim(claim.slot)]
+    assert steps.step(m.ClaimRead(at(4), claim.data)) == [m.CleanUp(), m.ListNewest()]
+
+
+def test_an_answer_to_nothing_raises_and_changes_nothing() -> None:
+    steps = machine(allow_new=True)
+    steps.begin(at(0))
+    for wrong in (m.Woken(at(1)), m.NewestListed(at(1), None), m.Probed(at(1), None)):
+        with pytest.raises(AssertionError):
+            steps.step(wrong)
+    assert isinstance(found(steps)[0], m.SendClaim)
+
+
+def test_a_store_that_does_not_answer_is_asked_again_until_patience_is_over() -> None:
+    steps = machine(patience_ms=1_000.0)
+    effects = steps.begin(at(0))
+    for ms in (0.0, 500.0, 999.0):
+        (wait,) = steps.step(m.Failed(at(ms), Unavailable("silent")))
+        assert isinstance(wait, m.Wait)
+        assert steps.step(m.Woken(at(ms))) == effects
+    (fail,) = steps.step(m.Failed(at(1_000), Unavailable("silent")))
+    assert isinstance(fail, m.Fail)
+    assert isinstance(fail.error, Unavailable)
+
+
+def test_a_leader_that_answers_is_left_in_peace() -> None:
+    head = record(genesis(), genesis())
+    steps = machine(asks=True)
+    steps.begin(at(0))
+    (asked,) = found(steps, genesis(), head)
+    assert asked == m.AskLeader(head.address)
+    (fail,) = steps.step(m.LeaderAnswered(at(1), head.leader_id.hex()))
+    assert isinstance(fail, m.Fail)
+    assert isinstance(fail.error, Closed)
+
+
+HERE = Place(b"boot-id-of-tests", 7)
+
+
+def test_the_same_address_is_proof_that_a_leader_is_gone_only_in_the_same_place() -> None:
+    old = replace(genesis(), address="z:8080")
+    for there, gone in (
+        (HERE, True),
+        (replace(HERE, namespace=8), False),
+        (replace(HERE, boot_id=b"another-boot-id."), False),
+        (UNKNOWN_PLACE, False),
+    ):
+        head = record(old, old, place=there)
+        for answer in (None, ""):
+            who = replace(identity("z"), place=HERE)
+            rules = TakeoverRules(probe=False, asks=True, shared_by_machines=False)
+            steps = TakeoverMachine(who, LOG_ID, rules)
+            steps.begin(at(0))
+            assert found(steps, old, head) == [m.AskLeader("z:8080")]
+            (effect,) = steps.step(m.LeaderAnswered(at(1), answer))
+            assert isinstance(effect, m.SendClaim) is gone
+
+
+def test_two_unknown_places_are_not_one() -> None:
+    old = replace(genesis(), address="z:8080")
+    steps = TakeoverMachine(identity("z"), LOG_ID, TakeoverRules(probe=False, asks=True, shared_by_machines=False))
+    steps.begin(at(0))
+    assert found(steps, old, record(old, old)) == [m.AskLeader("z:8080")]
+    assert steps.step(m.LeaderAnswered(at(1), None)) == [m.ListNewest()]
