@@ -190,7 +190,7 @@ def test_who_may_not_write_is_refused_although_another_process_writes_meanwhile(
 ) -> None:
     async def main() -> None:
         with Queue(tmp_path / "q") as writer:
-            real = Queue.append_many
+            real = Queue.append_encoded
 
             def append_many(self: Queue, *arguments: Any, **named: Any) -> tuple[int, int]:
                 monkeypatch.undo()
@@ -198,7 +198,7 @@ def test_who_may_not_write_is_refused_although_another_process_writes_meanwhile(
                 return real(self, *arguments, **named)
 
             async with AsyncQueue(tmp_path / "q", read_only=True) as reading:
-                monkeypatch.setattr(Queue, "append_many", append_many)
+                monkeypatch.setattr(Queue, "append_encoded", append_many)
                 with pytest.raises(PermissionDenied):
                     await reading.append(b"refused")
             assert [message.payload for message in writer.read()] == [b"another's"]
