@@ -7,11 +7,13 @@ import json
 import pytest
 from tests.stores.state_harness import Machine
 
-from holdfast.errors import Code, Conflict
+from holdfast.errors import Code, Conflict, InvalidRequest
 from holdfast.server.stores.definition_edits import patched, patched_part, patched_store, with_part
 from holdfast.stores.commands import Define
+from holdfast.stores.definition_changes import beside
 from holdfast.stores.definition_parts import full_parts, with_parts
 from holdfast.stores.definitions import definition_of, with_known_prefetch
+from holdfast.stores.permissions import OPEN
 
 SHARED = {"type": "shared"}
 
@@ -80,3 +82,55 @@ def test_a_durable_of_the_earlier_default_keeps_its_prefetch_unless_another_is_g
         wanted = definition_of({"stores": {"s": {"durables": {"a": {**SHARED, **given}, "new": SHARED}}}})
         found = with_known_prefetch(before, wanted).stores["s"].durables
         assert (found["a"].prefetch, found["new"].prefetch) == (expected, 64)
+
+
+TOKEN = "a-long-random-token"
+PERMISSIONS = {
+    "enabled": True,
+    "users": {"ann": {"token": TOKEN, "roles": ["all", "reader"]}},
+    "roles": {"all": {"cluster": ["administer"]}, "reader": {"stores": {"s": ["browse"], "t": ["browse"]}}},
+}
+
+
+def test_a_patch_of_permissions_changes_only_the_users_and_roles_that_it_names() -> None:
+    before = definition_of({"stores": {"s": {}}, "permissions": PERMISSIONS})
+    bob = {"users": {"bob": {"token": "another-random-token", "roles": ["reader"]}}}
+    after = with_parts(before, patched(before, {"permissions": bob}))
+    assert after.permissions.enabled
+    assert after.permissions.users["ann"] == before.permissions.users["ann"]
+    assert after.permissions.user_of("another-random-token") == "bob"
+    change = {"users": {"ann": {"roles": ["all"]}, "bob": None}, "roles": {"reader": {"stores": {"t": None}}}}
+    last = with_parts(after, patched(after, {"permissions": change})).permissions
+    assert (last.enabled, list(last.users), last.user_of(TOKEN)) == (True, ["ann"], "ann")
+    assert (last.users["ann"].roles, list(last.roles["reader"].stores)) == (("all",), ["s"])
+    renewed = patched(after, {"permissions": {"users": {"ann": {"token": "a-renewed-random-token"}}}})
+    assert with_parts(after, renewed).permissions.user_of("a-renewed-random-token") == "ann"
+    off = with_parts(after, patched(after, {"permissions": {"enabled": False}})).permissions
+    assert (off.enabled, off.users) == (False, after.permissions.users)
+
+
+@pytest.mark.parametrize("given", [None, [], {"users": None}, {"users": {"bob": []}}, {"user": {}}])
+def test_a_patch_of_permissions_that_is_wrong_is_refused(given: object) -> None:
+    before = definition_of({"permissions": PERMISSIONS})
+    with pytest.raises(InvalidRequest, match="permissions"):
+        with_parts(before, patched(before, {"permissions": given}))
+
+
+def test_a_patch_removes_a_subscriber_with_null_and_keeps_the_others() -> None:
+    subscribers = {"ann": "a", "bob": "b"}
+    before = definition_of({"stores": {"s": {"subscribers": subscribers, "durables": {"a": SHARED, "b": SHARED}}}})
+    after = with_parts(before, patched_store(before, "s", {"subscribers": {"bob": None}}))
+    assert after.stores["s"].subscribers == {"ann": "a"}
+
+
+def test_a_file_without_a_section_leaves_that_section_as_it_is() -> None:
+    current = definition_of({"cluster": {"message_limit": 5}, "permissions": PERMISSIONS})
+    found = beside(current, definition_of({"stores": {"s": {}}}))
+    assert (found.permissions, found.message_limit, list(found.stores)) == (current.permissions, 5, ["s"])
+    assert beside(current, definition_of({"permissions": {"enabled": False}})).permissions == OPEN
+
+
+def test_a_patch_with_null_for_a_store_names_it_and_says_how_to_remove_it() -> None:
+    before = definition_of({"stores": {"e": {}}})
+    with pytest.raises(InvalidRequest, match=r"stores\.e: .*not null.*DELETE"):
+        patched(before, {"stores": {"e": None}})

@@ -18,6 +18,7 @@ from holdfast.stores.commands import Part
 from holdfast.stores.definition_parts import DURABLES, TEMPLATES, durable_at
 from holdfast.stores.definition_values import Reader, raise_problems
 from holdfast.stores.definitions import ClusterDefinition, StoreDefinition
+from holdfast.stores.permissions import permissions_document
 
 __all__ = ["patched", "patched_part", "patched_store", "with_part", "with_store", "without_part", "without_store"]
 
@@ -52,7 +53,7 @@ def _patched_store(definition: ClusterDefinition, store: str, given: Json) -> li
     sections = {kind: _map_of(given.pop(kind), kind) for kind in _KINDS if kind in given}
     own = {} if known is None else known.own_document()
     if "subscribers" in given and known is not None:
-        given["subscribers"] = dict(known.subscribers) | _map_of(given["subscribers"], "subscribers")
+        given["subscribers"] = _merged(dict(known.subscribers), given["subscribers"], f"stores.{store}.subscribers")
     parts = [_part(("stores", store), own | given)] if given or known is None else []
     for kind, section in sections.items():
         parts += [_patched(definition, ("stores", store, kind, name), one) for name, one in section.items()]
@@ -86,8 +87,38 @@ def patched(definition: ClusterDefinition, document: object) -> list[Part]:
     for store, parameters in _map_of(given.get("stores", {}), "stores").items():
         parts += _patched_store(definition, store, _map_of(parameters, f"stores.{store}"))
     if "permissions" in given:
-        parts.append(_part(("permissions",), given["permissions"]))
+        parts.append(_part(("permissions",), _patched_permissions(definition, given["permissions"])))
     return parts
+
+
+def _patched_permissions(definition: ClusterDefinition, parameters: object) -> Json:
+    """The permissions with only this changed: users and roles by name and parameter; null removes one."""
+    given = _map_of(parameters, "permissions")
+    document = permissions_document(definition.permissions)
+    for kind in ("users", "roles"):
+        if kind not in given:
+            continue
+        known = _map_of(document[kind], kind)
+        named = _map_of(given.pop(kind), f"permissions.{kind}")
+        for name, one in named.items():
+            if one is not None:
+                named[name] = _patched_one(known.get(name, {}), one, f"permissions.{kind}.{name}")
+        document[kind] = _merged(known, named, kind)
+    return document | given
+
+
+def _patched_one(known: object, parameters: object, what: str) -> Json:
+    before, given = _map_of(known, what), _map_of(parameters, what)
+    if "token" in given:
+        before.pop("token_sha256", None)
+    if "stores" in given:
+        given["stores"] = _merged(before.get("stores", {}), given["stores"], f"{what}.stores")
+    return before | given
+
+
+def _merged(known: object, given: object, what: str) -> Json:
+    """The entries of both, the given ones in place of the known ones; null removes an entry."""
+    return {name: one for name, one in (_map_of(known, what) | _map_of(given, what)).items() if one is not None}
 
 
 def without_store(definition: ClusterDefinition, store: str) -> list[Part]:
@@ -127,5 +158,13 @@ def _part(path: tuple[str, ...], document: object) -> Part:
 
 def _map_of(parameters: object, what: str) -> Json:
     if not isinstance(parameters, dict):
-        raise InvalidRequest(f"{what} are a map")
+        raise InvalidRequest(
+            f"{what}: expected an object with parameters, not {_kind(parameters)}",
+            hint="a store, durable or template is removed with DELETE" if parameters is None else "",
+        )
     return dict(cast(Json, parameters))
+
+
+def _kind(value: object) -> str:
+    """What kind of value was given. Not the value: it may be a token."""
+    return "null" if value is None else f"a {type(value).__name__}"
