@@ -686,3 +686,45 @@ def wait_until(holds: Callable[[], bool], seconds_max: float = 60) -> None:
     while not holds():
         assert time.monotonic() < end, "it does not come to hold"
         time.sleep(0.01)
+
+
+def test_a_change_of_one_part_deletes_messages_only_where_delete_allows_it(
+    client: StoreClient, service: Service
+) -> None:
+    store = f"s{next(NAMES)}"
+    limit = {"message_limit": 2, "discard": "old"}
+    client.define_store(store)
+    client.define_durable(store, "work", {"type": "shared"})
+    client.define_template(store, "jobs", {"type": "shared"})
+    with client.subscriber(store, "made", subscriber="me", template="jobs"):
+        pass
+    with client.publisher(store) as publisher:
+        for _ in range(3):
+            publisher.send(b"x")
+    for refused in (
+        lambda: client.define_durable(store, "work", {"type": "shared", **limit}),
+        lambda: client.define_template(store, "jobs", {"type": "shared", **limit}),
+        lambda: client.edit(f"{store}/work", limit),
+        lambda: client.edit(f"{store}/jobs", limit, template=True),
+        lambda: client.define_store(store, {"durables": {}}),
+    ):
+        with pytest.raises(Conflict, match="delete=true allows it") as caught:
+            refused()
+        assert caught.value.code is Code.DELETES_MESSAGES
+    client.define_durable(store, "work", {"type": "shared", **limit}, delete=True)
+    client.define_template(store, "jobs", {"type": "shared", **limit}, delete=True)
+    client.edit(f"{store}/work", {"message_limit": 1}, delete=True)
+
+    async def same() -> None:
+        async with AsyncStoreClient(service.url) as twin:
+            with pytest.raises(Conflict):
+                await twin.edit(f"{store}/jobs", {"message_limit": 1}, template=True)
+            await twin.edit(f"{store}/jobs", {"message_limit": 1}, template=True, delete=True)
+            with pytest.raises(Conflict):
+                await twin.define_store(store, {"durables": {}, "templates": {}})
+            await twin.define_durable(store, "work", {"type": "shared"}, delete=True)
+            await twin.define_template(store, "jobs", {"type": "shared"}, delete=True)
+            await twin.define_store(store, {"durables": {}}, delete=True)
+
+    asyncio.run(same())
+    assert [one["name"] for one in client.durables(store)["durables"]] == ["made"]

@@ -384,6 +384,36 @@ def test_edit_changes_only_what_it_names(shell: Shell) -> None:
     shell.run("edit", "edited/none", "ack_wait=7", expected=Exit.NO)
 
 
+@pytest.mark.parametrize("words", [
+    ["define", "lower/work", "type=shared", "message_limit=1", "discard=old"],
+    ["define", "lower/jobs", "type=shared", "message_limit=1", "discard=old", "--template"],
+    ["edit", "lower/work", "message_limit=1", "discard=old"],
+    ["edit", "lower/jobs", "message_limit=1", "discard=old", "--template"],
+])  # fmt: skip
+def test_delete_allows_a_lower_limit_of_one_durable_or_template(shell: Shell, words: list[str]) -> None:
+    shell.run("define", "lower")
+    shell.run("define", "lower/jobs", "type=shared", "--template")
+    shell.run("define", "lower/work", "type=shared")
+    shell.run("tail", "lower/made", "--template", "jobs", "--wait", "0")
+    shell.run("publish", "lower", "a", "b")
+    assert main(["stores", *words]) == Exit.NO
+    said = shell.read_error()
+    assert "(1)" in said and "--delete allows it" in said and "delete=true" not in said
+    shell.run(*words, "--delete")
+    shell.run("rm", "lower", "--yes")
+
+
+def test_a_rollback_that_would_delete_messages_names_its_option(shell: Shell) -> None:
+    shell.run("define", "back")
+    before = shell.rows("history")[-1]["revision"]
+    shell.run("define", "back/work", "type=shared")
+    shell.run("publish", "back", "a")
+    assert main(["stores", "rollback", str(before), "--yes"]) == Exit.NO
+    said = shell.read_error()
+    assert "--delete allows it" in said and "edit" not in said
+    shell.run("rollback", str(before), "--yes", "--delete")
+
+
 def test_a_file_that_names_fewer_stores_deletes_messages_only_when_asked_to(shell: Shell, tmp_path: Path) -> None:
     shell.run("define", "full")
     shell.run("define", "full/work", "type=shared")

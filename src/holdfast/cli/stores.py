@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from holdfast.client.stores import StoreClient
 
 __all__ = [
+    "DeleteOption",
     "PlaceArgument",
     "PlacesArgument",
     "YesOption",
@@ -55,6 +56,7 @@ PlacesArgument: TypeAlias = Annotated[
     list[str],
     typer.Argument(metavar="STORE/DURABLE...", help="Durables: names, or patterns as 'orders/*'.", show_default=False),
 ]
+DeleteOption: TypeAlias = Annotated[bool, typer.Option("--delete", help="Messages may be deleted by the change.")]
 YesOption: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Fields: TypeAlias = dict[str, object]
 
@@ -117,7 +119,7 @@ def define(
         Path | None,
         typer.Option("--file", help="Replace the whole definition by this JSON, TOML or YAML.", show_default=False),
     ] = None,
-    delete: Annotated[bool, typer.Option("--delete", help="Messages may be deleted by the change.")] = False,
+    delete: DeleteOption = False,
     url: UrlOption = LOCAL,
     token: TokenOption = None,
     timeout: TimeoutOption = None,
@@ -138,18 +140,19 @@ def define(
     with store_asking(url, token, timeout, as_json=as_json) as client:
         if file is not None:
             definition = read_definition(file)
-            with hinted():
+            with hinted("; holdfast stores edit changes only what it names"):
                 answer = client.define(definition, delete=delete)
             print_json(answer) if as_json else print_line(f"defined, revision {answer['revision']}")
             return
         assert place is not None, "checked above"
         values = dict(_parameter(text) for text in parameters or ())
-        if not name:
-            answer = client.define_store(store, values)
-        elif template:
-            answer = client.define_template(store, name, values)
-        else:
-            answer = client.define_durable(store, name, values)
+        with hinted("; holdfast stores edit changes only what it names"):
+            if not name:
+                answer = client.define_store(store, values, delete=delete)
+            elif template:
+                answer = client.define_template(store, name, values, delete=delete)
+            else:
+                answer = client.define_durable(store, name, values, delete=delete)
     print_json(answer) if as_json else print_line(f"defined {place}")
 
 
@@ -160,20 +163,21 @@ def edit(
         list[str], typer.Argument(metavar="PARAMETER=VALUE...", help="For example prefetch=100.", show_default=False)
     ],
     template: Annotated[bool, typer.Option("--template", help="Change a template of the store.")] = False,
+    delete: DeleteOption = False,
     url: UrlOption = LOCAL,
     token: TokenOption = None,
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change the parameters that are named, and no other.
+    """Change the parameters that are named, and no other. A change that would delete messages needs --delete.
 
     For example: holdfast stores edit orders/work prefetch=100
     """
     _, name = split_optional(place, "TEMPLATE" if template else "DURABLE")
     if template and not name:
         raise InvalidRequest("name a template as STORE/TEMPLATE, for example orders/jobs", place=place)
-    with store_asking(url, token, timeout, as_json=as_json) as client:
-        answer = client.edit(place, dict(_parameter(text) for text in parameters), template=template)
+    with store_asking(url, token, timeout, as_json=as_json) as client, hinted():
+        answer = client.edit(place, dict(_parameter(text) for text in parameters), template=template, delete=delete)
     print_json(answer) if as_json else print_line(f"changed {place}")
 
 
@@ -281,13 +285,13 @@ def places_of(client: StoreClient, places: Sequence[str], *, durables: bool = Fa
 
 
 @contextlib.contextmanager
-def hinted() -> Generator[None]:
-    """Say which option allows what the service refuses to delete."""
+def hinted(more: str = "") -> Generator[None]:
+    """Say which option allows what the service refuses to delete, and ``more``."""
     try:
         yield
     except Conflict as error:
         if error.code is Code.DELETES_MESSAGES:
-            error.hint = "--delete allows it; holdfast stores edit changes only what it names"
+            error.hint = f"--delete allows it{more}"
         raise
 
 
