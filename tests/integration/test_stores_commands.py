@@ -384,6 +384,39 @@ def test_edit_changes_only_what_it_names(shell: Shell) -> None:
     shell.run("edit", "edited/none", "ack_wait=7", expected=Exit.NO)
 
 
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", "[1, NaN]"])
+def test_a_number_that_is_not_finite_is_no_value_of_a_parameter(shell: Shell, value: str) -> None:
+    shell.run("define", "finite", "message_limit=7")
+    assert main(["stores", "edit", "finite", f"message_limit={value}"]) == Exit.BAD_REQUEST
+    assert "finite" in shell.read_error()
+    assert shell.rows("show", "finite")[0]["message_limit"] == 7
+
+
+def test_a_rewind_of_many_chooses_those_that_retain_and_names_the_others(shell: Shell) -> None:
+    shell.run("define", "many")
+    shell.run("define", "many/a", "type=shared", "retention_time=1h")
+    shell.run("define", "many/b", "type=shared")
+    shell.run("define", "many/m", "type=map")
+    said = shell.run("rewind", "many/*", expected=Exit.NO).splitlines()
+    assert said[0] == "rewound many/a"
+    assert [line.partition(":")[0] for line in said[1:]] == ["not rewound many/b", "not rewound many/m"]
+    assert shell.run("rewind", "many/a") == "rewound many/a\n"
+    assert main(["stores", "rewind", "many/b", "many/m"]) == Exit.BAD_REQUEST
+    assert "retention_time" in shell.read_error()
+
+
+@pytest.mark.parametrize("words", [["purge", "--yes"], ["rewind"], ["rm", "--yes"]])
+def test_every_name_is_checked_before_the_first_change(shell: Shell, words: list[str]) -> None:
+    shell.run("define", "checked")
+    shell.run("define", "checked/a", "type=shared", "retention_time=1h")
+    shell.run("publish", "checked", "x", "y")
+    shell.run("tail", "checked/a", "--limit", "1")
+    assert main(["stores", words[0], "checked/a", "checked/absent", *words[1:]]) == Exit.NO
+    assert "absent" in shell.read_error()
+    assert shell.rows("show", "checked/a")[0]["counts"]["backlog"] == 1  # type: ignore[index]
+    shell.run("rm", "checked", "--yes")
+
+
 @pytest.mark.parametrize("words", [
     ["define", "lower/work", "type=shared", "message_limit=1", "discard=old"],
     ["define", "lower/jobs", "type=shared", "message_limit=1", "discard=old", "--template"],

@@ -271,3 +271,24 @@ def test_records_of_older_rules_are_carried_out_as_they_were_accepted() -> None:
     machine.state.rules = 2
     define(machine, delete=False, **made({}))
     assert not machine.state.stores["s"].durables
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_is_not_finite_is_refused_with_its_path(number: float) -> None:
+    before = definition_of({"stores": {"s": {"durables": {"a": SHARED}}}})
+    with pytest.raises(InvalidRequest, match=r"stores\.s\.message_limit: a finite number"):
+        patched_store(before, "s", {"message_limit": number})
+    with pytest.raises(InvalidRequest, match=r"stores\.s\.durables\.a\.matcher\.n\.1: a finite number"):
+        with_part(before, "s", "durables", "a", {**SHARED, "matcher": {"n": [1, number]}})
+
+
+@pytest.mark.parametrize(("before", "after"), [("shared", "standard"), ("standard", "map"), ("map", "last_value")])
+def test_a_patch_of_a_type_is_refused_for_the_type(before: str, after: str) -> None:
+    known = definition_of(
+        {"stores": {"s": {"durables": {"a": {"type": before}}, "templates": {"t": {"type": before}}}}}
+    )
+    for kind, name in (("durables", "a"), ("templates", "t")):
+        with pytest.raises(InvalidRequest, match=f"{before} -> {after}") as caught:
+            patched_part(known, "s", kind, name, {"type": after, "prefetch": 3})
+        assert caught.value.code is Code.TYPE_MISMATCH
+        assert with_parts(known, patched_part(known, "s", kind, name, {"type": before})) == known

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import json
+import math
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from holdfast.cli.options import JsonOption, TimeoutOption, TokenOption, UrlOpti
 from holdfast.cli.output import answering, print_fields, print_json, print_line, print_table, printable
 from holdfast.cli.service import store_asking
 from holdfast.cli.transactions import LOCAL
-from holdfast.errors import Code, Conflict, InvalidRequest, NotFound
+from holdfast.errors import Code, Conflict, InvalidRequest, NotFound, PermissionDenied
 from holdfast.settings.documents import read_document
 from holdfast.stores.definitions import definition_of
 
@@ -37,6 +38,7 @@ __all__ = [
     "YesOption",
     "ask_first",
     "commands",
+    "described",
     "difference",
     "parse_value",
     "places_of",
@@ -198,6 +200,7 @@ def rm(
         split_optional(place)
     with store_asking(url, token, timeout, as_json=as_json) as client:
         chosen = places_of(client, places)
+        described(client, chosen)
         ask_first("delete", chosen, yes=yes)
         for place in chosen:
             store, durable = split_optional(place)
@@ -284,6 +287,17 @@ def places_of(client: StoreClient, places: Sequence[str], *, durables: bool = Fa
     return list(found)
 
 
+def described(client: StoreClient, places: Sequence[str]) -> dict[str, Fields]:
+    """What each of the stores and durables is, empty where the user may not look. Raises: NotFound."""
+    found: dict[str, Fields] = {}
+    for place in places:
+        store, durable = split_optional(place)
+        found[place] = {}
+        with contextlib.suppress(PermissionDenied):
+            found[place] = client.describe_durable(store, durable) if durable else client.describe_store(store)
+    return found
+
+
 @contextlib.contextmanager
 def hinted(more: str = "") -> Generator[None]:
     """Say which option allows what the service refuses to delete, and ``more``."""
@@ -333,16 +347,26 @@ def split_optional(place: str, what: str = "DURABLE") -> tuple[str, str]:
 
 
 def parse_value(text: str) -> object:
-    """A value on the command line: JSON where it is JSON, otherwise the text itself.
+    """A value on the command line: JSON where it is JSON, otherwise the text itself. Raises: InvalidRequest for a
+    number that is not finite (``NaN``, ``Infinity``, ``1e999``).
 
     >>> parse_value("5"), parse_value("100mb"), parse_value('{"kind": ["a", "b"]}')
     (5, '100mb', {'kind': ['a', 'b']})
     """
     try:
-        value: object = json.loads(text)
+        value: object = json.loads(text, parse_constant=_finite, parse_float=_finite)
+    except InvalidRequest:
+        raise
     except (ValueError, RecursionError):
         return text
     return value
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise InvalidRequest("a value is not a finite number", given=text[:80])
+    return number
 
 
 def _parameter(text: str) -> tuple[str, object]:

@@ -9,15 +9,16 @@ request names; ``with_store`` also the names of what the store has.
 
 from __future__ import annotations
 
+import math
 from typing import Final, cast
 
 import msgspec
 
-from holdfast.errors import InvalidRequest, NotFound
+from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.stores.commands import Part
 from holdfast.stores.definition_parts import DURABLES, TEMPLATES, durable_at
 from holdfast.stores.definition_values import Reader, raise_problems
-from holdfast.stores.definitions import ClusterDefinition, StoreDefinition
+from holdfast.stores.definitions import ClusterDefinition, DurableType, StoreDefinition
 from holdfast.stores.permissions import permissions_document
 
 __all__ = ["patched", "patched_part", "patched_store", "with_part", "with_store", "without_part", "without_store"]
@@ -67,9 +68,17 @@ def patched_part(definition: ClusterDefinition, store: str, kind: str, name: str
 
 
 def _patched(definition: ClusterDefinition, path: tuple[str, ...], parameters: object) -> Part:
-    known = durable_at(definition, path)
-    before = {} if known is None else known.document()
-    return _part(path, before | _map_of(parameters, f"the parameters of {path[-2]}"))
+    known, given = durable_at(definition, path), _map_of(parameters, ".".join(path))
+    if known is None:
+        return _part(path, given)
+    if "type" in given and given["type"] != known.type and given["type"] in list(DurableType):
+        # Parameters of the known type would be refused first, and hide the reason.
+        raise InvalidRequest(
+            f"the type of {'.'.join(path)} cannot change: {known.type} -> {given['type']}",
+            code=Code.TYPE_MISMATCH,
+            hint="remove it and define it again; its messages are deleted with it",
+        )
+    return _part(path, known.document() | given)
 
 
 def patched(definition: ClusterDefinition, document: object) -> list[Part]:
@@ -153,7 +162,20 @@ def _store_of(definition: ClusterDefinition, store: str) -> StoreDefinition:
 
 
 def _part(path: tuple[str, ...], document: object) -> Part:
+    _check_numbers(".".join(path), document)
     return Part(path, msgspec.json.encode(document))
+
+
+def _check_numbers(path: str, document: object) -> None:
+    """MessagePack has numbers that JSON has not: they would become null, which sets a default."""
+    found: list[tuple[str, object]] = [(path, document)]
+    for place, value in found:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidRequest(f"{place}: a finite number, not {value}", code=Code.BAD_CONFIGURATION)
+        if isinstance(value, dict):
+            found += [(f"{place}.{name}", one) for name, one in cast(Json, value).items()]
+        elif isinstance(value, list):
+            found += [(f"{place}.{number}", one) for number, one in enumerate(cast("list[object]", value))]
 
 
 def _map_of(parameters: object, what: str) -> Json:
