@@ -728,3 +728,26 @@ def test_a_change_of_one_part_deletes_messages_only_where_delete_allows_it(
 
     asyncio.run(same())
     assert [one["name"] for one in client.durables(store)["durables"]] == ["made"]
+
+
+def test_an_absent_map_is_named_and_an_absent_key_is_none(client: StoreClient, service: Service) -> None:
+    store = f"s{next(NAMES)}"
+    client.define_store(store)
+    client.define_durable(store, "m", {"type": "map"})
+    known = client.map(store, "m")
+    assert known.get("k") is None
+    known.set("k", b"v")
+    assert (known.remove("k"), known.remove("k"), known.get("k")) == (True, False, None)
+    with pytest.raises(NotFound, match="durable=nope"):
+        client.map(store, "nope").get("k")
+    with pytest.raises(NotFound, match="store=absent"):
+        client.map("absent", "m").get("k")
+
+    async def same() -> None:
+        async with AsyncStoreClient(service.url) as twin:
+            assert await twin.map(store, "m").get("k") is None
+            assert not await twin.map(store, "m").remove("k")
+            with pytest.raises(NotFound, match="durable=nope"):
+                await twin.map(store, "nope").get("k")
+
+    asyncio.run(same())

@@ -355,7 +355,15 @@ def test_keys_and_locks_of_a_map(shell: Shell) -> None:
     shell.run("map", "set", "keyed/m", "k", "w", "--fence", str(held["fence"]))
     shell.run("map", "unlock", "keyed/m", str(held["fence"]), "k", "--owner", "ann")
     shell.run("map", "rm", "keyed/m", "k")
-    shell.run("map", "get", "keyed/m", "k", expected=Exit.NO)
+    for words, named in (
+        (["get", "keyed/m", "k"], "no such key map=keyed/m key=k"),
+        (["rm", "keyed/m", "k"], "no such key map=keyed/m key=k"),
+        (["get", "keyed/nope", "k"], "no such durable store=keyed durable=nope"),
+        (["get", "nostore/m", "k"], "no such store store=nostore"),
+        (["rm", "keyed/nope", "k"], "no such durable store=keyed durable=nope"),
+    ):
+        assert main(["stores", "map", *words]) == Exit.NO
+        assert named in shell.read_error()
     assert found["key"] == "k"
 
 

@@ -302,7 +302,7 @@ class Map:
         self._watch = watch
 
     async def get(self, key: str) -> Entry | None:
-        """The value of a key with its revision, None where there is none."""
+        """The value of a key with its revision, None where there is none. Raises: NotFound for the map or the store."""
         return await self._client.run(
             administration.entry(self._client.session, self._store, self._name, key, now_ms(), self._within_ms)
         )
@@ -338,13 +338,17 @@ class Map:
         )
         return done.revision
 
-    async def remove(self, key: str, *, if_revision: int | None = None, fence: int = 0) -> None:
-        """Remove a key. Raises: as ``set``."""
-        await self._client.run(
+    async def remove(self, key: str, *, if_revision: int | None = None, fence: int = 0) -> bool:
+        """Remove a key; whether it was there. Raises: as ``set``.
+
+        A request whose answer was lost is sent again and then finds no key: False does not say that no call removed it.
+        """
+        done = await self._client.run(
             administration.remove_entry(
                 self._client.session, self._store, self._name, key, if_revision, fence, now_ms(), self._within_ms
             )
         )
+        return done.changed > 0
 
     async def items(self, after: str = "") -> AsyncIterator[Entry]:
         """Every key above ``after`` in order. What changes meanwhile ahead of the iteration is seen."""

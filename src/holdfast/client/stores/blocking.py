@@ -305,7 +305,7 @@ class Map:
         self._watch = watch
 
     def get(self, key: str) -> Entry | None:
-        """The value of a key with its revision, None where there is none."""
+        """The value of a key with its revision, None where there is none. Raises: NotFound for the map or the store."""
         return self._client.run(
             administration.entry(self._client.session, self._store, self._name, key, now_ms(), self._within_ms)
         )
@@ -341,13 +341,17 @@ class Map:
         )
         return done.revision
 
-    def remove(self, key: str, *, if_revision: int | None = None, fence: int = 0) -> None:
-        """Remove a key. Raises: as ``set``."""
-        self._client.run(
+    def remove(self, key: str, *, if_revision: int | None = None, fence: int = 0) -> bool:
+        """Remove a key; whether it was there. Raises: as ``set``.
+
+        A request whose answer was lost is sent again and then finds no key: False does not say that no call removed it.
+        """
+        done = self._client.run(
             administration.remove_entry(
                 self._client.session, self._store, self._name, key, if_revision, fence, now_ms(), self._within_ms
             )
         )
+        return done.changed > 0
 
     def items(self, after: str = "") -> Iterator[Entry]:
         """Every key above ``after`` in order. What changes meanwhile ahead of the iteration is seen."""
