@@ -751,3 +751,23 @@ def test_an_absent_map_is_named_and_an_absent_key_is_none(client: StoreClient, s
                 await twin.map(store, "nope").get("k")
 
     asyncio.run(same())
+
+
+def test_errors_of_wrong_arguments_say_what_to_give(client: StoreClient, service: Service) -> None:
+    store = f"s{next(NAMES)}"
+    client.define_store(store)
+    client.define_durable(store, "work", {"type": "shared"})
+    client.define_durable(store, "last", {"type": "last_value"})
+    with pytest.raises(InvalidRequest, match="key="), client.subscriber(store, "last", subscriber="me"):
+        pass
+    with (
+        client.publisher(store, options=PublisherOptions(batch_messages=2)) as publisher,
+        pytest.raises(InvalidRequest, match=r"PublisherOptions\(batch_messages=\.\.\.\)"),
+    ):
+        publisher.publish_batch([Message(b"x")] * 3)
+    with client.subscriber(store, "work", subscriber="me") as subscriber:
+        for wrong in ("x", 0, 1.5, True, None):
+            with pytest.raises(InvalidRequest, match="handlers is a whole number"):
+                subscriber.run(print, handlers=wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="retry_delay"):
+            subscriber.run(print, retry_delay="x")  # type: ignore[arg-type]

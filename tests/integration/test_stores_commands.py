@@ -61,6 +61,7 @@ def shell(service: ServerProcess, capsys: pytest.CaptureFixture[str], monkeypatc
 
 
 def test_a_store_is_defined_listed_shown_and_removed(shell: Shell) -> None:
+    assert shell.rows("history")[0]["author"] == "holdfast.default"
     shell.run("define", "one", "bytelimit=1m", "description=first of all")
     shell.run("define", "one/work", "type=shared", "max_delivery=5", 'matcher={"kind": ["a", "b"]}')
     shell.run("define", "one/jobs", "type=shared", "--template")
@@ -390,6 +391,22 @@ def test_edit_changes_only_what_it_names(shell: Shell) -> None:
     (store,) = shell.rows("show", "edited")
     assert (store["description"], store["message_limit"]) == ("kept", 8)
     shell.run("edit", "edited/none", "ack_wait=7", expected=Exit.NO)
+
+
+def test_a_durable_before_its_store_says_to_define_the_store(shell: Shell) -> None:
+    for words in (["define", "unmade/map1", "type=map"], ["define", "unmade/jobs", "type=shared", "--template"]):
+        assert main(["stores", *words]) == Exit.NO
+        assert "define the store first: holdfast stores define unmade" in shell.read_error()
+
+
+def test_a_redelivery_of_what_is_not_parked_says_why_nothing_was_done(shell: Shell) -> None:
+    shell.run("define", "unparked")
+    shell.run("define", "unparked/work", "type=shared")
+    shell.run("publish", "unparked", "a")
+    said = shell.run("redeliver", "unparked/work", "1")
+    assert "redelivered 0 messages" in said and "parked" in said and "browse unparked/work --parked" in said
+    (found,) = shell.rows("redeliver", "unparked/work", "1")
+    assert (found["redelivered"], "parked" in str(found["reason"])) == (0, True)
 
 
 @pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", "[1, NaN]"])

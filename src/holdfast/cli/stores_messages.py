@@ -342,10 +342,13 @@ def redeliver(
         found = client.redeliver(
             store, durable, ranges, match=cast("dict[str, object] | None", wanted), limit=limit or None
         )
+    reason = "" if found.messages or found.left else "no message that was asked for is parked or a dead letter"
     if as_json:
-        print_json({"redelivered": found.messages, "left": found.left})
+        print_json({"redelivered": found.messages, "left": found.left, **({"reason": reason} if reason else {})})
         return
     print_line(f"redelivered {found.messages} messages")
+    if reason:
+        print_line(f"{reason}: holdfast stores browse {place} --parked lists what is parked")
     for reason, count in sorted(found.left.items()):
         print_line(f"left {count}: {reason}")
 

@@ -21,7 +21,16 @@ from holdfast.stores.definition_values import Reader, raise_problems
 from holdfast.stores.definitions import ClusterDefinition, DurableType, StoreDefinition
 from holdfast.stores.permissions import permissions_document
 
-__all__ = ["patched", "patched_part", "patched_store", "with_part", "with_store", "without_part", "without_store"]
+__all__ = [
+    "patched",
+    "patched_part",
+    "patched_store",
+    "store_of",
+    "with_part",
+    "with_store",
+    "without_part",
+    "without_store",
+]
 
 Json = dict[str, object]
 _KINDS: Final = (DURABLES, TEMPLATES)
@@ -45,7 +54,7 @@ def with_store(definition: ClusterDefinition, store: str, parameters: object) ->
 
 def patched_store(definition: ClusterDefinition, store: str, parameters: object) -> list[Part]:
     """Only these parameters of a store; of its durables and templates, those named."""
-    _store_of(definition, store)
+    store_of(definition, store)
     return _patched_store(definition, store, _map_of(parameters, "the parameters of a store"))
 
 
@@ -132,13 +141,13 @@ def _merged(known: object, given: object, what: str) -> Json:
 
 def without_store(definition: ClusterDefinition, store: str) -> list[Part]:
     """A store goes."""
-    _store_of(definition, store)
+    store_of(definition, store)
     return [Part(("stores", store))]
 
 
 def with_part(definition: ClusterDefinition, store: str, kind: str, name: str, parameters: object) -> list[Part]:
     """These parameters of a static durable (``durables``) or a template (``templates``), the others by default."""
-    _store_of(definition, store)
+    store_of(definition, store)
     return [_part(("stores", store, kind, name), _map_of(parameters, f"the parameters of {kind}"))]
 
 
@@ -149,15 +158,20 @@ def without_part(definition: ClusterDefinition, store: str, kind: str, name: str
 
 
 def _require_part(definition: ClusterDefinition, store: str, kind: str, name: str) -> None:
-    _store_of(definition, store)
+    store_of(definition, store)
     if durable_at(definition, ("stores", store, kind, name)) is None:
         raise NotFound(f"there is no such {kind.removesuffix('s')} in the definition", store=store, name=name)
 
 
-def _store_of(definition: ClusterDefinition, store: str) -> StoreDefinition:
+def store_of(definition: ClusterDefinition, store: str) -> StoreDefinition:
+    """A store that is to get a part. Raises: NotFound, which says to define the store first."""
     found = definition.stores.get(store)
     if found is None:
-        raise NotFound("there is no such store", store=store)
+        raise NotFound(
+            "there is no such store",
+            hint=f"define the store first: holdfast stores define {store}, or PUT /v1/stores/{store}",
+            store=store,
+        )
     return found
 
 
