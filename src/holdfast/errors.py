@@ -119,6 +119,7 @@ class Code(StrEnum):
     DELETES_MESSAGES = "deletes_messages"
     LOCK_HELD = "lock_held"
     NOT_HOLDER = "not_holder"
+    NO_SUCH_KEY = "no_such_key"
     # positions
     LOG_MISMATCH = "log_mismatch"
 

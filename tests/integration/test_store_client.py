@@ -686,3 +686,88 @@ def wait_until(holds: Callable[[], bool], seconds_max: float = 60) -> None:
     while not holds():
         assert time.monotonic() < end, "it does not come to hold"
         time.sleep(0.01)
+
+
+def test_a_change_of_one_part_deletes_messages_only_where_delete_allows_it(
+    client: StoreClient, service: Service
+) -> None:
+    store = f"s{next(NAMES)}"
+    limit = {"message_limit": 2, "discard": "old"}
+    client.define_store(store)
+    client.define_durable(store, "work", {"type": "shared"})
+    client.define_template(store, "jobs", {"type": "shared"})
+    with client.subscriber(store, "made", subscriber="me", template="jobs"):
+        pass
+    with client.publisher(store) as publisher:
+        for _ in range(3):
+            publisher.send(b"x")
+    for refused in (
+        lambda: client.define_durable(store, "work", {"type": "shared", **limit}),
+        lambda: client.define_template(store, "jobs", {"type": "shared", **limit}),
+        lambda: client.edit(f"{store}/work", limit),
+        lambda: client.edit(f"{store}/jobs", limit, template=True),
+        lambda: client.define_store(store, {"durables": {}}),
+    ):
+        with pytest.raises(Conflict, match="delete=true allows it") as caught:
+            refused()
+        assert caught.value.code is Code.DELETES_MESSAGES
+    client.define_durable(store, "work", {"type": "shared", **limit}, delete=True)
+    client.define_template(store, "jobs", {"type": "shared", **limit}, delete=True)
+    client.edit(f"{store}/work", {"message_limit": 1}, delete=True)
+
+    async def same() -> None:
+        async with AsyncStoreClient(service.url) as twin:
+            with pytest.raises(Conflict):
+                await twin.edit(f"{store}/jobs", {"message_limit": 1}, template=True)
+            await twin.edit(f"{store}/jobs", {"message_limit": 1}, template=True, delete=True)
+            with pytest.raises(Conflict):
+                await twin.define_store(store, {"durables": {}, "templates": {}})
+            await twin.define_durable(store, "work", {"type": "shared"}, delete=True)
+            await twin.define_template(store, "jobs", {"type": "shared"}, delete=True)
+            await twin.define_store(store, {"durables": {}}, delete=True)
+
+    asyncio.run(same())
+    assert [one["name"] for one in client.durables(store)["durables"]] == ["made"]
+
+
+def test_an_absent_map_is_named_and_an_absent_key_is_none(client: StoreClient, service: Service) -> None:
+    store = f"s{next(NAMES)}"
+    client.define_store(store)
+    client.define_durable(store, "m", {"type": "map"})
+    known = client.map(store, "m")
+    assert known.get("k") is None
+    known.set("k", b"v")
+    assert (known.remove("k"), known.remove("k"), known.get("k")) == (True, False, None)
+    with pytest.raises(NotFound, match="durable=nope"):
+        client.map(store, "nope").get("k")
+    with pytest.raises(NotFound, match="store=absent"):
+        client.map("absent", "m").get("k")
+
+    async def same() -> None:
+        async with AsyncStoreClient(service.url) as twin:
+            assert await twin.map(store, "m").get("k") is None
+            assert not await twin.map(store, "m").remove("k")
+            with pytest.raises(NotFound, match="durable=nope"):
+                await twin.map(store, "nope").get("k")
+
+    asyncio.run(same())
+
+
+def test_errors_of_wrong_arguments_say_what_to_give(client: StoreClient, service: Service) -> None:
+    store = f"s{next(NAMES)}"
+    client.define_store(store)
+    client.define_durable(store, "work", {"type": "shared"})
+    client.define_durable(store, "last", {"type": "last_value"})
+    with pytest.raises(InvalidRequest, match="key="), client.subscriber(store, "last", subscriber="me"):
+        pass
+    with (
+        client.publisher(store, options=PublisherOptions(batch_messages=2)) as publisher,
+        pytest.raises(InvalidRequest, match=r"PublisherOptions\(batch_messages=\.\.\.\)"),
+    ):
+        publisher.publish_batch([Message(b"x")] * 3)
+    with client.subscriber(store, "work", subscriber="me") as subscriber:
+        for wrong in ("x", 0, 1.5, True, None):
+            with pytest.raises(InvalidRequest, match="handlers is a whole number"):
+                subscriber.run(print, handlers=wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="retry_delay"):
+            subscriber.run(print, retry_delay="x")  # type: ignore[arg-type]

@@ -61,6 +61,7 @@ def shell(service: ServerProcess, capsys: pytest.CaptureFixture[str], monkeypatc
 
 
 def test_a_store_is_defined_listed_shown_and_removed(shell: Shell) -> None:
+    assert shell.rows("history")[0]["author"] == "holdfast.default"
     shell.run("define", "one", "bytelimit=1m", "description=first of all")
     shell.run("define", "one/work", "type=shared", "max_delivery=5", 'matcher={"kind": ["a", "b"]}')
     shell.run("define", "one/jobs", "type=shared", "--template")
@@ -355,7 +356,15 @@ def test_keys_and_locks_of_a_map(shell: Shell) -> None:
     shell.run("map", "set", "keyed/m", "k", "w", "--fence", str(held["fence"]))
     shell.run("map", "unlock", "keyed/m", str(held["fence"]), "k", "--owner", "ann")
     shell.run("map", "rm", "keyed/m", "k")
-    shell.run("map", "get", "keyed/m", "k", expected=Exit.NO)
+    for words, named in (
+        (["get", "keyed/m", "k"], "no such key map=keyed/m key=k"),
+        (["rm", "keyed/m", "k"], "no such key map=keyed/m key=k"),
+        (["get", "keyed/nope", "k"], "no such durable store=keyed durable=nope"),
+        (["get", "nostore/m", "k"], "no such store store=nostore"),
+        (["rm", "keyed/nope", "k"], "no such durable store=keyed durable=nope"),
+    ):
+        assert main(["stores", "map", *words]) == Exit.NO
+        assert named in shell.read_error()
     assert found["key"] == "k"
 
 
@@ -382,6 +391,85 @@ def test_edit_changes_only_what_it_names(shell: Shell) -> None:
     (store,) = shell.rows("show", "edited")
     assert (store["description"], store["message_limit"]) == ("kept", 8)
     shell.run("edit", "edited/none", "ack_wait=7", expected=Exit.NO)
+
+
+def test_a_durable_before_its_store_says_to_define_the_store(shell: Shell) -> None:
+    for words in (["define", "unmade/map1", "type=map"], ["define", "unmade/jobs", "type=shared", "--template"]):
+        assert main(["stores", *words]) == Exit.NO
+        assert "define the store first: holdfast stores define unmade" in shell.read_error()
+
+
+def test_a_redelivery_of_what_is_not_parked_says_why_nothing_was_done(shell: Shell) -> None:
+    shell.run("define", "unparked")
+    shell.run("define", "unparked/work", "type=shared")
+    shell.run("publish", "unparked", "a")
+    said = shell.run("redeliver", "unparked/work", "1")
+    assert "redelivered 0 messages" in said and "parked" in said and "browse unparked/work --parked" in said
+    (found,) = shell.rows("redeliver", "unparked/work", "1")
+    assert (found["redelivered"], "parked" in str(found["reason"])) == (0, True)
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", "[1, NaN]"])
+def test_a_number_that_is_not_finite_is_no_value_of_a_parameter(shell: Shell, value: str) -> None:
+    shell.run("define", "finite", "message_limit=7")
+    assert main(["stores", "edit", "finite", f"message_limit={value}"]) == Exit.BAD_REQUEST
+    assert "finite" in shell.read_error()
+    assert shell.rows("show", "finite")[0]["message_limit"] == 7
+
+
+def test_a_rewind_of_many_chooses_those_that_retain_and_names_the_others(shell: Shell) -> None:
+    shell.run("define", "many")
+    shell.run("define", "many/a", "type=shared", "retention_time=1h")
+    shell.run("define", "many/b", "type=shared")
+    shell.run("define", "many/m", "type=map")
+    said = shell.run("rewind", "many/*", expected=Exit.NO).splitlines()
+    assert said[0] == "rewound many/a"
+    assert [line.partition(":")[0] for line in said[1:]] == ["not rewound many/b", "not rewound many/m"]
+    assert shell.run("rewind", "many/a") == "rewound many/a\n"
+    assert main(["stores", "rewind", "many/b", "many/m"]) == Exit.BAD_REQUEST
+    assert "retention_time" in shell.read_error()
+
+
+@pytest.mark.parametrize("words", [["purge", "--yes"], ["rewind"], ["rm", "--yes"]])
+def test_every_name_is_checked_before_the_first_change(shell: Shell, words: list[str]) -> None:
+    shell.run("define", "checked")
+    shell.run("define", "checked/a", "type=shared", "retention_time=1h")
+    shell.run("publish", "checked", "x", "y")
+    shell.run("tail", "checked/a", "--limit", "1")
+    assert main(["stores", words[0], "checked/a", "checked/absent", *words[1:]]) == Exit.NO
+    assert "absent" in shell.read_error()
+    assert shell.rows("show", "checked/a")[0]["counts"]["backlog"] == 1  # type: ignore[index]
+    shell.run("rm", "checked", "--yes")
+
+
+@pytest.mark.parametrize("words", [
+    ["define", "lower/work", "type=shared", "message_limit=1", "discard=old"],
+    ["define", "lower/jobs", "type=shared", "message_limit=1", "discard=old", "--template"],
+    ["edit", "lower/work", "message_limit=1", "discard=old"],
+    ["edit", "lower/jobs", "message_limit=1", "discard=old", "--template"],
+])  # fmt: skip
+def test_delete_allows_a_lower_limit_of_one_durable_or_template(shell: Shell, words: list[str]) -> None:
+    shell.run("define", "lower")
+    shell.run("define", "lower/jobs", "type=shared", "--template")
+    shell.run("define", "lower/work", "type=shared")
+    shell.run("tail", "lower/made", "--template", "jobs", "--wait", "0")
+    shell.run("publish", "lower", "a", "b")
+    assert main(["stores", *words]) == Exit.NO
+    said = shell.read_error()
+    assert "(1)" in said and "--delete allows it" in said and "delete=true" not in said
+    shell.run(*words, "--delete")
+    shell.run("rm", "lower", "--yes")
+
+
+def test_a_rollback_that_would_delete_messages_names_its_option(shell: Shell) -> None:
+    shell.run("define", "back")
+    before = shell.rows("history")[-1]["revision"]
+    shell.run("define", "back/work", "type=shared")
+    shell.run("publish", "back", "a")
+    assert main(["stores", "rollback", str(before), "--yes"]) == Exit.NO
+    said = shell.read_error()
+    assert "--delete allows it" in said and "edit" not in said
+    shell.run("rollback", str(before), "--yes", "--delete")
 
 
 def test_a_file_that_names_fewer_stores_deletes_messages_only_when_asked_to(shell: Shell, tmp_path: Path) -> None:

@@ -93,6 +93,23 @@ def test_a_definitions_file_that_is_wrong_keeps_the_service_from_starting(tmp_pa
     assert said in str(caught.value)
 
 
+def test_a_definitions_file_that_would_delete_messages_keeps_the_service_from_starting(tmp_path: Path) -> None:
+    file = tmp_path / "stores.toml"
+    file.write_text(DEFINITIONS)
+    with serving(tmp_path, HOLDFAST_STORES__DEFINITIONS=str(file)) as server:
+        assert ask(server, "POST", "/v1/stores/orders/messages", {"messages": [{"body": "YQ=="}, {}, {}]})[0] == 200
+        assert server.stop() == 0
+    file.write_text(DEFINITIONS + 'message_limit = 1\ndiscard = "old"\n')
+    with pytest.raises(ServerEnded) as caught, serving(tmp_path, HOLDFAST_STORES__DEFINITIONS=str(file)):
+        pass
+    assert "exit code 2" in str(caught.value)
+    assert "orders/work (2)" in str(caught.value)
+    assert "--delete" in str(caught.value)
+    file.write_text(DEFINITIONS)
+    with serving(tmp_path, HOLDFAST_STORES__DEFINITIONS=str(file)) as server:
+        assert ask(server, "GET", "/v1/stores/orders/durables/work")[1]["counts"]["backlog"] == 3
+
+
 def test_a_service_without_stores_has_no_routes_for_them(tmp_path: Path) -> None:
     with serving(tmp_path, HOLDFAST_STORES__ENABLED="false") as server:
         status, answer = ask(server, "GET", "/v1/stores")

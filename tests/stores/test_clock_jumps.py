@@ -287,6 +287,15 @@ def test_a_start_goes_on_at_the_pace_that_a_killed_service_had(tmp_path: Path) -
     assert again() == before_ms
 
 
+@pytest.mark.parametrize("damaged", [b"", b"{", b"\x00" * 64, b'{"store_ms": -5, "boot": "x", "counts_ms": [0, 0]}'])
+def test_a_damaged_anchor_beside_an_empty_log_gives_the_machines_time(tmp_path: Path, damaged: bytes) -> None:
+    (tmp_path / ANCHOR_NAME).write_bytes(damaged)
+    machine = Machine()
+    clock = machine.clock()
+    clock.start(0, read_anchor(str(tmp_path)))
+    assert clock() == machine.wall()
+
+
 def test_the_smaller_of_two_counts_is_what_has_passed() -> None:
     machine = Machine()
     clock = machine.clock()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import json
+import math
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from holdfast.cli.options import JsonOption, TimeoutOption, TokenOption, UrlOpti
 from holdfast.cli.output import answering, print_fields, print_json, print_line, print_table, printable
 from holdfast.cli.service import store_asking
 from holdfast.cli.transactions import LOCAL
-from holdfast.errors import Code, Conflict, InvalidRequest, NotFound
+from holdfast.errors import Code, Conflict, InvalidRequest, NotFound, PermissionDenied
 from holdfast.settings.documents import read_document
 from holdfast.stores.definitions import definition_of
 
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
     from holdfast.client.stores import StoreClient
 
 __all__ = [
+    "DeleteOption",
     "PlaceArgument",
     "PlacesArgument",
     "YesOption",
     "ask_first",
     "commands",
+    "described",
     "difference",
     "parse_value",
     "places_of",
@@ -55,6 +58,7 @@ PlacesArgument: TypeAlias = Annotated[
     list[str],
     typer.Argument(metavar="STORE/DURABLE...", help="Durables: names, or patterns as 'orders/*'.", show_default=False),
 ]
+DeleteOption: TypeAlias = Annotated[bool, typer.Option("--delete", help="Messages may be deleted by the change.")]
 YesOption: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Fields: TypeAlias = dict[str, object]
 
@@ -117,7 +121,7 @@ def define(
         Path | None,
         typer.Option("--file", help="Replace the whole definition by this JSON, TOML or YAML.", show_default=False),
     ] = None,
-    delete: Annotated[bool, typer.Option("--delete", help="Messages may be deleted by the change.")] = False,
+    delete: DeleteOption = False,
     url: UrlOption = LOCAL,
     token: TokenOption = None,
     timeout: TimeoutOption = None,
@@ -138,18 +142,19 @@ def define(
     with store_asking(url, token, timeout, as_json=as_json) as client:
         if file is not None:
             definition = read_definition(file)
-            with hinted():
+            with hinted("; holdfast stores edit changes only what it names"):
                 answer = client.define(definition, delete=delete)
             print_json(answer) if as_json else print_line(f"defined, revision {answer['revision']}")
             return
         assert place is not None, "checked above"
         values = dict(_parameter(text) for text in parameters or ())
-        if not name:
-            answer = client.define_store(store, values)
-        elif template:
-            answer = client.define_template(store, name, values)
-        else:
-            answer = client.define_durable(store, name, values)
+        with hinted("; holdfast stores edit changes only what it names"):
+            if not name:
+                answer = client.define_store(store, values, delete=delete)
+            elif template:
+                answer = client.define_template(store, name, values, delete=delete)
+            else:
+                answer = client.define_durable(store, name, values, delete=delete)
     print_json(answer) if as_json else print_line(f"defined {place}")
 
 
@@ -160,20 +165,21 @@ def edit(
         list[str], typer.Argument(metavar="PARAMETER=VALUE...", help="For example prefetch=100.", show_default=False)
     ],
     template: Annotated[bool, typer.Option("--template", help="Change a template of the store.")] = False,
+    delete: DeleteOption = False,
     url: UrlOption = LOCAL,
     token: TokenOption = None,
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change the parameters that are named, and no other.
+    """Change the parameters that are named, and no other. A change that would delete messages needs --delete.
 
     For example: holdfast stores edit orders/work prefetch=100
     """
     _, name = split_optional(place, "TEMPLATE" if template else "DURABLE")
     if template and not name:
         raise InvalidRequest("name a template as STORE/TEMPLATE, for example orders/jobs", place=place)
-    with store_asking(url, token, timeout, as_json=as_json) as client:
-        answer = client.edit(place, dict(_parameter(text) for text in parameters), template=template)
+    with store_asking(url, token, timeout, as_json=as_json) as client, hinted():
+        answer = client.edit(place, dict(_parameter(text) for text in parameters), template=template, delete=delete)
     print_json(answer) if as_json else print_line(f"changed {place}")
 
 
@@ -194,6 +200,7 @@ def rm(
         split_optional(place)
     with store_asking(url, token, timeout, as_json=as_json) as client:
         chosen = places_of(client, places)
+        described(client, chosen)
         ask_first("delete", chosen, yes=yes)
         for place in chosen:
             store, durable = split_optional(place)
@@ -280,14 +287,25 @@ def places_of(client: StoreClient, places: Sequence[str], *, durables: bool = Fa
     return list(found)
 
 
+def described(client: StoreClient, places: Sequence[str]) -> dict[str, Fields]:
+    """What each of the stores and durables is, empty where the user may not look. Raises: NotFound."""
+    found: dict[str, Fields] = {}
+    for place in places:
+        store, durable = split_optional(place)
+        found[place] = {}
+        with contextlib.suppress(PermissionDenied):
+            found[place] = client.describe_durable(store, durable) if durable else client.describe_store(store)
+    return found
+
+
 @contextlib.contextmanager
-def hinted() -> Generator[None]:
-    """Say which option allows what the service refuses to delete."""
+def hinted(more: str = "") -> Generator[None]:
+    """Say which option allows what the service refuses to delete, and ``more``."""
     try:
         yield
     except Conflict as error:
         if error.code is Code.DELETES_MESSAGES:
-            error.hint = "--delete allows it; holdfast stores edit changes only what it names"
+            error.hint = f"--delete allows it{more}"
         raise
 
 
@@ -329,16 +347,26 @@ def split_optional(place: str, what: str = "DURABLE") -> tuple[str, str]:
 
 
 def parse_value(text: str) -> object:
-    """A value on the command line: JSON where it is JSON, otherwise the text itself.
+    """A value on the command line: JSON where it is JSON, otherwise the text itself. Raises: InvalidRequest for a
+    number that is not finite (``NaN``, ``Infinity``, ``1e999``).
 
     >>> parse_value("5"), parse_value("100mb"), parse_value('{"kind": ["a", "b"]}')
     (5, '100mb', {'kind': ['a', 'b']})
     """
     try:
-        value: object = json.loads(text)
+        value: object = json.loads(text, parse_constant=_finite, parse_float=_finite)
+    except InvalidRequest:
+        raise
     except (ValueError, RecursionError):
         return text
     return value
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise InvalidRequest("a value is not a finite number", given=text[:80])
+    return number
 
 
 def _parameter(text: str) -> tuple[str, object]:

@@ -10,7 +10,7 @@ import typer
 from holdfast.cli.options import JsonOption, TimeoutOption, TokenOption, UrlOption
 from holdfast.cli.output import print_fields, print_json, print_line, print_table, printable
 from holdfast.cli.service import store_asking
-from holdfast.cli.stores import Fields, YesOption, ask_first, commands, hinted
+from holdfast.cli.stores import DeleteOption, Fields, YesOption, ask_first, commands, hinted
 from holdfast.cli.transactions import LOCAL
 
 __all__ = ["commands", "history", "rollback", "status"]
@@ -67,7 +67,7 @@ def history(
 @commands.command()
 def rollback(
     revision: Annotated[int, typer.Argument(help="The definition to put in force again.", min=1, show_default=False)],
-    delete: Annotated[bool, typer.Option("--delete", help="Messages may be deleted by the change.")] = False,
+    delete: DeleteOption = False,
     yes: YesOption = False,
     url: UrlOption = LOCAL,
     token: TokenOption = None,

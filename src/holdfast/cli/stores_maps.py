@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.exits import Exit
 from holdfast.cli.options import (
     Encoding,
     EncodingOption,
@@ -22,6 +21,7 @@ from holdfast.cli.output import print_json, print_line, printable
 from holdfast.cli.service import store_asking
 from holdfast.cli.stores import PlaceArgument, commands, split_place
 from holdfast.cli.transactions import LOCAL
+from holdfast.errors import Code, NotFound
 
 __all__ = ["commands", "get", "lock", "rm", "set_key", "unlock"]
 
@@ -46,6 +46,10 @@ def _text_of(value: bytes, encoding: Encoding) -> str:
     return base64.b64encode(value).decode()
 
 
+def _no_such_key(place: str, key: str) -> NotFound:
+    return NotFound("there is no such key", code=Code.NO_SUCH_KEY, map=place, key=key)
+
+
 @maps.command()
 def get(
     place: PlaceArgument,
@@ -61,7 +65,7 @@ def get(
     with store_asking(url, token, timeout, as_json=as_json) as client:
         entry = client.map(store, name).get(key)
     if entry is None:
-        raise typer.Exit(Exit.NO)
+        raise _no_such_key(place, key)
     value = _text_of(entry.value, encoding)
     print_json({"key": key, "value": value, "revision": entry.revision}) if as_json else print_line(value)
 
@@ -98,10 +102,12 @@ def rm(
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove a key."""
+    """Remove a key; exit code 1 where there is none."""
     store, name = split_place(place)
     with store_asking(url, token, timeout, as_json=as_json) as client:
-        client.map(store, name).remove(key, if_revision=if_revision, fence=fence)
+        was_there = client.map(store, name).remove(key, if_revision=if_revision, fence=fence)
+    if not was_there:
+        raise _no_such_key(place, key)
     print_json({"removed": key}) if as_json else print_line(f"removed {key}")
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
+from holdfast.cli.exits import Exit
 from holdfast.cli.options import (
     Encoding,
     EncodingOption,
@@ -36,6 +37,7 @@ from holdfast.cli.stores import (
     YesOption,
     ask_first,
     commands,
+    described,
     parse_value,
     places_of,
     split_place,
@@ -283,6 +285,7 @@ def purge(
         split_place(place)
     with store_asking(url, token, timeout, as_json=as_json) as client:
         chosen = places_of(client, places, durables=True)
+        described(client, chosen)
         ask_first("purge", chosen, yes=yes)
         for place in chosen:
             gone = client.purge(*split_place(place))
@@ -339,10 +342,13 @@ def redeliver(
         found = client.redeliver(
             store, durable, ranges, match=cast("dict[str, object] | None", wanted), limit=limit or None
         )
+    reason = "" if found.messages or found.left else "no message that was asked for is parked or a dead letter"
     if as_json:
-        print_json({"redelivered": found.messages, "left": found.left})
+        print_json({"redelivered": found.messages, "left": found.left, **({"reason": reason} if reason else {})})
         return
     print_line(f"redelivered {found.messages} messages")
+    if reason:
+        print_line(f"{reason}: holdfast stores browse {place} --parked lists what is parked")
     for reason, count in sorted(found.left.items()):
         print_line(f"left {count}: {reason}")
 
@@ -368,14 +374,32 @@ def rewind(
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Deliver again what is retained: everything, or from a number or a time on."""
+    """Deliver again what is retained: everything, or from a number or a time on.
+
+    Durables that retain nothing are named; then the exit code is 1.
+    """
     for place in places:
         split_place(place)
     with store_asking(url, token, timeout, as_json=as_json) as client:
-        for place in places_of(client, places, durables=True):
+        chosen = described(client, places_of(client, places, durables=True))
+        # Of a durable that the user may not look at the service decides.
+        without = [place for place, of in chosen.items() if of and not of.get("retention_time")]
+        if len(without) == len(chosen):
+            raise InvalidRequest(
+                "only a durable with a retention_time can be rewound", code=Code.TYPE_MISMATCH, given=", ".join(without)
+            )
+        for place in [place for place in chosen if place not in without]:
             store, durable = split_place(place)
             client.rewind(store, durable, seq=seq, time_ms=time_ms)
             print_json({"rewound": place}) if as_json else print_line(f"rewound {place}")
+        for place in without:
+            reason = "it has no retention_time"
+            if as_json:
+                print_json({"not_rewound": place, "reason": reason})
+            else:
+                print_line(f"not rewound {place}: {reason}")
+    if without:
+        raise typer.Exit(Exit.NO)
 
 
 class _Kept:

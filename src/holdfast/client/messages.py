@@ -342,6 +342,7 @@ _KINDS: Final[Mapping[Code, type[HoldfastError]]] = {
     Code.DELETES_MESSAGES: Conflict,
     Code.LOCK_HELD: Conflict,
     Code.NOT_HOLDER: Conflict,
+    Code.NO_SUCH_KEY: NotFound,
     Code.ALREADY_OPEN: Conflict,
 }
 

@@ -12,11 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import IntEnum
 from hashlib import sha256
-from typing import cast
+from typing import Final, cast
 
 from holdfast.errors import Code, HoldfastError, PermissionDenied
 
-__all__ = ["Authenticator", "Role"]
+__all__ = ["TOKEN_HINT", "Authenticator", "Role"]
+
+TOKEN_HINT: Final = "send Authorization: Bearer <token>; commands take --token or HOLDFAST_TOKEN"
+"""The hint of every ``unauthenticated``."""
 
 
 class Role(IntEnum):
@@ -47,9 +50,7 @@ class Authenticator:
         digest = _digest_of(authorization)
         held = None if digest is None else self._roles.get(digest)
         if held is None:
-            return PermissionDenied(
-                "a valid bearer token is needed", code=Code.UNAUTHENTICATED, hint="send Authorization: Bearer <token>"
-            )
+            return PermissionDenied("a valid bearer token is needed", code=Code.UNAUTHENTICATED, hint=TOKEN_HINT)
         if held < role:
             return PermissionDenied("the token has not the role", role=role.name.lower())
         return None

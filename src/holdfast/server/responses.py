@@ -230,6 +230,7 @@ STATUS_OF: Final[Mapping[Code, int]] = {
     Code.UNKNOWN_PUBLISHER: 409,
     Code.LOCK_HELD: 409,
     Code.NOT_HOLDER: 409,
+    Code.NO_SUCH_KEY: 404,
     Code.NO_QUORUM: 412,
     Code.REVISION_MISMATCH: 412,
     Code.DELETES_MESSAGES: 409,

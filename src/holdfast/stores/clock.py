@@ -7,7 +7,7 @@ Failure model: the time never falls within a process, and never below the last t
 
 | known at a start | the time is |
 |---|---|
-| nothing: new stores | the machine's |
+| nothing: new stores, also with an unreadable anchor | the machine's |
 | an anchor of this boot | the anchor's, and what the kernel has counted since |
 | an anchor of another boot or machine, or an unreadable one | the last known: nobody can tell what passed |
 | no anchor, as older code left it | the machine's where that is within ``TRUSTED_MS``, else the last of the log |
@@ -107,7 +107,7 @@ class StoreClock:
     def start(self, last_ms: int, anchor: Anchor | None = None) -> None:
         """Go on with stores whose newest record is of ``last_ms``, 0 for none."""
         wall_ms = self._wall()
-        if not last_ms and anchor is None:
+        if not last_ms and (anchor is None or anchor.store_ms <= 0):
             now_ms = wall_ms
         elif anchor is not None:
             now_ms = max(last_ms, anchor.store_ms + _paced(self._since(anchor), anchor.aim_ms))

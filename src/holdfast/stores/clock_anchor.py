@@ -5,8 +5,8 @@ Owns: its format, reading and writing it. Does not own: what is made of it (``cl
 Format: ``{"store_ms": t, "boot": name, "counts_ms": [a, b], "aim_ms": d}``: the stores' time, the run of the kernel,
 how long that had lasted by its clock and by its uptime, and by how much the stores' time was to change from there.
 
-Failure model: the file is replaced whole and synced. One that cannot be read counts as one of another boot; so does one
-that could not be written, when its time comes.
+Failure model: the file is replaced whole and synced. One that cannot be read counts as one of another boot with the
+time 0; one that could not be written counts as one of another boot, when its time comes.
 """
 
 from __future__ import annotations

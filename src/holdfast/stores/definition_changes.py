@@ -31,7 +31,7 @@ import msgspec
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.stores.definition_parts import Path, durable_at
-from holdfast.stores.definitions import ClusterDefinition, DurableDefinition, Persistence, definition_of
+from holdfast.stores.definitions import SECTIONS, ClusterDefinition, DurableDefinition, Persistence, definition_of
 
 __all__ = ["Difference", "check_change", "differences"]
 
@@ -84,17 +84,20 @@ def _differences(path: str, before: object, after: object) -> Iterator[Differenc
 def beside(current: ClusterDefinition, wanted: ClusterDefinition) -> ClusterDefinition:
     """``wanted``, and what only ``current`` has of stores, durables and templates: nothing that keeps messages goes.
 
-    Raises ``InvalidRequest`` where the two do not go together.
+    A section ``cluster`` or ``permissions`` that ``wanted`` was not given stays as it is. Raises ``InvalidRequest``
+    where the two do not go together.
     """
     document = msgspec.json.decode(wanted.json(), type=dict[str, object])
     stores = msgspec.convert(document.get("stores", {}), dict[str, dict[str, object]])
-    kept = msgspec.convert(current.document().get("stores", {}), dict[str, dict[str, object]])
+    known = current.document()
+    kept = msgspec.convert(known.get("stores", {}), dict[str, dict[str, object]])
     for name, store in kept.items():
         named = stores.setdefault(name, store)
         for kind in ("durables", "templates"):
             of_both = (msgspec.convert(each.get(kind, {}), dict[str, object]) for each in (store, named))
             named[kind] = dict(chain.from_iterable(each.items() for each in of_both))
-    return definition_of({**document, "stores": stores})
+    sections = {name: known[name] for name in sorted(SECTIONS - wanted.sections_given)}
+    return definition_of({**document, **sections, "stores": stores})
 
 
 def check_change(before: ClusterDefinition, after: ClusterDefinition, paths: Iterable[Path]) -> None:

@@ -38,6 +38,7 @@ __all__ = [
     "PARAMETER_TYPES",
     "PREFETCH_DEFAULT",
     "PREFETCH_UNSET",
+    "SECTIONS",
     "AckMode",
     "ClusterDefinition",
     "Discard",
@@ -68,6 +69,8 @@ MESSAGE_SIZE_MAX: Final = 256 << 20
 """A message is written and checked whole, in memory."""
 MAX_DELIVERY_MAX: Final = 65_535
 DAY_MS: Final = 86_400_000
+SECTIONS: Final = frozenset({"cluster", "permissions"})
+"""The sections of a definition that are not made of parts with names."""
 
 
 _CONSUMED: Final = frozenset({DurableType.STANDARD, DurableType.SHARED})
@@ -256,6 +259,8 @@ class ClusterDefinition:
     max_deployment_history: int = 25
     stores: Mapping[str, StoreDefinition] = field(default_factory=dict[str, StoreDefinition])
     permissions: Permissions = OPEN
+    sections_given: frozenset[str] = field(default=SECTIONS, compare=False, repr=False)
+    """Which of ``SECTIONS`` the document that was read has; see ``definition_changes.beside``."""
 
     def is_volatile(self, store: StoreDefinition) -> bool:
         """Whether a store lives in memory only: it is not replicated, or nothing is persisted."""
@@ -333,7 +338,8 @@ def definition_of(document: object, line_of: Callable[[str], int | None] | None 
     for store in stores.values():
         check_dead_letters(stores, store, _dead_letter_targets(store), problems)
     raise_problems(problems if line_of is None else [_with_line(problem, line_of) for problem in problems])
-    return replace(definition, stores=stores, permissions=permissions)
+    given = frozenset(name for name in SECTIONS if reader.given(name))
+    return replace(definition, stores=stores, permissions=permissions, sections_given=given)
 
 
 def _with_line(problem: str, line_of: Callable[[str], int | None]) -> str:

@@ -166,7 +166,7 @@ class Permissions:
             hint=f"ask an administrator for a role with the right {right}: a retry gets the same answer",
             user=user or "",
             right=str(right),
-            store=store,
+            store=store or None,
         )
 
 

@@ -1,24 +1,24 @@
 """Carrying a definition out: which stores and durables come, stay and go.
 
 Owns: the commands ``Define`` and ``Redefine``, the history of definitions. Does not own: what a definition may say
-(``definitions``), its parts (``definition_parts``), which changes are possible (``definition_changes``). Failure model:
-pure; a definition is checked whole before anything changes.
+(``definitions``), its parts (``definition_parts``), which changes are possible (``definition_changes``), what they
+would delete (``definition_losses``). Failure model: pure; a definition is checked whole before anything changes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from itertools import islice
 from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from holdfast.errors import Code, Conflict, InvalidRequest
-from holdfast.stores.commands import Define, Done, Part, Redefine
+from holdfast.stores.commands import STEPWISE_RULES, Define, Done, Part, Redefine
 from holdfast.stores.definition_changes import check_change
+from holdfast.stores.definition_losses import Losses
 from holdfast.stores.definition_parts import DURABLES, Path, changed_paths, undoing, with_parts
-from holdfast.stores.definitions import Discard, parse_definition
+from holdfast.stores.definitions import parse_definition
 from holdfast.stores.durables.aging import expire_newly_parked
 from holdfast.stores.durables.consumption import DYING_RETRY_MS, Consumption
 from holdfast.stores.durables.retention import set_retention
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from holdfast.stores.definitions import ClusterDefinition, DurableDefinition, StoreDefinition
     from holdfast.stores.effects import Effect
     from holdfast.stores.state import State
-    from holdfast.stores.store import Durable
 
 __all__ = [
     "Revision",
@@ -47,8 +46,6 @@ __all__ = [
 
 
 HISTORY_BYTES_MAX = 4 << 20
-PLACES_SHOWN_MAX = 20
-"""Places that an error names."""
 
 
 class Revision(msgspec.Struct, frozen=True, array_like=True):
@@ -131,8 +128,7 @@ def _check(state: State, command: Define | Redefine, definition: ClusterDefiniti
     for name, of_store in _by_store(paths).items():
         if name in definition.stores:
             _check_dynamic(state, definition.stores[name], of_store.durables)
-    if not command.delete:
-        _check_losses(state, definition, paths)
+    _check_losses(state, command, definition, paths)
 
 
 def _put_in_force(
@@ -170,48 +166,25 @@ def _by_store(paths: list[Path]) -> dict[str, _Touched]:
     return found
 
 
-def _check_losses(state: State, wanted: ClusterDefinition, paths: list[Path]) -> None:
-    """Raises ``Conflict`` where messages would go: with a store, a durable, or by a limit that discards old ones."""
-    losses: dict[str, int] = {}
+def _check_losses(state: State, command: Define | Redefine, definition: ClusterDefinition, paths: list[Path]) -> None:
+    """Raises ``Conflict`` where messages would go. Records of older rules were accepted by what was counted then."""
+    if command.delete or state.rules < STEPWISE_RULES:
+        return
+    losses = Losses(command.at_ms)
     for name, of_store in _by_store(paths).items():
         store = state.stores.get(name)
         if store is None:
             continue
-        if name not in wanted.stores:
-            losses[name] = store.counts.live
+        if name not in definition.stores:
+            losses.remove_store(store)
             continue
-        before, after = state.definition.stores[name].durables, wanted.stores[name].durables
-        for durable_name in of_store.durables:
-            found = store.durables.get(durable_name) if durable_name in before else None
-            if found is not None:
-                definition = after.get(durable_name)
-                place = f"{name}/{durable_name}"
-                losses[place] = _kept(found) if definition is None else _over(found, definition)
-    lost = {place: messages for place, messages in losses.items() if messages}
-    if lost:
-        shown = ", ".join(f"{place} ({messages})" for place, messages in islice(lost.items(), PLACES_SHOWN_MAX))
-        more = f" and {len(lost) - PLACES_SHOWN_MAX} more" if len(lost) > PLACES_SHOWN_MAX else ""
-        raise Conflict(
-            f"the change would delete messages of {shown}{more}",
-            code=Code.DELETES_MESSAGES,
-            facts={"messages": sum(lost.values()), "places": len(lost)},
-            hint="delete=true (--delete) allows it; PATCH (holdfast stores edit) changes only what it names",
-        )
-
-
-def _kept(durable: Durable) -> int:
-    return durable.pending if isinstance(durable, Consumption) else durable.keyed.messages
-
-
-def _over(durable: Durable, wanted: DurableDefinition) -> int:
-    """How many messages a new limit would discard; about as many, where it is one of bytes."""
-    if not isinstance(durable, Consumption) or wanted.discard is not Discard.OLD:
-        return 0
-    over = max(0, durable.pending - wanted.message_limit) if wanted.message_limit else 0
-    if wanted.bytelimit and durable.pending_bytes > wanted.bytelimit:
-        average = max(1, durable.pending_bytes // max(1, durable.pending))
-        over = max(over, -(-(durable.pending_bytes - wanted.bytelimit) // average))
-    return over
+        for durable_name, wanted in _reached(store, definition.stores[name], of_store):
+            durable = store.durables.get(durable_name)
+            if durable is not None and wanted is None:
+                losses.remove(store, durable)
+            elif durable is not None and wanted is not None:
+                losses.change(store, durable, wanted)
+    losses.refuse()
 
 
 def _keep(state: State, revision: Revision) -> None:
@@ -276,26 +249,41 @@ def _delete_store(state: State, name: str, effects: list[Effect]) -> None:
     state.blocks.forget_store(name)
 
 
+def _reached(store: Store, wanted: StoreDefinition, touched: _Touched) -> list[tuple[str, DurableDefinition | None]]:
+    """Each durable that a change of its store reaches and the definition that it gets, None where it is deleted.
+
+    Those that go are first. A template reaches the dynamic durables that were made of it and stay dynamic.
+    """
+    static = [name for name in touched.durables if name in wanted.durables]
+    found: dict[str, DurableDefinition | None] = {
+        name: None
+        for name in touched.durables
+        if name not in wanted.durables and name in store.definition.durables and name in store.durables
+    }
+    found.update({name: wanted.durables[name] for name in static})
+    templates = {name: wanted.templates[name] for name in touched.templates if name in wanted.templates}
+    for name, durable in store.durables.items() if templates else ():
+        definition = durable.definition
+        template = templates.get(definition.template) if definition.dynamic and name not in found else None
+        if template is not None and template.pattern.type is definition.type:
+            own = dataclasses.replace(template.durable(name, definition.matcher), key_field=definition.key_field)
+            found[name] = dataclasses.replace(own, key_ordered=definition.key_ordered)
+    return list(found.items())
+
+
 def _change_store(
     state: State, store: Store, wanted: StoreDefinition, touched: _Touched, now_ms: int, effects: list[Effect]
 ) -> None:
-    before, store.definition = store.definition, wanted
-    for name in touched.durables:
-        if name not in wanted.durables and name in before.durables and name in store.durables:
+    reached = _reached(store, wanted, touched)
+    store.definition = wanted
+    for name, definition in reached:
+        if definition is None:
             state.delete(store, name, "not_defined", now_ms, effects)
-    for durable in [wanted.durables[name] for name in touched.durables if name in wanted.durables]:
-        if durable.name in store.durables:
-            _change_durable(state, store, durable, now_ms, effects)
+        elif name in store.durables:
+            _change_durable(state, store, definition, now_ms, effects)
         else:
-            store.add(durable, now_ms)
-            state.arm(store, durable.name)
-    templates = {name: wanted.templates[name] for name in touched.templates if name in wanted.templates}
-    for name, found in list(store.durables.items()) if templates else ():
-        definition = found.definition
-        template = templates.get(definition.template) if definition.dynamic else None
-        if template is not None and template.pattern.type is definition.type:
-            own = dataclasses.replace(template.durable(name, definition.matcher), key_field=definition.key_field)
-            _change_durable(state, store, dataclasses.replace(own, key_ordered=definition.key_ordered), now_ms, effects)
+            store.add(definition, now_ms)
+            state.arm(store, name)
 
 
 def _change_durable(state: State, store: Store, wanted: DurableDefinition, now_ms: int, effects: list[Effect]) -> None:

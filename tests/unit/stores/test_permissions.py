@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import Code, InvalidRequest, PermissionDenied
+from holdfast.server.auth import Authenticator, Role
+from holdfast.server.stores.access import StoreAccess
 from holdfast.stores import commands
 from holdfast.stores.definitions import definition_of
 from holdfast.stores.permissions import CLUSTER, OPEN, RIGHTS, Permissions, Right, right_for, token_hash
@@ -46,7 +48,8 @@ def test_a_right_is_had_only_where_a_role_grants_it(right: Right, user: str | No
             permissions().require(user, right, store)
         assert refused.value.code is Code.PERMISSION_DENIED
         assert (refused.value.fields["user"], refused.value.fields["right"]) == (user or "", str(right))
-        assert refused.value.fields["store"] == store
+        assert refused.value.fields["store"] == (store or None)
+        assert "store= " not in refused.value.statement() + " "
 
 
 def test_off_everything_is_allowed_to_everybody() -> None:
@@ -99,3 +102,13 @@ def test_every_command_of_a_client_needs_a_right() -> None:
     assert needed["Rewind"] is needed["Acknowledge"] is Right.SUBSCRIBE
     assert needed["Purge"] is needed["Drop"] is needed["Define"] is needed["Redeliver"] is Right.ADMINISTER
     assert set(RIGHTS) == set(Right)
+
+
+def test_a_refusal_without_a_token_names_the_option_of_commands() -> None:
+    authenticator = Authenticator({"a-long-random-token": Role.ADMIN})
+    for problem in (
+        authenticator.problem_with(None, Role.READ),
+        StoreAccess(authenticator, permissions).problem_with(None, Right.BROWSE, "orders"),
+    ):
+        assert problem is not None
+        assert "--token" in problem.hint and "HOLDFAST_TOKEN" in problem.hint

@@ -20,7 +20,7 @@ from holdfast.client.effects import Failed, Procedure, Reply, Request, Send, Wok
 from holdfast.client.messages import retry_after_ms
 from holdfast.client.stores.answer_codes import PASSING_CODES, is_unclear
 from holdfast.client.stores.wire import coded_error, decode, durable_path, map_path, query_of, request_of
-from holdfast.errors import HoldfastError, InvalidRequest, NotFound, OutcomeUnknown, Unavailable
+from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, OutcomeUnknown, Unavailable
 from holdfast.stores.messages import Delivery
 
 __all__ = [
@@ -289,10 +289,12 @@ def drop(session: Session, store: str, durable: str, seq: int, now_ms: float, wi
 def entry(
     session: Session, store: str, name: str, key: str, now_ms: float, within_ms: float
 ) -> Procedure[Entry | None]:
-    """A key of a map, None where there is none."""
+    """A key of a map, None where there is none. Raises: NotFound where there is no such map or store."""
     try:
         reply = yield from ask(session, request_of("GET", map_path(store, name, key)), now_ms, within_ms)
-    except NotFound:
+    except NotFound as error:
+        if error.code is not Code.NO_SUCH_KEY:
+            raise
         return None
     return decode(reply, Entry)
 

@@ -153,9 +153,11 @@ class StoreClient:
         path = f"/v1/stores{query_of(**attributes)}"
         return await self._client.run(administration.describe(self._client.session, path, now_ms()))
 
-    async def define_store(self, store: str, parameters: Mapping[str, object] | None = None) -> Definition:
-        """Make a store, or change its parameters; validated whole, applied whole."""
-        return await self._define(store_path(store), parameters)
+    async def define_store(
+        self, store: str, parameters: Mapping[str, object] | None = None, *, delete: bool = False
+    ) -> Definition:
+        """Make a store, or change its parameters; validated whole, applied whole. Raises: as ``define``."""
+        return await self._define(f"{store_path(store)}{_deleting(delete)}", parameters)
 
     async def describe_store(self, store: str) -> Definition:
         """A store's parameters, what is in force, counts and bytes. Raises: NotFound."""
@@ -165,9 +167,11 @@ class StoreClient:
         """Delete a store with its messages."""
         await self._client.run(administration.delete(self._client.session, store_path(store), now_ms()))
 
-    async def define_durable(self, store: str, durable: str, parameters: Mapping[str, object]) -> Definition:
-        """Make a static durable, or change it."""
-        return await self._define(durable_path(store, durable), parameters)
+    async def define_durable(
+        self, store: str, durable: str, parameters: Mapping[str, object], *, delete: bool = False
+    ) -> Definition:
+        """Make a static durable, or change it. Raises: as ``define``."""
+        return await self._define(f"{durable_path(store, durable)}{_deleting(delete)}", parameters)
 
     async def describe_durable(self, store: str, durable: str) -> Definition:
         """A durable's parameters, backlog and subscribers. Raises: NotFound."""
@@ -178,9 +182,11 @@ class StoreClient:
         """Delete a durable with what it keeps: also how a dynamic durable is unsubscribed."""
         await self._client.run(administration.delete(self._client.session, durable_path(store, durable), now_ms()))
 
-    async def define_template(self, store: str, template: str, parameters: Mapping[str, object]) -> Definition:
-        """Say how dynamic durables are made."""
-        return await self._define(template_path(store, template), parameters)
+    async def define_template(
+        self, store: str, template: str, parameters: Mapping[str, object], *, delete: bool = False
+    ) -> Definition:
+        """Say how dynamic durables are made. Raises: as ``define``."""
+        return await self._define(f"{template_path(store, template)}{_deleting(delete)}", parameters)
 
     async def durables(self, store: str, **attributes: str | int | bool) -> Definition:
         """Every durable of a store with its counts; ``attributes`` leave out those that differ."""
@@ -195,16 +201,19 @@ class StoreClient:
     async def define(self, definition: Mapping[str, object], *, delete: bool = False) -> Definition:
         """Replace the whole definition. Stores and durables that it does not name are deleted.
 
-        Raises: Conflict (``deletes_messages``) where messages would go with them, unless ``delete``.
+        Raises: Conflict (``deletes_messages``) where the change would delete messages, unless ``delete``.
         """
         return await self._define(f"/v1/cluster/definition{_deleting(delete)}", definition)
 
-    async def edit(self, place: str, parameters: Mapping[str, object], *, template: bool = False) -> Definition:
+    async def edit(
+        self, place: str, parameters: Mapping[str, object], *, template: bool = False, delete: bool = False
+    ) -> Definition:
         """Change only the ``parameters`` that are given: of a store ("orders"), of a static durable ("orders/work") or
         a ``template`` ("orders/jobs"). Raises: as ``define``."""
         store, _, name = place.partition("/")
         path = store_path(store) if not name else (template_path if template else durable_path)(store, name)
-        return await self._client.run(administration.edit(self._client.session, path, parameters, now_ms()))
+        target = f"{path}{_deleting(delete)}"
+        return await self._client.run(administration.edit(self._client.session, target, parameters, now_ms()))
 
     async def history(self, revision: int | None = None) -> Definition:
         """The definitions that were in force, or the one of a ``revision``."""
@@ -293,7 +302,7 @@ class Map:
         self._watch = watch
 
     async def get(self, key: str) -> Entry | None:
-        """The value of a key with its revision, None where there is none."""
+        """The value of a key with its revision, None where there is none. Raises: NotFound for the map or the store."""
         return await self._client.run(
             administration.entry(self._client.session, self._store, self._name, key, now_ms(), self._within_ms)
         )
@@ -329,13 +338,17 @@ class Map:
         )
         return done.revision
 
-    async def remove(self, key: str, *, if_revision: int | None = None, fence: int = 0) -> None:
-        """Remove a key. Raises: as ``set``."""
-        await self._client.run(
+    async def remove(self, key: str, *, if_revision: int | None = None, fence: int = 0) -> bool:
+        """Remove a key; whether it was there. Raises: as ``set``.
+
+        A request whose answer was lost is sent again and then finds no key: False does not say that no call removed it.
+        """
+        done = await self._client.run(
             administration.remove_entry(
                 self._client.session, self._store, self._name, key, if_revision, fence, now_ms(), self._within_ms
             )
         )
+        return done.changed > 0
 
     async def items(self, after: str = "") -> AsyncIterator[Entry]:
         """Every key above ``after`` in order. What changes meanwhile ahead of the iteration is seen."""

@@ -156,9 +156,11 @@ class StoreClient:
         path = f"/v1/stores{query_of(**attributes)}"
         return self._client.run(administration.describe(self._client.session, path, now_ms()))
 
-    def define_store(self, store: str, parameters: Mapping[str, object] | None = None) -> Definition:
-        """Make a store, or change its parameters; validated whole, applied whole."""
-        return self._define(store_path(store), parameters)
+    def define_store(
+        self, store: str, parameters: Mapping[str, object] | None = None, *, delete: bool = False
+    ) -> Definition:
+        """Make a store, or change its parameters; validated whole, applied whole. Raises: as ``define``."""
+        return self._define(f"{store_path(store)}{_deleting(delete)}", parameters)
 
     def describe_store(self, store: str) -> Definition:
         """A store's parameters, what is in force, counts and bytes. Raises: NotFound."""
@@ -168,9 +170,11 @@ class StoreClient:
         """Delete a store with its messages."""
         self._client.run(administration.delete(self._client.session, store_path(store), now_ms()))
 
-    def define_durable(self, store: str, durable: str, parameters: Mapping[str, object]) -> Definition:
-        """Make a static durable, or change it."""
-        return self._define(durable_path(store, durable), parameters)
+    def define_durable(
+        self, store: str, durable: str, parameters: Mapping[str, object], *, delete: bool = False
+    ) -> Definition:
+        """Make a static durable, or change it. Raises: as ``define``."""
+        return self._define(f"{durable_path(store, durable)}{_deleting(delete)}", parameters)
 
     def describe_durable(self, store: str, durable: str) -> Definition:
         """A durable's parameters, backlog and subscribers. Raises: NotFound."""
@@ -181,9 +185,11 @@ class StoreClient:
         """Delete a durable with what it keeps: also how a dynamic durable is unsubscribed."""
         self._client.run(administration.delete(self._client.session, durable_path(store, durable), now_ms()))
 
-    def define_template(self, store: str, template: str, parameters: Mapping[str, object]) -> Definition:
-        """Say how dynamic durables are made."""
-        return self._define(template_path(store, template), parameters)
+    def define_template(
+        self, store: str, template: str, parameters: Mapping[str, object], *, delete: bool = False
+    ) -> Definition:
+        """Say how dynamic durables are made. Raises: as ``define``."""
+        return self._define(f"{template_path(store, template)}{_deleting(delete)}", parameters)
 
     def durables(self, store: str, **attributes: str | int | bool) -> Definition:
         """Every durable of a store with its counts; ``attributes`` leave out those that differ."""
@@ -198,16 +204,19 @@ class StoreClient:
     def define(self, definition: Mapping[str, object], *, delete: bool = False) -> Definition:
         """Replace the whole definition. Stores and durables that it does not name are deleted.
 
-        Raises: Conflict (``deletes_messages``) where messages would go with them, unless ``delete``.
+        Raises: Conflict (``deletes_messages``) where the change would delete messages, unless ``delete``.
         """
         return self._define(f"/v1/cluster/definition{_deleting(delete)}", definition)
 
-    def edit(self, place: str, parameters: Mapping[str, object], *, template: bool = False) -> Definition:
+    def edit(
+        self, place: str, parameters: Mapping[str, object], *, template: bool = False, delete: bool = False
+    ) -> Definition:
         """Change only the ``parameters`` that are given: of a store ("orders"), of a static durable ("orders/work") or
         a ``template`` ("orders/jobs"). Raises: as ``define``."""
         store, _, name = place.partition("/")
         path = store_path(store) if not name else (template_path if template else durable_path)(store, name)
-        return self._client.run(administration.edit(self._client.session, path, parameters, now_ms()))
+        target = f"{path}{_deleting(delete)}"
+        return self._client.run(administration.edit(self._client.session, target, parameters, now_ms()))
 
     def history(self, revision: int | None = None) -> Definition:
         """The definitions that were in force, or the one of a ``revision``."""
@@ -296,7 +305,7 @@ class Map:
         self._watch = watch
 
     def get(self, key: str) -> Entry | None:
-        """The value of a key with its revision, None where there is none."""
+        """The value of a key with its revision, None where there is none. Raises: NotFound for the map or the store."""
         return self._client.run(
             administration.entry(self._client.session, self._store, self._name, key, now_ms(), self._within_ms)
         )
@@ -332,13 +341,17 @@ class Map:
         )
         return done.revision
 
-    def remove(self, key: str, *, if_revision: int | None = None, fence: int = 0) -> None:
-        """Remove a key. Raises: as ``set``."""
-        self._client.run(
+    def remove(self, key: str, *, if_revision: int | None = None, fence: int = 0) -> bool:
+        """Remove a key; whether it was there. Raises: as ``set``.
+
+        A request whose answer was lost is sent again and then finds no key: False does not say that no call removed it.
+        """
+        done = self._client.run(
             administration.remove_entry(
                 self._client.session, self._store, self._name, key, if_revision, fence, now_ms(), self._within_ms
             )
         )
+        return done.changed > 0
 
     def items(self, after: str = "") -> Iterator[Entry]:
         """Every key above ``after`` in order. What changes meanwhile ahead of the iteration is seen."""

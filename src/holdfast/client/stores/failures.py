@@ -25,11 +25,11 @@ class Failures:
     """The exceptions of one handler, one after the other."""
 
     def __init__(self, retry_delay: float, on_error: OnError | None, *, stop_on_error: bool) -> None:
-        if not 0 <= retry_delay <= RETRY_DELAY_MAX:
+        if not _is_delay(retry_delay):
             raise InvalidRequest(
                 f"retry_delay is a number of seconds from 0 to {RETRY_DELAY_MAX:g}",
                 code=Code.BAD_CONFIGURATION,
-                retry_delay=retry_delay,
+                retry_delay=repr(retry_delay)[:80],
             )
         self._first = self._next = retry_delay
         self._on_error = on_error
@@ -56,8 +56,14 @@ class Failures:
         self._next = self._first
 
 
-def at_least_one(handlers: int) -> int:
+def at_least_one(handlers: object) -> int:
     """How many handlers. Raises: InvalidRequest."""
-    if handlers < 1:
-        raise InvalidRequest("handlers is at least 1", code=Code.BAD_CONFIGURATION, handlers=handlers)
+    if isinstance(handlers, bool) or not isinstance(handlers, int) or handlers < 1:
+        raise InvalidRequest(
+            "handlers is a whole number of at least 1", code=Code.BAD_CONFIGURATION, handlers=repr(handlers)[:80]
+        )
     return handlers
+
+
+def _is_delay(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= RETRY_DELAY_MAX

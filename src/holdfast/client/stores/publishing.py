@@ -184,6 +184,9 @@ class Publishing:
         if not messages or len(messages) > self._options.batch_messages:
             raise InvalidRequest(
                 "a batch has from one to batch_messages messages",
+                hint="PublisherOptions(batch_messages=...) raises the limit, up to what the service takes at once"
+                if messages
+                else "",
                 messages=len(messages),
                 batch_messages=self._options.batch_messages,
             )

@@ -18,7 +18,7 @@ from hashlib import sha256
 from typing import Final
 
 from holdfast.errors import Code, HoldfastError, PermissionDenied
-from holdfast.server.auth import Authenticator, Role
+from holdfast.server.auth import TOKEN_HINT, Authenticator, Role
 from holdfast.server.kept_errors import without_traceback
 from holdfast.stores.permissions import CLUSTER, Permissions, Right
 
@@ -54,9 +54,7 @@ class StoreAccess:
             return None
         user = self.user_of(authorization)
         if user is None:
-            return PermissionDenied(
-                "a valid bearer token is needed", code=Code.UNAUTHENTICATED, hint="send Authorization: Bearer <token>"
-            )
+            return PermissionDenied("a valid bearer token is needed", code=Code.UNAUTHENTICATED, hint=TOKEN_HINT)
         try:
             permissions.require(user, right, store)
         except PermissionDenied as error:

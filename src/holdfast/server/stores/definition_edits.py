@@ -9,17 +9,28 @@ request names; ``with_store`` also the names of what the store has.
 
 from __future__ import annotations
 
+import math
 from typing import Final, cast
 
 import msgspec
 
-from holdfast.errors import InvalidRequest, NotFound
+from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.stores.commands import Part
 from holdfast.stores.definition_parts import DURABLES, TEMPLATES, durable_at
 from holdfast.stores.definition_values import Reader, raise_problems
-from holdfast.stores.definitions import ClusterDefinition, StoreDefinition
+from holdfast.stores.definitions import ClusterDefinition, DurableType, StoreDefinition
+from holdfast.stores.permissions import permissions_document
 
-__all__ = ["patched", "patched_part", "patched_store", "with_part", "with_store", "without_part", "without_store"]
+__all__ = [
+    "patched",
+    "patched_part",
+    "patched_store",
+    "store_of",
+    "with_part",
+    "with_store",
+    "without_part",
+    "without_store",
+]
 
 Json = dict[str, object]
 _KINDS: Final = (DURABLES, TEMPLATES)
@@ -43,7 +54,7 @@ def with_store(definition: ClusterDefinition, store: str, parameters: object) ->
 
 def patched_store(definition: ClusterDefinition, store: str, parameters: object) -> list[Part]:
     """Only these parameters of a store; of its durables and templates, those named."""
-    _store_of(definition, store)
+    store_of(definition, store)
     return _patched_store(definition, store, _map_of(parameters, "the parameters of a store"))
 
 
@@ -52,7 +63,7 @@ def _patched_store(definition: ClusterDefinition, store: str, given: Json) -> li
     sections = {kind: _map_of(given.pop(kind), kind) for kind in _KINDS if kind in given}
     own = {} if known is None else known.own_document()
     if "subscribers" in given and known is not None:
-        given["subscribers"] = dict(known.subscribers) | _map_of(given["subscribers"], "subscribers")
+        given["subscribers"] = _merged(dict(known.subscribers), given["subscribers"], f"stores.{store}.subscribers")
     parts = [_part(("stores", store), own | given)] if given or known is None else []
     for kind, section in sections.items():
         parts += [_patched(definition, ("stores", store, kind, name), one) for name, one in section.items()]
@@ -66,9 +77,17 @@ def patched_part(definition: ClusterDefinition, store: str, kind: str, name: str
 
 
 def _patched(definition: ClusterDefinition, path: tuple[str, ...], parameters: object) -> Part:
-    known = durable_at(definition, path)
-    before = {} if known is None else known.document()
-    return _part(path, before | _map_of(parameters, f"the parameters of {path[-2]}"))
+    known, given = durable_at(definition, path), _map_of(parameters, ".".join(path))
+    if known is None:
+        return _part(path, given)
+    if "type" in given and given["type"] != known.type and given["type"] in list(DurableType):
+        # Parameters of the known type would be refused first, and hide the reason.
+        raise InvalidRequest(
+            f"the type of {'.'.join(path)} cannot change: {known.type} -> {given['type']}",
+            code=Code.TYPE_MISMATCH,
+            hint="remove it and define it again; its messages are deleted with it",
+        )
+    return _part(path, known.document() | given)
 
 
 def patched(definition: ClusterDefinition, document: object) -> list[Part]:
@@ -86,19 +105,49 @@ def patched(definition: ClusterDefinition, document: object) -> list[Part]:
     for store, parameters in _map_of(given.get("stores", {}), "stores").items():
         parts += _patched_store(definition, store, _map_of(parameters, f"stores.{store}"))
     if "permissions" in given:
-        parts.append(_part(("permissions",), given["permissions"]))
+        parts.append(_part(("permissions",), _patched_permissions(definition, given["permissions"])))
     return parts
+
+
+def _patched_permissions(definition: ClusterDefinition, parameters: object) -> Json:
+    """The permissions with only this changed: users and roles by name and parameter; null removes one."""
+    given = _map_of(parameters, "permissions")
+    document = permissions_document(definition.permissions)
+    for kind in ("users", "roles"):
+        if kind not in given:
+            continue
+        known = _map_of(document[kind], kind)
+        named = _map_of(given.pop(kind), f"permissions.{kind}")
+        for name, one in named.items():
+            if one is not None:
+                named[name] = _patched_one(known.get(name, {}), one, f"permissions.{kind}.{name}")
+        document[kind] = _merged(known, named, kind)
+    return document | given
+
+
+def _patched_one(known: object, parameters: object, what: str) -> Json:
+    before, given = _map_of(known, what), _map_of(parameters, what)
+    if "token" in given:
+        before.pop("token_sha256", None)
+    if "stores" in given:
+        given["stores"] = _merged(before.get("stores", {}), given["stores"], f"{what}.stores")
+    return before | given
+
+
+def _merged(known: object, given: object, what: str) -> Json:
+    """The entries of both, the given ones in place of the known ones; null removes an entry."""
+    return {name: one for name, one in (_map_of(known, what) | _map_of(given, what)).items() if one is not None}
 
 
 def without_store(definition: ClusterDefinition, store: str) -> list[Part]:
     """A store goes."""
-    _store_of(definition, store)
+    store_of(definition, store)
     return [Part(("stores", store))]
 
 
 def with_part(definition: ClusterDefinition, store: str, kind: str, name: str, parameters: object) -> list[Part]:
     """These parameters of a static durable (``durables``) or a template (``templates``), the others by default."""
-    _store_of(definition, store)
+    store_of(definition, store)
     return [_part(("stores", store, kind, name), _map_of(parameters, f"the parameters of {kind}"))]
 
 
@@ -109,23 +158,49 @@ def without_part(definition: ClusterDefinition, store: str, kind: str, name: str
 
 
 def _require_part(definition: ClusterDefinition, store: str, kind: str, name: str) -> None:
-    _store_of(definition, store)
+    store_of(definition, store)
     if durable_at(definition, ("stores", store, kind, name)) is None:
         raise NotFound(f"there is no such {kind.removesuffix('s')} in the definition", store=store, name=name)
 
 
-def _store_of(definition: ClusterDefinition, store: str) -> StoreDefinition:
+def store_of(definition: ClusterDefinition, store: str) -> StoreDefinition:
+    """A store that is to get a part. Raises: NotFound, which says to define the store first."""
     found = definition.stores.get(store)
     if found is None:
-        raise NotFound("there is no such store", store=store)
+        raise NotFound(
+            "there is no such store",
+            hint=f"define the store first: holdfast stores define {store}, or PUT /v1/stores/{store}",
+            store=store,
+        )
     return found
 
 
 def _part(path: tuple[str, ...], document: object) -> Part:
+    _check_numbers(".".join(path), document)
     return Part(path, msgspec.json.encode(document))
+
+
+def _check_numbers(path: str, document: object) -> None:
+    """MessagePack has numbers that JSON has not: they would become null, which sets a default."""
+    found: list[tuple[str, object]] = [(path, document)]
+    for place, value in found:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidRequest(f"{place}: a finite number, not {value}", code=Code.BAD_CONFIGURATION)
+        if isinstance(value, dict):
+            found += [(f"{place}.{name}", one) for name, one in cast(Json, value).items()]
+        elif isinstance(value, list):
+            found += [(f"{place}.{number}", one) for number, one in enumerate(cast("list[object]", value))]
 
 
 def _map_of(parameters: object, what: str) -> Json:
     if not isinstance(parameters, dict):
-        raise InvalidRequest(f"{what} are a map")
+        raise InvalidRequest(
+            f"{what}: expected an object with parameters, not {_kind(parameters)}",
+            hint="a store, durable or template is removed with DELETE" if parameters is None else "",
+        )
     return dict(cast(Json, parameters))
+
+
+def _kind(value: object) -> str:
+    """What kind of value was given. Not the value: it may be a token."""
+    return "null" if value is None else f"a {type(value).__name__}"

@@ -3,8 +3,8 @@
 Owns: reading the definitions file, opening the service, putting the file's definition in force. Does not own: what a
 definition may say (``stores.definitions``), when the process leads (``server.run``).
 
-Failure model: a definitions file that is wrong, or that would change what cannot be changed, keeps the service from
-starting and names every problem; nothing was changed.
+Failure model: a definitions file that is wrong, that would change what cannot be changed or that would delete messages
+keeps the service from starting and names every problem; nothing was changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from holdfast.commit.log_remains import bind_stores, bound_log, require_bound
-from holdfast.errors import AlreadyOpen, Code, Unavailable
+from holdfast.errors import AlreadyOpen, Code, Conflict, InvalidRequest, Unavailable
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.settings import StoresSettings
 from holdfast.settings.documents import read_document
@@ -36,6 +36,8 @@ from holdfast.stores.service import StoreService
 __all__ = ["Opening", "read_definitions"]
 
 AUTHOR: Final = "stores.definitions"
+FIRST_AUTHOR: Final = "holdfast.default"
+"""The author of ``FIRST_DEFINITION`` in the history."""
 DIFFERENCES_LOGGED_MAX: Final = 50
 HELD_SECONDS: Final = 0.2
 """Between two looks whether somebody else has let the stores go."""
@@ -157,9 +159,9 @@ async def _open(
     try:
         await asyncio.to_thread(belong, directory)
         if wanted is not None:
-            await _put_in_force(service, wanted)
+            await _put_in_force(service, wanted, AUTHOR)
         elif not service.state.revision:
-            await _put_in_force(service, FIRST_DEFINITION)
+            await _put_in_force(service, FIRST_DEFINITION, FIRST_AUTHOR)
     except BaseException:
         await service.close()
         raise
@@ -175,8 +177,11 @@ async def _open(
     )
 
 
-async def _put_in_force(service: StoreService, wanted: ClusterDefinition) -> None:
-    """What the file says, beside what was defined otherwise: a restart deletes nothing."""
+async def _put_in_force(service: StoreService, wanted: ClusterDefinition, author: str) -> None:
+    """Apply what the file says; what it does not name stays.
+
+    Raises ``InvalidRequest`` (``deletes_messages``) where that would delete messages: a start deletes nothing.
+    """
     state = service.state
     wanted = beside(state.definition, with_known_prefetch(state.definition, wanted))
     changes = differences(state.definition, wanted)
@@ -184,7 +189,18 @@ async def _put_in_force(service: StoreService, wanted: ClusterDefinition) -> Non
         return
     revision = state.revision + 1
     parts = parts_between(state.definition, wanted)
-    await service.submit(Redefine(0, parts, revision, AUTHOR, delete=True))
+    try:
+        await service.submit(Redefine(0, parts, revision, author))
+    except Conflict as error:
+        if error.code is not Code.DELETES_MESSAGES:
+            raise
+        raise InvalidRequest(
+            f"the definitions file is not applied: {error.message}",
+            code=Code.DELETES_MESSAGES,
+            hint="put the present limits and times into the file; or start without stores.definitions and allow the "
+            "change with holdfast stores edit PLACE PARAMETER=VALUE --delete",
+            facts=error.fields,
+        ) from error
     for change in changes[:DIFFERENCES_LOGGED_MAX]:
         _log.info("definition_changed", revision=revision, change=str(change))
     if len(changes) > DIFFERENCES_LOGGED_MAX:

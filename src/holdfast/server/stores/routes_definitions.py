@@ -133,6 +133,7 @@ async def get_durable(call: StoreCall) -> Answer:
 async def put_durable(call: StoreCall) -> Answer:
     """``PUT .../durables/{durable}``: a static one, or with ``template`` a dynamic one."""
     parameters = await call.document()
+    edits.store_of(call.opened.definitions.cluster, call.store)
     if isinstance(parameters, dict) and "template" in parameters:
         await _make_dynamic(call, cast(Json, parameters))
     else:

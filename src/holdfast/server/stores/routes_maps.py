@@ -110,7 +110,7 @@ async def get_entry(call: StoreCall) -> Answer:
     found = call.opened.operations.entries(call.store, call.durable, keys=[key])
     await call.opened.service.settled()
     if not found:
-        raise NotFound("there is no such key", store=call.store, map=call.durable)
+        raise NotFound("there is no such key", code=Code.NO_SUCH_KEY, store=call.store, map=call.durable)
     _, value, revision = found[0]
     return call.answer(EntryAnswer(key, value, revision), headers={"ETag": f'"{revision}"'})
 
@@ -223,7 +223,7 @@ def map_routes(host: StoreHost) -> tuple[Route, ...]:
         ),
         store_route(
             host, "GET", one, Right.SUBSCRIBE, "A key's value and revision", get_entry,
-            answer=EntryAnswer, codes=(Code.TYPE_MISMATCH,),
+            answer=EntryAnswer, codes=(Code.TYPE_MISMATCH, Code.NO_SUCH_KEY),
         ),
         store_route(
             host, "PUT", one, Right.PUBLISH, "Set a key", put_entry,

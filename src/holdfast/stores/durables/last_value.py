@@ -79,7 +79,9 @@ class LastValue:
         """The key that a subscriber gave. Raises ``InvalidRequest`` where it gave none, or one out of bounds."""
         if key is None or not 0 < len(key.encode()) <= KEY_BYTES_MAX:
             raise InvalidRequest(
-                "a subscriber of a last-value durable follows one key", durable=definition.name, max=KEY_BYTES_MAX
+                "a subscriber of a last-value durable follows one key",
+                hint=f"give key=, a text of 1 to {KEY_BYTES_MAX} bytes",
+                durable=definition.name,
             )
         return key
 
