@@ -604,6 +604,21 @@ def test_what_was_started_counts_when_it_comes_back(tmp_path: Path, ends: str) -
     run(scenario)
 
 
+def test_a_first_report_that_is_empty_means_that_no_delivery_counts_yet(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"work": {**SHARED, "ack_wait": "300ms", "max_delivery": 1}})
+            await stores.publish("orders", "a", "b")
+            subscriber = await stores.subscribe("orders", "work")
+            await subscriber.next()
+            subscriber.send(type="started", ranges=[])
+            subscriber.send(type="credit", messages=6)
+            counted = [(one["seq"], one["delivery_count"]) for one in await subscriber.messages(6)]
+            assert sorted(counted) == [(1, 1)] * 3 + [(2, 1)] * 3
+
+    run(scenario)
+
+
 def test_a_poller_reports_with_its_acknowledgements(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with stores_serving(tmp_path) as stores:
