@@ -37,6 +37,8 @@ class KeyedState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     oldest_ms: int | None = None
     place: str = ""
     """Where the entries are, where that is not the durable's name."""
+    start: int = 0
+    """Messages below were published before the durable was made or purged; 0 in a snapshot that does not know it."""
 
 
 def key_of(kept: Kept, key_field: str) -> str | None:
@@ -51,7 +53,18 @@ class KeyedMessages:
     """The entries of one durable. ``messages`` and ``bytes`` are exact; no entry has a revision below ``oldest``, and
     none was set before ``oldest_ms``."""
 
-    __slots__ = ("_durable", "_entries", "_key_field", "_shelf", "bytes", "messages", "oldest", "oldest_ms", "place")
+    __slots__ = (
+        "_durable",
+        "_entries",
+        "_key_field",
+        "_shelf",
+        "bytes",
+        "messages",
+        "oldest",
+        "oldest_ms",
+        "place",
+        "start",
+    )
 
     def __init__(self, shelf: Shelf, durable: str, entries: Entries, key_field: str = "", place: str = "") -> None:
         self._shelf = shelf
@@ -62,7 +75,7 @@ class KeyedMessages:
         self._key_field = key_field
         self.messages = 0
         self.bytes = 0
-        self.oldest = shelf.counts.next_seq
+        self.oldest = self.start = shelf.counts.next_seq
         self.oldest_ms = 0
 
     # ---- questions --------------------------------------------------------------------------------------------------
@@ -139,7 +152,7 @@ class KeyedMessages:
         for entry in self.scan():
             self._release(entry)
         self._entries.forget(self._shelf.store, self.place)
-        self.oldest = self._shelf.counts.next_seq
+        self.oldest = self.start = self._shelf.counts.next_seq
 
     def leave(self, now_ms: int, *, is_map: bool, cause: str, revision: int) -> KeyedResidue | None:
         """Continue without keys at another place; returns the residue at the old one, None where it is empty. O(1)."""
@@ -147,7 +160,7 @@ class KeyedMessages:
             return None
         of = KeyedResidueState(self._durable, self.place, self.messages, now_ms, is_map, cause, revision)
         self.messages = self.bytes = 0
-        self.oldest = self._shelf.counts.next_seq
+        self.oldest = self.start = self._shelf.counts.next_seq
         self.place = f"{self._durable}#{self.oldest}"  # there were messages since it was named so last
         return KeyedResidue(of, self._shelf, self._entries)
 
@@ -222,11 +235,12 @@ class KeyedMessages:
     def state(self) -> KeyedState:
         """What a snapshot keeps besides the entries."""
         place = "" if self.place == self._durable else self.place
-        return KeyedState(self.messages, self.bytes, self.oldest, self.oldest_ms, place)
+        return KeyedState(self.messages, self.bytes, self.oldest, self.oldest_ms, place, self.start)
 
     def restore(self, state: KeyedState) -> None:
         """Take up ``state``."""
         self.messages, self.bytes, self.oldest = state.messages, state.bytes, state.oldest
+        self.start = state.start
         self.place = state.place or self._durable
         # A snapshot of rules 1 has no time.
         self.oldest_ms = self._shelf.counts.time_from(self.oldest) if state.oldest_ms is None else state.oldest_ms
