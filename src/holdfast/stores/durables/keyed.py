@@ -39,6 +39,7 @@ class KeyedState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where the entries are, where that is not the durable's name."""
     start: int = 0
     """Messages below were published before the durable was made or purged; 0 in a snapshot that does not know it."""
+    causes: dict[str, int] = {}
 
 
 def key_of(kept: Kept, key_field: str) -> str | None:
@@ -59,6 +60,7 @@ class KeyedMessages:
         "_key_field",
         "_shelf",
         "bytes",
+        "causes",
         "messages",
         "oldest",
         "oldest_ms",
@@ -75,6 +77,8 @@ class KeyedMessages:
         self._key_field = key_field
         self.messages = 0
         self.bytes = 0
+        self.causes: dict[str, int] = {}
+        """How many messages were lost to what; one that a newer message of its key replaced is not lost."""
         self.oldest = self.start = shelf.counts.next_seq
         self.oldest_ms = 0
 
@@ -164,8 +168,8 @@ class KeyedMessages:
         self.place = f"{self._durable}#{self.oldest}"  # there were messages since it was named so last
         return KeyedResidue(of, self._shelf, self._entries)
 
-    def take_oldest(self, budget: Budget) -> Entry | None:
-        """Remove the entry that was set longest ago; None where the budget ends first.
+    def discard_oldest(self, budget: Budget) -> Entry | None:
+        """Remove the entry that was set longest ago, for a limit; None where the budget ends first.
 
         Cost: every message of the store is passed once.
         """
@@ -177,7 +181,7 @@ class KeyedMessages:
             for entry in found:
                 budget.messages -= 1
                 self.oldest_ms = max(self.oldest_ms, self._shelf.counts.published_ms(entry.revision))
-                return self.remove(entry.key)
+                return self.lose(entry.key, "limit_old")
         return None
 
     def expire(self, now_ms: int, ttl_ms: int, budget: Budget) -> list[Entry]:
@@ -187,16 +191,23 @@ class KeyedMessages:
         expired: list[Entry] = []
         while self.oldest < end and self.messages and not budget.is_spent:
             for entry in self._read_on(end, budget):
-                self.remove(entry.key)
+                self.lose(entry.key, "ttl")
                 expired.append(entry)
         self.oldest_ms = max(self.oldest_ms, counts.time_from(self.oldest))
         return expired
 
-    def expire_own(self, kept: Kept) -> Entry | None:
-        """A message's own time-to-live has ended: remove its key, if it is still the key's message."""
+    def lose_message(self, kept: Kept, cause: str) -> Entry | None:
+        """Remove the key of this message, if it is still the key's message: ``own_ttl`` or ``deleted``."""
         key = key_of(kept, self._key_field)
         entry = self.get(key) if key is not None else None
-        return self.remove(entry.key) if entry is not None and entry.revision == kept.seq else None
+        return self.lose(entry.key, cause) if entry is not None and entry.revision == kept.seq else None
+
+    def lose(self, key: str, cause: str) -> Entry | None:
+        """Remove a key and count its message as lost; returns what it had."""
+        entry = self.remove(key)
+        if entry is not None:
+            self.causes[cause] = self.causes.get(cause, 0) + 1
+        return entry
 
     def _read_on(self, end: int, budget: Budget) -> list[Entry]:
         """Move the cursor over a part of one block, below ``end``; returns the entries that it passed.
@@ -235,12 +246,12 @@ class KeyedMessages:
     def state(self) -> KeyedState:
         """What a snapshot keeps besides the entries."""
         place = "" if self.place == self._durable else self.place
-        return KeyedState(self.messages, self.bytes, self.oldest, self.oldest_ms, place, self.start)
+        return KeyedState(self.messages, self.bytes, self.oldest, self.oldest_ms, place, self.start, self.causes)
 
     def restore(self, state: KeyedState) -> None:
         """Take up ``state``."""
         self.messages, self.bytes, self.oldest = state.messages, state.bytes, state.oldest
-        self.start = state.start
+        self.start, self.causes = state.start, dict(state.causes)
         self.place = state.place or self._durable
         # A snapshot of rules 1 has no time.
         self.oldest_ms = self._shelf.counts.time_from(self.oldest) if state.oldest_ms is None else state.oldest_ms
