@@ -13,6 +13,8 @@ from tests.compat.write_stores_v1 import PAGE_BYTES, summary
 
 from holdfast.stores.backup import verify
 from holdfast.stores.commands import RULES
+from holdfast.stores.definitions import PREFETCH_UNSET, DurableType
+from holdfast.stores.redefine import definition_at
 from holdfast.stores.storage import Storage
 
 HERE = Path(__file__).parent / "stores-v1"
@@ -65,6 +67,25 @@ def test_opening_a_directory_of_rules_1_writes_a_checkpoint_by_the_rules_of_now(
     storage = Storage.open(str(directory), page_bytes=PAGE_BYTES)
     assert meta["frame"] == storage.log.last
     storage.close()
+
+
+@pytest.mark.parametrize("directory", NAMES, indirect=True)
+def test_durables_of_rules_1_keep_the_prefetch_that_they_had(directory: Path) -> None:
+    given = {"orders/work": 8, "s/work": 10_000}
+    for _ in range(2):  # by replays of records and from the snapshots of rules 1, then from the new snapshot
+        storage = Storage.open(str(directory), page_bytes=PAGE_BYTES)
+        found = {
+            f"{store.name}/{name}": durable.definition.prefetch
+            for store in storage.state.stores.values()
+            for name, durable in store.durables.items()
+            if durable.definition.type is not DurableType.MAP
+        }
+        definition = definition_at(storage.state, storage.state.revision)
+        assert found and found == {name: given.get(name, PREFETCH_UNSET) for name in found}
+        assert definition == storage.state.definition
+        templates = [one.pattern.prefetch for store in definition.stores.values() for one in store.templates.values()]
+        assert set(templates) <= {PREFETCH_UNSET}
+        storage.close()
 
 
 @pytest.mark.parametrize("directory", NAMES, indirect=True)

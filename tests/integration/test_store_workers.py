@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.test_store_client import NAMES, Service
+from tests.integration.test_store_client import NAMES, Service, wait_until
 
 from holdfast.aio import StoreClient as AsyncStoreClient
 from holdfast.client.stores import Advisory, Delivery, Message, PublisherOptions, StoreClient, SubscriberOptions
@@ -100,6 +100,35 @@ def test_five_kills_of_the_service_drop_nothing_and_count_nothing(
     assert {one.delivery_count for one in got if one is not None} == {1}
     found = counts(client, store)
     assert (found["parked"], found["expired"]) == (0, {})
+
+
+@pytest.mark.parametrize("twin", ["threads", "tasks"])
+def test_an_idle_subscriber_that_takes_nothing_gets_nothing_parked(
+    service: Service, client: StoreClient, store: str, twin: str
+) -> None:
+    client.define_durable(store, "work", {**WORK, "max_delivery": 1, "ack_wait": "200ms"})
+    publish(client, store, 3)
+
+    def lapse(times: int) -> None:
+        more = counts(client, store)["ack_wait_lapsed"]
+        assert isinstance(more, int)
+        wait_until(lambda: counts(client, store)["ack_wait_lapsed"] >= more + 3 * times)  # type: ignore[operator]
+
+    if twin == "threads":
+        with client.subscriber(store, "work"):
+            lapse(2)
+            service.restart()
+            service.process.wait_until_leading()
+            lapse(2)
+    else:
+
+        async def idle() -> None:
+            async with AsyncStoreClient(service.url) as aclient, aclient.subscriber(store, "work"):
+                await asyncio.to_thread(lapse, 2)
+
+        asyncio.run(idle())
+    found = counts(client, store)
+    assert (found["parked"], found["messages"]) == (0, 3)
 
 
 def test_an_exception_costs_one_delivery_and_the_worker_goes_on(client: StoreClient, store: str) -> None:

@@ -604,6 +604,21 @@ def test_what_was_started_counts_when_it_comes_back(tmp_path: Path, ends: str) -
     run(scenario)
 
 
+def test_a_first_report_that_is_empty_means_that_no_delivery_counts_yet(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"work": {**SHARED, "ack_wait": "300ms", "max_delivery": 1}})
+            await stores.publish("orders", "a", "b")
+            subscriber = await stores.subscribe("orders", "work")
+            await subscriber.next()
+            subscriber.send(type="started", ranges=[])
+            subscriber.send(type="credit", messages=6)
+            counted = [(one["seq"], one["delivery_count"]) for one in await subscriber.messages(6)]
+            assert sorted(counted) == [(1, 1)] * 3 + [(2, 1)] * 3
+
+    run(scenario)
+
+
 def test_a_poller_reports_with_its_acknowledgements(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with stores_serving(tmp_path) as stores:
@@ -629,5 +644,27 @@ def test_one_key_of_last_values_is_polled(tmp_path: Path) -> None:
             await stores.publish("orders", "3", key="b")
             assert bodies(await stores.poll("orders", "last", key="b")) == ["3"]
             assert bodies(await stores.poll("orders", "last", key="a")) == ["1"]
+
+    run(scenario)
+
+
+def test_a_key_on_a_durable_without_keys_is_refused_and_takes_nothing_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"work": {**SHARED, "max_delivery": 1}})
+            await stores.publish("orders", "a", "b")
+            assert len(await stores.poll("orders", "work")) == 2
+            route = "/v1/stores/orders/durables/work"
+            for _ in range(2):
+                refused = await stores.ask("GET", f"{route}/messages?subscriber=s&key=k")
+                assert (refused.status, refused.code) == (409, "type_mismatch")
+                assert "only subscribers of a last_value durable follow a key" in refused.body.decode()
+            # Every parameter that a poll may repeat with another value: the poller stays the same.
+            assert await stores.poll("orders", "work", max=1) == await stores.poll("orders", "work", wait_ms=1) == []
+            with pytest.raises(AssertionError, match="type_mismatch"):
+                await stores.subscribe("orders", "work", "t", more="&key=k")
+            described = (await stores.ask("GET", route)).json
+            assert [(one["name"], one["unacknowledged"]) for one in described["subscribers"]] == [("s", 2)]
+            assert (described["counts"]["parked"], described["counts"]["delivered"]) == (0, 2)
 
     run(scenario)

@@ -6,6 +6,7 @@ import json
 
 from holdfast.stores import commands
 from holdfast.stores.commands import Acknowledged, Attached, Command, Delivered, Published
+from holdfast.stores.dead_letters import dead_letter_of
 from holdfast.stores.effects import Dying, Effect
 from holdfast.stores.messages import Message
 from holdfast.stores.state import State
@@ -95,7 +96,7 @@ class Machine:
         """Carry out the dying messages of the last command; returns how many."""
         dying = [effect for effect in self.effects if isinstance(effect, Dying)]
         for item in dying:
-            letter = Message(fields={"dead_cause": item.cause, "dead_seq": item.seq})
+            letter = dead_letter_of(Message(), item)
             self.do(
                 commands.DeadLetter(self.now_ms, item.store, item.durable, item.seq, letter, item.dead_letter_store)
             )

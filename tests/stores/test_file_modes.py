@@ -9,11 +9,15 @@ import stat
 from pathlib import Path
 
 import pytest
+from tests.crash.server_process import ServerProcess
 
+from holdfast import Client, StoreClient
 from holdfast.objects.open import open_store
 from holdfast.stores.commands import Define, Publish
 from holdfast.stores.messages import Message
 from holdfast.stores.service import StoreService
+from holdfast.testing.rgw import free_port
+from holdfast.view.sqlite_file import open_for_writer
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +57,41 @@ def test_objects_of_the_log_are_their_owners_alone(tmp_path: Path) -> None:
     asyncio.run(scenario())
     found = modes(tmp_path)
     assert found and set(found.values()) == {0o600}, found
+
+
+def test_no_file_of_a_service_with_everything_on_is_for_others(tmp_path: Path) -> None:
+    data = tmp_path / "missing" / "data"
+    service = ServerProcess(tmp_path, (data / "log").as_uri(), port := free_port(), flags=["--init"])
+    try:
+        service.wait_until_leading()
+        url = f"http://127.0.0.1:{port}"
+        with Client(url) as client:
+            client.transact(lambda txn: txn.write(b"secret", b"value"))
+            assert client.get(b"secret") is not None
+        with StoreClient(url) as stores:
+            stores.define_store("s")
+            stores.define_durable("s", "a", {"type": "shared"})
+            with stores.publisher("s") as publisher:
+                publisher.publish(b"secret")
+            stores.cluster_command("backup", {"name": "copy"})
+        found = {path.relative_to(data): path.stat() for path in (data, *data.rglob("*"))}
+    finally:
+        service.kill()
+    names = {str(path) for path in found}
+    assert any(name.endswith(".sqlite-wal") and "view" in name for name in names), names
+    assert any(name.startswith("log-stores-backups") for name in names), names
+    open_to_others = {str(path): oct(one.st_mode) for path, one in found.items() if one.st_mode & 0o077}
+    assert not open_to_others
+
+
+def test_the_files_of_an_older_view_become_their_owners_alone(tmp_path: Path) -> None:
+    file = tmp_path / "view.sqlite"
+    connection, _ = open_for_writer(file)
+    connection.execute("PRAGMA user_version")
+    others = [tmp_path / f"view.sqlite{end}" for end in ("", "-wal", "-shm")]
+    for path in others:
+        path.chmod(0o644)
+    again, _ = open_for_writer(file)
+    assert set(modes(tmp_path).values()) == {0o600} and len(modes(tmp_path)) == 3
+    again.close()
+    connection.close()

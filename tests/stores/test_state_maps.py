@@ -6,9 +6,11 @@ import pytest
 from tests.stores.state_harness import Machine
 
 from holdfast.errors import Code, Conflict, NotFound, Unavailable
+from holdfast.server.stores.figures import figures_of
 from holdfast.stores import commands
 from holdfast.stores.commands import MapLocked
 from holdfast.stores.effects import Advise
+from holdfast.stores.messages import Message
 
 MAP = {"type": "map"}
 
@@ -79,3 +81,37 @@ def test_a_dynamic_map_stays_while_somebody_watches_it_however_long_nothing_chan
     assert "made" in machine.state.stores["s"].durables
     machine.later(1)
     assert "made" not in machine.state.stores["s"].durables
+
+
+def test_what_keyed_durables_lose_is_counted_by_cause() -> None:
+    machine = Machine(
+        ttl={"type": "last_value", "message_ttl": "10s"},
+        own={"type": "last_value"},
+        m={"type": "map", "message_ttl": "10s"},
+        small={"type": "map", "message_limit": 1, "discard": "old"},
+    )
+    set_key(machine, "a")
+    for key in ("a", "b"):
+        machine.do(commands.MapChange(machine.now_ms, "s", "small", [(key, b"x", None)], 0))
+    machine.publish(Message(b"old", key="k"), Message(b"new", key="k"), Message(b"x", key="own", ttl_ms=5_000))
+    began_ms = machine.now_ms
+    assert figures_of(machine.durable("ttl")).oldest_ms == began_ms
+    machine.later(5_000)
+    machine.restart()
+    assert machine.durable("own").keyed.causes == {"own_ttl": 1}
+    machine.publish(Message(b"newer", key="other"))
+    machine.do(commands.Drop(machine.now_ms, "s", "own", machine.state.stores["s"].counts.next_seq - 1))
+    machine.later(5_000)
+    found = {name: figures_of(machine.durable(name)).document() for name in ("ttl", "own", "m", "small")}
+    assert {name: one["expired"] for name, one in found.items()} == {
+        "ttl": {"own_ttl": 1, "ttl": 1},
+        "own": {"own_ttl": 1, "deleted": 1},
+        "m": {"ttl": 1},
+        "small": {"limit_old": 1},
+    }
+    assert found["ttl"]["messages"] == found["own"]["messages"] == 1
+    for one in found.values():
+        oldest_ms = one["oldest_ms"]
+        assert isinstance(oldest_ms, int) and (
+            began_ms <= oldest_ms <= machine.now_ms if one["messages"] else not oldest_ms
+        )

@@ -136,7 +136,7 @@ def test_a_value_that_is_missing_is_named_with_the_line_around_it(tmp_path: Path
         ("yaml", "a: " + "[" * (DEPTH_MAX + 2) + "]" * (DEPTH_MAX + 2), "levels"),
         ("yaml", "--- 1\n--- 2\n", "single document"),
         ("json", "{", "line 1"),
-        ("json", "[" * 100_000, "recursion"),
+        ("json", "[" * 100_000, "too many levels"),
     ],
 )
 def test_a_file_that_is_not_of_its_format_is_refused_with_the_place(
@@ -201,3 +201,87 @@ def test_the_lines_of_a_file_of_an_ftl_server_are_lines_of_a_definition(tmp_path
         document = read_definitions(str(file)).document()["cluster"]
         assert isinstance(document, dict)
         assert document[name] == yaml.safe_load(value)
+
+
+@pytest.mark.parametrize("ending", ["yaml", "json", "toml"])
+@pytest.mark.parametrize("opening", ["[", '{"a": ', "[{a: "])
+def test_brackets_without_end_are_refused_before_anything_recurses(tmp_path: Path, ending: str, opening: str) -> None:
+    file = tmp_path / f"deep.{ending}"
+    text = opening * 200_000
+    file.write_text({"yaml": f"a: {text}", "json": text, "toml": f"a = {text}"}[ending])
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        read_document(file)
+
+
+@pytest.mark.parametrize("block", ["- " * 200_000, "? " * 200_000])
+def test_blocks_without_end_are_refused(tmp_path: Path, block: str) -> None:
+    file = tmp_path / "deep.yaml"
+    file.write_text(block)
+    with pytest.raises(InvalidRequest, match=r"line 1: more than .* levels"):
+        read_document(file)
+
+
+def test_a_bomb_of_merge_keys_is_bounded(tmp_path: Path) -> None:
+    file = tmp_path / "bomb.yaml"
+    rows = ["- &a0 {k0: 1, l0: 2}"]
+    rows += [f"- &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}], k{n}: 1}}" for n in range(1, 60)]
+    file.write_text("\n".join(rows))
+    value = read_document(file).value
+    assert isinstance(value, list) and len(value[-1]) == 61 and value[-1]["l0"] == 2
+    wide = ["- &w {" + ", ".join(f"k{n}: 1" for n in range(2000)) + "}", "- {<<: [" + "*w, " * 1000 + "*w]}"]
+    file.write_text("\n".join(wide))
+    with pytest.raises(InvalidRequest, match="line 2: more than 1000000 values"):
+        read_document(file)
+
+
+def test_merge_keys_mean_what_they_mean_to_yaml(tmp_path: Path) -> None:
+    file = tmp_path / "merged.yaml"
+    text = """
+a: &a {x: 1, y: 1}
+b: &b {<<: *a, y: 2, z: 2}
+c: {z: 3, <<: [*a, *b], w: 3}
+d: {"<<": 4}
+"""
+    file.write_text(text)
+    found = read_document(file).value
+    expected = yaml.safe_load(text)
+    assert found == expected == {**expected, "c": {"x": 1, "y": 1, "z": 3, "w": 3}, "d": {"<<": 4}}
+    for wrong in ("a: &a {<<: *a}", "a: {<<: 3}", "a: {<<: [3]}"):
+        file.write_text(wrong)
+        with pytest.raises(InvalidRequest, match="line 1: "):
+            read_document(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a: 1\nb: [1, 2", "line [23], column [0-9]+: .*while parsing a flow sequence"),
+        ("a: 1\nb: c: d", "line 2, column 5: mapping values are not allowed"),
+        ("a: @x", "line 1, column 4: found character .*that cannot start any token"),
+        ("a: 1\nb: \x01", "line 2, column 4: .* characters are not allowed"),
+        ("a: *none", "line 1, column 4: found undefined alias"),
+    ],
+)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_yaml_file_that_is_wrong_is_named_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str, compiled: bool
+) -> None:
+    if not compiled:
+        monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
+    file = tmp_path / "file.yaml"
+    file.write_text(text)
+    with pytest.raises(InvalidRequest, match=reason) as raised:
+        read_document(file)
+    assert str(file) in raised.value.message
+    assert "<unicode string>" not in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_file_without_a_known_ending_is_told_what_decides(tmp_path: Path) -> None:
+    file = tmp_path / "stores.conf"
+    file.write_text("a: 1")
+    with pytest.raises(
+        InvalidRequest, match=r"the end of the name decides the format, \.toml, \.yaml, \.yml or \.json"
+    ):
+        read_document(file)
+    file.write_text('{"a": 1}')
+    assert read_document(file).value == {"a": 1}

@@ -42,6 +42,7 @@ from typing import Final, NamedTuple, cast
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
 from holdfast.objects import directory_worker as worker
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown, require_key
+from holdfast.private_files import DIRECTORY_MODE
 
 __all__ = ["DirectoryStore"]
 
@@ -380,7 +381,7 @@ def _make_durably(path: Path) -> None:
         return
     _make_durably(path.parent)
     with contextlib.suppress(FileExistsError):
-        path.mkdir()
+        path.mkdir(DIRECTORY_MODE)
     handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

@@ -12,12 +12,11 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Protocol
+
+from holdfast.private_files import DIRECTORY_MODE, FILE_MODE
 
 __all__ = ["NOT_HERE", "Files", "PosixFiles"]
-
-FILE_MODE: Final = 0o600
-"""The log's objects are the application's data: only their owner reads them."""
 
 NOT_HERE = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL, errno.EISDIR, errno.ENOENT})
 """How systems say that they cannot do this kind of thing here."""
@@ -118,7 +117,7 @@ class PosixFiles:
 
     def make_directory(self, path: str) -> None:
         """As the port says."""
-        os.mkdir(path, 0o777)
+        os.mkdir(path, DIRECTORY_MODE)
 
     def open_directory(self, path: str) -> int:
         """As the port says."""

@@ -44,7 +44,7 @@ _locks: dict[int, tuple[int, int, str]] = {}
 """The locks of this process by their open files."""
 ZEROS = 1 << 20
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-FILE_MODE = 0o600
+FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 
 
@@ -64,7 +64,7 @@ class LocalFiles:
             path = os.path.dirname(path)
         for made in reversed(missing):
             try:
-                os.mkdir(made)
+                os.mkdir(made, DIRECTORY_MODE)
             except FileExistsError:
                 continue
             above = self.open_directory(os.path.dirname(made) or ".")

@@ -42,6 +42,7 @@ from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, No
 from holdfast.objects.open import open_durable_reader
 from holdfast.objects.port import ObjectReader
 from holdfast.objects.time_slice import BACKGROUND_NS, ask_for_time_slice
+from holdfast.private_files import make_private_directory, private, take_rights_of_others
 from holdfast.server.logs import configure_logs
 from holdfast.server.older_history import segment_history
 from holdfast.server.pandas_absent import keep_pandas_out
@@ -203,8 +204,10 @@ class ViewProcess:
 
 
 def _open_lock(directory: Path) -> int:
-    directory.mkdir(parents=True, exist_ok=True)
-    return os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    make_private_directory(str(directory))
+    lock = private(str(directory / "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    take_rights_of_others(str(directory / "lock"))
+    return lock
 
 
 async def _place(start: ViewStart, stack: contextlib.ExitStack) -> Path:

@@ -5,7 +5,7 @@ Owns: reading them, what is refused whatever the file is for, line numbers. Does
 
 Failure model: a file that cannot be read, is not of its format, or has a key twice raises ``InvalidRequest`` (code
 ``bad_configuration``), naming the file and the line where that is known. Bounds: ``NODES_MAX`` values, ``DEPTH_MAX``
-levels, so a YAML file whose aliases grow without end is refused.
+levels, counted before anything recurses: a YAML file whose brackets, aliases or merge keys grow without end is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,10 @@ __all__ = ["YAML_ENDINGS", "Document", "read_document"]
 YAML_ENDINGS: Final = (".yaml", ".yml")
 NODES_MAX: Final = 1_000_000
 DEPTH_MAX: Final = 100
+EVENTS_MAX: Final = 2 * NODES_MAX
+"""Of the YAML parser: a value is one event, a map or a list two."""
+ENDINGS: Final = (".toml", *YAML_ENDINGS, ".json")
+_MERGE: Final = "tag:yaml.org,2002:merge"
 _TAGS: Final = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 _NAME: Final = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
 _NAMES: Final = rf"{_NAME}(?:\s*\.\s*{_NAME})*"
@@ -73,19 +77,25 @@ def read_document(path: Path) -> Document:
         raise
     except OSError as error:
         raise _refused(path, error.strerror or str(error)) from error
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise _refused(path, "it has too many levels") from error
+    except ValueError as error:
         raise _refused(path, str(error)) from error
 
 
 def _refused(path: Path, reason: str) -> InvalidRequest:
-    return InvalidRequest(f"{path} cannot be read: {reason}", code=Code.BAD_CONFIGURATION)
+    hint = ""
+    if path.suffix not in ENDINGS:
+        hint = "the end of the name decides the format, .toml, .yaml, .yml or .json; any other file is read as JSON"
+    return InvalidRequest(f"{path} cannot be read: {reason}", code=Code.BAD_CONFIGURATION, hint=hint)
 
 
 def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(name for place, (name, _) in enumerate(pairs) if name in dict(pairs[:place]))
-        raise ValueError(f"{twice!r} is given twice")
+    found: dict[str, object] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r} is given twice")
+        found[name] = value
     return found
 
 
@@ -98,15 +108,47 @@ def _yaml(text: str) -> tuple[object, dict[str, int]]:
         import yaml  # by the few commands that read such a file
 
     # The one made with a compiler is ten times as fast; where it is not installed the other one does the same.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+    made_by = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        node = loader.get_single_node()
-        reader = _YamlReader(loader)
-        return (None if node is None else reader.value(node, "", 0)), reader.lines
+        _check_bounds(yaml.parse(text, Loader=made_by))  # the loader recurses into what it composes
+        loader = made_by(text)
+        try:
+            node = loader.get_single_node()
+            reader = _YamlReader(loader)
+            return (None if node is None else reader.value(node, "", 0)), reader.lines
+        finally:
+            loader.dispose()
     except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from error
-    finally:
-        loader.dispose()
+        raise ValueError(_yaml_reason(text, error)) from error
+
+
+def _check_bounds(events: Iterable[Any]) -> None:
+    """Raises ``ValueError`` at the first event above a bound. Events come from a machine that does not recurse."""
+    depth = 0
+    for number, event in enumerate(events):
+        kind = type(event).__name__
+        depth += kind in ("MappingStartEvent", "SequenceStartEvent")
+        depth -= kind in ("MappingEndEvent", "SequenceEndEvent")
+        if number > EVENTS_MAX or depth > DEPTH_MAX:
+            raise _too_much(event.start_mark.line + 1)
+
+
+def _too_much(line: int) -> ValueError:
+    return ValueError(f"line {line}: more than {NODES_MAX} values or {DEPTH_MAX} levels")
+
+
+def _yaml_reason(text: str, error: Any) -> str:
+    """One line: where the text is wrong, and what the parser expected."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    if mark is not None:
+        problem = getattr(error, "problem", None) or "it is wrong"
+        context = getattr(error, "context", None)
+        return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" + (f" ({context})" if context else "")
+    position, reason = getattr(error, "position", None), getattr(error, "reason", None)
+    if isinstance(position, int) and reason:
+        column = position - text.rfind("\n", 0, position)
+        return f"line {text.count(chr(10), 0, position) + 1}, column {column}: {reason}"
+    return " ".join(str(error).split())
 
 
 class _YamlReader:
@@ -115,6 +157,8 @@ class _YamlReader:
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._nodes = 0
+        self._merged: dict[int, dict[str, tuple[Any, Any]]] = {}
+        """The entries of each mapping with those that it merges, by the identity of its node."""
         self.lines: dict[str, int] = {}
 
     def value(self, node: Any, path: str, depth: int) -> object:
@@ -122,7 +166,7 @@ class _YamlReader:
         self._nodes += 1
         line = node.start_mark.line + 1
         if self._nodes > NODES_MAX or depth > DEPTH_MAX:
-            raise ValueError(f"line {line}: more than {NODES_MAX} values or {DEPTH_MAX} levels")
+            raise _too_much(line)
         if node.id != "scalar" and node.tag not in _TAGS:
             raise ValueError(f"line {line}: there is no type {node.tag}")
         if node.id == "mapping":
@@ -135,21 +179,54 @@ class _YamlReader:
         raise ValueError(f"line {line}: {node.value!r} is of YAML's type {type(value).__name__}: put it in quotes")
 
     def _mapping(self, node: Any, path: str, depth: int) -> dict[str, object]:
-        own: dict[str, int] = {}
-        for key, _ in node.value:
-            line = key.start_mark.line + 1
-            if key.id != "scalar":
-                raise ValueError(f"line {line}: a key is a text")
-            if key.value in own:
-                raise ValueError(f"line {line}: {key.value!r} is given twice, first on line {own[key.value]}")
-            own[key.value] = line
-        self._loader.flatten_mapping(node)  # puts in what "<<" names
         found: dict[str, object] = {}
-        for key, one in node.value:
-            name = str(key.value)
+        for name, (key, one) in self._entries(node, depth).items():
             place = f"{path}.{name}" if path else name
             self.lines[place] = key.start_mark.line + 1
             found[name] = self.value(one, place, depth + 1)
+        return found
+
+    def _entries(self, node: Any, depth: int) -> dict[str, tuple[Any, Any]]:
+        """Key and value nodes of a mapping by name, after those that ``<<`` names and it does not have itself.
+
+        Each mapping is merged once, and each entry of the result is counted. Raises: ValueError.
+        """
+        known = self._merged.get(id(node))
+        if known is not None:
+            return known
+        if depth > DEPTH_MAX:
+            raise _too_much(node.start_mark.line + 1)
+        own: dict[str, tuple[Any, Any]] = {}
+        merged: dict[str, tuple[Any, Any]] = {}
+        for key, one in node.value:
+            line = key.start_mark.line + 1
+            if key.id != "scalar":
+                raise ValueError(f"line {line}: a key is a text")
+            name = str(key.value)
+            if name in own:
+                first = own[name][0].start_mark.line + 1
+                raise ValueError(f"line {line}: {name!r} is given twice, first on line {first}")
+            own[name] = key, one
+            if key.tag == _MERGE:
+                merged = self._named_by(one, line, depth)
+        found = merged | {name: pair for name, pair in own.items() if pair[0].tag != _MERGE}
+        self._nodes += len(found)
+        if self._nodes > NODES_MAX:
+            raise _too_much(node.start_mark.line + 1)
+        self._merged[id(node)] = found
+        return found
+
+    def _named_by(self, node: Any, line: int, depth: int) -> dict[str, tuple[Any, Any]]:
+        """What a ``<<`` names: one mapping, or a list of them of which the first that has a key counts."""
+        found: dict[str, tuple[Any, Any]] = {}
+        for one in reversed(node.value) if node.id == "sequence" else [node]:
+            if one.id != "mapping":
+                raise ValueError(f"line {line}: << takes a map, or a list of maps")
+            entries = self._entries(one, depth + 1)
+            self._nodes += len(entries)
+            if self._nodes > NODES_MAX:
+                raise _too_much(line)
+            found.update(entries)
         return found
 
 

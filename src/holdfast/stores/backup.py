@@ -31,11 +31,11 @@ from typing import Final
 import msgspec
 
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.private_files import make_private_directory, private
 from holdfast.stores.clock_anchor import Anchor, write_anchor
 from holdfast.stores.frames import decode_frame
 from holdfast.stores.index import INDEX_NAME
 from holdfast.stores.ports import BLOCK_MESSAGES
-from holdfast.stores.private_files import private
 from holdfast.stores.storage import MANIFEST_NAME, UNFINISHED_NAME, Storage, require_stores
 
 TYPE_CHECKING = False
@@ -226,7 +226,7 @@ def _check_messages(storage: Storage) -> int:
 
 
 def _make_empty(directory: str) -> None:
-    os.makedirs(directory, exist_ok=True)
+    make_private_directory(directory)
     if os.listdir(directory):
         raise InvalidRequest("the directory has files already", path=directory, hint="name an empty or a new one")
 

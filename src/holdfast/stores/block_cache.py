@@ -33,8 +33,8 @@ from collections import OrderedDict
 from typing import Final, Protocol
 
 from holdfast.errors import Code, CorruptData
+from holdfast.private_files import make_private
 from holdfast.stores.ports import BLOCK_MESSAGES, Block
-from holdfast.stores.private_files import make_private
 from holdfast.stores.row_checksum import row_crc
 from holdfast.stores.sequence_set import SequenceSet
 

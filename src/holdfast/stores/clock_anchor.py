@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.stores.private_files import private
+from holdfast.private_files import private
 
 __all__ = ["ANCHOR_NAME", "Anchor", "read_anchor", "write_anchor"]
 

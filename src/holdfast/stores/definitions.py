@@ -57,6 +57,7 @@ __all__ = [
     "read_cluster",
     "read_durable",
     "read_store",
+    "with_earlier_prefetch",
     "with_known_prefetch",
 ]
 
@@ -321,6 +322,24 @@ did you mean bytelimit? problems=1; nothing was applied: correct every value nam
             "the definition is not JSON", code=Code.BAD_CONFIGURATION, facts={"reason": str(error)}
         ) from None
     return definition_of(document)
+
+
+def with_earlier_prefetch(definition: ClusterDefinition) -> ClusterDefinition:
+    """A definition that was recorded under rules 1: a prefetch that it does not name is ``PREFETCH_UNSET``."""
+    stores: dict[str, StoreDefinition] = {}
+    for name, store in definition.stores.items():
+        durables = {one: _earlier_prefetch(durable) for one, durable in store.durables.items()}
+        templates = {
+            one: replace(template, pattern=_earlier_prefetch(template.pattern))
+            for one, template in store.templates.items()
+        }
+        stores[name] = replace(store, durables=durables, templates=templates)
+    return replace(definition, stores=stores)
+
+
+def _earlier_prefetch(durable: DurableDefinition) -> DurableDefinition:
+    is_unset = not durable.prefetch_given and durable.type is not DurableType.MAP
+    return replace(durable, prefetch=PREFETCH_UNSET) if is_unset else durable
 
 
 def definition_of(document: object, line_of: Callable[[str], int | None] | None = None) -> ClusterDefinition:

@@ -47,6 +47,7 @@ from urllib.parse import quote
 import msgspec
 
 from holdfast.errors import Code, CorruptData, HoldfastError, NotFound
+from holdfast.private_files import make_private
 from holdfast.stores.block_cache import BLOCKS_MAX, REPAIR, BlockCache, BlockChanges
 from holdfast.stores.commands import RULES
 from holdfast.stores.entry_cache import EntryCache, EntryChanges
@@ -64,7 +65,6 @@ from holdfast.stores.index_rows import (
 )
 from holdfast.stores.locations import Extent, LocationChanges
 from holdfast.stores.ports import Entry, Unread
-from holdfast.stores.private_files import make_private
 from holdfast.stores.row_checksum import row_crc
 
 TYPE_CHECKING = False

@@ -67,7 +67,7 @@ def _take_out(durable: Durable, lost: SequenceSet) -> None:
     """Take the lost messages out of every place in which the durable knows that it has them."""
     if not isinstance(durable, Consumption):
         for entry in [entry for entry in durable.keyed.scan() if entry.revision in lost]:
-            durable.keyed.remove(entry.key)
+            durable.keyed.lose(entry.key, CAUSE)
         return
     for first, last in lost.runs():
         for holding in durable.holdings.of.values():

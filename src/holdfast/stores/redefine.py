@@ -14,11 +14,11 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.errors import Code, Conflict, InvalidRequest
-from holdfast.stores.commands import STEPWISE_RULES, Define, Done, Part, Redefine
+from holdfast.stores.commands import FIRST_RULES, STEPWISE_RULES, Define, Done, Part, Redefine
 from holdfast.stores.definition_changes import check_change
 from holdfast.stores.definition_losses import Losses
 from holdfast.stores.definition_parts import DURABLES, Path, changed_paths, undoing, with_parts
-from holdfast.stores.definitions import parse_definition
+from holdfast.stores.definitions import parse_definition, with_earlier_prefetch
 from holdfast.stores.durables.aging import expire_newly_parked
 from holdfast.stores.durables.consumption import DYING_RETRY_MS, Consumption
 from holdfast.stores.durables.retention import set_retention
@@ -63,13 +63,16 @@ class Revision(msgspec.Struct, frozen=True, array_like=True):
 def define(state: State, command: Define, effects: list[Effect]) -> tuple[Result, bool]:
     """Replace the definition of the cluster. Raises ``InvalidRequest``; ``Conflict`` where another one was quicker."""
     _check_revision(state, command)
-    definition = parse_definition(command.definitions)
+    definition, whole = parse_definition(command.definitions), command.definitions
+    if state.rules == FIRST_RULES:
+        definition = with_earlier_prefetch(definition)
+        whole = definition.json()
     paths = changed_paths(state.definition, definition)
     _check(state, command, definition, paths)
     if state.history and not state.history[-1].definitions:
         state.history[-1] = replace(state.history[-1], definitions=state.definition.json())
     _put_in_force(state, command, definition, paths, effects)
-    _keep(state, Revision(command.revision, command.at_ms, command.author, command.definitions))
+    _keep(state, Revision(command.revision, command.at_ms, command.author, whole))
     return Done(), True
 
 
@@ -108,9 +111,17 @@ def whole_history(state: State) -> list[Revision]:
     return [*state.history[:-1], replace(state.history[-1], definitions=known[1])]
 
 
-def restored_history(kept: list[Revision]) -> list[Revision]:
+def restored_history(kept: list[Revision], rules: int) -> list[Revision]:
     """The history of a snapshot as the state has it: what a change of parts made has no whole."""
+    if rules == FIRST_RULES:
+        kept = [_with_earlier_prefetch(one) for one in kept]
     return kept[:-1] + [one if one.undo is None else replace(one, definitions=b"") for one in kept[-1:]]
+
+
+def _with_earlier_prefetch(kept: Revision) -> Revision:
+    if not kept.definitions:
+        return kept
+    return replace(kept, definitions=with_earlier_prefetch(parse_definition(kept.definitions)).json())
 
 
 def _check_revision(state: State, command: Define | Redefine) -> None:

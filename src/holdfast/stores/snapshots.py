@@ -20,7 +20,13 @@ import msgspec
 
 from holdfast.errors import CorruptData, InvalidRequest, statement_of
 from holdfast.stores.commands import FIRST_RULES, RULES
-from holdfast.stores.definitions import ClusterDefinition, DurableDefinition, durable_of, parse_definition
+from holdfast.stores.definitions import (
+    ClusterDefinition,
+    DurableDefinition,
+    durable_of,
+    parse_definition,
+    with_earlier_prefetch,
+)
 from holdfast.stores.durables.consumption import Consumption, ConsumptionState
 from holdfast.stores.durables.keyed_residue import KeyedResidue, KeyedResidueState
 from holdfast.stores.durables.last_value import LastValue, LastValueState
@@ -166,6 +172,8 @@ def restore(state: State, data: bytes) -> None:
     try:
         found = _decoder.decode(data)
         definition = parse_definition(found.history[-1].definitions if found.history else b"")
+        if found.rules == FIRST_RULES:
+            definition = with_earlier_prefetch(definition)
         definitions = {
             (store.name, durable.name): _definition(definition, store.name, durable)
             for store in found.stores
@@ -183,7 +191,11 @@ def restore(state: State, data: bytes) -> None:
         )
     assert not state.stores, "a snapshot is taken up by an empty state"
     state.rules = found.rules
-    state.definition, state.revision, state.history = definition, found.revision, restored_history(found.history)
+    state.definition, state.revision, state.history = (
+        definition,
+        found.revision,
+        restored_history(found.history, found.rules),
+    )
     state.at_ms = found.at_ms
     for name in sorted(definition.volatile_stores):
         store = make_store(state, definition.stores[name])

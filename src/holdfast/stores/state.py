@@ -509,7 +509,7 @@ class State:
             if isinstance(durable, Consumption):
                 gone = durable.expire_own(kept)
             elif isinstance(durable, LastValue):
-                gone = durable.keyed.expire_own(kept) is not None
+                gone = durable.keyed.lose_message(kept, "own_ttl") is not None
             if gone:
                 total += 1
                 self.arm(store, name)

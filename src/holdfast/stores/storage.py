@@ -24,6 +24,7 @@ import os
 from typing import Final
 
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound
+from holdfast.private_files import make_private_directory
 from holdfast.stores.accepting import accept
 from holdfast.stores.block_cache import BLOCK_BYTES
 from holdfast.stores.commands import FIRST_RULES, RULES, Define, Expire, Expired, Redefine
@@ -123,7 +124,7 @@ class Storage:
         _require_whole(directory)
         if not read_only:
             _require_no_backup(directory)
-            os.makedirs(directory, exist_ok=True)
+            make_private_directory(directory)
         log = MessageLog(directory, page_bytes=page_bytes, read_only=read_only)
         try:
             blocks_max = max(16, memory_bytes // 4 // BLOCK_BYTES)

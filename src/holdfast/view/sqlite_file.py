@@ -3,10 +3,10 @@
 Owns: format 2, opening a file for its writer or for readers, the transaction that moves it from one position to a later
 one. Does not own: what is waiting to be written (``sqlite``, and the server's view process), order and proof.
 
-File (format 2): table ``latest(key BLOB PRIMARY KEY, value BLOB, version INTEGER)`` without rowid; table ``position``
-with one row (version, last_transaction, log_id); ``log_id`` is NULL while it is not known. Format 1 has no ``log_id``;
-opening such a file for its writer adds it. Journal mode WAL, ``synchronous=NORMAL``; ``application_id`` tells our files
-from others.
+File (format 2), readable by its owner alone: table ``latest(key BLOB PRIMARY KEY, value BLOB, version INTEGER)``
+without rowid; table ``position`` with one row (version, last_transaction, log_id); ``log_id`` is NULL while it is not
+known. Format 1 has no ``log_id``; opening such a file for its writer adds it. Journal mode WAL, ``synchronous=NORMAL``;
+``application_id`` tells our files from others.
 
 Failure model: the position is in the same transaction as the data, so the file is always exactly the state at its
 position. A crash of the process loses no finished ``write_layer``; a power cut may lose the newest ones, whole. A file
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.errors import CorruptData
+from holdfast.private_files import make_private, take_rights_of_others
 from holdfast.view.layer import Layer
 from holdfast.view.view import Position
 
@@ -33,6 +34,9 @@ FORMATS_READ: Final = (0, 1, FORMAT)
 
 def open_for_writer(path: Path) -> tuple[sqlite3.Connection, Position]:
     """The file at ``path``, made when absent, and the position it holds. Raises: CorruptData, sqlite3.Error."""
+    make_private(str(path))
+    # SQLite gives its other files the rights of this one.
+    take_rights_of_others(str(path), f"{path}-wal", f"{path}-shm", f"{path}-journal")
     connection = _connect(path)
     try:
         _prepare(connection, path)

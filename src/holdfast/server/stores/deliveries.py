@@ -119,7 +119,7 @@ class Deliveries:
         """How often a delivery ended because a message could not be read."""
         self._ended: HoldfastError | None = None
         self._reporting: set[Subscriber] = set()
-        """Those who started something that the state machine does not know of yet."""
+        """Subscribers with a report that the state machine does not know yet: their first one, or started messages."""
         self._attaching: dict[tuple[str, str, str], Subscriber] = {}
         """The newest session of each name whose attachment is applied and not durable yet."""
 
@@ -258,6 +258,7 @@ class Deliveries:
         known = subscriber.started
         if known is None:
             known = subscriber.started = SequenceSet()
+            self._reporting.add(subscriber)  # also an empty first report: without it the oldest message would count
         for first, last in ranges:
             known.add(first, last)
         if known:

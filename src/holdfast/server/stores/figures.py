@@ -41,7 +41,10 @@ Json = dict[str, object]
 
 
 class DurableFigures:
-    """The counts of one durable. ``oldest_ms`` is when its oldest message that is not acknowledged was published."""
+    """The counts of one durable. ``oldest_ms`` is when its oldest message that is not acknowledged was published.
+
+    Of a last_value durable or a map it is a lower bound: when a value was published that may be replaced by now.
+    """
 
     __slots__ = (
         "acknowledged",
@@ -114,6 +117,8 @@ def figures_of(durable: Durable) -> DurableFigures:
         found.oldest_ms = durable.oldest_ms()
         return found
     found = DurableFigures(durable.keyed.messages, durable.keyed.bytes)
+    found.causes = durable.keyed.causes
+    found.oldest_ms = durable.keyed.oldest_ms if durable.keyed.messages else 0
     found.subscribers = len(durable.subscribers()) if isinstance(durable, LastValue) else 0
     return found
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from holdfast.errors import Backpressure, Code, Conflict, HoldfastError, InternalError, NotFound, Unavailable
+from holdfast.private_files import make_private_directory
 from holdfast.server.front import OVERLOADED_RETRY_AFTER_MS, Front
 from holdfast.server.responses import not_leading
 from holdfast.server.stores.access import StoreAccess
@@ -311,7 +312,7 @@ def _place_for_backup(directory: str, name: str) -> str:
     target = os.path.join(f"{directory}-backups", name)
     if os.path.lexists(target):
         raise Conflict("there is such a backup already", code=Code.ALREADY_OPEN, path=target)
-    os.makedirs(os.path.dirname(target), exist_ok=True)
+    make_private_directory(os.path.dirname(target))
     return target
 
 

@@ -41,7 +41,7 @@ from holdfast.stores.commands import (
     Published,
     Result,
 )
-from holdfast.stores.definitions import DurableType, PublisherMode
+from holdfast.stores.definitions import DurableDefinition, DurableType, PublisherMode
 from holdfast.stores.durables.administration import Browsed, browse_page
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.map import Map
@@ -57,6 +57,7 @@ __all__ = [
     "Done",
     "PollUnderWay",
     "StoreOperations",
+    "require_keys",
 ]
 
 POLL_MESSAGES_DEFAULT: Final = 100
@@ -188,11 +189,16 @@ class StoreOperations:
     def poll(self, poll: PollRequest, wire_format: WireFormat, done: Done, problem: Problem) -> PollUnderWay:
         """Answer with messages as soon as there are some. Returns what to tell when nobody waits for it any more.
 
+        A poll that asks what the poller's last one asked does not attach it again, so it keeps what it holds.
         ``problem`` says why the caller may not have them any more, asked when there are some.
-        Raises: NotFound; InvalidRequest (type_mismatch) for a map.
+        Raises: NotFound; InvalidRequest (type_mismatch) for a map, and for a key where the durable has none.
         """
         deliveries = self._deliveries
         durable = self._definitions.named(poll.store, poll.durable, poll.subscriber)
+        terms = self._definitions.terms(poll.store, durable)
+        if terms.type is DurableType.MAP:
+            raise InvalidRequest("the keys of a map are read instead", code=Code.TYPE_MISMATCH)
+        require_keys(terms, poll.key)
 
         def polled(answer: list[Delivery] | HoldfastError) -> None:
             done(answer if isinstance(answer, HoldfastError) else encode(DeliveredAnswer(answer), wire_format))
@@ -202,9 +208,6 @@ class StoreOperations:
             under_way = PollUnderWay(known, polled, poll.wait_seconds)
             deliveries.poll(known, poll.count, poll.wait_seconds, polled, problem)
         else:
-            terms = self._definitions.terms(poll.store, durable)
-            if terms.type is DurableType.MAP:
-                raise InvalidRequest("the keys of a map are read instead", code=Code.TYPE_MISMATCH)
             poller = Poller(
                 deliveries,
                 poll.store,
@@ -318,6 +321,17 @@ class PollRequest:
         self.wait_seconds = wait_ms / 1000
         self.key = key
         """The one key of a last_value durable that it follows."""
+
+
+def require_keys(terms: DurableDefinition, key: str | None) -> None:
+    """Raises: InvalidRequest (type_mismatch) for a key that no subscriber of this durable can follow."""
+    if key is not None and terms.type is not DurableType.LAST_VALUE:
+        raise InvalidRequest(
+            "only subscribers of a last_value durable follow a key",
+            code=Code.TYPE_MISMATCH,
+            facts={"durable": terms.name, "type": str(terms.type)},
+            hint="leave the parameter key out, or give the durable a matcher",
+        )
 
 
 def acknowledge_of(store: str, durable: str, request: AckRequest) -> Acknowledge:

@@ -43,6 +43,7 @@ from holdfast.server.responses import STATUS_OF, error_answer
 from holdfast.server.stores.deliveries import wall_ms
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.map_watch import MapWatch, WatchedMap
+from holdfast.server.stores.operations import require_keys
 from holdfast.server.stores.socket_frames import (
     CREDIT_MAX,
     SUBPROTOCOLS,
@@ -67,7 +68,7 @@ from holdfast.server.stores.socket_frames import (
 from holdfast.server.stores.subscribers import Subscriber
 from holdfast.server.stores.wire import WireFormat, ranges_of
 from holdfast.stores.commands import Acknowledge, Acknowledged, Attach, Attached, Result
-from holdfast.stores.definitions import DurableType
+from holdfast.stores.definitions import DurableDefinition, DurableType
 from holdfast.stores.messages import Delivery
 from holdfast.stores.permissions import Permissions, Right
 
@@ -179,7 +180,7 @@ class SubscribeSocket(asyncio.Protocol):
             opened.access.require(self._authorization, Right.SUBSCRIBE, asked.store)
             asked.durable = opened.definitions.named(asked.store, asked.durable, asked.subscriber)
             terms = opened.definitions.terms(asked.store, asked.durable, asked.template)
-            watched = self._watched(opened, asked, is_map=terms.type is DurableType.MAP)
+            watched = self._watched(opened, asked, terms)
         except HoldfastError as error:
             self._refuse(error)
             return
@@ -228,9 +229,9 @@ class SubscribeSocket(asyncio.Protocol):
         opened.deliveries.attach(subscriber, attach, attached)
 
     @staticmethod
-    def _watched(opened: OpenStores, asked: SubscribeRequest, *, is_map: bool) -> WatchedMap | None:
+    def _watched(opened: OpenStores, asked: SubscribeRequest, terms: DurableDefinition) -> WatchedMap | None:
         """What of a map is to be watched; None of another durable. Raises: InvalidRequest."""
-        if is_map:
+        if terms.type is DurableType.MAP:
             return WatchedMap(
                 opened.service, opened.state, asked.store, asked.durable, prefix=asked.prefix or "", key=asked.key
             )
@@ -238,6 +239,7 @@ class SubscribeSocket(asyncio.Protocol):
             raise InvalidRequest(
                 "only a map is watched, and this durable is none", code=Code.TYPE_MISMATCH, durable=asked.durable
             )
+        require_keys(terms, asked.key)
         return None
 
     def _refuse(self, error: HoldfastError) -> None:

@@ -305,6 +305,7 @@ class Consumption:
         while room and (run := self.returned.take(room)) is not None:
             for first, last in aging.without_expired(self, run[0], run[1], now_ms):
                 self.holdings.hold(holding, (first, last, max(run[2], 0) + 1, deadline_ms))
+                holding.handed_out(first, last, now_ms)
                 runs.append((first, last, count_after(run[2])))
                 room -= last - first + 1
                 self.tally.delivered += last - first + 1
@@ -312,6 +313,7 @@ class Consumption:
         if room and self.looks_on and not self._has_due_delayed(now_ms):
             for first, last in aging.without_old(self, self.scan(room, now_ms).runs, now_ms):
                 self.holdings.hold(holding, (first, last, 1, deadline_ms))
+                holding.handed_out(first, last, now_ms)
                 runs.append((first, last, 1))
                 self.tally.delivered += last - first + 1
 

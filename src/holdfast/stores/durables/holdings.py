@@ -24,12 +24,15 @@ __all__ = ["Held", "Holding", "Holdings", "joined"]
 Held = tuple[int, int, int, int]
 """First, last, delivery count, deadline in milliseconds (0 for none)."""
 _HIGH = 1 << 62
+HANDED_OUT_MAX = 256
+"""Hand-outs whose time is noted for one subscriber; above it those are forgotten of which nothing is held, then the
+oldest."""
 
 
 class Holding:
     """What one subscriber holds."""
 
-    __slots__ = ("carried", "held", "key", "polls", "runs", "started")
+    __slots__ = ("_handed_out", "carried", "held", "key", "polls", "runs", "started")
 
     def __init__(self, key: str | None = None, *, polls: bool = False) -> None:
         self.runs: list[Held] = []
@@ -41,6 +44,22 @@ class Holding:
         """What of it the application was handed, None for a subscriber that does not report it."""
         self.carried = SequenceSet()
         """What it held when the service started."""
+        self._handed_out: list[tuple[int, int, int]] = []
+        """First, last and time of the newest hand-outs, oldest first. Not in a snapshot: absent after a restart."""
+
+    def handed_out(self, first: int, last: int, now_ms: int) -> None:
+        """Note when a run was handed out. Cost: O(1), amortized O(log runs)."""
+        noted = self._handed_out
+        if noted and noted[-1][1] + 1 == first and noted[-1][2] == now_ms:
+            noted[-1] = (noted[-1][0], last, now_ms)
+            return
+        noted.append((first, last, now_ms))
+        if len(noted) > HANDED_OUT_MAX:
+            noted[:] = [one for one in noted if self.held_of(one[0], one[1])][-HANDED_OUT_MAX // 2 :]
+
+    def handed_out_ms(self, seq: int) -> int | None:
+        """When a message that it holds was handed out; None where that was before a restart, or too long ago."""
+        return next((at_ms for first, last, at_ms in reversed(self._handed_out) if first <= seq <= last), None)
 
     def counting(self) -> SequenceSet:
         """The messages whose delivery counts if they come back now.
@@ -66,6 +85,10 @@ class Holding:
             for low, high in self.held_of(first, last):
                 started.add(low, high)
         self.started = started
+
+    def check(self) -> None:
+        """Noted hand-outs are bounded."""
+        assert len(self._handed_out) <= HANDED_OUT_MAX, "noted hand-outs are bounded"
 
     def held_of(self, first: int, last: int) -> list[tuple[int, int]]:
         """What of a range it holds. Cost: O(log runs + runs touched)."""
@@ -198,6 +221,7 @@ class Holdings:
             assert holding.runs == sorted(holding.runs), "runs are ascending"
             held = sum(run[1] - run[0] + 1 for run in holding.runs)
             assert held == holding.held, "a subscriber's total is that of its runs"
+            holding.check()
             marked = [*(holding.started.runs() if holding.started else ()), *holding.carried.runs()]
             for first, last in marked:
                 held_of = sum(high - low + 1 for low, high in holding.held_of(first, last))

@@ -134,6 +134,7 @@ class KeyOrdered(Shared):
             if not without_expired(self, seq, seq, now_ms):
                 continue
             self.holdings.hold(holding, (seq, seq, max(deliveries, 0) + 1, deadline_ms))
+            holding.handed_out(seq, seq, now_ms)
             self.tally.delivered += 1
             self.tally.redelivered += deliveries != 0
             room -= 1

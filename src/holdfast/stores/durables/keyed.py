@@ -37,6 +37,9 @@ class KeyedState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     oldest_ms: int | None = None
     place: str = ""
     """Where the entries are, where that is not the durable's name."""
+    start: int = 0
+    """Messages below were published before the durable was made or purged; 0 in a snapshot that does not know it."""
+    causes: dict[str, int] = {}
 
 
 def key_of(kept: Kept, key_field: str) -> str | None:
@@ -51,7 +54,19 @@ class KeyedMessages:
     """The entries of one durable. ``messages`` and ``bytes`` are exact; no entry has a revision below ``oldest``, and
     none was set before ``oldest_ms``."""
 
-    __slots__ = ("_durable", "_entries", "_key_field", "_shelf", "bytes", "messages", "oldest", "oldest_ms", "place")
+    __slots__ = (
+        "_durable",
+        "_entries",
+        "_key_field",
+        "_shelf",
+        "bytes",
+        "causes",
+        "messages",
+        "oldest",
+        "oldest_ms",
+        "place",
+        "start",
+    )
 
     def __init__(self, shelf: Shelf, durable: str, entries: Entries, key_field: str = "", place: str = "") -> None:
         self._shelf = shelf
@@ -62,7 +77,9 @@ class KeyedMessages:
         self._key_field = key_field
         self.messages = 0
         self.bytes = 0
-        self.oldest = shelf.counts.next_seq
+        self.causes: dict[str, int] = {}
+        """How many messages were lost to what; one that a newer message of its key replaced is not lost."""
+        self.oldest = self.start = shelf.counts.next_seq
         self.oldest_ms = 0
 
     # ---- questions --------------------------------------------------------------------------------------------------
@@ -139,7 +156,7 @@ class KeyedMessages:
         for entry in self.scan():
             self._release(entry)
         self._entries.forget(self._shelf.store, self.place)
-        self.oldest = self._shelf.counts.next_seq
+        self.oldest = self.start = self._shelf.counts.next_seq
 
     def leave(self, now_ms: int, *, is_map: bool, cause: str, revision: int) -> KeyedResidue | None:
         """Continue without keys at another place; returns the residue at the old one, None where it is empty. O(1)."""
@@ -147,12 +164,12 @@ class KeyedMessages:
             return None
         of = KeyedResidueState(self._durable, self.place, self.messages, now_ms, is_map, cause, revision)
         self.messages = self.bytes = 0
-        self.oldest = self._shelf.counts.next_seq
+        self.oldest = self.start = self._shelf.counts.next_seq
         self.place = f"{self._durable}#{self.oldest}"  # there were messages since it was named so last
         return KeyedResidue(of, self._shelf, self._entries)
 
-    def take_oldest(self, budget: Budget) -> Entry | None:
-        """Remove the entry that was set longest ago; None where the budget ends first.
+    def discard_oldest(self, budget: Budget) -> Entry | None:
+        """Remove the entry that was set longest ago, for a limit; None where the budget ends first.
 
         Cost: every message of the store is passed once.
         """
@@ -164,7 +181,7 @@ class KeyedMessages:
             for entry in found:
                 budget.messages -= 1
                 self.oldest_ms = max(self.oldest_ms, self._shelf.counts.published_ms(entry.revision))
-                return self.remove(entry.key)
+                return self.lose(entry.key, "limit_old")
         return None
 
     def expire(self, now_ms: int, ttl_ms: int, budget: Budget) -> list[Entry]:
@@ -174,16 +191,23 @@ class KeyedMessages:
         expired: list[Entry] = []
         while self.oldest < end and self.messages and not budget.is_spent:
             for entry in self._read_on(end, budget):
-                self.remove(entry.key)
+                self.lose(entry.key, "ttl")
                 expired.append(entry)
         self.oldest_ms = max(self.oldest_ms, counts.time_from(self.oldest))
         return expired
 
-    def expire_own(self, kept: Kept) -> Entry | None:
-        """A message's own time-to-live has ended: remove its key, if it is still the key's message."""
+    def lose_message(self, kept: Kept, cause: str) -> Entry | None:
+        """Remove the key of this message, if it is still the key's message: ``own_ttl`` or ``deleted``."""
         key = key_of(kept, self._key_field)
         entry = self.get(key) if key is not None else None
-        return self.remove(entry.key) if entry is not None and entry.revision == kept.seq else None
+        return self.lose(entry.key, cause) if entry is not None and entry.revision == kept.seq else None
+
+    def lose(self, key: str, cause: str) -> Entry | None:
+        """Remove a key and count its message as lost; returns what it had."""
+        entry = self.remove(key)
+        if entry is not None:
+            self.causes[cause] = self.causes.get(cause, 0) + 1
+        return entry
 
     def _read_on(self, end: int, budget: Budget) -> list[Entry]:
         """Move the cursor over a part of one block, below ``end``; returns the entries that it passed.
@@ -222,11 +246,12 @@ class KeyedMessages:
     def state(self) -> KeyedState:
         """What a snapshot keeps besides the entries."""
         place = "" if self.place == self._durable else self.place
-        return KeyedState(self.messages, self.bytes, self.oldest, self.oldest_ms, place)
+        return KeyedState(self.messages, self.bytes, self.oldest, self.oldest_ms, place, self.start, self.causes)
 
     def restore(self, state: KeyedState) -> None:
         """Take up ``state``."""
         self.messages, self.bytes, self.oldest = state.messages, state.bytes, state.oldest
+        self.start, self.causes = state.start, dict(state.causes)
         self.place = state.place or self._durable
         # A snapshot of rules 1 has no time.
         self.oldest_ms = self._shelf.counts.time_from(self.oldest) if state.oldest_ms is None else state.oldest_ms

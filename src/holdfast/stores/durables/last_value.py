@@ -134,7 +134,7 @@ class LastValue:
 
     def drop(self, kept: Sequence[Kept]) -> Entry | None:
         """Delete one message: ``kept`` is what the store has under its number, nothing or one."""
-        return self.keyed.expire_own(kept[0]) if kept else None
+        return self.keyed.lose_message(kept[0], "deleted") if kept else None
 
     # ---- state ------------------------------------------------------------------------------------------------------
 

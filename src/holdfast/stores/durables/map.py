@@ -168,7 +168,7 @@ class Map:
     def _make_room(self, budget: Budget) -> list[Change]:
         """Discard the oldest values down to the limits, as far as the budget goes; the rest is due at once."""
         discarded: list[Change] = []
-        while self.is_over and (entry := self.keyed.take_oldest(budget)) is not None:
+        while self.is_over and (entry := self.keyed.discard_oldest(budget)) is not None:
             discarded.append(Change(entry.key, entry.revision, "discarded"))
         return discarded
 
@@ -193,7 +193,7 @@ class Map:
 
     def drop(self, kept: Sequence[Kept]) -> Entry | None:
         """Delete one value by its revision: ``kept`` is what the store has under that number, nothing or one."""
-        return self.keyed.expire_own(kept[0]) if kept else None
+        return self.keyed.lose_message(kept[0], "deleted") if kept else None
 
     # ---- state ------------------------------------------------------------------------------------------------------
 

@@ -530,3 +530,21 @@ def test_unknown_advisories_beyond_the_bound_push_out_the_oldest() -> None:
     for number in range(4):
         service.says({"type": "advisory", "kind": f"k{number}", "facts": {}})
     assert [advisory.kind for advisory in service.machine.take_advisories()] == ["k2", "k3"]
+
+
+def test_every_attachment_begins_with_an_empty_report_before_credit() -> None:
+    service = Service(retry_duration=60.0)
+    for _ in range(2):  # the second one is a reconnection
+        service.said.clear()
+        service.attaches(started_reports=True)
+        assert [frame["type"] for frame in service.said] == ["started", "credit"]
+        assert service.said[0]["ranges"] == []
+        service.machine.lost(service.now_ms, "cut")
+        assert isinstance(service.step(), Wait)
+        service.machine.waited()
+
+
+def test_a_service_that_takes_no_reports_gets_none() -> None:
+    service = Service()
+    service.attaches(started_reports=False)
+    assert [frame["type"] for frame in service.said] == ["credit"]

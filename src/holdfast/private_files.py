@@ -1,0 +1,49 @@
+"""Files and directories that only their owner may read and write, because they hold the application's data."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from typing import Final
+
+__all__ = ["DIRECTORY_MODE", "FILE_MODE", "make_private", "make_private_directory", "private", "take_rights_of_others"]
+
+FILE_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
+
+
+def private(path: str, flags: int) -> int:
+    """An ``opener`` for ``open``."""
+    return os.open(path, flags, FILE_MODE)
+
+
+def make_private(path: str) -> None:
+    """Make a file before a library makes it with other rights; one that is there stays as it is.
+
+    Where that fails the library fails next, with its own error.
+    """
+    with suppress(OSError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
+
+
+def take_rights_of_others(*paths: str) -> None:
+    """Make files that are there private: an earlier version made them with the rights of the umask.
+
+    A file of another owner stays as it is.
+    """
+    for path in paths:
+        with suppress(OSError):
+            os.chmod(path, FILE_MODE)
+
+
+def make_private_directory(path: str) -> None:
+    """Make a directory and those above it that are missing. One that is there stays as it is. Raises: OSError."""
+    if not os.path.isdir(path):
+        above = os.path.dirname(os.path.abspath(path))
+        if not os.path.isdir(above):
+            make_private_directory(above)
+        with suppress(FileExistsError):
+            os.mkdir(path, DIRECTORY_MODE)
+        if not os.path.isdir(path):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
