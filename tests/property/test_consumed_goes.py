@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 
 from holdfast.errors import InvalidRequest
-from holdfast.queue import Queue, Trimmed, cursor_file, page_supply, space
+from holdfast.queue import Queue, Trimmed, cursor_file, space
 from holdfast.queue.cursor import Cursor
 from holdfast.queue.page_files import PageDirectory
 from holdfast.queue.retention import ClosedPage
@@ -204,7 +204,7 @@ def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
 
 
 def test_pages_that_grow_keep_the_law_over_losses_of_power() -> None:
-    with patch.object(page_supply, "FIRST_PAGE_BYTES", PAGE_BYTES), patch.object(Life, "page_bytes", 8 * PAGE_BYTES):
+    with patch.object(Queue, "_first_page_bytes", PAGE_BYTES), patch.object(Life, "page_bytes", 8 * PAGE_BYTES):
         live_often(range(SEEDS))
 
 
