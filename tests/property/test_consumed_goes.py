@@ -226,3 +226,19 @@ def test_the_pages_of_a_queue_double_up_to_the_size_that_was_asked_for(tmp_path:
             assert queue.last_seq == 1 + 6 * (opening + 1)
     with Queue(tmp_path / "q0", read_only=True) as queue:
         assert [len(message.payload) for message in queue.read()] == [100] + [1 << 20] * 12
+
+
+class SmallFirstPage(Queue):
+    """Its marks, and the work ahead, follow the small page and not ``page_size``."""
+
+    _first_page_bytes = PAGE_BYTES
+
+
+def test_the_page_after_a_small_one_is_asked_for_ahead_of_its_use(tmp_path: Path) -> None:
+    with SmallFirstPage(tmp_path / "q", page_size=16 * PAGE_BYTES, background=False) as queue:
+        asked_at: list[int] = []
+        assert queue._writer is not None
+        queue._writer.on_work = lambda: asked_at.append(queue.last_seq)
+        fill(queue, 30)
+        assert queue.pages.numbers() == [1]
+        assert any(15 < seq < 30 for seq in asked_at)
