@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 
 from holdfast.errors import InvalidRequest
-from holdfast.queue import Queue, Trimmed, cursor_file, page_supply, space
+from holdfast.queue import Queue, Trimmed, cursor_file, space
 from holdfast.queue.cursor import Cursor
 from holdfast.queue.page_files import PageDirectory
 from holdfast.queue.retention import ClosedPage
@@ -204,7 +204,7 @@ def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
 
 
 def test_pages_that_grow_keep_the_law_over_losses_of_power() -> None:
-    with patch.object(page_supply, "FIRST_PAGE_BYTES", PAGE_BYTES), patch.object(Life, "page_bytes", 8 * PAGE_BYTES):
+    with patch.object(Queue, "_first_page_bytes", PAGE_BYTES), patch.object(Life, "page_bytes", 8 * PAGE_BYTES):
         live_often(range(SEEDS))
 
 
@@ -226,3 +226,19 @@ def test_the_pages_of_a_queue_double_up_to_the_size_that_was_asked_for(tmp_path:
             assert queue.last_seq == 1 + 6 * (opening + 1)
     with Queue(tmp_path / "q0", read_only=True) as queue:
         assert [len(message.payload) for message in queue.read()] == [100] + [1 << 20] * 12
+
+
+class SmallFirstPage(Queue):
+    """Its marks, and the work ahead, follow the small page and not ``page_size``."""
+
+    _first_page_bytes = PAGE_BYTES
+
+
+def test_the_page_after_a_small_one_is_asked_for_ahead_of_its_use(tmp_path: Path) -> None:
+    with SmallFirstPage(tmp_path / "q", page_size=16 * PAGE_BYTES, background=False) as queue:
+        asked_at: list[int] = []
+        assert queue._writer is not None
+        queue._writer.on_work = lambda: asked_at.append(queue.last_seq)
+        fill(queue, 30)
+        assert queue.pages.numbers() == [1]
+        assert any(15 < seq < 30 for seq in asked_at)

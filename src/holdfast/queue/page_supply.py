@@ -24,13 +24,24 @@ if TYPE_CHECKING:
 __all__ = ["FIRST_PAGE_BYTES", "PageSupply"]
 
 FIRST_PAGE_BYTES = 1 << 20
-"""The first page of a queue; each one after it is twice as large, up to the size that the queue was opened with."""
+"""The size of the first page of a queue. Each later page is twice as large, up to the size that the queue was opened
+with. So twenty queues that are hardly used take 20 MiB."""
 
 
 class PageSupply:
     """Pages of ``page_bytes``, or larger for a frame that needs it. Thread-safe. ``number`` is the last page taken."""
 
-    __slots__ = ("_ahead", "_checksum_id", "_entropy", "_grows", "_lock", "_page_bytes", "_pages", "_taken", "number")
+    __slots__ = (
+        "_ahead",
+        "_checksum_id",
+        "_entropy",
+        "_first_page_bytes",
+        "_lock",
+        "_page_bytes",
+        "_pages",
+        "_taken",
+        "number",
+    )
 
     def __init__(
         self,
@@ -40,11 +51,11 @@ class PageSupply:
         page_bytes: int,
         checksum_id: int,
         entropy: Callable[[int], bytes],
-        grows: bool = True,
+        first_page_bytes: int,
     ) -> None:
         self._pages = pages
-        self._grows = grows
         self._page_bytes = page_bytes
+        self._first_page_bytes = first_page_bytes
         self._checksum_id = checksum_id
         self._entropy = entropy
         self._lock = threading.Lock()
@@ -54,10 +65,8 @@ class PageSupply:
 
     @property
     def next_bytes(self) -> int:
-        """The size of the next page. So twenty queues that are hardly used take 20 MiB."""
-        if not self._grows:
-            return self._page_bytes
-        return min(self._page_bytes, FIRST_PAGE_BYTES << min(self.number, 32))
+        """The size of the next page. It depends on the number of the page only, so a start continues the growth."""
+        return min(self._page_bytes, self._first_page_bytes << min(self.number, 32))
 
     @property
     def has_page(self) -> bool:

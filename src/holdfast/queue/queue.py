@@ -36,6 +36,7 @@ from holdfast.queue.neighbours import check_new_queue
 from holdfast.queue.opening import find_end
 from holdfast.queue.page_files import PageDirectory
 from holdfast.queue.page_header import PAGE_BYTES_MAX
+from holdfast.queue.page_supply import FIRST_PAGE_BYTES
 from holdfast.queue.reader import check_damage_policy, read_mark
 from holdfast.queue.serializers import Serializer, chosen_serializer, other_serializer, record_of, serializer_named
 from holdfast.queue.space import Space, check_limits
@@ -81,7 +82,7 @@ class Queue(LogReading):
     """
 
     _is_of_work_queue = False
-    _pages_grow = True
+    _first_page_bytes = FIRST_PAGE_BYTES
 
     def __init__(
         self,
@@ -260,7 +261,7 @@ class Queue(LogReading):
             compression=compression,
             clock=clock,
             entropy=entropy,
-            grows=self._pages_grow,
+            first_page_bytes=self._first_page_bytes,
         )
 
     # ---- writing ----------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ Failure model: that of the queue.
 
 from __future__ import annotations
 
+from holdfast.queue.page_header import PAGE_BYTES_MAX
 from holdfast.queue.queue import Queue
 
 __all__ = ["StoresLog"]
@@ -16,7 +17,7 @@ class StoresLog(Queue):
     """A queue whose durability and its mark are two steps. The arguments are those of ``Queue``; pages have their whole
     size from the first one on, because compaction counts in pages."""
 
-    _pages_grow = False
+    _first_page_bytes = PAGE_BYTES_MAX
 
     def flush_unmarked(self) -> None:
         """As ``flush``, for a caller that has an answer to send first.

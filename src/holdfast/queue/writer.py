@@ -91,7 +91,6 @@ class Writer:
         "message_bytes_max",
         "on_full",
         "on_work",
-        "page_bytes",
     )
 
     def __init__(
@@ -108,7 +107,7 @@ class Writer:
         compression: int,
         clock: Callable[[], int],
         entropy: Callable[[int], bytes],
-        grows: bool = True,
+        first_page_bytes: int,
     ) -> None:
         self._pages = pages
         port = self._port = pages.port
@@ -119,9 +118,13 @@ class Writer:
         self._closed: Closed | None = None
         self._listeners: list[Callable[[], None]] = []
         self._supply = PageSupply(
-            pages, end.page, page_bytes=page_bytes, checksum_id=checksum_id, entropy=entropy, grows=grows
+            pages,
+            end.page,
+            page_bytes=page_bytes,
+            first_page_bytes=first_page_bytes,
+            checksum_id=checksum_id,
+            entropy=entropy,
         )
-        self.page_bytes = page_bytes
         self.message_bytes_max = message_bytes_max
         self.on_work: Callable[[], None] = _nothing
         self.before_roll: Callable[[int], None] = _accept
@@ -417,12 +420,14 @@ class Writer:
 
     def _checkpoint(self) -> None:
         tail, progress = self._tail, self._progress
+        page = tail.page
+        assert page is not None, "a checkpoint follows a frame"
         with tail.lock:
             # Hints, both: the messages are in the log, and an error here may not say that they are not.
             with suppress(OSError):
                 progress.write_index()
                 progress.write_mark()
-            tail.mark_due = tail.position + min(MARK_BYTES, self.page_bytes // 4)
+            tail.mark_due = tail.position + min(MARK_BYTES, page.header.page_bytes // 4)
         if self.wants_page():
             self.on_work()
 

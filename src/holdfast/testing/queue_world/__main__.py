@@ -10,12 +10,13 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
 
 from holdfast.testing.queue_world.followers import FOLLOWER_KINDS, run_followers
 from holdfast.testing.queue_world.mutants import EQUIVALENT, SEEDS_MAX
 from holdfast.testing.queue_world.persisting import PERSIST_KINDS, run_persist
 from holdfast.testing.queue_world.runner import KINDS, Summary, coverage_table, hunt_mutants, run_seeds
-from holdfast.testing.queue_world.world import run_world
+from holdfast.testing.queue_world.world import WorldReport, run_world
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,7 +33,10 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{summary.worlds} worlds, {summary.states} states, {rate:.0f}/s", file=sys.stderr)
 
     seeds = range(options.first, options.first + options.worlds)
-    world, kinds = (run_followers, FOLLOWER_KINDS) if options.followers else (run_world, KINDS)
+    world: Callable[[int], WorldReport] = run_world
+    kinds = KINDS
+    if options.followers:
+        world, kinds = run_followers, FOLLOWER_KINDS
     if options.persist:
         world, kinds = run_persist, PERSIST_KINDS
     summary = run_seeds(seeds, jobs=options.jobs, progress=progress, world=world)

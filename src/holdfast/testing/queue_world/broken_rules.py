@@ -12,16 +12,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.queue import opening
+from holdfast.errors import AlreadyOpen
+from holdfast.queue import cursor_file, opening
 from holdfast.queue.consumer import Consumer
-from holdfast.queue.cursor_file import CursorFile
+from holdfast.queue.cursor_file import CursorFile, committed_seqs
 from holdfast.queue.durability import Durability, SyncTarget
-from holdfast.queue.frame import HEAD, HEAD_BYTES, SEAL, SEQ_MASK, implied_seq, page_seed
+from holdfast.queue.frame import HEAD, HEAD_BYTES, SEAL, SEAL_BYTES, SEQ_MASK, implied_seq, page_seed
+from holdfast.queue.log_tail import LogTail
 from holdfast.queue.open_page import OpenPage
 from holdfast.queue.opening import LogEnd
 from holdfast.queue.page_files import PageDirectory
 from holdfast.queue.page_header import PageHeader, encode_header
 from holdfast.queue.page_scan import PageScan
+from holdfast.queue.page_supply import PageSupply
 from holdfast.queue.reader import LogReader
 from holdfast.queue.recovery import Following, Here, Owed, Step, decide
 from holdfast.queue.space import Space
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from holdfast.queue.checksum import Checksum, Octets
     from holdfast.queue.cursor import Place
     from holdfast.queue.page_scan import FrameView
+    from holdfast.queue.retention import ClosedPage
 
 _sync_data = CrashFiles.sync_data
 _take = SyncProgress.take
@@ -50,6 +54,10 @@ _find_end = opening.find_end
 _write_mark = SyncProgress.write_mark
 _write_cursor = CursorFile.write
 _record = WorkLog.record
+_resume = LogTail.resume
+_first_unconsumed_seq = cursor_file.first_unconsumed_seq
+GROWN_BYTES = 32_768
+"""The configured size in the worlds where a broken rule takes it for the size of every page."""
 
 
 def seed_without_salt(checksum: Checksum, salt: int, page_number: int) -> int:
@@ -235,6 +243,48 @@ def remove_pages_at_once(self: Space, numbers: list[int]) -> None:
         self._headers.pop(number, None)
     if numbers:
         self._pages.port.sync_directory(self._pages.directory)
+
+
+def forget_closed_consumers(pages: PageDirectory, last_seq: Callable[[], int]) -> int | None:
+    """While a consumer is open, only those that are open count."""
+    floors: list[int] = []
+    for name, committed_seq in committed_seqs(pages, last_seq()).items():
+        try:
+            pages.port.unlock(pages.port.lock(pages.directory, pages.names.named_lock(name)))
+        except AlreadyOpen:
+            floors.append(committed_seq + 1)
+    return min(floors) if floors else _first_unconsumed_seq(pages, last_seq)
+
+
+def sync_no_cursor(pages: PageDirectory, failed: Callable[[OSError], None], *, every: bool = False) -> None:
+    """A page goes by what is committed, while lost power may take the commit back."""
+    del pages, failed, every
+
+
+def one_page_more(pages: list[ClosedPage], unconsumed_seq: int | None) -> list[int]:
+    """The page of the next message goes, too."""
+    return [page.number for page in pages if unconsumed_seq is not None and page.last_seq <= unconsumed_seq]
+
+
+def resume_with_the_configured_size(self: LogTail, page: OpenPage, end: LogEnd) -> None:
+    """A start takes the last page for one of the configured size, ``GROWN_BYTES``."""
+    if page.map is not None:
+        self._port.unmap(page.map)
+        page.map = None
+    page.limit = GROWN_BYTES - SEAL_BYTES
+    _resume(self, page, end)
+
+
+def grown_after_a_start(self: PageSupply) -> int:
+    """The first page after a start has the configured size."""
+    if self.number and self._taken is None:
+        return self._page_bytes
+    return min(self._page_bytes, self._first_page_bytes << self.number)
+
+
+def grow_without_end(self: PageSupply) -> int:
+    """Pages double beyond the configured size."""
+    return self._first_page_bytes << min(self.number, 8)
 
 
 def clean_mark_stays(self: SyncProgress, *, clean: bool = False) -> None:

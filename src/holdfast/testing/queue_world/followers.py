@@ -15,6 +15,14 @@ Failure model: the same seed gives the same world. ``PromiseBroken`` says which 
 | W3 | what was given up is among the dead letters, once |
 | R1 | retention removes only what both of them have done |
 
+In a third of the worlds the queue has ``keep="consumed"``, and then also
+
+| promise | |
+|---|---|
+| K1 | a page goes when all have committed it durably: both of them, and a visitor, a consumer that is seldom open |
+| K2 | what all have committed goes with the next background work |
+| K3 | reading what has gone raises ``Trimmed`` |
+
 Messages are told apart by their bytes, because a crash may give a number to another message.
 """
 
@@ -28,9 +36,11 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import Backpressure
-from holdfast.queue import Queue
+from holdfast.queue import Queue, Trimmed
+from holdfast.queue.cursor_file import committed_seqs
 from holdfast.testing.queue_world.files import CrashFiles
 from holdfast.testing.queue_world.ledger import Ledger, PromiseBroken
+from holdfast.testing.queue_world.shape import FIRST_PAGE_BYTES
 from holdfast.testing.queue_world.world import WorldReport
 
 if TYPE_CHECKING:
@@ -50,6 +60,7 @@ ROUNDS_MAX: Final = 40
 FOLLOWER_KINDS: Final = (
     *("committed", "committed durably", "acknowledged", "given back", "given up", "extended", "held", "page removed"),
     *("follower killed", "follower lost power", "appended before following"),
+    *("visited", "consumed page removed", "read what has gone", "crash after consumed pages went"),
 )
 
 
@@ -74,10 +85,16 @@ class Promised:
         return self.returned if killed else self.durable
 
 
+class GrowingQueue(Queue):
+    """A queue with a small first page."""
+
+    _first_page_bytes = FIRST_PAGE_BYTES
+
+
 class FollowersWorld:
     """See the module."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, consumed: bool | None = None) -> None:
         self.seed = seed
         self.random = Random(f"followers/{seed}")
         self.seen: Counter[str] = Counter()
@@ -89,6 +106,19 @@ class FollowersWorld:
         self.files = CrashFiles(Random(self.random.random()), seen=self.seen)
         self.ledger = Ledger()
         self.commits, self.acks, self.deaths = Promised(), Promised(), Promised()
+        drawn = Random(f"keep/{seed}")  # of its own, so that a seed keeps the rest of its world
+        self.keep = drawn.choice(("all", "all", "consumed"))
+        self.page_bytes = PAGE_BYTES
+        self.hold = True
+        if consumed if consumed is not None else self.keep == "consumed":
+            self.keep = "consumed"
+            self.page_bytes = drawn.choice((FIRST_PAGE_BYTES, 8 * FIRST_PAGE_BYTES))
+            self.max_bytes = drawn.choice((None, 4 * self.page_bytes))
+            # Without it max_bytes removes what this consumer needs.
+            self.hold = self.max_bytes is not None or drawn.random() < 0.5
+        self.visits = Promised()
+        self.visitor_exists = False
+        self.found_seq = 0  # what the present life began with
         self.jobs: list[Job] = []
         self._power_lost = False
         self._digest = sha256()
@@ -110,11 +140,12 @@ class FollowersWorld:
 
     def open(self, files: CrashFiles) -> Queue:
         """A writer on these files."""
-        return Queue(
+        return GrowingQueue(
             PATH,
-            page_size=PAGE_BYTES,
+            page_size=self.page_bytes,
             sync=self.sync,
             max_bytes=self.max_bytes,
+            keep=self.keep,
             full="raise",
             files=files,
             clock=self.clock,
@@ -122,22 +153,24 @@ class FollowersWorld:
             background=False,
         )
 
-    @staticmethod
-    def follow(queue: Queue) -> tuple[Consumer, WorkQueue]:
+    def follow(self, queue: Queue) -> tuple[Consumer, WorkQueue]:
         """Both of them, each from the beginning."""
-        return queue.consumer("c", hold=True), queue.work_queue("w", visibility=30, max_deliveries=DELIVERIES_MAX)
+        return queue.consumer("c", hold=self.hold), queue.work_queue("w", visibility=30, max_deliveries=DELIVERIES_MAX)
 
     def _live(self) -> None:
         self.files.before = self._crash_point
         queue = self.open(self.files)
         with self.files.quiet():
             self.ledger.recovered(queue.last_seq)
-        self.ledger.accepted = queue.last_seq
+        self.ledger.accepted = self.found_seq = queue.last_seq
         consumer, work = self.follow(queue)
         self.jobs = []
         for _ in range(self.random.randint(8, 40)):
-            act = self.random.choice((self._append, self._append, self._consume, self._work, self._work, self._upkeep))
-            act(queue, consumer, work)
+            acts = [self._append, self._append, self._consume, self._work, self._work, self._upkeep]
+            if self.keep == "consumed":
+                acts += [self._append, self._consume, self._consume, self._visit, self._visit, self._work_much]
+                acts += [self._work_much, self._upkeep, self._upkeep, self._upkeep]
+            self.random.choice(acts)(queue, consumer, work)
             self.ledger.durable = max(self.ledger.durable, queue.durable_seq)
         self.seen["page removed"] += queue.first_seq > 1
         self._end(queue)
@@ -156,7 +189,7 @@ class FollowersWorld:
         if how == "power loss":
             self.ledger.accepted = self.ledger.durable
             self._power_lost = True
-            for promised in (self.commits, self.acks, self.deaths):
+            for promised in (self.commits, self.acks, self.deaths, self.visits):
                 promised.returned = set(promised.durable)
 
     # ---- acts -------------------------------------------------------------------------------------------------------
@@ -222,10 +255,56 @@ class FollowersWorld:
                 self.seen["extended"] += 1
 
     def _upkeep(self, queue: Queue, consumer: Consumer, work: WorkQueue) -> None:  # noqa: ARG002
-        if self.random.random() < 0.5:
+        flushed = self.random.random() < 0.5
+        if flushed:
             queue.flush()
             self.ledger.durable = self.ledger.accepted
+        first_seq = queue.first_seq
         queue.run_background_work()
+        if self.keep == "consumed":
+            self.seen["consumed page removed"] += queue.first_seq > first_seq
+            self._check_consumed(queue, settled=flushed and queue.last_seq > self.found_seq)
+
+    def _visit(self, queue: Queue, consumer: Consumer, work: WorkQueue) -> None:  # noqa: ARG002
+        """A third one that is open for a moment: it counts while it is not."""
+        gone = set(self.ledger.payloads[: queue.first_seq - 1])
+        with queue.consumer("visitor", hold=self.hold) as visitor:
+            # A new one begins after what had gone already.
+            self.visits.called |= gone if not self.visitor_exists else set()
+            self.visitor_exists = True
+            found = visitor.poll(max_messages=self.random.choice((5, 100)))
+            if found:
+                payloads = set(self.ledger.payloads[visitor.committed_seq : found[-1].seq])
+                durable = self.random.random() < 0.3
+                self.visits.call(payloads, lambda: visitor.commit(durable=durable), durable=durable)
+                if durable:
+                    self.visits.durable |= set(self.ledger.payloads[: found[-1].seq])
+        self.seen["visited"] += 1
+
+    def _work_much(self, queue: Queue, consumer: Consumer, work: WorkQueue) -> None:  # noqa: ARG002
+        """Finish what is there, so that pages go."""
+        jobs, self.jobs = [*self.jobs, *work.get_many(100)], []
+        for job in jobs:
+            self.acks.call({job.payload}, partial(work.ack, job), durable=self.sync == "always")
+
+    def _check_consumed(self, queue: Queue, *, settled: bool) -> None:
+        """K2 and K3 of a queue whose background work is done. ``settled``: it has appended, and that is durable. A log
+        whose last page was just closed when its writer was killed knows no later page before."""
+        headers = [header for number in queue.pages.numbers() if (header := queue.pages.header_of(number)) is not None]
+        bases = [header.base_seq for header in headers if not header.prepared]
+        found = committed_seqs(queue.pages, queue.last_seq)
+        cursors = [name for name in queue.pages.port.names(queue.pages.directory) if name.endswith(".cursor")]
+        # The cursor that a crash has left without a value has committed nothing.
+        committed = min(found.values(), default=0) if len(found) == len(cursors) else 0
+        if settled and len(bases) > 1 and bases[1] - 1 <= committed:
+            raise PromiseBroken(f"K2: all have committed {committed}, and the first page ends at {bases[1] - 1}")
+        if queue.first_seq > 1:
+            try:
+                next(queue.read(seq=self.random.randrange(1, queue.first_seq)), None)
+            except Trimmed as error:
+                self.seen["read what has gone"] += error.first_seq == queue.first_seq
+            else:
+                raise PromiseBroken(f"K3: the queue begins at {queue.first_seq}, and less can be read")
 
     # ---- crash points -----------------------------------------------------------------------------------------------
 
@@ -257,26 +336,37 @@ class FollowersWorld:
                 queue.append_many([self._payload() for _ in range(self.random.randint(1, 12))])
             except Backpressure:
                 self.seen["held"] += 1
+        if self.keep == "consumed":
+            self.seen["crash after consumed pages went"] += queue.first_seq > 1
+            if self.random.random() < 0.7:  # while no consumer is open
+                queue.flush()
+                queue.run_background_work()
+                self._check_consumed(queue, settled=queue.last_seq > len(history))
         messages = list(queue.read())
         removed = set(history[: queue.first_seq - 1])
         consumer, work = self.follow(queue)
-        self._judge_consumer(consumer, messages, removed, killed=killed)
+        self._judge_consumer(consumer, self.commits, messages, removed, killed=killed)
+        if self.visitor_exists:
+            with queue.consumer("visitor", hold=self.hold) as visitor:
+                self._judge_consumer(visitor, self.visits, messages, removed, killed=killed)
         self._judge_work(work, messages, removed, killed=killed)
         queue.close()
         if image.open_handles:
             raise PromiseBroken(f"a closed queue and its followers hold {image.open_handles} handles")
 
     def _judge_consumer(
-        self, consumer: Consumer, messages: list[Message], removed: set[bytes], *, killed: bool
+        self, consumer: Consumer, promised: Promised, messages: list[Message], removed: set[bytes], *, killed: bool
     ) -> None:
+        if messages and consumer.committed_seq < messages[0].seq - 1:
+            raise PromiseBroken(f"K1: the cursor is at {consumer.committed_seq}, {messages[0].seq} is the first left")
         committed = {message.payload for message in messages if message.seq <= consumer.committed_seq}
-        if not committed <= self.commits.called:
+        if not committed <= promised.called:
             raise PromiseBroken(f"C1: the cursor is at {consumer.committed_seq}, which was never committed")
-        lost = self.commits.surviving(killed=killed) - committed - removed
+        lost = promised.surviving(killed=killed) - committed - removed
         if lost:
             raise PromiseBroken(f"C2: at {consumer.committed_seq}, {len(lost)} commits are lost, or their messages")
-        if not removed <= self.commits.called:
-            raise PromiseBroken("R1: retention has removed what the consumer has yet to commit")
+        if not removed <= promised.called:
+            raise PromiseBroken(f"R1: retention has removed what {consumer.name} has yet to commit")
         found = list(consumer)
         if found != [message for message in messages if message.seq > consumer.committed_seq]:
             raise PromiseBroken(f"C3: {len(found)} messages are handed out above {consumer.committed_seq}")
@@ -306,9 +396,9 @@ class FollowersWorld:
             raise PromiseBroken("W3: a dead letter is handed out, or is there twice")
 
 
-def run_followers(seed: int) -> WorldReport:
-    """Run one world to its end.
+def run_followers(seed: int, *, consumed: bool | None = None) -> WorldReport:
+    """Run one world to its end. ``consumed``: one with ``keep="consumed"``, else as the seed draws it.
 
     Raises: ``PromiseBroken``, or whatever the queue raises that it should not.
     """
-    return FollowersWorld(seed).run()
+    return FollowersWorld(seed, consumed=consumed).run()

@@ -1,6 +1,6 @@
-"""What a world has put into its queue, and the six promises that whatever is found afterwards is held to.
+"""What a world has put into its queue, and the seven promises that whatever is found afterwards is held to.
 
-Owns: the plain model of a queue (a list), and I1 to I6. Does not own: how the queue came to its state (``world``).
+Owns: the plain model of a queue (a list), and I1 to I7. Does not own: how the queue came to its state (``world``).
 
 Failure model: a broken promise is ``PromiseBroken``, which names the promise.
 
@@ -12,6 +12,7 @@ Failure model: a broken promise is ``PromiseBroken``, which names the promise.
 | I4 | sequence numbers rise by exactly one and times never fall |
 | I5 | every index and metadata file may be deleted without losing a message |
 | I6 | ``read(since=T)`` never misses a message that arrived at or after T |
+| I7 | the size of a page follows from its number: pages double up to the configured size (``world`` checks it) |
 """
 
 from __future__ import annotations

@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.errors import CorruptData
-from holdfast.queue import cursor_file, every, mending, open_page, opening, page_scan, queue, reader
+from holdfast.queue import cursor_file, every, mending, open_page, opening, page_scan, queue, reader, space
 from holdfast.queue.consumer import Consumer
 from holdfast.queue.cursor_file import CursorFile
 from holdfast.queue.durability import Durability
+from holdfast.queue.log_tail import LogTail
 from holdfast.queue.page_files import PageDirectory
 from holdfast.queue.page_scan import PageScan
+from holdfast.queue.page_supply import PageSupply
 from holdfast.queue.persist_flow import Flow
 from holdfast.queue.persist_run import PersistRun
 from holdfast.queue.reader import LogReader
@@ -42,7 +44,16 @@ __all__ = ["EQUIVALENT", "MUTANTS", "SEEDS_MAX", "Caught", "Mutant", "catch"]
 
 SEEDS_MAX: Final = 200
 FAULTS: Final = {"fault_rate": 0.06, "page_bytes": 12_288, "uniform": False, "max_bytes": None}
-ALIGNED: Final = {"uniform": True, "fault_rate": 0.0, "max_bytes": None, "sync": "os", "steps": 40, "lives": 1}
+ALIGNED: Final = {
+    "grows": False,
+    "uniform": True,
+    "fault_rate": 0.0,
+    "max_bytes": None,
+    "sync": "os",
+    "steps": 40,
+    "lives": 1,
+}
+GROWING: Final = {"grows": True, "page_bytes": broken.GROWN_BYTES, "lives": 4, "max_bytes": None}
 
 Patch = tuple[object, str, object]
 
@@ -50,20 +61,23 @@ Patch = tuple[object, str, object]
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """One rule taken out: ``patches`` replace attributes of the real code. ``focus`` is where it is looked for, in
-    worlds of the log, of its ``followers`` or of ``persist``."""
+    worlds of the log, of its ``followers`` (with ``consumed`` only where ``keep="consumed"``) or of ``persist``."""
 
     name: str
     rule: str
     patches: tuple[Patch, ...]
     focus: Mapping[str, object] = field(default_factory=dict[str, object])
     followers: bool = False
+    consumed: bool = False
     persist: bool = False
 
     def world(self, seed: int) -> WorldReport:
         """Run the kind of world in which this rule matters."""
         if self.persist:
             return run_persist(seed)
-        return run_followers(seed) if self.followers else run_world(seed, self.focus)
+        if self.followers:
+            return run_followers(seed, consumed=self.consumed or None)
+        return run_world(seed, self.focus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +276,52 @@ _REGISTRY: Final = (
         "retention waits for what is not finished",
         ((WorkMachine, "committed_seq", broken.committed_is_started),),
         followers=True,
+    ),
+    Mutant(
+        "consumed_forgets_closed_consumers",
+        "what is consumed goes when every consumer has committed it, open or not",
+        ((cursor_file, "first_unconsumed_seq", broken.forget_closed_consumers),),
+        followers=True,
+        consumed=True,
+    ),
+    Mutant(
+        "consumed_asks_those_that_hold",
+        "what is consumed goes when every consumer has committed it, whether it holds or not",
+        ((cursor_file, "first_unconsumed_seq", cursor_file.first_held_seq),),
+        followers=True,
+        consumed=True,
+    ),
+    Mutant(
+        "consumed_goes_before_the_cursors",
+        "the cursors are durable before the pages that they have passed go",
+        ((cursor_file, "sync_holds", broken.sync_no_cursor),),
+        followers=True,
+        consumed=True,
+    ),
+    Mutant(
+        "consumed_takes_the_page_in_use",
+        "a page stays while one of its messages is not committed",
+        ((space, "pages_consumed", broken.one_page_more),),
+        followers=True,
+        consumed=True,
+    ),
+    Mutant(
+        "resumed_page_has_the_configured_size",
+        "a page ends where its header says",
+        ((LogTail, "resume", broken.resume_with_the_configured_size),),
+        GROWING,
+    ),
+    Mutant(
+        "start_ends_the_growth",
+        "the size of a page follows from its number, also after a start",
+        ((PageSupply, "next_bytes", property(broken.grown_after_a_start)),),
+        GROWING,
+    ),
+    Mutant(
+        "growth_without_a_bound",
+        "pages grow up to the configured size",
+        ((PageSupply, "next_bytes", property(broken.grow_without_end)),),
+        {**GROWING, "page_bytes": 8192},
     ),
     Mutant(
         "persist_acknowledges_when_given",

@@ -35,6 +35,7 @@ KINDS: Final = (
     *("hole told without marks", "damaged without marks"),
     *("kill", "power loss", "clean close", "poisoned", "append refused", "opening refused"),
     *("clock back", "clock ahead", "jumbo", "flushed", "read", "read from another process", "append during a sync"),
+    "page grown",
     *(f"{kind}: page" for kind in DAMAGE_KINDS),
     *(f"{kind}: hint" for kind in DAMAGE_KINDS if kind != "block misplaced"),
 )

@@ -15,8 +15,9 @@ from typing import Final
 
 from holdfast.queue import SyncLevel, every
 
-__all__ = ["FRAME_BYTES", "NO_FOCUS", "Shape", "draw_shape", "focused"]
+__all__ = ["FIRST_PAGE_BYTES", "FRAME_BYTES", "NO_FOCUS", "Shape", "draw_shape", "focused"]
 
+FIRST_PAGE_BYTES: Final = 4096
 FRAME_BYTES: Final = 64
 """In a uniform world each message has a frame of this size. It divides a sector and is the size of a page's header, so
 that frames begin where sectors and blocks do, and what is stale or misplaced is aligned."""
@@ -28,7 +29,8 @@ NO_FOCUS: Final[Mapping[str, object]] = MappingProxyType({})
 class Shape:
     """One world. ``stale``: the file system may show old bytes in blocks that were allocated and never written.
     ``damage_rounds``: so often a log that was closed cleanly is damaged, on a copy. ``crowd``: how often others append
-    while a sync is under way."""
+    while a sync is under way. ``grows``: pages double from ``FIRST_PAGE_BYTES`` to ``page_bytes``. ``keep``: the
+    log has no consumer, so "consumed" removes nothing."""
 
     page_bytes: int
     sync: str | SyncLevel
@@ -42,11 +44,20 @@ class Shape:
     steps: int
     lives: int
     crowd: float
+    grows: bool
+    keep: str
+
+    def grown_bytes(self, number: int) -> int:
+        """The size of a page, unless one frame needs more."""
+        return min(self.page_bytes, FIRST_PAGE_BYTES << (number - 1)) if self.grows else self.page_bytes
 
 
-def draw_shape(random: Random) -> Shape:
-    """The shape of a world."""
+def draw_shape(random: Random, growth: Random) -> Shape:
+    """The shape of a world. ``growth`` draws the newer fields, so that a seed keeps the rest of its shape."""
     page_bytes = random.choice((4096, 4096, 8192, 12288))
+    grows = growth.random() < 0.3
+    if grows:
+        page_bytes = growth.choice((12_288, 16_384, 32_768))
     level = random.choice(("os", "os", "os", "os", "always", "every messages", "every bytes", "every ms"))
     sync: str | SyncLevel = level
     if level == "every messages":
@@ -70,13 +81,15 @@ def draw_shape(random: Random) -> Shape:
         steps=random.randint(6, 28),
         lives=random.randint(1, 4),
         crowd=random.choice((0.0, 0.7)),
+        grows=grows,
+        keep=growth.choice(("all", "all", "consumed")),
     )
 
 
 def focused(shape: Shape, focus: Mapping[str, object]) -> Shape:
     """The same shape with some of its fields replaced.
 
-    >>> focused(draw_shape(Random(1)), {"page_bytes": 8192}).page_bytes
+    >>> focused(draw_shape(Random(1), Random(2)), {"page_bytes": 8192}).page_bytes
     8192
     """
     return replace(shape, **focus)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]

@@ -26,12 +26,15 @@ from typing import Final
 
 from holdfast.errors import Backpressure, Closed, HoldfastError, Unavailable
 from holdfast.queue import Gap, Message, Queue, Trimmed
+from holdfast.queue.frame import HEAD_BYTES as FRAME_HEAD_BYTES
+from holdfast.queue.frame import SEAL_BYTES, batch_body, compress_body
+from holdfast.queue.page_header import HEADER_BYTES
 from holdfast.queue.stores_log import StoresLog
 from holdfast.testing.queue_world.damage import check_damaged
 from holdfast.testing.queue_world.files import CrashFiles
 from holdfast.testing.queue_world.ledger import Ledger, PromiseBroken, check_reading
 from holdfast.testing.queue_world.seals import check_seals
-from holdfast.testing.queue_world.shape import FRAME_BYTES, NO_FOCUS, Shape, draw_shape, focused
+from holdfast.testing.queue_world.shape import FIRST_PAGE_BYTES, FRAME_BYTES, NO_FOCUS, Shape, draw_shape, focused
 
 __all__ = ["World", "WorldReport", "run_world"]
 
@@ -61,19 +64,26 @@ def run_world(seed: int, focus: Mapping[str, object] = NO_FOCUS) -> WorldReport:
     return World(seed, focus).run()
 
 
+class GrowingLog(StoresLog):
+    """The log with a small first page, so that a few kilobytes reach the configured size."""
+
+    _first_page_bytes = FIRST_PAGE_BYTES
+
+
 class World:
     """See the module. ``seen`` counts what happened."""
 
     def __init__(self, seed: int, focus: Mapping[str, object] = NO_FOCUS) -> None:
         self.seed = seed
         self.random = Random(seed)
-        self.shape: Shape = focused(draw_shape(self.random), focus)
+        self.shape: Shape = focused(draw_shape(self.random, Random(f"growth/{seed}")), focus)
         self.seen: Counter[str] = Counter()
         self.states = 0
         self.ledger = Ledger()
         self.now_ns = 1_700_000_000_000_000_000
         self.latest_ns = self.now_ns
         self.serial = 0
+        self.frame_pages: set[int] = set()
         self.files = CrashFiles(Random(self.random.random()), seen=self.seen)
         self._digest = sha256()
         self._queue: Queue | None = None
@@ -100,12 +110,13 @@ class World:
     def open(self, files: CrashFiles) -> Queue:
         """A writer on these files."""
         shape = self.shape
-        return StoresLog(
+        return (GrowingLog if shape.grows else StoresLog)(
             PATH,
             page_size=shape.page_bytes,
             sync=shape.sync,
             lifetime=None if shape.lifetime_ns is None else timedelta(microseconds=shape.lifetime_ns // 1000),
             max_bytes=shape.max_bytes,
+            keep=shape.keep,
             compression=shape.compression,
             files=files,
             clock=self.clock,
@@ -198,6 +209,7 @@ class World:
             messages = list(queue.read())
             first = messages[0].seq if messages else queue.first_seq
             ledger.check(messages, first, queue.last_seq, floor=ledger.durable)
+            self._check_pages(queue)
         self._doubt = self._unmended = False
         ledger.recovered(queue.last_seq)
         ledger.accepted = queue.last_seq
@@ -260,7 +272,7 @@ class World:
         if shape.sync != "os" or shape.max_bytes is not None or queue is None:
             return
         while self.random.random() < shape.crowd:
-            if sum(map(len, ledger.payloads[ledger.durable :])) > 2 * shape.page_bytes:
+            if sum(map(len, ledger.payloads[ledger.durable :])) > 2 * shape.grown_bytes(1):
                 return  # a few pages more, and an append waits for this sync
             self._append(queue)
             self.seen["append during a sync"] += 1
@@ -283,6 +295,7 @@ class World:
         ledger = self.ledger
         arrival_ns = self.now_ns  # the clock does not go back while this runs
         ledger.begin(payloads, arrival_ns, frame=frame)
+        self._note_frame(payloads)
         self._allow_retention()
         try:
             if len(payloads) == 1 and (self.shape.uniform or self.random.random() < 0.9):
@@ -429,11 +442,32 @@ class World:
         for first, last in queue.recovered_gaps:
             raise Gap(first, last, 0)
         ledger.check(messages, messages[0].seq if messages else queue.first_seq, last_seq, floor=floor)
+        self._check_pages(queue)
         if self.random.random() < 0.15:
             found = ledger.copy()
             found.recovered(last_seq)
             check_reading(queue, found, messages, last_seq, self.random)
         return last_seq
+
+    def _note_frame(self, payloads: list[bytes]) -> None:
+        """A page may have the size that this frame needs."""
+        body = batch_body(payloads)
+        if self.shape.compression:
+            body = compress_body(body, self.shape.compression)
+        self.frame_pages.add(HEADER_BYTES + FRAME_HEAD_BYTES + sum(map(len, body)) + SEAL_BYTES)
+
+    def _check_pages(self, queue: Queue) -> None:
+        """The size of a page follows from its number, also over crashes, but for a page of one large frame."""
+        shape, pages = self.shape, queue.pages
+        for number in pages.numbers():
+            header = pages.header_of(number)
+            if header is None:
+                continue  # its header was never synced
+            grown = shape.grown_bytes(number)
+            size = header.page_bytes
+            if size != grown and (size < grown or size not in self.frame_pages):
+                raise PromiseBroken(f"I7: page {number} has {size} bytes, not {grown}")
+            self.seen["page grown"] += grown > shape.grown_bytes(1)
 
     def _judge_exactly(self, image: CrashFiles, ledger: Ledger, last_seq: int, what: str) -> None:
         self.states += 1
@@ -468,6 +502,7 @@ class World:
         then.durable = queue.durable_seq
         for _ in range(self.random.randint(1, 2)):
             then.begin([self.payload(len(lost[0]) if lost else None)], self.now_ns, frame=True)
+            self._note_frame(then.pending)
             self._allow_retention_of(then)
             seq = queue.append(then.pending[0])
             then.appended(seq, seq)
