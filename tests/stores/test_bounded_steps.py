@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -256,6 +257,70 @@ def test_a_map_makes_room_in_bounded_steps() -> None:
     assert told == [("b", 50_002, "discarded")]
     assert steps.most <= 16_384 + BLOCK_MESSAGES
     machine.state.check()
+
+
+def expire_what_is_due(machine: Machine, steps: Steps) -> None:
+    """Carry out what is due, with a restart before the first part."""
+    machine.restart()
+    for _ in range(100):
+        due_ms = machine.state.next_deadline_ms()
+        if due_ms is None or due_ms > machine.now_ms:
+            return
+        steps.do(Expire(machine.now_ms))
+    raise AssertionError("an expiry comes to its end")
+
+
+def redefine(machine: Machine, name: str, **durable: object) -> commands.Command:
+    part = commands.Part(("stores", "s", "durables", name), json.dumps(durable).encode())
+    return commands.Redefine(machine.now_ms, [part], machine.state.revision + 1, delete=True)
+
+
+def test_a_durable_makes_room_in_bounded_steps() -> None:
+    some = {"type": "shared", "matcher": {"kind": "a"}, "message_limit": 1, "discard": "old"}
+    machine = Machine(some=some, other={"type": "shared"})
+    steps = Steps(machine)
+    wanted = Message(fields={"kind": "a"})
+    machine.publish(wanted)
+    for _ in range(2):
+        machine.publish(*["x"] * 10_000)
+    machine.publish(wanted)
+    steps.do(commands.Publish(machine.now_ms, "s", "", [wanted]))
+    assert machine.durable("some").pending == 2, "the next is 20,000 messages away"
+    assert machine.state.next_deadline_ms() == machine.now_ms
+    machine.state.check()
+    expire_what_is_due(machine, steps)
+    assert machine.durable("some").pending == 1
+    assert machine.durable("some").causes == {"limit_old": 2}
+    assert steps.most <= 16_384 + BLOCK_MESSAGES
+    machine.state.check()
+
+
+def test_a_lower_limit_is_carried_out_in_bounded_steps() -> None:
+    some: dict[str, object] = {"type": "shared", "matcher": {"kind": "a"}}
+    machine = Machine(some=some)
+    steps = Steps(machine)
+    for _ in range(2):
+        machine.publish(*[Message(fields={"kind": "a"})] * 10_000)
+    steps.do(redefine(machine, "some", **some, message_limit=3, discard="old"))
+    assert machine.durable("some").pending > 3
+    expire_what_is_due(machine, steps)
+    assert machine.durable("some").pending == machine.kept == 3
+    assert steps.most <= 16_384 + BLOCK_MESSAGES
+    machine.state.check()
+
+
+def test_a_limit_under_older_rules_is_kept_in_one_command() -> None:
+    some = {"type": "shared", "matcher": {"kind": "a"}, "message_limit": 1, "discard": "old"}
+    machine = Machine(some=some, other={"type": "shared"})
+    machine.checked = False
+    machine.state.rules = 2
+    machine.publish(Message(fields={"kind": "a"}))
+    for _ in range(2):
+        machine.publish(*["x"] * 10_000)
+    machine.publish(Message(fields={"kind": "a"}))
+    machine.publish(Message(fields={"kind": "a"}))
+    assert machine.durable("some").pending == 1
+    assert machine.state.next_deadline_ms() is None
 
 
 def test_a_clear_under_older_rules_is_one_command_as_it_was() -> None:

@@ -68,6 +68,7 @@ class Consumption:
         "backlog",
         "causes",
         "definition",
+        "discards_ms",
         "dying",
         "dying_retry_ms",
         "holdings",
@@ -98,6 +99,8 @@ class Consumption:
         self.dying: dict[int, tuple[str, int]] = {}
         """Cause and deliveries of each, in the order in which they died."""
         self.dying_retry_ms = 0
+        self.discards_ms = 0
+        """When a command left more than the limits allow, for ``Expire`` to discard; 0 for never."""
         self.parked_ms: Deadlines[int] | None = None
         """When each of the parked began to live; made when it is asked for."""
         self.retention_done_ms = 0
@@ -161,6 +164,8 @@ class Consumption:
             found = earlier(found, aging.ttl_next_ms(self))
         if self.backlog.floor is not None:
             found = earlier(found, retention_next_ms(self))
+        if self.discards_ms:
+            found = earlier(found, self.discards_ms)
         return earlier(found, self.dying_retry_ms) if self.dying and self.definition.dead_letter_store else found
 
     @property
@@ -234,11 +239,13 @@ class Consumption:
         if self.looks_on:
             self._note_ready(effects)
 
-    def keep_limits(self, now_ms: int) -> None:
-        """Where the durable discards its oldest messages, let go what is over its limits."""
+    def keep_limits(self, now_ms: int, budget: Budget | None = None) -> None:
+        """Where the durable discards its oldest messages, discard what is over its limits."""
         definition = self.definition
         if definition.discard is Discard.OLD and (definition.message_limit or definition.bytelimit):
-            discard_old(self, now_ms)
+            discard_old(self, now_ms, budget)
+        else:
+            self.discards_ms = 0
 
     # ---- subscribers ------------------------------------------------------------------------------------------------
 
@@ -315,10 +322,17 @@ class Consumption:
                 runs.append((first, last, 1))
                 self.tally.delivered += last - first + 1
 
-    def scan(self, want: int, now_ms: int, end: int | None = None) -> Found:
-        """Move the cursor on; what expired by its own time is given back here, the caller places the rest."""
+    def scan(self, want: int, now_ms: int, end: int | None = None, budget: Budget | None = None) -> Found:
+        """Move the cursor on; what expired by its own time is given back here, the caller places the rest.
+
+        A call without a budget examines up to ``SCAN_MAX`` messages.
+        """
         next_seq = self.shelf.counts.next_seq
-        self._wake_delayed(now_ms, Budget(_HIGH, _HIGH))
+        if budget is None:
+            budget = Budget(_HIGH, SCAN_MAX)
+        self._wake_delayed(now_ms, budget)
+        if self._has_due_delayed(now_ms):
+            return Found()
         if self.undelivered <= 0:
             if self.backlog.cursor < next_seq:
                 # Nothing above the cursor is this durable's: what does not match need not be read.
@@ -326,7 +340,9 @@ class Consumption:
                 self.backlog.forget_passed()
             return Found()
         # Behind the last of its own it need not look, either.
-        found = self.backlog.scan(now_ms, min(want, self.undelivered), next_seq if end is None else end)
+        end = next_seq if end is None else end
+        found = self.backlog.scan(now_ms, min(want, self.undelivered), end, min(budget.looks, SCAN_MAX))
+        budget.looks -= found.looks
         for seq in found.expired:
             self.gone(seq, seq, "own_ttl")
         return found
@@ -501,6 +517,11 @@ class Consumption:
     def expire(self, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
         """Carry out every deadline up to ``now_ms``, as far as the budget goes; returns how many messages went."""
         before = self.pending
+        if self.discards_ms:
+            # First, so that an expiry in parts discards the same messages as one in a single part.
+            self.keep_limits(now_ms, budget)
+            if self.discards_ms:
+                return before - self.pending
         for run, counting in self.holdings.lapsed(now_ms):
             self.tally.lapsed += run[1] - run[0] + 1
             self._come_back(run, counting, now_ms, effects)

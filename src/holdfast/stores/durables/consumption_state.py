@@ -54,6 +54,7 @@ class ConsumptionState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     marks: list[Marks] = []
     """Of the subscribers whose messages are marked."""
     replayed: list[tuple[int, int]] = []
+    discards_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -99,6 +100,7 @@ def capture(durable: Consumption) -> ConsumptionState:
             if of.polls or of.started is not None or of.carried
         ],
         durable.replayed.runs() if durable.replayed else [],
+        durable.discards_ms,
     )
 
 
@@ -135,6 +137,7 @@ def take_up(durable: Consumption, state: ConsumptionState) -> None:
     durable.tally = Tally(*state.tally)
     durable.causes = dict(state.causes)
     durable.replayed = SequenceSet(state.replayed)
+    durable.discards_ms = state.discards_ms
 
 
 def kept(durable: Consumption) -> SequenceSet:

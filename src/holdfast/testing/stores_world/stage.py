@@ -122,9 +122,11 @@ class Stage:
         return back
 
     def _counts_what_is_left(self) -> bool:
-        """Whether something that a clear left counts against a limit of its store: the model counts it no more."""
+        """Whether a command left something to ``Expire`` that the model does not keep any more: messages above a
+        durable's limits, or what a clear left where the store has a limit."""
         return any(
-            store.keyed_residues and (store.definition.message_limit or store.definition.bytelimit)
+            (store.keyed_residues and (store.definition.message_limit or store.definition.bytelimit))
+            or any(isinstance(found, Consumption) and found.discards_ms for found in store.durables.values())
             for store in self.machine.state.stores.values()
         )
 
