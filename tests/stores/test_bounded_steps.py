@@ -10,6 +10,7 @@ from tests.stores.state_harness import Machine
 
 from holdfast.stores import commands
 from holdfast.stores.commands import EXPIRE_LOOKS, Deliver, Expire, Expired
+from holdfast.stores.durables.backlog import SCAN_MAX
 from holdfast.stores.durables.keyed_residue import STEP_ENTRIES as STEP
 from holdfast.stores.effects import Changed
 from holdfast.stores.messages import Message
@@ -255,7 +256,7 @@ def test_a_map_makes_room_in_bounded_steps() -> None:
         steps.do(Expire(machine.now_ms))
         told += changes_of(machine)
     assert told == [("b", 50_002, "discarded")]
-    assert steps.most <= 16_384 + BLOCK_MESSAGES
+    assert steps.most <= SCAN_MAX + BLOCK_MESSAGES
     machine.state.check()
 
 
@@ -291,7 +292,7 @@ def test_a_durable_makes_room_in_bounded_steps() -> None:
     expire_what_is_due(machine, steps)
     assert machine.durable("some").pending == 1
     assert machine.durable("some").causes == {"limit_old": 2}
-    assert steps.most <= 16_384 + BLOCK_MESSAGES
+    assert steps.most <= SCAN_MAX + BLOCK_MESSAGES
     machine.state.check()
 
 
@@ -305,7 +306,7 @@ def test_a_lower_limit_is_carried_out_in_bounded_steps() -> None:
     assert machine.durable("some").pending > 3
     expire_what_is_due(machine, steps)
     assert machine.durable("some").pending == machine.kept == 3
-    assert steps.most <= 16_384 + BLOCK_MESSAGES
+    assert steps.most <= SCAN_MAX + BLOCK_MESSAGES
     machine.state.check()
 
 
@@ -321,6 +322,103 @@ def test_a_limit_under_older_rules_is_kept_in_one_command() -> None:
     machine.publish(Message(fields={"kind": "a"}))
     assert machine.durable("some").pending == 1
     assert machine.state.next_deadline_ms() is None
+
+
+def test_a_command_looks_at_few_of_the_delayed_messages_that_came_back() -> None:
+    machine = Machine(work={"type": "shared", "message_ttl": 3600, "prefetch": KEYS})
+    machine.checked = False
+    machine.attach("work", "ann")
+    for number in range(5):
+        machine.publish(*[Message(deliver_at_ms=machine.now_ms + 1_000 + 7 * place) for place in range(1_000)])
+        machine.publish(*["x"] * 10)
+        assert machine.deliver("work", "ann", 10)[0] == (1_010 * number + 1_001, 1)
+    machine.now_ms += 20_000
+    while (due := machine.state.next_deadline_ms()) is not None and due <= machine.now_ms:
+        machine.do(Expire(machine.now_ms))
+    assert len(machine.deliver("work", "ann", KEYS)) == 5_000
+    machine.detach("work", "ann")
+    machine.attach("work", "ann")
+    steps = Steps(machine)
+    first = machine.numbers("work", "ann", 1)
+    for _ in range(9):
+        assert steps.do(Deliver(machine.now_ms, "s", "work", "ann", 1)).runs
+    steps.do(commands.Publish(machine.now_ms, "s", "", [Message()]))
+    steps.do(commands.Acknowledge(machine.now_ms, "s", "work", "ann", nack=[(first[0], 0)]))
+    assert steps.most <= 4
+    machine.state.check()
+    assert first == [1]
+
+
+def test_a_durable_with_parked_messages_is_redefined_in_bounded_steps() -> None:
+    work: dict[str, object] = {"type": "shared", "message_ttl": 3600, "prefetch": KEYS}
+    machine = Machine(work={**work, "max_delivery": 1})
+    machine.checked = False
+    machine.attach("work", "ann")
+    machine.publish(*[Message(ttl_ms=10**9)] * KEYS)
+    machine.deliver("work", "ann", KEYS)
+    machine.settle("work", "ann", nack=[(seq, 0) for seq in range(1, KEYS + 1)])
+    assert len(machine.durable("work").dying) == KEYS
+    steps = Steps(machine)
+    steps.do(redefine(machine, "work", **work, max_delivery=2))
+    assert steps.most == 0
+    machine.state.check()
+
+
+def test_a_delivery_passes_a_bounded_number_of_messages_that_expired() -> None:
+    machine = Machine(work={"type": "shared", "message_ttl": 60, "prefetch": 2 * KEYS})
+    machine.checked = False
+    machine.attach("work", "ann")
+    for _ in range(2):
+        machine.publish(*[Message(ttl_ms=10**9)] * KEYS)
+    for _ in range(2):
+        machine.deliver("work", "ann", 2 * KEYS)
+    machine.settle("work", "ann", nack=[(seq, 0) for seq in range(1, 2 * KEYS + 1)])
+    machine.now_ms += 100_000
+    machine.publish("new")
+    steps = Steps(machine)
+    assert steps.do(Deliver(machine.now_ms, "s", "work", "ann", 1)).runs == []
+    assert machine.state.ready_for("s", "work", "ann"), "so it asks again"
+    assert steps.do(Deliver(machine.now_ms, "s", "work", "ann", 1)).runs == [(2 * KEYS + 1, 2 * KEYS + 1, 1)]
+    assert steps.most <= SCAN_MAX + BLOCK_MESSAGES
+    assert machine.durable("work").causes == {"ttl": 2 * KEYS}
+    machine.state.check()
+
+
+@pytest.mark.parametrize("rules", [2, 3])
+def test_what_came_back_goes_before_the_backlog(rules: int) -> None:
+    machine = Machine(work={"type": "shared", "message_ttl": 60, "prefetch": 50_000})
+    machine.checked = False
+    machine.state.rules = rules
+    machine.attach("work", "ann")
+    machine.publish(*["x"] * 20_000)
+    assert len(machine.deliver("work", "ann", 20_000)) == 20_000
+    machine.detach("work", "ann")
+    machine.attach("work", "ann")
+    machine.publish("new")
+    got = machine.numbers("work", "ann", 50_000)
+    assert got == list(range(1, (20_001 if rules == 2 else SCAN_MAX) + 1))
+    assert len(got) + len(machine.numbers("work", "ann", 50_000)) == 20_001
+
+
+def test_a_key_ordered_delivery_searches_in_bounded_steps() -> None:
+    some = {"type": "shared", "key_ordered": True, "matcher": {"kind": "a"}}
+    machine = Machine(some=some, other={"type": "shared"})
+    wanted = Message(fields={"kind": "a"})
+    machine.checked = False
+    machine.attach("some", "ann")
+    machine.publish(wanted)
+    for _ in range(4):
+        machine.publish(*["x"] * KEYS)
+    machine.publish(wanted)
+    assert machine.numbers("some", "ann", 1) == [1]
+    steps = Steps(machine)
+    assert steps.do(Deliver(machine.now_ms, "s", "some", "ann", 1)).runs == []
+    assert machine.state.ready_for("s", "some", "ann"), "so it asks again"
+    for _ in range(5):
+        steps.do(Deliver(machine.now_ms, "s", "some", "ann", 1))
+    assert machine.durable("some").holdings.held == 2
+    assert steps.most <= SCAN_MAX + BLOCK_MESSAGES
+    machine.state.check()
 
 
 def test_a_clear_under_older_rules_is_one_command_as_it_was() -> None:

@@ -306,7 +306,8 @@ def _change_durable(state: State, store: Store, wanted: DurableDefinition, now_m
     letters_moved = durable.definition.dead_letter_store != wanted.dead_letter_store
     durable.definition = wanted
     if isinstance(durable, Consumption):
-        durable.parked_ms = None
+        if not wanted.message_ttl_ms:
+            durable.parked_ms = durable.returned.arrivals = None
         if letters_moved:
             # What waits goes to the new place at once; where there is none it stays.
             effects += durable.dying_effects()

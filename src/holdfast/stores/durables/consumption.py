@@ -27,7 +27,7 @@ without a dead-letter store are *parked*: they wait for an operator, and also ex
 from __future__ import annotations
 
 from holdfast.errors import NotFound
-from holdfast.stores.commands import FIRST_RULES, Acknowledge, Acknowledged
+from holdfast.stores.commands import FIRST_RULES, STEPWISE_RULES, Acknowledge, Acknowledged
 from holdfast.stores.definitions import Discard, DurableDefinition
 from holdfast.stores.durables import administration, aging, consumption_state
 from holdfast.stores.durables.backlog import SCAN_MAX, Backlog, Found, Shelf
@@ -178,6 +178,11 @@ class Consumption:
         """Whether only deliveries to the application count; under rules 1 each did."""
         return self.shelf.rules > FIRST_RULES
 
+    @property
+    def is_stepwise(self) -> bool:
+        """Whether one command examines a bounded number of messages; under older rules some examined all."""
+        return self.shelf.rules >= STEPWISE_RULES
+
     def oldest_ms(self) -> int:
         """When the oldest message that is not acknowledged was published, 0 for none. Cost: O(subscribers).
 
@@ -307,16 +312,21 @@ class Consumption:
         return runs
 
     def hand_out(self, holding: Holding, room: int, now_ms: int, runs: list[tuple[int, int, int]]) -> None:
-        """What one subscriber gets: the returned messages first, then the backlog."""
+        """What one subscriber gets: the returned messages first, then the backlog.
+
+        It examines up to ``SCAN_MAX`` of each, expired ones included; the durable stays ready for the next delivery.
+        """
         deadline_ms = now_ms + self.definition.ack_wait_ms
-        while room and (run := self.returned.take(room)) is not None:
+        looks = SCAN_MAX if self.is_stepwise else _HIGH
+        while room and looks and (run := self.returned.take(min(room, looks))) is not None:
+            looks -= run[1] - run[0] + 1
             for first, last in aging.without_expired(self, run[0], run[1], now_ms):
                 self.holdings.hold(holding, (first, last, max(run[2], 0) + 1, deadline_ms))
                 runs.append((first, last, count_after(run[2])))
                 room -= last - first + 1
                 self.tally.delivered += last - first + 1
                 self.tally.redelivered += last - first + 1 if run[2] else 0
-        if room and self.looks_on and not self._has_due_delayed(now_ms):
+        if room and looks and self.looks_on and not self._has_due_delayed(now_ms):
             for first, last in aging.without_old(self, self.scan(room, now_ms).runs, now_ms):
                 self.holdings.hold(holding, (first, last, 1, deadline_ms))
                 runs.append((first, last, 1))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.stores.durables.administration import browse
+from holdfast.stores.durables.aging import arrived_ms
 from holdfast.stores.durables.holdings import Holding
 from holdfast.stores.durables.retention import retained
 from holdfast.stores.sequence_set import SequenceSet
@@ -159,3 +160,10 @@ def check(durable: Consumption) -> None:
     assert len(pending) == durable.pending, "the total is that of the messages"
     assert sum(durable.shelf.counts.size(seq, seq) for seq in pending) == durable.pending_bytes, "and so are the bytes"
     assert durable.undelivered >= 0, "the backlog has no less than nothing"
+    arrivals = durable.returned.arrivals
+    if arrivals is not None:
+        waiting = [seq for first, last, _ in durable.returned.runs for seq in range(first, last + 1)]
+        first_ms = min((arrived_ms(durable, seq) for seq in waiting), default=None)
+        assert arrivals.earliest_ms() == first_ms, "the index has the first of those that wait"
+    if durable.parked_ms is not None:
+        assert set(durable.parked_ms.items()) == set(durable.dying), "each of the parked has its time"

@@ -7,7 +7,6 @@ Failure model: pure.
 from __future__ import annotations
 
 from holdfast.stores import expiry
-from holdfast.stores.commands import STEPWISE_RULES
 from holdfast.stores.definitions import Discard
 from holdfast.stores.expiry import Budget
 from holdfast.stores.ports import BLOCK_MESSAGES
@@ -48,7 +47,7 @@ def discard_old(durable: Consumption, now_ms: int, budget: Budget | None = None)
     ``DISCARD_LOOKS`` messages. The rest is due at once (``discards_ms``).
     """
     if budget is None:
-        looks = expiry.DISCARD_LOOKS if durable.shelf.rules >= STEPWISE_RULES else _ALL
+        looks = expiry.DISCARD_LOOKS if durable.is_stepwise else _ALL
         budget = Budget(looks, looks)
     durable.discards_ms = 0
     while is_over(durable) and not budget.is_spent:
