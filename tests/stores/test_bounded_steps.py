@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 from tests.stores.state_harness import Machine
@@ -13,8 +14,11 @@ from holdfast.stores.commands import EXPIRE_LOOKS, Deliver, Expire, Expired
 from holdfast.stores.durables.backlog import SCAN_MAX
 from holdfast.stores.durables.keyed_residue import STEP_ENTRIES as STEP
 from holdfast.stores.effects import Changed
+from holdfast.stores.entry_cache import EntryCache
 from holdfast.stores.messages import Message
-from holdfast.stores.ports import BLOCK_MESSAGES
+from holdfast.stores.ports import BLOCK_MESSAGES, Entry
+from holdfast.stores.state import State
+from holdfast.stores.volatile import VolatileEntries
 
 Clear = Callable[[Machine], commands.Command]
 KEYS = 10_000
@@ -195,6 +199,46 @@ def test_keys_are_cleared_at_once_and_given_back_in_bounded_steps(kind: str, com
 
 def changes_of(machine: Machine) -> list[tuple[str, int, str]]:
     return [change for effect in machine.effects if isinstance(effect, Changed) for change in effect.changes]
+
+
+class NoTable:
+    """A table of entries that has none."""
+
+    def entry(self, store: str, durable: str, key: str) -> Entry | None:
+        del store, durable, key
+        return None
+
+    def entries_after(self, store: str, durable: str, key: str, limit: int) -> list[Entry]:
+        del store, durable, key, limit
+        return []
+
+
+@pytest.mark.parametrize("kind", ["memory", "cache", "harness"])
+def test_a_step_of_a_clear_takes_its_keys_at_once_and_leaves_no_place(kind: str) -> None:
+    machine = Machine(keyed={"type": "map"})
+    cache = EntryCache(NoTable())
+    entries = {"memory": VolatileEntries(), "cache": cache, "harness": machine.entries}[kind]
+    machine.blocks.strict = False
+    machine.state = State(machine.messages, machine.blocks, entries)
+    machine.checked = False
+    machine.define(keyed={"type": "map"})
+    keys = [f"k{number:06}" for number in range(100_000 if kind == "memory" else KEYS)]
+    for start in range(0, len(keys), 10_000):
+        changes: list[tuple[str, bytes | None, int | None]] = [(key, b"", None) for key in keys[start : start + 10_000]]
+        machine.do(commands.MapChange(machine.now_ms, "s", "keyed", changes))
+    counted = Mock(wraps=entries)
+    machine.state.stores["s"].entries = counted
+    machine.durable("keyed").keyed._entries = counted
+    machine.do(remove_all(machine))
+    while machine.kept:
+        machine.do(Expire(machine.now_ms))
+    assert [(name, args[3]) for name, args, _ in counted.mock_calls] == [("take_after", STEP)] * -(-len(keys) // STEP)
+    if kind == "cache":
+        cache.freeze()
+        cache.written()
+    for places in (name for name in ("_entries", "_keys", "entries", "keys") if hasattr(entries, name)):
+        assert getattr(entries, places) == {}
+    machine.state.check()
 
 
 def test_a_key_that_changes_after_a_clear_is_told_in_the_order_of_its_changes() -> None:
