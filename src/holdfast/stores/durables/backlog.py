@@ -150,15 +150,15 @@ class Backlog:
 
     # ---- scanning ---------------------------------------------------------------------------------------------------
 
-    def scan(self, now_ms: int, want: int, end: int, looks: int = SCAN_MAX) -> Found:
-        """Move the cursor on, below ``end``, until ``want`` messages are found or ``looks`` examined.
+    def scan(self, now_ms: int, want: int, end: int, looks: int = _ALL) -> Found:
+        """Move the cursor on, below ``end``, until ``want`` messages are found, or ``SCAN_MAX`` or ``looks`` examined.
 
         Delayed messages that are due must have been taken with ``due`` before.
         """
         found = Found()
         looked = 0
         counts = self.shelf.counts
-        while self.cursor < end and found.total < want and looked < looks:
+        while self.cursor < end and found.total < want and looked < min(looks, SCAN_MAX):
             cursor = self.cursor = self.excluded.after(self.cursor) if self.excluded else self.cursor
             if cursor >= end:
                 break

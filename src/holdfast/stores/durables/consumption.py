@@ -339,7 +339,7 @@ class Consumption:
         """
         next_seq = self.shelf.counts.next_seq
         if budget is None:
-            budget = Budget(_HIGH, SCAN_MAX)
+            budget = Budget(_HIGH, _HIGH)
         self._wake_delayed(now_ms, budget)
         if self._has_due_delayed(now_ms):
             return Found()
@@ -351,7 +351,7 @@ class Consumption:
             return Found()
         # Behind the last of its own it need not look, either.
         end = next_seq if end is None else end
-        found = self.backlog.scan(now_ms, min(want, self.undelivered), end, min(budget.looks, SCAN_MAX))
+        found = self.backlog.scan(now_ms, min(want, self.undelivered), end, budget.looks)
         budget.looks -= found.looks
         for seq in found.expired:
             self.gone(seq, seq, "own_ttl")
