@@ -428,6 +428,58 @@ def test_a_delivery_passes_a_bounded_number_of_messages_that_expired() -> None:
     machine.state.check()
 
 
+def test_what_lapses_together_comes_back_in_bounded_steps_and_one_message_counts() -> None:
+    machine = Machine(work={"type": "shared", "ack_wait": 1, "prefetch": 4 * KEYS})
+    machine.checked = False
+    machine.attach("work", "ann")
+    for _ in range(2):
+        machine.publish(*[Message(ttl_ms=10**9)] * KEYS)
+    while machine.durable("work").undelivered:
+        machine.deliver("work", "ann", 4 * KEYS)
+    machine.now_ms += 2_000
+    steps = Steps(machine)
+    machine.restart()
+    while (due := machine.state.next_deadline_ms()) is not None and due <= machine.now_ms:
+        steps.do(Expire(machine.now_ms))
+        if machine.durable("work").holdings.held == 2 * KEYS - EXPIRE_LOOKS:
+            machine.restart()
+    assert machine.durable("work").tally.lapsed == 2 * KEYS
+    assert machine.durable("work").holdings.held == 0
+    assert steps.most <= STEPS_MAX
+    machine.state.check()
+    assert machine.durable("work").returned.runs == [(1, 1, 1), (2, 2 * KEYS, -1)]
+
+
+def test_a_lapse_in_parts_counts_what_was_started() -> None:
+    machine = Machine(work={"type": "shared", "ack_wait": 1})
+    machine.attach("work", "ann")
+    machine.publish(*["x"] * 6)
+    machine.deliver("work", "ann")
+    machine.settle("work", "ann", started=[(1, 1), (4, 4)])
+    machine.now_ms += 2_000
+    while machine.durable("work").holdings.held:
+        machine.do(Expire(machine.now_ms, 1_000, looks=2))
+        machine.restart()
+    assert machine.durable("work").returned.runs == [(1, 1, 1), (2, 3, -1), (4, 4, 1), (5, 6, -1)]
+
+
+@pytest.mark.parametrize("rules", [2, 3])
+def test_a_renewed_message_counts_when_it_lapses_itself(rules: int) -> None:
+    machine = Machine(work={"type": "shared", "ack_wait": 1})
+    machine.state.rules = rules
+    machine.attach("work", "ann")
+    machine.publish(*["x"] * 6)
+    machine.deliver("work", "ann")
+    machine.now_ms += 500
+    machine.settle("work", "ann", extend=[(1, 1)])
+    machine.now_ms += 600
+    while machine.durable("work").holdings.held > 1:
+        machine.do(Expire(machine.now_ms, 1_000, looks=2))
+    assert machine.durable("work").returned.runs == [(2, 6, -1)]
+    machine.later(1_000)
+    assert machine.durable("work").returned.runs == [(1, 1, 1), (2, 6, -1)]
+
+
 @pytest.mark.parametrize("rules", [2, 3])
 def test_what_came_back_goes_before_the_backlog(rules: int) -> None:
     machine = Machine(work={"type": "shared", "message_ttl": 60, "prefetch": 50_000})

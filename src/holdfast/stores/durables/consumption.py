@@ -532,8 +532,9 @@ class Consumption:
             self.keep_limits(now_ms, budget)
             if self.discards_ms:
                 return before - self.pending
-        for run, counting in self.holdings.lapsed(now_ms):
+        for run, counting in self.holdings.lapsed(now_ms, max(1, budget.looks) if self.is_stepwise else _HIGH):
             self.tally.lapsed += run[1] - run[0] + 1
+            budget.looks -= run[1] - run[0] + 1 if self.is_stepwise else 0
             self._come_back(run, counting, now_ms, effects)
         self.returned.wake(now_ms)
         self._wake_delayed(now_ms, budget)

@@ -267,6 +267,10 @@ def letter_for_everybody(self: Store, durable: Consumption, batch: Batch, effect
     return self.accept(batch, effects)[0]
 
 
+def each_part_decides(*_: object) -> None:
+    """Of what lapses in parts the oldest message of each part counts."""
+
+
 def rest_is_not_due(self: Consumption) -> int | None:
     """What a command left above the limits stays until the next command."""
     discards_ms, self.discards_ms = self.discards_ms, 0

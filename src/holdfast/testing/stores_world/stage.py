@@ -274,7 +274,8 @@ class Stage:
         for _ in range(EXPIRES_MAX):
             if self.model.settled and not self._is_due():
                 return
-            self.submit(commands.Expire(self.now_ms, self.random.choice((1, 3, 10_000, 10_000))))
+            looks = self.random.choice((1, 2, commands.EXPIRE_LOOKS, commands.EXPIRE_LOOKS))
+            self.submit(commands.Expire(self.now_ms, self.random.choice((1, 3, 10_000, 10_000)), looks=looks))
         promise(False, "an expiry ends", next_ms=self.machine.state.next_deadline_ms(), now_ms=self.now_ms)
 
     def _tick(self) -> None:
