@@ -354,6 +354,41 @@ def test_a_lower_limit_is_carried_out_in_bounded_steps() -> None:
     machine.state.check()
 
 
+@pytest.mark.parametrize("matcher", [{"kind": "a"}, {}])
+def test_what_was_retained_is_given_back_in_bounded_steps(matcher: dict[str, str]) -> None:
+    work: dict[str, object] = {"type": "shared", "matcher": matcher, "prefetch": 4 * KEYS}
+    machine = Machine(work={**work, "retention_time": 3600})
+    machine.checked = False
+    machine.attach("work", "ann")
+    wanted = {"kind": "a"}
+    for number in range(4):
+        delayed = [Message(fields=wanted, deliver_at_ms=machine.now_ms + 5_000 + number)] * 600
+        machine.publish(*[Message(fields=wanted)] * (KEYS // 2), *delayed)
+    while machine.durable("work").undelivered:
+        machine.deliver("work", "ann", 4 * KEYS)
+    machine.settle("work", "ann", ack=[(1, 2 * KEYS)])
+    machine.settle("work", "ann", nack=[(20_001, 0)])
+    held = machine.durable("work").holdings.held
+    pending = machine.durable("work").pending
+    assert machine.durable("work").backlog.delayed_total == 2_400
+    machine.state.check()
+    steps = Steps(machine)
+    steps.do(redefine(machine, "work", **work))
+    machine.state.check()
+    machine.publish(Message(fields=wanted))
+    machine.now_ms += 5_002  # some of the delayed are due before everything is given back
+    assert len(machine.numbers("work", "ann", 5)) == 5
+    machine.ack("work", "ann", 5_001, 5_002)
+    expire_what_is_due(machine, steps)
+    assert machine.state.stores["s"].residues == []
+    assert steps.most <= SCAN_MAX + BLOCK_MESSAGES
+    machine.state.check()
+    acknowledged = pending + 1 - machine.durable("work").pending
+    assert machine.kept == machine.durable("work").pending
+    assert acknowledged <= 2
+    assert machine.durable("work").holdings.held > held
+
+
 def test_a_limit_under_older_rules_is_kept_in_one_command() -> None:
     some = {"type": "shared", "matcher": {"kind": "a"}, "message_limit": 1, "discard": "old"}
     machine = Machine(some=some, other={"type": "shared"})

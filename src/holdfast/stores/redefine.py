@@ -314,7 +314,9 @@ def _change_durable(state: State, store: Store, wanted: DurableDefinition, now_m
             if durable.counts_started:
                 durable.dying_retry_ms = now_ms + DYING_RETRY_MS
                 expire_newly_parked(durable, now_ms)
-        set_retention(durable, wanted.retention_time_ms)
+        residue = set_retention(durable, wanted.retention_time_ms, now_ms)
+        if residue is not None:
+            store.residues.append(residue)
         durable.keep_limits(now_ms)
     store.file(durable)
     if isinstance(durable, Consumption) and durable.ready():

@@ -125,7 +125,10 @@ class Stage:
         """Whether a command left something to ``Expire`` that the model does not keep any more: messages above a
         durable's limits, or what a clear left where the store has a limit."""
         return any(
-            (store.keyed_residues and (store.definition.message_limit or store.definition.bytelimit))
+            (
+                (store.residues or store.keyed_residues)
+                and (store.definition.message_limit or store.definition.bytelimit)
+            )
             or any(isinstance(found, Consumption) and found.discards_ms for found in store.durables.values())
             for store in self.machine.state.stores.values()
         )
