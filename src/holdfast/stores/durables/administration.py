@@ -18,7 +18,6 @@ from holdfast.stores.sequence_set import SequenceSet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-
     from holdfast.stores.durables.consumption import Consumption
     from holdfast.stores.ports import Kept
 
