@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 from tests.stores.state_harness import Machine
 
 from holdfast.stores import commands
 from holdfast.stores.commands import EXPIRE_LOOKS, Deliver, Expire, Expired
+from holdfast.stores.durables.backlog import SCAN_MAX
 from holdfast.stores.durables.keyed_residue import STEP_ENTRIES as STEP
 from holdfast.stores.effects import Changed
+from holdfast.stores.entry_cache import EntryCache
 from holdfast.stores.messages import Message
-from holdfast.stores.ports import BLOCK_MESSAGES
+from holdfast.stores.ports import BLOCK_MESSAGES, Entry
+from holdfast.stores.state import State
+from holdfast.stores.volatile import VolatileEntries
 
 Clear = Callable[[Machine], commands.Command]
 KEYS = 10_000
@@ -195,6 +201,46 @@ def changes_of(machine: Machine) -> list[tuple[str, int, str]]:
     return [change for effect in machine.effects if isinstance(effect, Changed) for change in effect.changes]
 
 
+class NoTable:
+    """A table of entries that has none."""
+
+    def entry(self, store: str, durable: str, key: str) -> Entry | None:
+        del store, durable, key
+        return None
+
+    def entries_after(self, store: str, durable: str, key: str, limit: int) -> list[Entry]:
+        del store, durable, key, limit
+        return []
+
+
+@pytest.mark.parametrize("kind", ["memory", "cache", "harness"])
+def test_a_step_of_a_clear_takes_its_keys_at_once_and_leaves_no_place(kind: str) -> None:
+    machine = Machine(keyed={"type": "map"})
+    cache = EntryCache(NoTable())
+    entries = {"memory": VolatileEntries(), "cache": cache, "harness": machine.entries}[kind]
+    machine.blocks.strict = False
+    machine.state = State(machine.messages, machine.blocks, entries)
+    machine.checked = False
+    machine.define(keyed={"type": "map"})
+    keys = [f"k{number:06}" for number in range(100_000 if kind == "memory" else KEYS)]
+    for start in range(0, len(keys), 10_000):
+        changes: list[tuple[str, bytes | None, int | None]] = [(key, b"", None) for key in keys[start : start + 10_000]]
+        machine.do(commands.MapChange(machine.now_ms, "s", "keyed", changes))
+    counted = Mock(wraps=entries)
+    machine.state.stores["s"].entries = counted
+    machine.durable("keyed").keyed._entries = counted
+    machine.do(remove_all(machine))
+    while machine.kept:
+        machine.do(Expire(machine.now_ms))
+    assert [(name, args[3]) for name, args, _ in counted.mock_calls] == [("take_after", STEP)] * -(-len(keys) // STEP)
+    if kind == "cache":
+        cache.freeze()
+        cache.written()
+    for places in (name for name in ("_entries", "_keys", "entries", "keys") if hasattr(entries, name)):
+        assert getattr(entries, places) == {}
+    machine.state.check()
+
+
 def test_a_key_that_changes_after_a_clear_is_told_in_the_order_of_its_changes() -> None:
     machine = Machine(keyed={"type": "map"})
     machine.checked = False
@@ -254,7 +300,255 @@ def test_a_map_makes_room_in_bounded_steps() -> None:
         steps.do(Expire(machine.now_ms))
         told += changes_of(machine)
     assert told == [("b", 50_002, "discarded")]
-    assert steps.most <= 16_384 + BLOCK_MESSAGES
+    assert steps.most <= SCAN_MAX + BLOCK_MESSAGES
+    machine.state.check()
+
+
+def expire_what_is_due(machine: Machine, steps: Steps) -> None:
+    """Carry out what is due, with a restart before the first part."""
+    machine.restart()
+    for _ in range(100):
+        due_ms = machine.state.next_deadline_ms()
+        if due_ms is None or due_ms > machine.now_ms:
+            return
+        steps.do(Expire(machine.now_ms))
+    raise AssertionError("an expiry comes to its end")
+
+
+def redefine(machine: Machine, name: str, **durable: object) -> commands.Command:
+    part = commands.Part(("stores", "s", "durables", name), json.dumps(durable).encode())
+    return commands.Redefine(machine.now_ms, [part], machine.state.revision + 1, delete=True)
+
+
+def test_a_durable_makes_room_in_bounded_steps() -> None:
+    some = {"type": "shared", "matcher": {"kind": "a"}, "message_limit": 1, "discard": "old"}
+    machine = Machine(some=some, other={"type": "shared"})
+    steps = Steps(machine)
+    wanted = Message(fields={"kind": "a"})
+    machine.publish(wanted)
+    for _ in range(2):
+        machine.publish(*["x"] * 10_000)
+    machine.publish(wanted)
+    steps.do(commands.Publish(machine.now_ms, "s", "", [wanted]))
+    assert machine.durable("some").pending == 2, "the next is 20,000 messages away"
+    assert machine.state.next_deadline_ms() == machine.now_ms
+    machine.state.check()
+    expire_what_is_due(machine, steps)
+    assert machine.durable("some").pending == 1
+    assert machine.durable("some").causes == {"limit_old": 2}
+    assert steps.most <= SCAN_MAX + BLOCK_MESSAGES
+    machine.state.check()
+
+
+def test_a_lower_limit_is_carried_out_in_bounded_steps() -> None:
+    some: dict[str, object] = {"type": "shared", "matcher": {"kind": "a"}}
+    machine = Machine(some=some)
+    steps = Steps(machine)
+    for _ in range(2):
+        machine.publish(*[Message(fields={"kind": "a"})] * 10_000)
+    steps.do(redefine(machine, "some", **some, message_limit=3, discard="old"))
+    assert machine.durable("some").pending > 3
+    expire_what_is_due(machine, steps)
+    assert machine.durable("some").pending == machine.kept == 3
+    assert steps.most <= SCAN_MAX + BLOCK_MESSAGES
+    machine.state.check()
+
+
+@pytest.mark.parametrize("matcher", [{"kind": "a"}, {}])
+def test_what_was_retained_is_given_back_in_bounded_steps(matcher: dict[str, str]) -> None:
+    work: dict[str, object] = {"type": "shared", "matcher": matcher, "prefetch": 4 * KEYS}
+    machine = Machine(work={**work, "retention_time": 3600})
+    machine.checked = False
+    machine.attach("work", "ann")
+    wanted = {"kind": "a"}
+    for number in range(4):
+        delayed = [Message(fields=wanted, deliver_at_ms=machine.now_ms + 5_000 + number)] * 600
+        machine.publish(*[Message(fields=wanted)] * (KEYS // 2), *delayed)
+    while machine.durable("work").undelivered:
+        machine.deliver("work", "ann", 4 * KEYS)
+    machine.settle("work", "ann", ack=[(1, 2 * KEYS)])
+    machine.settle("work", "ann", nack=[(20_001, 0)])
+    held = machine.durable("work").holdings.held
+    pending = machine.durable("work").pending
+    assert machine.durable("work").backlog.delayed_total == 2_400
+    machine.state.check()
+    steps = Steps(machine)
+    steps.do(redefine(machine, "work", **work))
+    machine.state.check()
+    machine.publish(Message(fields=wanted))
+    machine.now_ms += 5_002  # some of the delayed are due before everything is given back
+    assert len(machine.numbers("work", "ann", 5)) == 5
+    machine.ack("work", "ann", 5_001, 5_002)
+    expire_what_is_due(machine, steps)
+    assert machine.state.stores["s"].residues == []
+    assert steps.most <= SCAN_MAX + BLOCK_MESSAGES
+    machine.state.check()
+    acknowledged = pending + 1 - machine.durable("work").pending
+    assert machine.kept == machine.durable("work").pending
+    assert acknowledged <= 2
+    assert machine.durable("work").holdings.held > held
+
+
+def test_a_limit_under_older_rules_is_kept_in_one_command() -> None:
+    some = {"type": "shared", "matcher": {"kind": "a"}, "message_limit": 1, "discard": "old"}
+    machine = Machine(some=some, other={"type": "shared"})
+    machine.checked = False
+    machine.state.rules = 2
+    machine.publish(Message(fields={"kind": "a"}))
+    for _ in range(2):
+        machine.publish(*["x"] * 10_000)
+    machine.publish(Message(fields={"kind": "a"}))
+    machine.publish(Message(fields={"kind": "a"}))
+    assert machine.durable("some").pending == 1
+    assert machine.state.next_deadline_ms() is None
+
+
+def test_a_command_looks_at_few_of_the_delayed_messages_that_came_back() -> None:
+    machine = Machine(work={"type": "shared", "message_ttl": 3600, "prefetch": KEYS})
+    machine.checked = False
+    machine.attach("work", "ann")
+    for number in range(5):
+        machine.publish(*[Message(deliver_at_ms=machine.now_ms + 1_000 + 7 * place) for place in range(1_000)])
+        machine.publish(*["x"] * 10)
+        assert machine.deliver("work", "ann", 10)[0] == (1_010 * number + 1_001, 1)
+    machine.now_ms += 20_000
+    while (due := machine.state.next_deadline_ms()) is not None and due <= machine.now_ms:
+        machine.do(Expire(machine.now_ms))
+    assert len(machine.deliver("work", "ann", KEYS)) == 5_000
+    machine.detach("work", "ann")
+    machine.attach("work", "ann")
+    steps = Steps(machine)
+    first = machine.numbers("work", "ann", 1)
+    for _ in range(9):
+        assert steps.do(Deliver(machine.now_ms, "s", "work", "ann", 1)).runs
+    steps.do(commands.Publish(machine.now_ms, "s", "", [Message()]))
+    steps.do(commands.Acknowledge(machine.now_ms, "s", "work", "ann", nack=[(first[0], 0)]))
+    assert steps.most <= 4
+    machine.state.check()
+    assert first == [1]
+
+
+def test_a_durable_with_parked_messages_is_redefined_in_bounded_steps() -> None:
+    work: dict[str, object] = {"type": "shared", "message_ttl": 3600, "prefetch": KEYS}
+    machine = Machine(work={**work, "max_delivery": 1})
+    machine.checked = False
+    machine.attach("work", "ann")
+    machine.publish(*[Message(ttl_ms=10**9)] * KEYS)
+    machine.deliver("work", "ann", KEYS)
+    machine.settle("work", "ann", nack=[(seq, 0) for seq in range(1, KEYS + 1)])
+    assert len(machine.durable("work").dying) == KEYS
+    steps = Steps(machine)
+    steps.do(redefine(machine, "work", **work, max_delivery=2))
+    assert steps.most == 0
+    machine.state.check()
+
+
+def test_a_delivery_passes_a_bounded_number_of_messages_that_expired() -> None:
+    machine = Machine(work={"type": "shared", "message_ttl": 60, "prefetch": 2 * KEYS})
+    machine.checked = False
+    machine.attach("work", "ann")
+    for _ in range(2):
+        machine.publish(*[Message(ttl_ms=10**9)] * KEYS)
+    for _ in range(2):
+        machine.deliver("work", "ann", 2 * KEYS)
+    machine.settle("work", "ann", nack=[(seq, 0) for seq in range(1, 2 * KEYS + 1)])
+    machine.now_ms += 100_000
+    machine.publish("new")
+    steps = Steps(machine)
+    assert steps.do(Deliver(machine.now_ms, "s", "work", "ann", 1)).runs == []
+    assert machine.state.ready_for("s", "work", "ann"), "so it asks again"
+    assert steps.do(Deliver(machine.now_ms, "s", "work", "ann", 1)).runs == [(2 * KEYS + 1, 2 * KEYS + 1, 1)]
+    assert steps.most <= SCAN_MAX + BLOCK_MESSAGES
+    assert machine.durable("work").causes == {"ttl": 2 * KEYS}
+    machine.state.check()
+
+
+def test_what_lapses_together_comes_back_in_bounded_steps_and_one_message_counts() -> None:
+    machine = Machine(work={"type": "shared", "ack_wait": 1, "prefetch": 4 * KEYS})
+    machine.checked = False
+    machine.attach("work", "ann")
+    for _ in range(2):
+        machine.publish(*[Message(ttl_ms=10**9)] * KEYS)
+    while machine.durable("work").undelivered:
+        machine.deliver("work", "ann", 4 * KEYS)
+    machine.now_ms += 2_000
+    steps = Steps(machine)
+    machine.restart()
+    while (due := machine.state.next_deadline_ms()) is not None and due <= machine.now_ms:
+        steps.do(Expire(machine.now_ms))
+        if machine.durable("work").holdings.held == 2 * KEYS - EXPIRE_LOOKS:
+            machine.restart()
+    assert machine.durable("work").tally.lapsed == 2 * KEYS
+    assert machine.durable("work").holdings.held == 0
+    assert steps.most <= STEPS_MAX
+    machine.state.check()
+    assert machine.durable("work").returned.runs == [(1, 1, 1), (2, 2 * KEYS, -1)]
+
+
+def test_a_lapse_in_parts_counts_what_was_started() -> None:
+    machine = Machine(work={"type": "shared", "ack_wait": 1})
+    machine.attach("work", "ann")
+    machine.publish(*["x"] * 6)
+    machine.deliver("work", "ann")
+    machine.settle("work", "ann", started=[(1, 1), (4, 4)])
+    machine.now_ms += 2_000
+    while machine.durable("work").holdings.held:
+        machine.do(Expire(machine.now_ms, 1_000, looks=2))
+        machine.restart()
+    assert machine.durable("work").returned.runs == [(1, 1, 1), (2, 3, -1), (4, 4, 1), (5, 6, -1)]
+
+
+@pytest.mark.parametrize("rules", [2, 3])
+def test_a_renewed_message_counts_when_it_lapses_itself(rules: int) -> None:
+    machine = Machine(work={"type": "shared", "ack_wait": 1})
+    machine.state.rules = rules
+    machine.attach("work", "ann")
+    machine.publish(*["x"] * 6)
+    machine.deliver("work", "ann")
+    machine.now_ms += 500
+    machine.settle("work", "ann", extend=[(1, 1)])
+    machine.now_ms += 600
+    while machine.durable("work").holdings.held > 1:
+        machine.do(Expire(machine.now_ms, 1_000, looks=2))
+    assert machine.durable("work").returned.runs == [(2, 6, -1)]
+    machine.later(1_000)
+    assert machine.durable("work").returned.runs == [(1, 1, 1), (2, 6, -1)]
+
+
+@pytest.mark.parametrize("rules", [2, 3])
+def test_what_came_back_goes_before_the_backlog(rules: int) -> None:
+    machine = Machine(work={"type": "shared", "message_ttl": 60, "prefetch": 50_000})
+    machine.checked = False
+    machine.state.rules = rules
+    machine.attach("work", "ann")
+    machine.publish(*["x"] * 20_000)
+    assert len(machine.deliver("work", "ann", 20_000)) == 20_000
+    machine.detach("work", "ann")
+    machine.attach("work", "ann")
+    machine.publish("new")
+    got = machine.numbers("work", "ann", 50_000)
+    assert got == list(range(1, (20_001 if rules == 2 else SCAN_MAX) + 1))
+    assert len(got) + len(machine.numbers("work", "ann", 50_000)) == 20_001
+
+
+def test_a_key_ordered_delivery_searches_in_bounded_steps() -> None:
+    some = {"type": "shared", "key_ordered": True, "matcher": {"kind": "a"}}
+    machine = Machine(some=some, other={"type": "shared"})
+    wanted = Message(fields={"kind": "a"})
+    machine.checked = False
+    machine.attach("some", "ann")
+    machine.publish(wanted)
+    for _ in range(4):
+        machine.publish(*["x"] * KEYS)
+    machine.publish(wanted)
+    assert machine.numbers("some", "ann", 1) == [1]
+    steps = Steps(machine)
+    assert steps.do(Deliver(machine.now_ms, "s", "some", "ann", 1)).runs == []
+    assert machine.state.ready_for("s", "some", "ann"), "so it asks again"
+    for _ in range(5):
+        steps.do(Deliver(machine.now_ms, "s", "some", "ann", 1))
+    assert machine.durable("some").holdings.held == 2
+    assert steps.most <= SCAN_MAX + BLOCK_MESSAGES
     machine.state.check()
 
 

@@ -11,6 +11,7 @@ entries that were read and have not changed.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from itertools import islice
 from typing import Final, Protocol, TypeAlias
 
 from holdfast.stores.ports import Entry
@@ -111,6 +112,13 @@ class EntryCache:
             if last is None:
                 return
             after = last
+
+    def take_after(self, store: str, durable: str, after: str, count: int) -> list[Entry]:
+        """See ``ports.Entries``. The keys stay here as removed ones until the next checkpoint."""
+        taken = list(islice(self.scan(store, durable, after), count))
+        for entry in taken:
+            self._change((store, durable), entry.key, None)
+        return taken
 
     def forget(self, store: str, durable: str = "") -> None:
         """Forget every entry of a durable, or of a whole store; the table forgets them with the next checkpoint."""

@@ -9,10 +9,14 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
-__all__ = ["Budget", "Deadlines", "earlier"]
+__all__ = ["DISCARD_LOOKS", "Budget", "Deadlines", "earlier"]
 
 KeyT = TypeVar("KeyT", int, str, tuple[str, str])
 """Keys that can be ordered, so that equal deadlines have one order."""
+
+
+DISCARD_LOOKS = 16_384
+"""Messages that one command examines to discard those above a durable's limits."""
 
 
 def earlier(one_ms: int | None, other_ms: int | None) -> int | None:

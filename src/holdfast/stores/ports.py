@@ -149,6 +149,10 @@ class Entries(Protocol):
         """In the order of keys, from the first key above ``after``. The map may change meanwhile behind the scan."""
         ...
 
+    def take_after(self, store: str, durable: str, after: str, count: int) -> list[Entry]:
+        """Remove up to ``count`` entries in the order of keys, from the first key above ``after``; returns them."""
+        ...
+
     def forget(self, store: str, durable: str = "") -> None:
         """Forget every key of one durable, or of a whole store."""
         ...

@@ -305,14 +305,17 @@ def _change_durable(state: State, store: Store, wanted: DurableDefinition, now_m
     letters_moved = durable.definition.dead_letter_store != wanted.dead_letter_store
     durable.definition = wanted
     if isinstance(durable, Consumption):
-        durable.parked_ms = None
+        if not wanted.message_ttl_ms:
+            durable.parked_ms = durable.returned.arrivals = None
         if letters_moved:
             # What waits goes to the new place at once; where there is none it stays.
             effects += durable.dying_effects()
             if durable.counts_started:
                 durable.dying_retry_ms = now_ms + DYING_RETRY_MS
                 expire_newly_parked(durable, now_ms)
-        set_retention(durable, wanted.retention_time_ms)
+        residue = set_retention(durable, wanted.retention_time_ms, now_ms)
+        if residue is not None:
+            store.residues.append(residue)
         durable.keep_limits(now_ms)
     store.file(durable)
     if isinstance(durable, Consumption) and durable.ready():

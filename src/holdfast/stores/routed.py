@@ -110,6 +110,10 @@ class RoutedEntries:
         """See ``ports.Entries``."""
         return self._of(store).scan(store, durable, after)
 
+    def take_after(self, store: str, durable: str, after: str, count: int) -> list[Entry]:
+        """See ``ports.Entries``."""
+        return self._of(store).take_after(store, durable, after, count)
+
     def forget(self, store: str, durable: str = "") -> None:
         """See ``ports.Entries``."""
         self._of(store).forget(store, durable)

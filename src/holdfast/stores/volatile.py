@@ -235,9 +235,11 @@ class VolatileEntries:
 
     def remove(self, store: str, durable: str, key: str) -> None:
         """See ``ports.Entries``."""
-        if self._entries.get((store, durable), {}).pop(key, None) is not None:
-            keys = self._keys[store, durable]
+        place = (store, durable)
+        if self._entries.get(place, {}).pop(key, None) is not None:
+            keys = self._keys[place]
             del keys[bisect_left(keys, key)]
+            self._forget_empty(place)
 
     def scan(self, store: str, durable: str, after: str = "") -> Iterator[Entry]:
         """See ``ports.Entries``."""
@@ -245,6 +247,23 @@ class VolatileEntries:
         while (place := bisect_right(keys, after)) < len(keys):
             after = keys[place]
             yield self._entries[store, durable][after]
+
+    def take_after(self, store: str, durable: str, after: str, count: int) -> list[Entry]:
+        """See ``ports.Entries``."""
+        place = (store, durable)
+        keys = self._keys.get(place, [])
+        start = bisect_right(keys, after)
+        taken = [self._entries[place].pop(key) for key in keys[start : start + count]]
+        # In one piece: to delete a key moves every key above it.
+        del keys[start : start + count]
+        self._forget_empty(place)
+        return taken
+
+    def _forget_empty(self, place: tuple[str, str]) -> None:
+        """A place without keys is not kept: each clear gives the durable another one."""
+        if not self._keys.get(place):
+            self._keys.pop(place, None)
+            self._entries.pop(place, None)
 
     def forget(self, store: str, durable: str = "") -> None:
         """See ``ports.Entries``."""

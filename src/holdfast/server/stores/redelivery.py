@@ -1,11 +1,13 @@
 """``POST .../redeliver``: parked messages are delivered again, and dead letters go back to where they came from.
 
 A dead letter goes to the one durable that it died in and to no other. What cannot go back stays, counted by reason.
-One request looks at ``REDELIVER_MAX`` messages at most and says where to go on.
+One request sends back ``REDELIVER_MAX`` messages at most, searches ``PAGES_MAX`` pages, and says where to go on. Other
+requests run after each page.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import Annotated, Any, Final
 
@@ -29,6 +31,8 @@ __all__ = ["REDELIVER_MAX", "RedeliverRequest", "RedeliveredAnswer", "redeliver"
 
 REDELIVER_MAX: Final = 10_000
 PAGE: Final = 500
+PAGES_MAX: Final = 20
+"""Pages that one request searches; with a ``match`` a page may be empty, and takes some 100 ms."""
 
 
 class RedeliverRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,10 +103,10 @@ class _Letters:
 
     async def send_back(self) -> RedeliveredAnswer:
         """Look at the letters in order. They leave the durable one by one, so a crash leaves the rest there."""
-        call, reached, looked = self._call, self._asked.after, 0
-        following: int | None = reached
-        while following is not None and looked < self._asked.max:
-            reached = following
+        call, looked, pages = self._call, 0, 0
+        following: int | None = self._asked.after
+        while following is not None and looked < self._asked.max and pages < PAGES_MAX:
+            reached, pages = following, pages + 1
             letters, following = self._opened.operations.browse(
                 call.store, call.durable, after=reached, count=min(PAGE, self._asked.max - looked), match=self._match
             )
@@ -110,6 +114,8 @@ class _Letters:
             for letter in letters:
                 if not self._asked.messages or letter.seq in self._ranges:
                     await self._send_back(letter)
+            # Where nothing was sent back, nothing above has let other requests run.
+            await asyncio.sleep(0)
         return RedeliveredAnswer(self._sent, dict(self._left), following)
 
     async def _send_back(self, letter: Delivery) -> None:

@@ -11,14 +11,13 @@ from holdfast.stores.commands import Redeliver, Redelivered
 from holdfast.stores.durables.aging import is_swept, release_one_retained, wants
 from holdfast.stores.durables.backlog import Backlog
 from holdfast.stores.durables.residue import Residue
+from holdfast.stores.durables.retention import leave_retained
 from holdfast.stores.durables.returned import HANDED_OUT, Returned
 from holdfast.stores.matcher import Matcher
 from holdfast.stores.sequence_set import SequenceSet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from holdfast.stores.durables.consumption import Consumption
     from holdfast.stores.ports import Kept
 
@@ -37,7 +36,7 @@ def purge(durable: Consumption, now_ms: int) -> tuple[int, int, list[Residue]]:
     """
     messages, size = durable.pending, durable.pending_bytes
     delayed = durable.backlog.passed_delayed()
-    retained = _retained(durable, delayed, now_ms)
+    retained = leave_retained(durable, now_ms)
     for kept in delayed:
         durable.release(kept.seq, kept.seq)
     durable.backlog.forget_delayed()
@@ -55,20 +54,6 @@ def purge(durable: Consumption, now_ms: int) -> tuple[int, int, list[Residue]]:
         if not residue.is_done:
             residue.step(now_ms)
     return messages, size, [residue for residue in left if not residue.is_done]
-
-
-def _retained(durable: Consumption, delayed: Sequence[Kept], now_ms: int) -> Residue:
-    """What lies below the cursor and is settled, before anything is released: nobody has counted it."""
-    old = durable.backlog
-    floor = old.cursor if old.floor is None else old.floor
-    backlog = Backlog(durable.shelf, old.matcher, floor)
-    backlog.excluded = SequenceSet(old.excluded.runs())
-    unsettled = [(run[0], run[1]) for run in durable.holdings.runs()]
-    unsettled += [(first, last) for first, last, _ in durable.returned.all_runs()]
-    unsettled += [(seq, seq) for seq in durable.dying] + [(kept.seq, kept.seq) for kept in delayed]
-    for first, last in sorted(unsettled):
-        backlog.exclude(first, last)
-    return Residue(backlog, old.cursor, None, now_ms)
 
 
 def _leave_backlog(durable: Consumption, now_ms: int) -> Residue:

@@ -9,6 +9,7 @@ when it is due.
 
 from __future__ import annotations
 
+from holdfast.stores.durables.arrivals import Arrivals
 from holdfast.stores.durables.backlog import Found, expires_ms
 from holdfast.stores.expiry import Deadlines, earlier
 from holdfast.stores.ports import BLOCK_MESSAGES
@@ -53,18 +54,11 @@ def ttl_next_ms(durable: Consumption) -> int | None:
 
 
 def _earliest_ms(durable: Consumption) -> int | None:
-    """When the first to begin to live of those that came back did so, or None.
-
-    Numbers rise with time, but one that was delayed began later than its number says: those at the front are passed.
-    """
-    found = None
-    for first, last, _ in durable.returned.runs:
-        for seq in range(first, last + 1):
-            began_ms = arrived_ms(durable, seq)
-            found = began_ms if found is None else min(found, began_ms)
-            if began_ms == durable.shelf.counts.published_ms(seq):
-                return found
-    return found
+    """When the first to begin to live of those that came back did so, or None. Cost: as ``Arrivals``."""
+    returned = durable.returned
+    if returned.arrivals is None and returned.runs:
+        returned.arrivals = Arrivals(durable.shelf, returned)
+    return returned.arrivals.earliest_ms() if returned.arrivals is not None else None
 
 
 def _parked_next_ms(durable: Consumption) -> int | None:
@@ -164,10 +158,8 @@ def expire_returned(durable: Consumption, now_ms: int, budget: Budget) -> None:
     for first, last, deliveries in old:
         if budget.is_spent:
             return
-        durable.returned.take_run(first)
         end = min(last, first + max(0, budget.looks - 1))
-        if end < last:
-            durable.returned.add(end + 1, last, deliveries)
+        durable.returned.take_run(first, end)
         budget.looks -= end - first + 1
         before = durable.pending
         for live_first, live_last in without_expired(durable, first, end, now_ms):

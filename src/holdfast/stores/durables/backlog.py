@@ -73,13 +73,14 @@ def fate(kept: Kept, swept_ms: int, now_ms: int) -> Fate:
 
 
 class Found:
-    """What a scan found: runs to hand out, and numbers that have expired by their own time."""
+    """What a scan found: runs to hand out, and numbers that have expired by their own time. ``looks`` is its cost."""
 
-    __slots__ = ("expired", "runs", "total")
+    __slots__ = ("expired", "looks", "runs", "total")
 
     def __init__(self) -> None:
         self.runs: list[tuple[int, int]] = []
         self.expired: list[int] = []
+        self.looks = 0
         self.total = 0
 
     def add(self, first: int, last: int) -> None:
@@ -149,15 +150,15 @@ class Backlog:
 
     # ---- scanning ---------------------------------------------------------------------------------------------------
 
-    def scan(self, now_ms: int, want: int, end: int) -> Found:
-        """Move the cursor on, below ``end``, until ``want`` messages are found or ``SCAN_MAX`` looked at.
+    def scan(self, now_ms: int, want: int, end: int, looks: int = _ALL) -> Found:
+        """Move the cursor on, below ``end``, until ``want`` messages are found, or ``SCAN_MAX`` or ``looks`` examined.
 
         Delayed messages that are due must have been taken with ``due`` before.
         """
         found = Found()
         looked = 0
         counts = self.shelf.counts
-        while self.cursor < end and found.total < want and looked < SCAN_MAX:
+        while self.cursor < end and found.total < want and looked < min(looks, SCAN_MAX):
             cursor = self.cursor = self.excluded.after(self.cursor) if self.excluded else self.cursor
             if cursor >= end:
                 break
@@ -174,6 +175,7 @@ class Backlog:
                 found.add(cursor, self.cursor - 1)
             else:
                 looked += self._read_on(block, min(stop, cursor + CHUNK), now_ms, want, found)
+        found.looks += looked
         self.cursor_ms = max(self.cursor_ms, counts.time_from(self.cursor))
         self.forget_passed()
         return found

@@ -27,7 +27,7 @@ without a dead-letter store are *parked*: they wait for an operator, and also ex
 from __future__ import annotations
 
 from holdfast.errors import NotFound
-from holdfast.stores.commands import FIRST_RULES, Acknowledge, Acknowledged
+from holdfast.stores.commands import FIRST_RULES, STEPWISE_RULES, Acknowledge, Acknowledged
 from holdfast.stores.definitions import Discard, DurableDefinition
 from holdfast.stores.durables import administration, aging, consumption_state
 from holdfast.stores.durables.backlog import SCAN_MAX, Backlog, Found, Shelf
@@ -68,6 +68,7 @@ class Consumption:
         "backlog",
         "causes",
         "definition",
+        "discards_ms",
         "dying",
         "dying_retry_ms",
         "holdings",
@@ -98,6 +99,8 @@ class Consumption:
         self.dying: dict[int, tuple[str, int]] = {}
         """Cause and deliveries of each, in the order in which they died."""
         self.dying_retry_ms = 0
+        self.discards_ms = 0
+        """When a command left more than the limits allow, for ``Expire`` to discard; 0 for never."""
         self.parked_ms: Deadlines[int] | None = None
         """When each of the parked began to live; made when it is asked for."""
         self.retention_done_ms = 0
@@ -161,6 +164,8 @@ class Consumption:
             found = earlier(found, aging.ttl_next_ms(self))
         if self.backlog.floor is not None:
             found = earlier(found, retention_next_ms(self))
+        if self.discards_ms:
+            found = earlier(found, self.discards_ms)
         return earlier(found, self.dying_retry_ms) if self.dying and self.definition.dead_letter_store else found
 
     @property
@@ -172,6 +177,11 @@ class Consumption:
     def counts_started(self) -> bool:
         """Whether only deliveries to the application count; under rules 1 each did."""
         return self.shelf.rules > FIRST_RULES
+
+    @property
+    def is_stepwise(self) -> bool:
+        """Whether one command examines a bounded number of messages; under older rules some examined all."""
+        return self.shelf.rules >= STEPWISE_RULES
 
     def oldest_ms(self) -> int:
         """When the oldest message that is not acknowledged was published, 0 for none. Cost: O(subscribers).
@@ -234,11 +244,13 @@ class Consumption:
         if self.looks_on:
             self._note_ready(effects)
 
-    def keep_limits(self, now_ms: int) -> None:
-        """Where the durable discards its oldest messages, let go what is over its limits."""
+    def keep_limits(self, now_ms: int, budget: Budget | None = None) -> None:
+        """Where the durable discards its oldest messages, discard what is over its limits."""
         definition = self.definition
         if definition.discard is Discard.OLD and (definition.message_limit or definition.bytelimit):
-            discard_old(self, now_ms)
+            discard_old(self, now_ms, budget)
+        else:
+            self.discards_ms = 0
 
     # ---- subscribers ------------------------------------------------------------------------------------------------
 
@@ -300,9 +312,14 @@ class Consumption:
         return runs
 
     def hand_out(self, holding: Holding, room: int, now_ms: int, runs: list[tuple[int, int, int]]) -> None:
-        """What one subscriber gets: the returned messages first, then the backlog."""
+        """What one subscriber gets: the returned messages first, then the backlog.
+
+        It examines up to ``SCAN_MAX`` of each, expired ones included; the durable stays ready for the next delivery.
+        """
         deadline_ms = now_ms + self.definition.ack_wait_ms
-        while room and (run := self.returned.take(room)) is not None:
+        looks = SCAN_MAX if self.is_stepwise else _HIGH
+        while room and looks and (run := self.returned.take(min(room, looks))) is not None:
+            looks -= run[1] - run[0] + 1
             for first, last in aging.without_expired(self, run[0], run[1], now_ms):
                 self.holdings.hold(holding, (first, last, max(run[2], 0) + 1, deadline_ms))
                 holding.handed_out(first, last, now_ms)
@@ -310,17 +327,24 @@ class Consumption:
                 room -= last - first + 1
                 self.tally.delivered += last - first + 1
                 self.tally.redelivered += last - first + 1 if run[2] else 0
-        if room and self.looks_on and not self._has_due_delayed(now_ms):
+        if room and looks and self.looks_on and not self._has_due_delayed(now_ms):
             for first, last in aging.without_old(self, self.scan(room, now_ms).runs, now_ms):
                 self.holdings.hold(holding, (first, last, 1, deadline_ms))
                 holding.handed_out(first, last, now_ms)
                 runs.append((first, last, 1))
                 self.tally.delivered += last - first + 1
 
-    def scan(self, want: int, now_ms: int, end: int | None = None) -> Found:
-        """Move the cursor on; what expired by its own time is given back here, the caller places the rest."""
+    def scan(self, want: int, now_ms: int, end: int | None = None, budget: Budget | None = None) -> Found:
+        """Move the cursor on; what expired by its own time is given back here, the caller places the rest.
+
+        A call without a budget examines up to ``SCAN_MAX`` messages.
+        """
         next_seq = self.shelf.counts.next_seq
-        self._wake_delayed(now_ms, Budget(_HIGH, _HIGH))
+        if budget is None:
+            budget = Budget(_HIGH, _HIGH)
+        self._wake_delayed(now_ms, budget)
+        if self._has_due_delayed(now_ms):
+            return Found()
         if self.undelivered <= 0:
             if self.backlog.cursor < next_seq:
                 # Nothing above the cursor is this durable's: what does not match need not be read.
@@ -328,7 +352,9 @@ class Consumption:
                 self.backlog.forget_passed()
             return Found()
         # Behind the last of its own it need not look, either.
-        found = self.backlog.scan(now_ms, min(want, self.undelivered), next_seq if end is None else end)
+        end = next_seq if end is None else end
+        found = self.backlog.scan(now_ms, min(want, self.undelivered), end, budget.looks)
+        budget.looks -= found.looks
         for seq in found.expired:
             self.gone(seq, seq, "own_ttl")
         return found
@@ -503,8 +529,14 @@ class Consumption:
     def expire(self, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
         """Carry out every deadline up to ``now_ms``, as far as the budget goes; returns how many messages went."""
         before = self.pending
-        for run, counting in self.holdings.lapsed(now_ms):
+        if self.discards_ms:
+            # First, so that an expiry in parts discards the same messages as one in a single part.
+            self.keep_limits(now_ms, budget)
+            if self.discards_ms:
+                return before - self.pending
+        for run, counting in self.holdings.lapsed(now_ms, max(1, budget.looks) if self.is_stepwise else _HIGH):
             self.tally.lapsed += run[1] - run[0] + 1
+            budget.looks -= run[1] - run[0] + 1 if self.is_stepwise else 0
             self._come_back(run, counting, now_ms, effects)
         self.returned.wake(now_ms)
         self._wake_delayed(now_ms, budget)

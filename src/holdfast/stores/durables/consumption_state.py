@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.stores.durables.administration import browse
+from holdfast.stores.durables.aging import arrived_ms
 from holdfast.stores.durables.holdings import Holding
 from holdfast.stores.durables.retention import retained
 from holdfast.stores.sequence_set import SequenceSet
@@ -54,6 +55,7 @@ class ConsumptionState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     marks: list[Marks] = []
     """Of the subscribers whose messages are marked."""
     replayed: list[tuple[int, int]] = []
+    discards_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -99,6 +101,7 @@ def capture(durable: Consumption) -> ConsumptionState:
             if of.polls or of.started is not None or of.carried
         ],
         durable.replayed.runs() if durable.replayed else [],
+        durable.discards_ms,
     )
 
 
@@ -135,6 +138,7 @@ def take_up(durable: Consumption, state: ConsumptionState) -> None:
     durable.tally = Tally(*state.tally)
     durable.causes = dict(state.causes)
     durable.replayed = SequenceSet(state.replayed)
+    durable.discards_ms = state.discards_ms
 
 
 def kept(durable: Consumption) -> SequenceSet:
@@ -156,3 +160,10 @@ def check(durable: Consumption) -> None:
     assert len(pending) == durable.pending, "the total is that of the messages"
     assert sum(durable.shelf.counts.size(seq, seq) for seq in pending) == durable.pending_bytes, "and so are the bytes"
     assert durable.undelivered >= 0, "the backlog has no less than nothing"
+    arrivals = durable.returned.arrivals
+    if arrivals is not None:
+        waiting = [seq for first, last, _ in durable.returned.runs for seq in range(first, last + 1)]
+        first_ms = min((arrived_ms(durable, seq) for seq in waiting), default=None)
+        assert arrivals.earliest_ms() == first_ms, "the index has the first of those that wait"
+    if durable.parked_ms is not None:
+        assert set(durable.parked_ms.items()) == set(durable.dying), "each of the parked has its time"

@@ -43,7 +43,7 @@ class Holding:
         self.started: SequenceSet | None = None
         """What of it the application was handed, None for a subscriber that does not report it."""
         self.carried = SequenceSet()
-        """What it held when the service started."""
+        """What it held when the service started, and what is due after a part that has lapsed."""
         self._handed_out: list[tuple[int, int, int]] = []
         """First, last and time of the newest hand-outs, oldest first. Not in a snapshot: absent after a restart."""
 
@@ -101,6 +101,13 @@ class Holding:
                 found.append((low, high))
             place += 1
         return found
+
+    def lapses_on(self, now_ms: int) -> None:
+        """Only a part of what is due has lapsed. Without a report the oldest of all has counted: the rest does not."""
+        if self.started is None:
+            for first, last, _, deadline_ms in self.runs:
+                if 0 < deadline_ms <= now_ms:
+                    self.carried.add(first, last)
 
     def restarted(self) -> bool:
         """The service has started: what it holds was handed out before. Returns whether anything changed."""
@@ -183,8 +190,9 @@ class Holdings:
             heappop(deadlines)
         return deadlines[0] if deadlines else None
 
-    def lapsed(self, now_ms: int) -> list[tuple[Held, SequenceSet]]:
-        """Take away every run whose deadline has come, each with the messages whose delivery counts.
+    def lapsed(self, now_ms: int, looks: int) -> list[tuple[Held, SequenceSet]]:
+        """Take away up to ``looks`` messages whose deadline has come, as runs, each with the messages whose delivery
+        counts. The others lapse with the next call, and count as if they lapsed now.
 
         Cost: O(runs), and O(1) where none has.
         """
@@ -196,8 +204,12 @@ class Holdings:
             due = [run for run in holding.runs if 0 < run[3] <= now_ms]
             counting = holding.counting() if due else SequenceSet()
             for run in due:
-                self.take(holding, run[0], run[1])
-                found.append((run, counting))
+                last = min(run[1], run[0] + looks - 1)
+                looks -= last - run[0] + 1
+                found += [(part, counting) for part in self.take(holding, run[0], last)]
+                if not looks:
+                    holding.lapses_on(now_ms)
+                    return found
         return found
 
     def holder(self, seq: int) -> str | None:

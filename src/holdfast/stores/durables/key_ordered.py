@@ -16,9 +16,11 @@ from __future__ import annotations
 from itertools import islice
 
 from holdfast.stores.durables.aging import without_expired
+from holdfast.stores.durables.backlog import SCAN_MAX
 from holdfast.stores.durables.holdings import Held, Holding, Holdings
 from holdfast.stores.durables.returned import count_after
 from holdfast.stores.durables.shared import Shared
+from holdfast.stores.expiry import Budget
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -122,8 +124,14 @@ class KeyOrdered(Shared):
     def hand_out(self, holding: Holding, room: int, now_ms: int, runs: list[tuple[int, int, int]]) -> None:
         """What one subscriber gets: waiting messages whose key is free or its own, then the backlog by portions."""
         room = self._hand_out_waiting(holding, room, now_ms, runs)
+        budget = Budget(SCAN_MAX, SCAN_MAX)
         while room > 0 and self.undelivered > 0 and self.looks_on and not self._has_due_delayed(now_ms):
-            for first, last in self.scan(min(room, PORTION), now_ms).runs:
+            if self.is_stepwise and budget.is_spent:
+                # The durable stays ready, so the next delivery searches further.
+                return
+            found = self.scan(min(room, PORTION), now_ms, budget=budget if self.is_stepwise else None)
+            budget.messages -= found.total
+            for first, last in found.runs:
                 self.set_apart(first, last)
             room = self._hand_out_waiting(holding, room, now_ms, runs)
 

@@ -9,8 +9,6 @@ place for its entries. Until the residue is done its messages count against the 
 
 from __future__ import annotations
 
-from itertools import islice
-
 import msgspec
 
 TYPE_CHECKING = False
@@ -60,7 +58,7 @@ class KeyedResidue:
     def step(self, most: int | None = None) -> list[Entry]:
         """Give back up to ``most`` entries and ``STEP_ENTRIES``, in the order of their keys; returns them."""
         count = STEP_ENTRIES if most is None else min(most, STEP_ENTRIES)
-        taken = list(islice(self._entries.scan(self._shelf.store, self.of.place, self.after), count))
+        taken = self._entries.take_after(self._shelf.store, self.of.place, self.after, count)
         for entry in taken:
             self._give_back(entry)
             self.after = entry.key
@@ -71,6 +69,7 @@ class KeyedResidue:
         """Give the entry of one key back now; None where there is none."""
         entry = self._entries.get(self._shelf.store, self.of.place, key)
         if entry is not None:
+            self._entries.remove(self._shelf.store, self.of.place, key)
             self._give_back(entry)
         return entry
 
@@ -79,7 +78,6 @@ class KeyedResidue:
         self.of = msgspec.structs.replace(self.of, cause="")
 
     def _give_back(self, entry: Entry) -> None:
-        self._entries.remove(self._shelf.store, self.of.place, entry.key)
         self._shelf.counts.release(entry.revision, entry.revision)
         self.left -= 1
 

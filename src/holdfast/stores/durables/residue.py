@@ -40,17 +40,22 @@ class ResidueState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     left: int
     """-1 where it was not counted."""
     excluded: list[tuple[int, int]]
+    delayed: list[tuple[int, int]] = []
 
 
 class Residue:
     """The messages of ``backlog`` from its cursor up to ``end``. ``since_ms`` is when it was left.
 
-    ``left`` is how many they are, None where nobody has counted: what was retained.
+    ``left`` is how many they are, None where nobody has counted: what was retained. ``delayed`` has the blocks with
+    delayed messages that the durable keeps: those that are due later than the time given there.
     """
 
-    __slots__ = ("backlog", "end", "left", "since_ms")
+    __slots__ = ("backlog", "delayed", "end", "left", "since_ms")
 
-    def __init__(self, backlog: Backlog, end: int, left: int | None, since_ms: int) -> None:
+    def __init__(
+        self, backlog: Backlog, end: int, left: int | None, since_ms: int, delayed: dict[int, int] | None = None
+    ) -> None:
+        self.delayed = delayed or {}
         self.backlog = backlog
         self.end = end
         self.left = left
@@ -65,7 +70,7 @@ class Residue:
         """Give some back; returns how many."""
         backlog, counts = self.backlog, self.backlog.shelf.counts
         most = STEP_MESSAGES if self.left is None else min(self.left, STEP_MESSAGES)
-        found = backlog.scan(now_ms, most, self.end)
+        found = backlog.scan(now_ms, most, self._without_delayed())
         runs = found.runs + [(seq, seq) for seq in found.expired]
         runs += [(kept.seq, kept.seq) for kept in backlog.passed_delayed()]
         backlog.forget_delayed()
@@ -78,8 +83,32 @@ class Residue:
             assert self.left == 0 or (self.left > 0 and backlog.cursor < self.end), "what is left is found"
         return total
 
+    def _without_delayed(self) -> int:
+        """Exclude what the durable keeps of the block at the cursor; returns up to where the others can be given back.
+
+        Cost: reads one block.
+        """
+        backlog = self.backlog
+        numbers = sorted(number for number in self.delayed if (number + 1) * BLOCK_MESSAGES > backlog.cursor)
+        if numbers and numbers[0] * BLOCK_MESSAGES <= backlog.cursor:
+            for seq in self._delayed_of(numbers.pop(0)):
+                backlog.exclude(seq, seq)
+        self.delayed = {number: self.delayed[number] for number in numbers}
+        return min(self.end, numbers[0] * BLOCK_MESSAGES) if numbers else self.end
+
+    def _delayed_of(self, number: int) -> list[int]:
+        """The delayed messages of a block that the durable keeps."""
+        first = max(self.backlog.cursor, number * BLOCK_MESSAGES)
+        last = min(self.end, (number + 1) * BLOCK_MESSAGES) - 1
+        shelf = self.backlog.shelf
+        found = shelf.messages.read(shelf.store, first, last) if first <= last else ()
+        return [kept.seq for kept in found if kept.deliver_at_ms > self.delayed[number]]
+
     def expire_own(self, kept: Kept) -> bool:
         """A message's own time-to-live has ended; whether it was given back."""
+        scanned_ms = self.delayed.get(kept.seq // BLOCK_MESSAGES)
+        if scanned_ms is not None and kept.deliver_at_ms > scanned_ms:
+            return False
         block = self.backlog.shelf.counts.block(kept.seq // BLOCK_MESSAGES)
         if not self.backlog.cursor <= kept.seq < self.end or not self.backlog.wants(kept, block):
             return False
@@ -90,7 +119,8 @@ class Residue:
 
     def kept(self) -> list[int]:
         """Every message that is not given back yet. Cost: O(backlog); for checks."""
-        return [seq for seq in self.backlog.peek(0, 1 << 62) if seq < self.end]
+        delayed = {seq for number in self.delayed for seq in self._delayed_of(number)}
+        return [seq for seq in self.backlog.peek(0, 1 << 62) if seq < self.end and seq not in delayed]
 
     def state(self) -> ResidueState:
         """What a snapshot keeps."""
@@ -98,7 +128,16 @@ class Residue:
         matcher = b"" if backlog.matcher.everything else backlog.matcher.json()
         excluded = backlog.excluded.runs()
         left = -1 if self.left is None else self.left
-        return ResidueState(self.since_ms, matcher, backlog.start, backlog.cursor, self.end, left, excluded)
+        return ResidueState(
+            self.since_ms,
+            matcher,
+            backlog.start,
+            backlog.cursor,
+            self.end,
+            left,
+            excluded,
+            sorted(self.delayed.items()),
+        )
 
     @classmethod
     def of(cls, state: ResidueState, shelf: Shelf) -> Residue:
@@ -106,4 +145,5 @@ class Residue:
         backlog = Backlog(shelf, Matcher.parse(state.matcher), state.cursor)
         backlog.start = state.start
         backlog.excluded = SequenceSet(state.excluded)
-        return cls(backlog, state.end, None if state.left < 0 else state.left, state.since_ms)
+        left = None if state.left < 0 else state.left
+        return cls(backlog, state.end, left, state.since_ms, dict(state.delayed))

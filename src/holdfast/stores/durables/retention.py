@@ -10,8 +10,9 @@ place of ``consumption``. Nothing is kept to know them: what left without an ack
 from __future__ import annotations
 
 from holdfast.stores.durables.aging import without_expired
-from holdfast.stores.durables.backlog import Found, expires_ms
+from holdfast.stores.durables.backlog import Backlog, Found, expires_ms
 from holdfast.stores.durables.look_ahead import LookAhead, Looked
+from holdfast.stores.durables.residue import Residue
 from holdfast.stores.ports import BLOCK_MESSAGES
 from holdfast.stores.sequence_set import SequenceSet
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.stores.commands import Rewind
-    from holdfast.stores.durables.backlog import Backlog
     from holdfast.stores.durables.consumption import Consumption
     from holdfast.stores.expiry import Budget
     from holdfast.stores.ports import Block
@@ -216,11 +216,34 @@ def _mark_replayed(durable: Consumption, first: int, last: int) -> None:
         durable.replayed.forget_below(runs[1][0])
 
 
-def set_retention(durable: Consumption, retention_ms: int) -> None:
-    """The definition retains for another time, or not at all."""
+def leave_retained(durable: Consumption, now_ms: int) -> Residue:
+    """What is below the cursor and settled, uncounted: the residue's when the floor moves. Cost: O(not settled)."""
+    old = durable.backlog
+    floor = old.cursor if old.floor is None else old.floor
+    backlog = Backlog(durable.shelf, old.matcher, floor)
+    backlog.excluded = SequenceSet(old.excluded.runs())
+    unsettled = [(run[0], run[1]) for run in durable.holdings.runs()]
+    unsettled += [(first, last) for first, last, _ in durable.returned.all_runs()]
+    unsettled += [(seq, seq) for seq in durable.dying]
+    if not durable.is_stepwise:
+        unsettled += [(kept.seq, kept.seq) for kept in old.passed_delayed()]
+    for first, last in sorted(unsettled):
+        backlog.exclude(first, last)
+    return Residue(backlog, old.cursor, None, now_ms, dict(old.scanned_ms) if durable.is_stepwise else None)
+
+
+def set_retention(durable: Consumption, retention_ms: int, now_ms: int) -> Residue | None:
+    """The definition retains for another time, or not at all; returns what is to be given back in steps."""
     backlog = durable.backlog
     if retention_ms and backlog.floor is None:
         backlog.move_floor(backlog.cursor)
     elif not retention_ms and backlog.floor is not None:
+        if durable.is_stepwise:
+            residue = leave_retained(durable, now_ms)
+            backlog.move_floor(None)
+            backlog.forget_passed()
+            durable.replayed.forget_below(min([backlog.cursor, *durable.oldest_apart()]))
+            return None if residue.is_done else residue
         release_retained(durable, backlog.cursor)
         backlog.move_floor(None)
+    return None

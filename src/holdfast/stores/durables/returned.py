@@ -11,6 +11,10 @@ from bisect import bisect_right
 from heapq import heapify, heappop, heappush
 from typing import Final
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.stores.durables.arrivals import Arrivals
+
 __all__ = ["HANDED_OUT", "Returned", "Run", "count_after"]
 
 Run = tuple[int, int, int]
@@ -31,7 +35,7 @@ def count_after(deliveries: int) -> int:
 class Returned:
     """Ascending runs, lowest number first. Cost: O(log runs), and O(runs) to insert in the middle."""
 
-    __slots__ = ("later", "runs", "total")
+    __slots__ = ("arrivals", "later", "runs", "total")
 
     def __init__(self) -> None:
         self.runs: list[Run] = []
@@ -39,10 +43,13 @@ class Returned:
         """A heap of (time, number, deliveries so far)."""
         self.total = 0
         """Messages, those with a delay included."""
+        self.arrivals: Arrivals | None = None
+        """Made where the durable has a time-to-live, when it is asked for."""
 
     def add(self, first: int, last: int, deliveries: int) -> None:
         """These can be handed out now."""
         self.total += last - first + 1
+        added = first, last
         runs = self.runs
         place = bisect_right(runs, (first, _HIGH, 0))
         if place and runs[place - 1][1] == first - 1 and runs[place - 1][2] == deliveries:
@@ -51,6 +58,30 @@ class Returned:
         if place < len(runs) and runs[place][0] == last + 1 and runs[place][2] == deliveries:
             last = runs.pop(place)[1]
         runs.insert(place, (first, last, deliveries))
+        if self.arrivals is not None:
+            self.arrivals.add(*added)
+
+    def waits(self, seq: int) -> bool:
+        """Whether this message can be handed out now. Cost: O(log runs)."""
+        return self.first_from(seq) == seq
+
+    def first_from(self, seq: int) -> int | None:
+        """The first message from ``seq`` on that can be handed out now, or None. Cost: O(log runs)."""
+        place = bisect_right(self.runs, (seq, _HIGH, 0)) - 1
+        if place >= 0 and self.runs[place][1] >= seq:
+            return seq
+        return self.runs[place + 1][0] if place + 1 < len(self.runs) else None
+
+    def between(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The messages of a range that can be handed out now, as runs. Cost: O(log runs + runs found)."""
+        place = max(0, bisect_right(self.runs, (first, _HIGH, 0)) - 1)
+        found: list[tuple[int, int]] = []
+        while place < len(self.runs) and self.runs[place][0] <= last:
+            low, high = max(first, self.runs[place][0]), min(last, self.runs[place][1])
+            if low <= high:
+                found.append((low, high))
+            place += 1
+        return found
 
     def add_later(self, at_ms: int, seq: int, deliveries: int) -> None:
         """This one can be handed out from ``at_ms`` on."""
@@ -85,12 +116,13 @@ class Returned:
         self.total -= last - first + 1
         return first, last, deliveries
 
-    def take_run(self, first: int) -> None:
-        """Take out the run that begins with ``first``."""
+    def take_run(self, first: int, last: int) -> None:
+        """Take out the messages up to ``last`` of the run that begins with ``first``."""
         place = bisect_right(self.runs, (first, _HIGH, 0)) - 1
-        taken = self.runs.pop(place)
-        assert taken[0] == first, "the run is there"
-        self.total -= taken[1] - first + 1
+        run = self.runs[place]
+        assert run[0] == first and last <= run[1], "the run is there"
+        self.runs[place : place + 1] = [(last + 1, run[1], run[2])] if last < run[1] else []
+        self.total -= last - first + 1
 
     def remove(self, seq: int) -> int | None:
         """Take one message out, wherever it waits. Returns its deliveries so far, or None where it does not wait."""

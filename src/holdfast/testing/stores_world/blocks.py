@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from holdfast.stores import ports
+from holdfast.stores import expiry, ports
 from holdfast.stores.durables import keyed_residue
 
 __all__ = ["block_messages", "set_block_messages"]
@@ -28,3 +28,4 @@ def set_block_messages(count: int) -> None:
         assert not any(name in sys.modules for name in USERS), "the size of blocks is set before anything uses it"
         setattr(ports, "BLOCK_MESSAGES", count)  # noqa: B010  # a constant for every other user
         keyed_residue.STEP_ENTRIES = max(1, count // 2)
+        expiry.DISCARD_LOOKS = max(1, count // 2)

@@ -49,6 +49,7 @@ _duplicates = Publishers.duplicates
 _plan = Map.plan
 _release = ReferenceCounts.release
 _mark_timed = ReferenceCounts.mark_timed
+_next_deadline_ms = Consumption.next_deadline_ms
 _locks_state = Locks.state
 
 
@@ -264,6 +265,19 @@ def letter_for_everybody(self: Store, durable: Consumption, batch: Batch, effect
     if not durable.admits([0], batch):
         raise Backpressure("the durable is full", code=Code.STORE_FULL)
     return self.accept(batch, effects)[0]
+
+
+def each_part_decides(*_: object) -> None:
+    """Of what lapses in parts the oldest message of each part counts."""
+
+
+def rest_is_not_due(self: Consumption) -> int | None:
+    """What a command left above the limits stays until the next command."""
+    discards_ms, self.discards_ms = self.discards_ms, 0
+    try:
+        return _next_deadline_ms(self)
+    finally:
+        self.discards_ms = discards_ms
 
 
 def removals_after_changes(*_: object) -> None:

@@ -380,6 +380,12 @@ class ConsumedModel:
             if item.place == "dying" and self.expired(item, now_ms):
                 self.leave(item, "expired")
 
+    def retains_nothing(self) -> None:
+        """Follow a definition without a retention time."""
+        for item in list(self.items.values()):
+            if item.place == "settled":
+                self.leave(item, "retention")
+
     def redeliver(self, command: Redeliver, result: Redelivered) -> None:
         """Judge and follow a redelivery of parked messages."""
         wanted = {seq for first, last in command.messages for seq in range(first, last + 1)}

@@ -7,6 +7,7 @@ a block must be given to ``put`` after a change or the change is lost (``strict`
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from holdfast.stores.ports import BLOCK_MESSAGES, Block, Entry, Kept
@@ -138,9 +139,19 @@ class MemoryEntries:
 
     def remove(self, store: str, durable: str, key: str) -> None:
         """See ``ports.Entries``."""
-        if self.entries.get((store, durable), {}).pop(key, None) is not None:
-            keys = self.keys[store, durable]
+        place = (store, durable)
+        if self.entries.get(place, {}).pop(key, None) is not None:
+            keys = self.keys[place]
             keys.pop(bisect_left(keys, key))
+            if not keys:
+                del self.keys[place], self.entries[place]
+
+    def take_after(self, store: str, durable: str, after: str, count: int) -> list[Entry]:
+        """See ``ports.Entries``."""
+        taken = list(islice(self.scan(store, durable, after), count))
+        for entry in taken:
+            self.remove(store, durable, entry.key)
+        return taken
 
     def forget(self, store: str, durable: str = "") -> None:
         """See ``ports.Entries``."""

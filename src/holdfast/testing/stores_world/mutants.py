@@ -354,6 +354,19 @@ _REGISTRY: Final = (
         SMALL_BLOCK,
     ),
     Mutant(
+        "each_part_decides",
+        "delivery counts are exact",
+        ((Holding, "lapses_on", broken.each_part_decides),),
+        CALM,
+    ),
+    Mutant(
+        "rest_is_not_due",
+        "one message, one place",
+        ((Consumption, "next_deadline_ms", broken.rest_is_not_due),),
+        CALM,
+        SMALL_BLOCK,
+    ),
+    Mutant(
         "removals_after_changes",
         "watchers are told every change in order",
         ((map_commands, "_tell_first", broken.removals_after_changes),),

@@ -122,9 +122,14 @@ class Stage:
         return back
 
     def _counts_what_is_left(self) -> bool:
-        """Whether something that a clear left counts against a limit of its store: the model counts it no more."""
+        """Whether a command left something to ``Expire`` that the model does not keep any more: messages above a
+        durable's limits, or what a clear left where the store has a limit."""
         return any(
-            store.keyed_residues and (store.definition.message_limit or store.definition.bytelimit)
+            (
+                (store.residues or store.keyed_residues)
+                and (store.definition.message_limit or store.definition.bytelimit)
+            )
+            or any(isinstance(found, Consumption) and found.discards_ms for found in store.durables.values())
             for store in self.machine.state.stores.values()
         )
 
@@ -272,7 +277,8 @@ class Stage:
         for _ in range(EXPIRES_MAX):
             if self.model.settled and not self._is_due():
                 return
-            self.submit(commands.Expire(self.now_ms, self.random.choice((1, 3, 10_000, 10_000))))
+            looks = self.random.choice((1, 2, commands.EXPIRE_LOOKS, commands.EXPIRE_LOOKS))
+            self.submit(commands.Expire(self.now_ms, self.random.choice((1, 3, 10_000, 10_000)), looks=looks))
         promise(False, "an expiry ends", next_ms=self.machine.state.next_deadline_ms(), now_ms=self.now_ms)
 
     def _tick(self) -> None:

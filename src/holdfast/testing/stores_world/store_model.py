@@ -304,6 +304,8 @@ class ClusterModel:
                     if isinstance(found, ConsumedModel):
                         if moved and found.parks:
                             found.parks_now(now_ms)
+                        if not parameters.retention_time_ms:
+                            found.retains_nothing()
                         found.keep_limits(now_ms)
                 else:
                     store.add(parameters, now_ms)

@@ -349,6 +349,8 @@ class World(Stage):
                 durable["prefetch"] = self.random.choice((1, 3, 40))
                 durable["ack_wait"] = self.random.choice((0.5, 3, 30))
                 durable["max_delivery"] = self.random.choice((0, 1, 3))
+                if durable["retention_time"] and self.random.random() < 0.2:
+                    durable["retention_time"] = 0
                 if self.random.random() < 0.3:
                     durable["dead_letter_store"] = self.random.choice(("", DEAD))
                 if durable["message_limit"]:
