@@ -180,6 +180,7 @@ class Node:
                 silence_ms=shape.silence_ms,
                 heartbeat_ms=shape.heartbeat_ms,
                 idle_check_ms=shape.idle_check_ms,
+                stalled_ms_max=shape.stalled_ms_max,
             ),
             live,
             self.now,

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from random import Random
 from typing import Any, Final
 
@@ -77,6 +78,8 @@ class WorldShape:
     unheard_ms: float
     idle_check_ms: float
     probes: bool
+    stalled_ms_max: float
+    """After how long on a silent store a leader refuses commits. Most worlds wait, so that spans fill."""
     proof_ms: float
     """For how long a leader believes a proof of ownership. Where it is short, older claims are removed."""
 
@@ -134,6 +137,7 @@ def _draw_any(random: Random) -> WorldShape:
         think_ms=random.choice((2.0, 10.0, 40.0)),
         retention=span <= 8 and random.random() < 0.3,
         hot_keys=random.choice((3, 6)),
+        stalled_ms_max=3_000.0 if silence_ms == 60.0 else inf,
         silence_ms=silence_ms,
         heartbeat_ms=silence_ms * 0.45,
         unheard_ms=3.0 * silence_ms,
