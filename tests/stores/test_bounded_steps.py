@@ -412,6 +412,21 @@ def test_delayed_messages_are_purged_in_bounded_steps() -> None:
     machine.state.check()
 
 
+def test_messages_whose_delay_ends_together_are_woken_in_bounded_steps() -> None:
+    machine = Machine(work={"type": "shared", "prefetch": 2 * KEYS})
+    machine.checked = False
+    machine.attach("work", "ann")
+    machine.publish(*["x"] * 2 * KEYS)
+    machine.deliver("work", "ann", 2 * KEYS)
+    machine.settle("work", "ann", nack=[(seq, 1_000) for seq in range(1, 2 * KEYS + 1)])
+    machine.now_ms += 1_000
+    machine.do(Expire(machine.now_ms))
+    assert len(machine.durable("work").returned.later) == 2 * KEYS - SCAN_MAX
+    assert machine.state.next_deadline_ms() == machine.now_ms
+    assert len(machine.deliver("work", "ann", 2 * KEYS)) == SCAN_MAX
+    assert len(machine.deliver("work", "ann", 2 * KEYS)) == 2 * KEYS - SCAN_MAX
+
+
 def test_a_limit_under_older_rules_is_kept_in_one_command() -> None:
     some = {"type": "shared", "matcher": {"kind": "a"}, "message_limit": 1, "discard": "old"}
     machine = Machine(some=some, other={"type": "shared"})
