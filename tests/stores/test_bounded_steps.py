@@ -389,6 +389,44 @@ def test_what_was_retained_is_given_back_in_bounded_steps(matcher: dict[str, str
     assert machine.durable("work").holdings.held > held
 
 
+def test_delayed_messages_are_purged_in_bounded_steps() -> None:
+    machine = Machine(work={"type": "shared"}, other={"type": "shared"})
+    machine.checked = False
+    machine.attach("work", "ann")
+    for number in range(2):
+        for _ in range(3):
+            machine.publish(*[Message(deliver_at_ms=machine.now_ms + 5_000, ttl_ms=4_000 * number)] * KEYS)
+        machine.deliver("work", "ann", 1)
+        machine.deliver("work", "ann", 1)
+    passed = machine.durable("work").backlog.delayed_total
+    assert passed > SCAN_MAX
+    pending = machine.durable("work").pending
+    steps = Steps(machine)
+    assert steps.do(commands.Purge(machine.now_ms, "s", "work")).messages == pending
+    assert machine.durable("work").pending == 0
+    assert machine.state.stores["s"].residues
+    expire_what_is_due(machine, steps)
+    assert machine.state.stores["s"].residues == []
+    assert steps.most <= 2 * (SCAN_MAX + BLOCK_MESSAGES), passed
+    assert machine.kept == machine.durable("other").pending
+    machine.state.check()
+
+
+def test_messages_whose_delay_ends_together_are_woken_in_bounded_steps() -> None:
+    machine = Machine(work={"type": "shared", "prefetch": 2 * KEYS})
+    machine.checked = False
+    machine.attach("work", "ann")
+    machine.publish(*["x"] * 2 * KEYS)
+    machine.deliver("work", "ann", 2 * KEYS)
+    machine.settle("work", "ann", nack=[(seq, 1_000) for seq in range(1, 2 * KEYS + 1)])
+    machine.now_ms += 1_000
+    machine.do(Expire(machine.now_ms))
+    assert len(machine.durable("work").returned.later) == 2 * KEYS - SCAN_MAX
+    assert machine.state.next_deadline_ms() == machine.now_ms
+    assert len(machine.deliver("work", "ann", 2 * KEYS)) == SCAN_MAX
+    assert len(machine.deliver("work", "ann", 2 * KEYS)) == 2 * KEYS - SCAN_MAX
+
+
 def test_a_limit_under_older_rules_is_kept_in_one_command() -> None:
     some = {"type": "shared", "matcher": {"kind": "a"}, "message_limit": 1, "discard": "old"}
     machine = Machine(some=some, other={"type": "shared"})

@@ -32,13 +32,17 @@ def purge(durable: Consumption, now_ms: int) -> tuple[int, int, list[Residue]]:
     """Forget everything that the durable keeps; what subscribers hold is theirs no more.
 
     Returns messages and bytes, and what of a large backlog, and of much that was retained, is to be given back in
-    further steps. Cost: O(not settled), the blocks with delayed messages that the cursor passed, and two steps.
+    further steps. Cost: O(not settled), and three steps.
     """
     messages, size = durable.pending, durable.pending_bytes
-    delayed = durable.backlog.passed_delayed()
     retained = leave_retained(durable, now_ms)
-    for kept in delayed:
-        durable.release(kept.seq, kept.seq)
+    delayed = Residue.of_delayed(durable.backlog, now_ms)
+    if durable.is_stepwise:
+        durable.pending -= durable.backlog.delayed_total
+    else:
+        delayed.left = 0
+        for kept in durable.backlog.passed_delayed():
+            durable.release(kept.seq, kept.seq)
     durable.backlog.forget_delayed()
     for holding in durable.holdings.of.values():
         for run in durable.holdings.take(holding, 0, _HIGH):
@@ -49,7 +53,7 @@ def purge(durable: Consumption, now_ms: int) -> tuple[int, int, list[Residue]]:
     for seq in durable.dying:
         durable.release(seq, seq)
     durable.dying, durable.parked_ms = {}, None
-    left = [retained, _leave_backlog(durable, now_ms)]
+    left = [delayed, retained, _leave_backlog(durable, now_ms)]
     for residue in left:
         if not residue.is_done:
             residue.step(now_ms)

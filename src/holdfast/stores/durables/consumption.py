@@ -302,7 +302,7 @@ class Consumption:
         if room <= 0:
             return []
         budget = Budget(SCAN_MAX, SCAN_MAX)
-        self.returned.wake(now_ms)
+        self.returned.wake(now_ms, SCAN_MAX if self.is_stepwise else _HIGH)
         self._wake_delayed(now_ms, budget)
         if self.definition.message_ttl_ms and not self._has_due_delayed(now_ms):
             aging.expire_backlog(self, now_ms, budget)
@@ -538,7 +538,7 @@ class Consumption:
             self.tally.lapsed += run[1] - run[0] + 1
             budget.looks -= run[1] - run[0] + 1 if self.is_stepwise else 0
             self._come_back(run, counting, now_ms, effects)
-        self.returned.wake(now_ms)
+        self.returned.wake(now_ms, SCAN_MAX if self.is_stepwise else _HIGH)
         self._wake_delayed(now_ms, budget)
         if self.definition.message_ttl_ms:
             aging.expire_parked(self, now_ms, budget)

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.stores.durables.backlog import Backlog
+from holdfast.stores.durables.backlog import SCAN_MAX, Backlog, expires_ms
 from holdfast.stores.matcher import Matcher
 from holdfast.stores.ports import BLOCK_MESSAGES
 from holdfast.stores.sequence_set import SequenceSet
@@ -41,21 +41,24 @@ class ResidueState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """-1 where it was not counted."""
     excluded: list[tuple[int, int]]
     delayed: list[tuple[int, int]] = []
+    only_delayed: bool = False
 
 
 class Residue:
     """The messages of ``backlog`` from its cursor up to ``end``. ``since_ms`` is when it was left.
 
     ``left`` is how many they are, None where nobody has counted: what was retained. ``delayed`` has the blocks with
-    delayed messages that the durable keeps: those that are due later than the time given there.
+    delayed messages that the durable keeps: those that are due later than the time given there. ``only_delayed``: the
+    residue has these, and no others.
     """
 
-    __slots__ = ("backlog", "delayed", "end", "left", "since_ms")
+    __slots__ = ("backlog", "delayed", "end", "left", "only_delayed", "since_ms")
 
     def __init__(
         self, backlog: Backlog, end: int, left: int | None, since_ms: int, delayed: dict[int, int] | None = None
     ) -> None:
         self.delayed = delayed or {}
+        self.only_delayed = False
         self.backlog = backlog
         self.end = end
         self.left = left
@@ -64,10 +67,21 @@ class Residue:
     @property
     def is_done(self) -> bool:
         """Whether everything was given back."""
-        return self.left == 0 or self.backlog.cursor >= self.end
+        return self.left == 0 or (self.backlog.cursor >= self.end and not self.only_delayed)
+
+    @classmethod
+    def of_delayed(cls, old: Backlog, now_ms: int) -> Residue:
+        """The delayed messages that the cursor of ``old`` has passed. Reads nothing."""
+        backlog = Backlog(old.shelf, old.matcher, old.cursor)
+        backlog.start, backlog.excluded = old.start, SequenceSet(old.excluded.runs())
+        residue = cls(backlog, old.cursor, old.delayed_total, now_ms, dict(old.scanned_ms))
+        residue.only_delayed = True
+        return residue
 
     def step(self, now_ms: int) -> int:
         """Give some back; returns how many."""
+        if self.only_delayed:
+            return self._step_delayed()
         backlog, counts = self.backlog, self.backlog.shelf.counts
         most = STEP_MESSAGES if self.left is None else min(self.left, STEP_MESSAGES)
         found = backlog.scan(now_ms, most, self._without_delayed())
@@ -82,6 +96,34 @@ class Residue:
             self.left -= total
             assert self.left == 0 or (self.left > 0 and backlog.cursor < self.end), "what is left is found"
         return total
+
+    def _step_delayed(self) -> int:
+        """Give back the delayed messages of some blocks. Cost: reads them."""
+        assert self.left is not None, "delayed messages are counted"
+        total = 0
+        for number in sorted(self.delayed)[: max(1, SCAN_MAX // BLOCK_MESSAGES)]:
+            for kept in self._only_delayed_of(number):
+                self.backlog.shelf.counts.release(kept.seq, kept.seq)
+                total += 1
+            del self.delayed[number]
+        self.left -= total
+        assert self.left == 0 or self.delayed, "what is left is found"
+        return total
+
+    def _only_delayed_of(self, number: int) -> list[Kept]:
+        """The delayed messages of a block that are not given back."""
+        shelf = self.backlog.shelf
+        block, first = shelf.counts.block(number), number * BLOCK_MESSAGES
+        if block is None:
+            return []
+        read = shelf.messages.read(shelf.store, first, min(self.end, first + BLOCK_MESSAGES) - 1)
+        return [
+            kept
+            for kept in read
+            if kept.deliver_at_ms > self.delayed[number]
+            and self.backlog.wants(kept, block)
+            and not 0 < expires_ms(kept) <= block.swept_ms
+        ]
 
     def _without_delayed(self) -> int:
         """Exclude what the durable keeps of the block at the cursor; returns up to where the others can be given back.
@@ -107,10 +149,12 @@ class Residue:
     def expire_own(self, kept: Kept) -> bool:
         """A message's own time-to-live has ended; whether it was given back."""
         scanned_ms = self.delayed.get(kept.seq // BLOCK_MESSAGES)
-        if scanned_ms is not None and kept.deliver_at_ms > scanned_ms:
+        is_delayed = scanned_ms is not None and kept.deliver_at_ms > scanned_ms
+        if is_delayed is not self.only_delayed:
             return False
         block = self.backlog.shelf.counts.block(kept.seq // BLOCK_MESSAGES)
-        if not self.backlog.cursor <= kept.seq < self.end or not self.backlog.wants(kept, block):
+        first = 0 if self.only_delayed else self.backlog.cursor
+        if not first <= kept.seq < self.end or not self.backlog.wants(kept, block):
             return False
         self.backlog.shelf.counts.release(kept.seq, kept.seq)
         if self.left is not None:
@@ -119,6 +163,8 @@ class Residue:
 
     def kept(self) -> list[int]:
         """Every message that is not given back yet. Cost: O(backlog); for checks."""
+        if self.only_delayed:
+            return [kept.seq for number in self.delayed for kept in self._only_delayed_of(number)]
         delayed = {seq for number in self.delayed for seq in self._delayed_of(number)}
         return [seq for seq in self.backlog.peek(0, 1 << 62) if seq < self.end and seq not in delayed]
 
@@ -137,6 +183,7 @@ class Residue:
             left,
             excluded,
             sorted(self.delayed.items()),
+            self.only_delayed,
         )
 
     @classmethod
@@ -146,4 +193,6 @@ class Residue:
         backlog.start = state.start
         backlog.excluded = SequenceSet(state.excluded)
         left = None if state.left < 0 else state.left
-        return cls(backlog, state.end, left, state.since_ms, dict(state.delayed))
+        residue = cls(backlog, state.end, left, state.since_ms, dict(state.delayed))
+        residue.only_delayed = state.only_delayed
+        return residue

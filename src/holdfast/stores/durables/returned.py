@@ -88,11 +88,12 @@ class Returned:
         self.total += 1
         heappush(self.later, (at_ms, seq, deliveries))
 
-    def wake(self, now_ms: int) -> bool:
-        """Whether delays have ended; those messages can be handed out now."""
+    def wake(self, now_ms: int, most: int = _HIGH) -> bool:
+        """Whether delays have ended; up to ``most`` of those messages can be handed out now, the others are due."""
         later = self.later
         woken = False
-        while later and later[0][0] <= now_ms:
+        while later and later[0][0] <= now_ms and most > 0:
+            most -= 1
             _, seq, deliveries = heappop(later)
             self.total -= 1
             self.add(seq, seq, deliveries)
