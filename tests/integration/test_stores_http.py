@@ -124,6 +124,23 @@ def test_a_subscriber_that_polls_no_more_is_detached(tmp_path: Path) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("lane", ["fast", "framework"])
+def test_a_poller_has_the_address_of_its_newest_poll(tmp_path: Path, lane: str) -> None:
+    async def scenario() -> None:
+        async with stores_serving(tmp_path) as stores:
+            await stores.define("orders", durables={"work": SHARED})
+            query = "subscriber=s" if lane == "fast" else "subscriber=%73"  # names with escapes are the framework's
+            for _ in range(2):
+                client = await stores.connect()
+                polled = await client.ask("GET", f"/v1/stores/orders/durables/work/messages?{query}", None)
+                assert polled.status == 200
+                host, port = client.writer.get_extra_info("sockname")
+                described = (await stores.ask("GET", "/v1/stores/orders/durables/work")).json
+                assert [one["address"] for one in described["subscribers"]] == [f"{host}:{port}"]
+
+    run(scenario)
+
+
 def test_only_the_holder_settles(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with stores_serving(tmp_path) as stores:

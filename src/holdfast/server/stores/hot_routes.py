@@ -20,6 +20,7 @@ from holdfast.server.kept_errors import without_traceback
 from holdfast.server.responses import error_answer
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.operations import POLL_MESSAGES_DEFAULT, PollRequest, PollUnderWay
+from holdfast.server.stores.subscribers import address_of
 from holdfast.server.stores.wire import MSGPACK, AckRequest, PublishRequest, decode, format_of
 from holdfast.stores.permissions import Right
 
@@ -76,10 +77,16 @@ class HotRequest:
         return opened.access.problem_with(authorization, self.action, self.store)
 
     def serve(
-        self, body: bytes, content_type: bytes | None, accept: bytes | None, authorization: bytes | None, answer: Answer
+        self,
+        body: bytes,
+        content_type: bytes | None,
+        accept: bytes | None,
+        authorization: bytes | None,
+        answer: Answer,
+        peer: object = None,
     ) -> PollUnderWay | None:
-        """Carry it out. Returns what to tell when the connection ends before the answer."""
-        return self._stores.serve(self, body, content_type, accept, authorization, answer)
+        """Carry it out. Returns what to tell when the connection ends before the answer. ``peer``: of its socket."""
+        return self._stores.serve(self, body, content_type, accept, authorization, answer, peer)
 
 
 PUBLISH_ROUTE: Final = "/v1/stores/{store}/messages"
@@ -138,6 +145,7 @@ class HotStores:
         accept: bytes | None,
         authorization: bytes | None,
         answer: Answer,
+        peer: object,
     ) -> PollUnderWay | None:
         """Carry one request out. Returns what to tell when the connection ends before the answer."""
         front, host = self._front, self.host
@@ -164,7 +172,7 @@ class HotStores:
             operations = opened.operations
             if request.poll is not None:
                 problem = opened.access.later(authorization, request.action, request.store)
-                return operations.poll(_poll_of(request, request.poll), wanted, done, problem)
+                return operations.poll(_poll_of(request, request.poll, address_of(peer)), wanted, done, problem)
             given = format_of(content_type)
             if request.action is Right.PUBLISH:
                 batch = decode(body, PublishRequest, given)
@@ -179,9 +187,10 @@ class HotStores:
         return None
 
 
-def _poll_of(request: HotRequest, parameters: dict[str, str]) -> PollRequest:
+def _poll_of(request: HotRequest, parameters: dict[str, str], address: str) -> PollRequest:
     count = parameters.get("max", str(POLL_MESSAGES_DEFAULT))
     wait_ms = parameters.get("wait_ms", "0")
     if len(count) > 9 or len(wait_ms) > 9:
         raise InvalidRequest("max and wait_ms are smaller whole numbers", code=Code.MALFORMED)
-    return PollRequest(request.store, request.durable, parameters["subscriber"], int(count), int(wait_ms))
+    subscriber = parameters["subscriber"]
+    return PollRequest(request.store, request.durable, subscriber, int(count), int(wait_ms), address=address)

@@ -205,6 +205,7 @@ class StoreOperations:
 
         known = deliveries.find(poll.store, durable, poll.subscriber)
         if isinstance(known, Poller) and known.key == poll.key:
+            known.address = poll.address
             under_way = PollUnderWay(known, polled, poll.wait_seconds)
             deliveries.poll(known, poll.count, poll.wait_seconds, polled, problem)
         else:
@@ -216,6 +217,7 @@ class StoreOperations:
                 timeout_seconds=terms.subscriber_timeout_ms / 1000,
                 key=poll.key,
             )
+            poller.address = poll.address
             under_way = PollUnderWay(poller, polled, poll.wait_seconds)
 
             def attached(result: Attached | HoldfastError) -> None:
@@ -303,10 +305,18 @@ def _parked(durable: Durable, after: int, count: int) -> tuple[list[tuple[int, i
 class PollRequest:
     """``GET .../messages`` as it was asked."""
 
-    __slots__ = ("count", "durable", "key", "store", "subscriber", "wait_seconds")
+    __slots__ = ("address", "count", "durable", "key", "store", "subscriber", "wait_seconds")
 
     def __init__(
-        self, store: str, durable: str, subscriber: str, count: int, wait_ms: int, key: str | None = None
+        self,
+        store: str,
+        durable: str,
+        subscriber: str,
+        count: int,
+        wait_ms: int,
+        key: str | None = None,
+        *,
+        address: str = "",
     ) -> None:
         if not subscriber or len(subscriber) > 256:
             raise InvalidRequest("subscriber is a name of 1 to 256 characters")
@@ -321,6 +331,8 @@ class PollRequest:
         self.wait_seconds = wait_ms / 1000
         self.key = key
         """The one key of a last_value durable that it follows."""
+        self.address = address
+        """Where it came from; empty where that is not known."""
 
 
 def require_keys(terms: DurableDefinition, key: str | None) -> None:

@@ -22,6 +22,7 @@ from holdfast.server.stores.operations import (
 )
 from holdfast.server.stores.redelivery import RedeliveredAnswer, RedeliverRequest, redeliver
 from holdfast.server.stores.store_call import DOCUMENT, StoreCall, parameter, store_route
+from holdfast.server.stores.subscribers import address_of
 from holdfast.server.stores.wire import (
     AckedAnswer,
     AckRequest,
@@ -102,6 +103,7 @@ async def poll(call: StoreCall) -> Answer:
         query.number("max", low=1, high=POLL_MESSAGES_MAX) or POLL_MESSAGES_DEFAULT,
         query.number("wait_ms", high=POLL_WAIT_MS_MAX) or 0,
         query.text("key"),
+        address=address_of(query.connection.peer),
     )
     problem = call.opened.access.later(query.authorization, Right.SUBSCRIBE, call.store)
     return await call.operation(lambda done: call.opened.operations.poll(asked, call.accept, done, problem))

@@ -65,7 +65,7 @@ from holdfast.server.stores.socket_frames import (
     encode_frame,
     message_frames,
 )
-from holdfast.server.stores.subscribers import Subscriber
+from holdfast.server.stores.subscribers import Subscriber, address_of
 from holdfast.server.stores.wire import WireFormat, ranges_of
 from holdfast.stores.commands import Acknowledge, Acknowledged, Attach, Attached, Result
 from holdfast.stores.definitions import DurableDefinition, DurableType
@@ -190,7 +190,7 @@ class SubscribeSocket(asyncio.Protocol):
             return
         self._format = SUBPROTOCOLS.get(self._protocol.subprotocol or "", "json")
         subscriber = self._subscriber = _SocketSubscriber(self, asked)
-        subscriber.address = _address_of(self._transport)
+        subscriber.address = address_of(None if self._transport is None else self._transport.get_extra_info("peername"))
         self._timeout_seconds = terms.subscriber_timeout_ms / 1000
         attach = Attach(
             0,
@@ -489,15 +489,6 @@ class _SocketSubscriber(Subscriber):
         """See ``Subscriber``."""
         self._socket.advise(str(error.code), dict(error.fields))
         self._socket.fail(error)
-
-
-def _address_of(transport: asyncio.Transport | None) -> str:
-    """HOST:PORT of the other side; empty on a Unix socket."""
-    peer: object = None if transport is None else transport.get_extra_info("peername")
-    if not isinstance(peer, tuple):
-        return ""
-    host, port = cast("tuple[object, ...]", peer)[:2]
-    return f"{host}:{port}"
 
 
 def _choose_subprotocol(_: ServerProtocol, offered: collections.abc.Sequence[Subprotocol]) -> Subprotocol | None:

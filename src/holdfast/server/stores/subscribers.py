@@ -13,7 +13,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from holdfast.errors import HoldfastError
 from holdfast.stores.messages import Delivery
@@ -22,7 +22,7 @@ from holdfast.stores.sequence_set import SequenceSet
 if TYPE_CHECKING:
     from holdfast.server.stores.deliveries import Deliveries
 
-__all__ = ["SHARE_MAX", "Polled", "Poller", "Problem", "Run", "Subscriber"]
+__all__ = ["SHARE_MAX", "Polled", "Poller", "Problem", "Run", "Subscriber", "address_of"]
 
 SHARE_MAX: Final = 512
 Polled = Callable[[list[Delivery] | HoldfastError], None]
@@ -222,3 +222,15 @@ class Poller(Subscriber):
 
 def _no_problem() -> HoldfastError | None:
     """Of who has not asked yet."""
+
+
+def address_of(peer: object) -> str:
+    """HOST:PORT of the other side, from the name that a socket gives it; empty on a Unix socket.
+
+    >>> address_of(("127.0.0.1", 4_000)), address_of("")
+    ('127.0.0.1:4000', '')
+    """
+    if not isinstance(peer, tuple):
+        return ""
+    host, port = cast("tuple[object, ...]", peer)[:2]
+    return f"{host}:{port}"
