@@ -431,14 +431,10 @@ class FastLane(asyncio.Protocol):
                 response = lanes.response(status, headers, body, closes=due.closes, media_type=media_type)
             self.settle(due, response)
 
-<<<<<<< HEAD
         asked = self._head
-        poll = hot.serve(body, asked.content_type, asked.accept, asked.authorization, answer)
-=======
         transport = self._transport
         peer: object = transport.get_extra_info("peername") if transport is not None and hot.poll is not None else None
-        poll = hot.serve(body, self._content_type, self._accept, self._authorization, answer, peer)
->>>>>>> work-i
+        poll = hot.serve(body, asked.content_type, asked.accept, asked.authorization, answer, peer)
         if poll is not None:
             due.poll = poll
 
