@@ -25,7 +25,7 @@ ROWS = [row for table in TABLES for row in table.rows]
 DOCUMENTED = documented_parameters()
 WITH_A_ROW = {(row.section, row.parameter) for row in ROWS}
 NOT_PARAMETERS = {
-    ClusterDefinition: {"stores", "permissions"},
+    ClusterDefinition: {"stores", "permissions", "sections_given"},
     StoreDefinition: {"name"},
     DurableDefinition: {"name", "template", "prefetch_given"},
 }
