@@ -289,6 +289,7 @@ def _registry() -> list[Mutant]:
             "no_ownership_check",
             "recovery looks whether another leader is past the claim",
             ((TakeoverMachine, "_check", broken.no_ownership_check),),
+            first_seed=300,
         ),
         *_etiquette(),
     ]
