@@ -32,7 +32,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from queue_peers.systems import Lmdb, Sqlite3
 from queue_peers.worker import made
@@ -70,8 +70,15 @@ def each(action: Callable[[], object]) -> Callable[[int], None]:
     return run
 
 
-def appends(append: Callable[[bytes], object], message: bytes = MESSAGE, count: int = 1) -> Callable[[int], None]:
+class Log(Protocol):
+    """Something with ``append``. A step holds it, and not the bound method: a queue that is dropped is closed."""
+
+    def append(self, message: bytes, /) -> object: ...
+
+
+def appends(log: Log, message: bytes = MESSAGE, count: int = 1) -> Callable[[int], None]:
     def run(times: int) -> None:
+        append = log.append
         for _ in range(times * count):
             append(message)
 
@@ -166,8 +173,8 @@ def groups(folder: Path) -> dict[str, tuple[list[Step], dict[str, float]]]:
         "append one by one": (
             [
                 Step("the unavoidable", page.store, 1000),
-                Step("holdfast", appends(queue.append), 1000),
-                Step("lmdb", appends(lmdb.append), 200),
+                Step("holdfast", appends(queue), 1000),
+                Step("lmdb", appends(lmdb), 200),
             ],
             {"lmdb": 6},
         ),
@@ -184,14 +191,14 @@ def groups(folder: Path) -> dict[str, tuple[list[Step], dict[str, float]]]:
         "append, synced each": (
             [
                 Step("the unavoidable", each(page.write_synced), 5),
-                Step("holdfast", appends(synced.append), 5),
-                Step("sqlite3", appends(sqlite_synced.append), 5),
+                Step("holdfast", appends(synced), 5),
+                Step("sqlite3", appends(sqlite_synced), 5),
             ],
             {"sqlite3": 1.5},
         ),
         "get and ack": (
             [
-                Step("the unavoidable", appends(commands.append, COMMAND, 2), 500),
+                Step("the unavoidable", appends(commands, COMMAND, 2), 500),
                 Step("holdfast", each(own_jobs(Queue(folder / "jobs"))), 200),
                 Step("persist-queue ack, unsynced", each(peer_jobs(new("peer"))), 20),
             ],
