@@ -1,7 +1,8 @@
 """Azure Blob Storage for the tests: Microsoft's emulator Azurite, one for the session, one container for each test.
 
-Import the fixtures into a folder's ``conftest.py``. Where Azurite is absent the tests are skipped with the reason,
-except under ``HOLDFAST_PROVE=1``, where a lane that does not run is a failure. ``scripts/setup.sh azure`` installs it.
+Import the fixtures into a folder's ``conftest.py`` and mark the tests ``program("azurite-blob")``: they are not
+collected where Azurite is absent, except under ``HOLDFAST_PROVE=1``, where they fail. ``scripts/setup.sh azure``
+installs it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import hashlib
 import hmac
 import http.client
 import itertools
-import os
 import shutil
 import socket
 import subprocess
@@ -25,7 +25,7 @@ import pytest
 
 from holdfast.testing.rgw import free_port
 
-__all__ = ["Azurite", "azure_url", "azurite", "require_azurite"]
+__all__ = ["Azurite", "azure_url", "azurite", "azurite_program"]
 
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -35,21 +35,17 @@ START_SECONDS_MAX = 60.0
 _container_numbers = itertools.count(1)
 
 
-def require_azurite() -> str:
-    """The program. Skips the test, or fails where the lane must run, when it is not installed."""
-    found = str(INSTALLED) if INSTALLED.exists() and shutil.which("node") else shutil.which("azurite-blob")
-    if found is not None:
-        return found
-    reason = "the Azure lane needs Azurite: scripts/setup.sh azure"
-    if os.environ.get("HOLDFAST_PROVE") == "1":
-        pytest.fail(reason, pytrace=False)
-    pytest.skip(reason)
+def azurite_program() -> str | None:
+    """The installed emulator, or None."""
+    return str(INSTALLED) if INSTALLED.exists() and shutil.which("node") else shutil.which("azurite-blob")
 
 
 class Azurite:
     """A running emulator with its data in memory."""
 
-    def __init__(self, program: str, directory: Path) -> None:
+    def __init__(self, directory: Path) -> None:
+        program = azurite_program()
+        assert program is not None, "Azurite is not installed: scripts/setup.sh azure"
         self.port = free_port()
         self._output = (directory / "azurite.log").open("wb")
         self._process = subprocess.Popen(
@@ -112,7 +108,7 @@ class Azurite:
 @pytest.fixture(scope="session")
 def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
     """A running emulator."""
-    started = Azurite(require_azurite(), tmp_path_factory.mktemp("azurite"))
+    started = Azurite(tmp_path_factory.mktemp("azurite"))
     yield started
     started.stop()
 

@@ -2,7 +2,8 @@
 
 ``HOLDFAST_PROVE=1`` raises the numbers (``make prove``), tells a failure when it happens, refuses skipped tests and
 writes ``proof.json``. ``CI=true`` refuses skipped tests too. ``HOLDFAST_PROOF_GOES_ON=1`` adds to the proof of the run
-before. A test adds its own counts to the proof with ``record_property("seeds", 5000)``.
+before. A test adds its own counts to the proof with ``record_property("seeds", 5000)``. A test with the mark
+``program("etcd")`` needs a program that ``make test`` does not install: it is deselected where the program is absent.
 
 A test of real processes and sockets that the machine failed (an OSError, a time-out among them) is tried once more, and
 what failed is printed. A broken promise is an AssertionError: that has no second try, nor has anything of a proof, nor
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import time
 from collections import defaultdict
@@ -22,6 +24,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.azure_lane import azurite_program
 
 ROOT = Path(__file__).parent.parent
 REAL_LANES = ("integration", "spark")
@@ -31,6 +34,13 @@ NO_SKIPS = PROVE or os.environ.get("CI") == "true"
 settings.register_profile("test", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("prove", settings.get_profile("test"), max_examples=2_000)
 settings.load_profile("prove" if PROVE else "test")
+
+
+def is_installed(program: str) -> bool:
+    """Whether a test with this mark runs here. ``make prove`` installs Azurite: there its absence is a failure."""
+    if program == "azurite-blob":
+        return PROVE or azurite_program() is not None
+    return shutil.which(program) is not None or (program == "java" and bool(os.environ.get("JAVA_HOME")))
 
 
 class Lane:
@@ -150,8 +160,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Proof(config), "holdfast-proof")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the lanes of real time their second try."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests of programs that are absent, and give the lanes of real time their second try."""
+    absent = {item for item in items for mark in item.iter_markers("program") if not is_installed(mark.args[0])}
+    if absent:
+        config.hook.pytest_deselected(items=list(absent))
+        items[:] = [item for item in items if item not in absent]
     if PROVE:
         return
     second_try = pytest.mark.flaky(reruns=1, only_rerun=[OSError], rerun_except=[AssertionError])

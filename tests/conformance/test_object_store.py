@@ -255,6 +255,7 @@ class TestDirectoryStore(ObjectStoreLaws):
         return lambda: open_store(url, create_missing=True)
 
 
+@pytest.mark.program("azurite-blob")
 class TestAzureStore(ObjectStoreLaws):
     @pytest.fixture
     def make_store(self, azure_url: str) -> MakeStore:

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from tests.azure_lane import Azurite, require_azurite
+from tests.azure_lane import Azurite
 from tests.crash.rounds import Rounds, Setting
 from tests.s3_lane import require_gateway
 
@@ -76,10 +76,11 @@ def test_a_kill_on_the_directory_store_loses_moves_and_invents_nothing(
     )
 
 
+@pytest.mark.program("azurite-blob")
 def test_a_kill_on_azure_loses_moves_and_invents_nothing(
     tmp_path: Path, say: Callable[[str], None], record_property: Callable[[str, object], None]
 ) -> None:
-    azurite = Azurite(require_azurite(), tmp_path)
+    azurite = Azurite(tmp_path)
     record_property("azure_kill_rounds", AZURE_ROUNDS)
     try:
         azurite.create_container("kill")

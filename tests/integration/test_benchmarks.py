@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -33,15 +32,11 @@ NEEDS = {
 }
 
 
-def require(program: str) -> None:
-    if shutil.which(program) is None and not (program == "java" and os.environ.get("JAVA_HOME")):
-        pytest.skip(f"{program} is not installed")
-
-
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.program(NEEDS[name])] if name in NEEDS else []) for name in BENCHMARKS],
+)
 def test_a_benchmark_starts_and_does_not_fail_at_once(name: str, tmp_path: Path) -> None:
-    if name in NEEDS:
-        require(NEEDS[name])
     output = tmp_path / "output"
     with output.open("wb") as file:
         process = subprocess.Popen(
@@ -64,8 +59,8 @@ def test_a_benchmark_starts_and_does_not_fail_at_once(name: str, tmp_path: Path)
     assert code in (None, 0), output.read_text(errors="replace")[-3000:]
 
 
+@pytest.mark.program("wrk")
 def test_the_benchmark_of_the_two_lanes_runs_to_its_end(tmp_path: Path) -> None:
-    require("wrk")
     figures = tmp_path / "figures.json"
     subprocess.run(
         [
