@@ -22,6 +22,7 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr
 
 from holdfast.spark import session
 from holdfast.spark.bulk.load import LoadOptions, load_requests
@@ -134,12 +135,27 @@ def bulk(spark: SparkSession, folder: str) -> dict[str, object]:
     log, verdicts = Path(folder, "bulk-log").as_uri(), Path(folder, "bulk-verdicts")
     report = load_requests(spark, requests, log, verdicts.as_uri(), LoadOptions(wave=2, partitions=3))
     # Where a batch ends, and so the load's own record, is a matter of how Spark samples partitions.
-    written = spark.read.format("holdfast").option("url", log).option("columns", "version,kind,key,value,position")
+    written = (
+        spark.read.format("holdfast")
+        .option("url", log)
+        .option("columns", "version,kind,key,value,position")
+        .option("keyPrefix", "b/")
+        .load()
+    )
+    # A new log begins at a random version, so that versions are compared by their distance to the first.
+    first = written.selectExpr("min(version)").first()[0]
+    relative = {
+        "version": expr(f"version - {first}"),
+        "conflicts": expr(
+            f"transform(conflicts, each -> struct(each.precondition, each.version - {first} AS version))"
+        ),
+    }
+    table = spark.read.parquet(*DeltaTable(verdicts).file_uris())
     return {
         "verdicts": [hashlib.sha256(each.encode()).hexdigest() for each in fates],
         "told": [report.name, report.requests, report.committed, report.not_committed],
-        "log": digest(written.option("keyPrefix", "b/").load()),
-        "table": digest(spark.read.parquet(*DeltaTable(verdicts).file_uris())),
+        "log": digest(written.withColumn("version", relative["version"])),
+        "table": digest(table.withColumns(relative)),
     }
 
 
