@@ -100,14 +100,16 @@ class PageScan:
         last_time_ns: int = 0,
         index: IndexReader | None = None,
         anchors: Anchors | None = None,
+        window_bytes: int = FIRST_WINDOW_BYTES,
     ) -> None:
+        """``window_bytes`` is what the first read may ask for; more than the default is for a page known to be full."""
         self._port = port
         self._file = file
         self._index = index
         self._anchors: Anchors = {} if anchors is None else anchors
         self._checksum = checksum_for_reading(header.checksum_id)
         self._seed = page_seed(self._checksum, header.salt, header.number)
-        self._window_bytes = FIRST_WINDOW_BYTES
+        self._window_bytes = window_bytes
         self.header = header
         self.position = position
         self.next_seq = next_seq

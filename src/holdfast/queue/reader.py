@@ -19,7 +19,7 @@ from holdfast.queue.index_reader import IndexReader
 from holdfast.queue.messages import Block, Gap, Message, Trimmed, block_of_singles, messages_of
 from holdfast.queue.opening import find_end
 from holdfast.queue.page_header import HEADER_BYTES
-from holdfast.queue.page_scan import WINDOW_BYTES, PageScan
+from holdfast.queue.page_scan import FIRST_WINDOW_BYTES, WINDOW_BYTES, PageScan
 from holdfast.queue.recovery import Following, Here, Owed, Step, decide
 from holdfast.queue.slots import SLOTS_BYTES, newest_slot
 from holdfast.queue.write_mark import decode_mark
@@ -346,6 +346,8 @@ class LogReader:
             header = header or self._pages.header(file, number)
             if header is not None and header.prepared:
                 header = self._begun(file, header, expected) if expected is not None else None
+            # Whoever comes from the page before reads on, and in a full page that needs no small first step.
+            following = self._header(number + 1) if self._scan is not None else None
         except BaseException:
             self._pages.port.close(file)
             raise
@@ -367,6 +369,7 @@ class LogReader:
             last_time_ns=last_time_ns,
             index=self._index,
             anchors=self._anchors,
+            window_bytes=FIRST_WINDOW_BYTES if following is None or following.prepared else WINDOW_BYTES,
         )
         return True
 
