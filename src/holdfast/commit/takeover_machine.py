@@ -167,6 +167,7 @@ class TakeoverMachine:
         self._missed = 0
         self._newest: Slot | None = None
         self._silent_since_ms: float | None = None
+        self._watched_since_ms = 0.0
         self._claim: Header | None = None
         self._checked_ms = 0.0
 
@@ -410,6 +411,7 @@ class TakeoverMachine:
         # A key that was the newest before the leader answered last, and still is: silent since that answer.
         silent_since_answer = answer.newest == self._newest and self._heard_ms is not None
         self._silent_since_ms = self._heard_ms if silent_since_answer else now.boot_ms
+        self._watched_since_ms = now.boot_ms
         self._newest = answer.newest
         return self._wait(
             self._poll_ms(now),
@@ -447,9 +449,12 @@ class TakeoverMachine:
         newest = self._frontier.predecessor
         assert newest is not None and self._silent_since_ms is not None, "only a leader is watched"
         if answer.newest != self._newest:
-            if not self._rules.standby:
+            if self._rules.standby:
+                return self._find(now, self._followed_found)
+            if now.boot_ms >= self._watched_since_ms + self._rules.silence_ms:
                 raise _alive("another leader is writing", newest)
-            return self._find(now, self._followed_found)
+            # A killed leader may have had requests under way: for one such time, each new key begins the silence again.
+            self._newest, self._silent_since_ms = answer.newest, now.boot_ms
         enough = self._missed >= MISSES_MIN or not self._rules.standby
         if now.boot_ms < self._silent_since_ms + self._silence_ms(now) or not enough:
             return self._wait(max(self._poll_ms(now), 1.0), self._poll)

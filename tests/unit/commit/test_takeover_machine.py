@@ -8,7 +8,7 @@ import pytest
 from tests.unit.commit.builders import LOG_ID, at, bytes_of, genesis, identity, record, rows
 
 from holdfast.commit import takeover_events as m
-from holdfast.commit.batch import UNKNOWN_PLACE, Header, Place, decode_header, jump
+from holdfast.commit.batch import UNKNOWN_PLACE, Header, Place, Slot, decode_header, jump
 from holdfast.commit.takeover_machine import TakeoverMachine, TakeoverRules
 from holdfast.errors import Closed, Code, InvalidRequest, Unavailable
 from holdfast.objects.port import CREATED, Refused, Unknown
@@ -139,3 +139,37 @@ def test_two_unknown_places_are_not_one() -> None:
     steps.begin(at(0))
     assert found(steps, old, record(old, old)) == [m.AskLeader("z:8080")]
     assert steps.step(m.LeaderAnswered(at(1), None)) == [m.ListNewest()]
+
+
+def watching() -> tuple[TakeoverMachine, Header]:
+    """A machine that at time 0 has seen the newest key of a leader that nobody can ask."""
+    head = record(genesis(), genesis())
+    steps = machine(shared_by_machines=True)
+    steps.begin(at(0))
+    assert found(steps, genesis(), head) == [m.ListNewest()]
+    (wait,) = steps.step(m.NewestListed(at(0), head.slot))
+    assert isinstance(wait, m.Wait)
+    return steps, head
+
+
+def listed(steps: TakeoverMachine, ms: float, newest: int) -> m.Effect:
+    assert steps.step(m.Woken(at(ms))) == [m.ListNewest()]
+    (effect,) = steps.step(m.NewestListed(at(ms), Slot(newest)))
+    return effect
+
+
+def test_a_late_write_of_a_dead_leader_begins_the_silence_again() -> None:
+    steps, head = watching()
+    assert isinstance(listed(steps, 1_500, head.slot + 1), m.Wait)
+    assert isinstance(listed(steps, 3_499, head.slot + 1), m.Wait)
+    assert listed(steps, 3_500, head.slot + 1) == m.ListPage(1000), "2 s of silence: what is the end of the log now?"
+
+
+def test_a_leader_that_goes_on_writing_is_alive() -> None:
+    steps, head = watching()
+    for number, ms in enumerate((500, 1_000, 1_999), 1):
+        assert isinstance(listed(steps, ms, head.slot + number), m.Wait)
+    fail = listed(steps, 2_000, head.slot + 4)
+    assert isinstance(fail, m.Fail)
+    assert isinstance(fail.error, Closed)
+    assert fail.error.code is Code.LEADER_ALIVE
