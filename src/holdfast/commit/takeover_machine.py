@@ -195,6 +195,8 @@ class TakeoverMachine:
         match event:
             case Probed(error=error):
                 assert self._probing, "only a probe is answered by Probed"
+                if isinstance(error, Unavailable) and now.boot_ms - self._started_ms < self._rules.patience_ms:
+                    return self._probe_again(error)
                 self._probing = False
                 if error is not None:
                     raise error
@@ -212,6 +214,13 @@ class TakeoverMachine:
                 assert request is not None and isinstance(event, _ANSWERS[type(request)]), "an answer fits its request"
                 self._request = None
                 return self._answered(now, event)
+
+    def _probe_again(self, error: Unavailable) -> list[Effect]:
+        """After a probe without a clear answer; what was found before it is then found again."""
+        assert self._until_probed is not None, "the driver takes the probe's answer when the machine waits for it"
+        self._until_probed = lambda now: self._find(now, self._first_found)
+        ms = self._backoff_ms()
+        return self._wait(ms, lambda _: [Probe()], "store_unavailable", error=str(error), tries=self._tries)
 
     def _send(
         self, now: Instant, request: Request, answered: Callable[[Instant, Answer], list[Effect]]

@@ -46,6 +46,24 @@ def test_a_store_that_fails_its_probe_gets_no_claim() -> None:
         assert steps.step(m.PageListed(at(2), [])) == []
 
 
+def test_a_probe_without_an_answer_is_repeated_until_patience_is_over() -> None:
+    steps = machine(probe=True, allow_new=True, patience_ms=1_000.0)
+    steps.begin(at(0))
+    assert found(steps) == []
+    (wait,) = steps.step(m.Probed(at(999), Unavailable("silent")))
+    assert isinstance(wait, m.Wait)
+    assert steps.step(m.Woken(at(999))) == [m.Probe()]
+    assert steps.step(m.Probed(at(999), None)) == [m.ListPage(1000)], "the log may have grown meanwhile"
+    (claim,) = found(steps)
+    assert isinstance(claim, m.SendClaim)
+
+    steps = machine(probe=True, allow_new=True, patience_ms=1_000.0)
+    steps.begin(at(0))
+    assert found(steps) == []
+    (fail,) = steps.step(m.Probed(at(1_000), Unavailable("silent")))
+    assert isinstance(fail, m.Fail)
+
+
 def test_a_machine_leads_only_after_its_claim_was_checked() -> None:
     steps = machine(allow_new=True)
     steps.begin(at(0))
