@@ -14,7 +14,7 @@ __all__ = ["serve"]
 
 
 def serve(
-    log: Annotated[str | None, typer.Option("--log", help="Where the log is: file:, s3:, gs:, az: or memory:.")] = None,
+    log: Annotated[str | None, typer.Option("--log", help="Where the log is: file:, s3:, az: or memory:.")] = None,
     listen: Annotated[
         list[str] | None,
         typer.Option("--listen", help="HOST:PORT or unix:PATH; repeatable. 127.0.0.1:8080 by default."),

@@ -42,8 +42,8 @@ __all__ = [
 
 commands = typer.Typer(no_args_is_help=True, help="Tables and files made of a log by Spark.", rich_markup_mode=None)
 
-LogOption: TypeAlias = Annotated[str, typer.Option("--log", help="The log: file:, s3:, gs: or az:.")]
-ToOption: TypeAlias = Annotated[str, typer.Option("--to", help="Where the output lives: file:, s3:, gs: or az:.")]
+LogOption: TypeAlias = Annotated[str, typer.Option("--log", help="The log: file:, s3: or az:.")]
+ToOption: TypeAlias = Annotated[str, typer.Option("--to", help="Where the output lives: file:, s3: or az:.")]
 MasterOption: TypeAlias = Annotated[
     str | None, typer.Option("--master", help="Spark master; every core of this machine by default.")
 ]

@@ -39,7 +39,7 @@ SchemaOption: TypeAlias = Annotated[
     str | None, typer.Option("--schema", metavar="DDL", help="Columns and types of the files, as in SQL.")
 ]
 VerdictsOption: TypeAlias = Annotated[
-    str, typer.Option("--to", help="Where the table of verdicts lives: file:, s3:, gs: or az:.")
+    str, typer.Option("--to", help="Where the table of verdicts lives: file:, s3: or az:.")
 ]
 WindowOption: TypeAlias = Annotated[
     int | None, typer.Option("--window", min=1, help="Requests that the conflict window holds; all by default.")

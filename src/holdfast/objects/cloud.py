@@ -1,4 +1,4 @@
-"""Object stores in the cloud through obstore: S3 and what speaks it, Google Cloud Storage, Azure Blob Storage.
+"""Object stores in the cloud through obstore: S3 and what speaks it, and Azure Blob Storage.
 
 Owns: the URL's settings, and the one function that turns what obstore raises into an answer. Does not own: retries
 (off: a client that repeats a create turns its own landed write into a refusal), the connection budget (``budget``),

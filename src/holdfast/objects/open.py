@@ -9,7 +9,8 @@ Forms::
     file:///absolute/path        file:relative/path           a local directory
     memory:                      memory:name                  this process's memory; one name, one store
     s3://bucket/prefix?region=..&endpoint=..                  S3 and what speaks it
-    gs://bucket/prefix           az://container/prefix        Google Cloud Storage, Azure Blob Storage
+    az://container/prefix                                     Azure Blob Storage
+    gs://bucket/prefix                                        Google Cloud Storage: opens, and is not tested
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def open_store(
             raise InvalidRequest(
                 "not the URL of an object store",
                 code=Code.BAD_CONFIGURATION,
-                hint="use file:///path, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or memory:name",
+                hint="use file:///path, s3://bucket/prefix, az://container/prefix or memory:name",
                 url=url,
             )
 

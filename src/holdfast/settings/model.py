@@ -227,14 +227,14 @@ URL: Final = Key(
     "log.url",
     parse.log_url,
     None,
-    "file:, s3:, gs:, az: or memory:; no credentials in it",
+    "file:, s3:, az: or memory:; no credentials in it",
     default_rule="holdfast-data under the working directory",
 )
 SEGMENTS: Final = Key(
     "log.segments_url",
     parse.optional_table_url,
     None,
-    "a table of the log's segments, file:, s3:, gs: or az:; subscribers and the view read history from it",
+    "a table of the log's segments, file:, s3: or az:; subscribers and the view read history from it",
 )
 SCRUB_DAYS: Final = Key(
     "log.scrub_days",

@@ -184,7 +184,7 @@ def optional_table_url(value: object) -> str | None:
         return None
     url = log_url(value)
     if urlsplit(url).scheme == "memory":
-        raise ValueError("one of file:///lake/segments, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix")
+        raise ValueError("one of file:///lake/segments, s3://bucket/prefix, az://container/prefix")
     return url
 
 
@@ -256,12 +256,12 @@ def tokens(value: object) -> tuple[Token, ...]:
 
 
 def log_url(value: object) -> str:
-    """The address of a log: ``file:///absolute/path``, ``s3://bucket/prefix``, ``gs:``, ``az:`` or ``memory:``.
+    """The address of a log: ``file:///absolute/path``, ``s3://bucket/prefix``, ``az:`` or ``memory:``.
 
     >>> log_url("file:///var/lib/holdfast")
     'file:///var/lib/holdfast'
     """
-    rule = "one of file:///var/lib/holdfast, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, memory:"
+    rule = "one of file:///var/lib/holdfast, s3://bucket/prefix, az://container/prefix, memory:"
     if not isinstance(value, str):
         raise ValueError(rule)
     parts = urlsplit(value)
