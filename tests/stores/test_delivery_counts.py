@@ -140,6 +140,19 @@ def test_numbers_matcher_and_bound_choose_what_is_put_back() -> None:
     assert redeliver(machine, count=1) == Redelivered(1, 1)
 
 
+def test_what_expired_while_it_was_dying_is_not_put_back() -> None:
+    machine = Machine(a={**WORK, "max_delivery": 1, "dead_letter_store": "dead"})
+    machine.publish(Message(b"short", ttl_ms=1_000), Message(b"long"))
+    machine.attach("a", "worker")
+    machine.deliver("a", "worker")
+    machine.settle("a", "worker", nack=[(1, 0), (2, 0)])
+    machine.now_ms += 1_000
+    assert redeliver(machine, messages=[(1, 1)]) == Redelivered(0)
+    assert pending(machine) == 1, "the end of a message is recorded, also where nothing is put back"
+    assert redeliver(machine) == Redelivered(1)
+    assert machine.deliver("a", "worker") == [(2, -1)]
+
+
 def test_a_parked_message_can_be_deleted_and_purged() -> None:
     machine = parked()
     machine.do(commands.Drop(machine.now_ms, "s", "a", 1))

@@ -307,11 +307,12 @@ class State:
                 raise InvalidRequest("a range of numbers begins with its lowest", first=first, last=last)
         if not isinstance(durable, Consumption):
             raise _not_for(durable, "only a standard or shared durable redelivers messages")
+        before = durable.pending
         result = administration.redeliver(durable, command)
         if result.messages and durable.ready():
             effects.append(durable.ready_effect)
         self.arm(store, command.durable)
-        return result, result.messages > 0
+        return result, result.messages > 0 or durable.pending < before
 
     def _resend(self, command: commands.Resend, effects: list[Effect]) -> _Outcome:
         target, durable = self._found(command.to_store, command.to_durable)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from heapq import nsmallest
 
 from holdfast.stores.commands import Redeliver, Redelivered
-from holdfast.stores.durables.aging import is_swept, release_one_retained, wants
+from holdfast.stores.durables.aging import is_swept, release_one_retained, wants, without_expired
 from holdfast.stores.durables.backlog import Backlog
 from holdfast.stores.durables.residue import Residue
 from holdfast.stores.durables.retention import leave_retained
@@ -98,7 +98,10 @@ def drop(durable: Consumption, kept: Kept) -> bool:
 
 
 def redeliver(durable: Consumption, command: Redeliver) -> Redelivered:
-    """Put parked messages back, counted from one. Cost: O(parked), and reads ``count`` where there is a matcher."""
+    """Put parked messages back, counted from one; those whose time has ended meanwhile go, and are not counted.
+
+    Cost: O(parked), and reads ``count`` where there is a matcher.
+    """
     ranges = SequenceSet(sorted(command.messages))
     candidates = [seq for seq in durable.dying if seq > command.after and (not command.messages or seq in ranges)]
     seqs = nsmallest(max(1, command.count) + 1, candidates)
@@ -111,10 +114,14 @@ def redeliver(durable: Consumption, command: Redeliver) -> Redelivered:
         chosen = [kept.seq for kept in read if matcher.matches(kept.fields)]
     else:
         chosen = seqs
+    put_back = 0
     for seq in chosen:
         durable.take_dying(seq)
-        _put_back(durable, seq)
-    return Redelivered(len(chosen), seqs[-1] if more else 0)
+        # Under older rules an expired message came back, and nothing was left to end it but a delivery.
+        if not durable.is_stepwise or without_expired(durable, seq, seq, command.at_ms):
+            _put_back(durable, seq)
+            put_back += 1
+    return Redelivered(put_back, seqs[-1] if more else 0)
 
 
 def _put_back(durable: Consumption, seq: int) -> None:

@@ -397,10 +397,14 @@ class ConsumedModel:
         looked, rest = found[: command.count], found[command.count :]
         matcher = Matcher.parse(command.match) if command.match else None
         chosen = [seq for seq in looked if matcher is None or matcher.matches(self.items[seq].message.fields)]
-        expected = Redelivered(len(chosen), looked[-1] if rest else 0)
+        live = [seq for seq in chosen if not self.expired(self.items[seq], command.at_ms)]
+        expected = Redelivered(len(live), looked[-1] if rest else 0)
         promise(result == expected, "what is parked is put back", result=result, expected=expected)
         for seq in chosen:
             item = self.items[seq]
+            if seq not in live:
+                self.leave(item, "expired")
+                continue
             item.place, item.deliveries, item.died, item.again = "returned", 0, 0, True
             item.not_before_ms = 0
 

@@ -92,7 +92,8 @@ class Stage:
         if isinstance(command, commands.Restarted) and not self.model.settled:
             back = self._came_back()
             self.model.came_back(back)
-            self._back[len(self.machine.log)] = back
+            if len(self.machine.log) > before:  # a start that changes nothing has no record
+                self._back[len(self.machine.log)] = back
         name = type(command).__name__
         self.seen[f"{name} refused: {answer.code}" if isinstance(answer, HoldfastError) else name] += 1
         if self.random.random() < self.check_rate:
