@@ -254,8 +254,13 @@ class World:
             node.start_to_take_over()
 
     def _lose_claims(self) -> None:
-        """Claims are removed against the rules, once no leader can still believe a proof that is older than they."""
+        """Claims are removed against the rules, once no leader can still believe a proof that is older than they.
+
+        Not during a take-over: it reads from slot to slot after a refused claim, and relies on claims that stay.
+        """
         claim = self.promises.walker.claim
+        if any(node.recovering for node in self.nodes):
+            claim = None
         for slot, landed_ms in [*self._claims_landed.items()]:
             newest = claim is None or slot <= claim.slot
             if self.agenda.now - landed_ms > self.shape.proof_ms and not newest:
