@@ -13,10 +13,11 @@ import pytest
 from examples.stores import import_lines, mail_workers
 from tests.crash.server_process import ServerProcess
 
-from holdfast import StoreClient
+from holdfast import Client, StoreClient, Write
 from holdfast.testing.rgw import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +50,34 @@ def test_every_mail_is_sent_or_given_up_once(url: str) -> None:
 
 def test_what_the_readme_says_about_message_stores_runs(url: str) -> None:
     section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Message stores")[2].partition("\n## ")[0]
-    programs = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    programs = PROGRAM.findall(section)
     assert len(programs) == 1
     program = programs[0].replace("http://127.0.0.1:8080", url)
     done = subprocess.run([sys.executable, "-"], input=program, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "b'2 x coffee'\n"), done.stderr
+
+
+def test_the_three_first_programs_of_the_readme_run(url: str, tmp_path: Path) -> None:
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Who it is for")[2].partition("\n## ")[0]
+    programs = [each.replace("http://127.0.0.1:8080", url) for each in PROGRAM.findall(section)]
+    with Client(url) as client:
+        client.commit([Write(b"seat/12B", b"free")])
+        booking, jobs, clicks = programs
+        assert printed(booking, tmp_path) == ""
+        found = client.get(b"seat/12B")
+        assert found is not None and found.value == b"bob"
+    # The loop of a worker does not end by itself.
+    with subprocess.Popen([sys.executable, "-u", "-c", jobs], stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        line = worker.stdout.readline()
+        worker.kill()
+    assert line == "b'welcome ann'\n"
+    assert printed(clicks, tmp_path) == "1 b'page=1'\n"
+
+
+def printed(program: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
