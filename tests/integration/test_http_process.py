@@ -181,6 +181,7 @@ def test_take_over_deposes_and_the_deposed_exits_4(start: Any) -> None:
     second = start("--take-over").ready()
     status, answer = first.ask("POST", "/v1/commit", WRITE)
     assert (status, answer["error"]["code"]) in [(504, "outcome_unknown"), (409, "leader_changed"), (503, "not_leader")]
+    assert first.leader_id not in json.dumps(answer)
     assert first.end()[0] == 4
     assert second.commit() > version
 
