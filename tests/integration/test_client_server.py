@@ -43,6 +43,18 @@ def client(server: ServerProcess) -> Iterator[Client]:
         yield made
 
 
+def test_a_request_id_that_ends_as_base64_does_is_taken_with_the_log_id(client):
+    read = client.version().version
+    receipt = client.commit([Write(b"padded", b"1")], request_id="order-0000000000000003=", read_version=read)
+    assert client.status("order-0000000000000003=", read).version == receipt.version
+    one, two = client.commits_many(
+        Transaction([Write(b"padded", b"2")], request_id=f"order-{number:016}{end}", read_version=read)
+        for number, end in enumerate(["=", "=="])
+    )
+    assert isinstance(one, CommitReceipt)
+    assert isinstance(two, CommitReceipt)
+
+
 def test_a_commit_is_read_back_streamed_and_found_again(client):
     start = client.version().version
     operations = [Write(b"one/a", b"1"), Write(b"one/b", b"2"), Delete(b"one/a")]

@@ -34,6 +34,46 @@ def test_a_version_says_which_log_it_belongs_to(query: str) -> None:
     run(scenario)
 
 
+BODIES = [
+    pytest.param(b'{"type":"write","key":"YQ==","value":"Yg=="}', "attempt-00000000000000001", id="base64"),
+    pytest.param(b'{"type":"write","key_text":"a","value_text":"b"}', "attempt-00000000000000001", id="text"),
+    pytest.param(b'{"type":"write","key\\u005ftext":"a","value":"Yg=="}', "attempt-00000000000000001", id="escape"),
+    pytest.param(b'{"type":"write","key":"YQ==","value":"Yg=="}', "order-000000000000000003=", id="request-id"),
+]
+
+
+@pytest.mark.parametrize("lane", ["fast", "framework", "stream"])
+@pytest.mark.parametrize(("operation", "request_id"), BODIES)
+def test_every_form_of_a_commit_carries_the_log_id(lane: str, operation: bytes, request_id: str) -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client = await here.connect()
+
+            async def ask(log_id: str) -> Answered:
+                fields = {"request_id": request_id, "read_version": here.service.local_version(), "log_id": log_id}
+                body = b'{"operations":[%b],%b' % (operation, json.dumps(fields).encode()[1:])
+                if lane == "fast":
+                    return await client.ask("POST", "/v1/commit", body)
+                if lane == "framework":
+                    return await chunked(client, "/v1/commit", body)
+                return await chunked(client, "/v1/commits", body + b"\n")
+
+            refused = (await ask(FOREIGN)).json["error"]
+            assert (refused["code"], refused["log_id"]) == ("log_mismatch", here.service.log_id)
+            assert (await ask(here.service.log_id)).json["status"] == "committed"
+
+    run(scenario)
+
+
+def test_the_description_of_a_commit_has_the_log_id() -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            described = (await (await here.connect()).ask("GET", "/openapi.json")).json
+            assert "log_id" in described["components"]["schemas"]["JsonTransaction"]["properties"]
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("lane", ["fast", "framework"])
 def test_a_commit_of_another_log_is_refused_and_changes_nothing(lane: str) -> None:
     async def scenario() -> None:

@@ -25,7 +25,9 @@ SECONDS_MAX = 30
 class Process:
     """``holdfast serve`` as a process of its own."""
 
-    def __init__(self, log: Path, *arguments: str, listen: str = "127.0.0.1:0", without_override: bool = False) -> None:
+    def __init__(
+        self, log: Path | str, *arguments: str, listen: str = "127.0.0.1:0", without_override: bool = False
+    ) -> None:
         # A superuser may write anywhere, unless this right is taken away.
         limits = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
         self.process = subprocess.Popen(
@@ -33,7 +35,7 @@ class Process:
                 *("env", "--default-signal=HUP,INT"),  # one that ignores them, as under nohup, goes on
                 *(limits if without_override else []),
                 *(sys.executable, "-m", "holdfast.cli.main", "serve"),
-                *("--log", log.as_uri(), "--listen", listen, *arguments),
+                *("--log", log if isinstance(log, str) else log.as_uri(), "--listen", listen, *arguments),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -112,7 +114,7 @@ def view_processes(pid: int) -> list[int]:
 def start(tmp_path: Path) -> Iterator[Any]:
     started: list[Process] = []
 
-    def start_one(*arguments: str, log: Path | None = None, **how: Any) -> Process:
+    def start_one(*arguments: str, log: Path | str | None = None, **how: Any) -> Process:
         started.append(Process(log or tmp_path / "log", *arguments, **how))
         return started[-1]
 
@@ -181,6 +183,7 @@ def test_take_over_deposes_and_the_deposed_exits_4(start: Any) -> None:
     second = start("--take-over").ready()
     status, answer = first.ask("POST", "/v1/commit", WRITE)
     assert (status, answer["error"]["code"]) in [(504, "outcome_unknown"), (409, "leader_changed"), (503, "not_leader")]
+    assert first.leader_id not in json.dumps(answer)
     assert first.end()[0] == 4
     assert second.commit() > version
 
@@ -304,6 +307,30 @@ def test_missing_s3_credentials_are_reported_and_not_waited_for() -> None:
         assert code == 2 and "no credentials for S3" in errors and "AWS_ACCESS_KEY_ID" in errors
         code, errors = ended(*SERVE, "s3://bucket/log", AWS_ACCESS_KEY_ID="key", **metadata)
         assert code == 2 and "missing=AWS_SECRET_ACCESS_KEY" in errors
+
+
+@pytest.mark.parametrize("listening", [True, False], ids=["silent", "refusing"])
+def test_a_signal_ends_a_start_with_init_while_the_store_does_not_answer(
+    start: Any, monkeypatch: pytest.MonkeyPatch, *, listening: bool
+) -> None:
+    for name, value in {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}.items():
+        monkeypatch.setenv(name, value)
+    with socket.socket() as store:
+        store.bind(("127.0.0.1", 0))
+        store.settimeout(SECONDS_MAX)
+        if listening:
+            store.listen()
+        place = f"http://127.0.0.1:{store.getsockname()[1]}"
+        process = start("--init", log=f"s3://bucket/log?region=us-east-1&endpoint={place}")
+        if listening:
+            asked, _ = store.accept()  # the request stays without an answer until the end
+        else:
+            errors = iter(process.process.stderr.readline, "")
+            assert any("store_unavailable" in line for line in errors)
+        process.signal(signal.SIGTERM)
+        assert process.end()[0] == 0
+        if listening:
+            asked.close()
 
 
 def test_an_address_in_use_exits_2_and_is_named(start: Any) -> None:

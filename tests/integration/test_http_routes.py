@@ -284,6 +284,32 @@ def test_stepping_down_answers_everything_and_then_nothing() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("code", ["leader_changed", "not_leader"])
+def test_a_deposed_process_does_not_name_itself_as_the_leader(code: str) -> None:
+    async def scenario() -> None:
+        async with serving() as here:
+            client, framework = await here.connect(), await here.connect()
+            successor = await CommitService.lead(here.store, ServiceOptions(take_over=True))
+            if code == "not_leader":  # the front still has the service, whose end the process has not seen yet
+                assert (await client.ask("GET", "/v1/version")).code == "leader_changed"
+                answers = [await client.ask("POST", "/v1/commit", write())]
+            else:
+                answers = [await client.ask("GET", "/v1/version")]
+                await framework.ask("GET", "/openapi.json")
+                answers.append(await framework.ask("GET", "/v1/version"))
+                answers.append(await framework.ask("POST", "/v1/admin/step-down", b""))
+            for answer in answers:
+                assert answer.code == code
+                assert not {"leader_id", "leader_address"} & answer.json["error"].keys()
+                assert here.service.leader_id not in answer.body.decode()
+            here.front.stop_leading(LeaderHint(successor.leader_id, "elsewhere:1"))
+            named = (await client.ask("GET", "/v1/version")).json["error"]
+            assert (named["leader_id"], named["leader_address"]) == (successor.leader_id, "elsewhere:1")
+            await successor.close()
+
+    run(scenario)
+
+
 def test_who_was_deposed_while_stepping_down_does_not_say_that_it_stepped_down() -> None:
     async def scenario() -> None:
         async with serving() as here:

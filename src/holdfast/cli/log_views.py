@@ -9,6 +9,7 @@ Failure model: each opens the store, prints, and closes it whatever happens. Rai
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from holdfast.commit.log_remains import refuse_remains, remains_around
 from holdfast.commit.reader import find_frontier, follow
 from holdfast.commit.takeover import newest_slot
 from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.objects.credentials import require_credentials
 from holdfast.objects.open import open_store
 from holdfast.objects.port import Listed, ObjectStore
 from holdfast.values import LogId, parse_slot, slot_text
@@ -34,6 +36,8 @@ HEADERS_AT_ONCE: Final = 32
 
 def with_store(url: str, work: Callable[[ObjectStore], Awaitable[T]], *, create_missing: bool = False) -> T:
     """Run ``work`` on the store of a URL, and close it whatever happens."""
+
+    require_credentials(url, os.environ)
 
     async def run() -> T:
         store = open_store(url, create_missing=create_missing)

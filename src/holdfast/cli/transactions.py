@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -29,8 +30,9 @@ from holdfast.cli.options import (
 )
 from holdfast.cli.output import answering, base64_text, flush_output, print_json, print_line, readable, write_bytes
 from holdfast.cli.service import asking
-from holdfast.errors import Conflict, InvalidRequest, OutcomeUnknown, Unavailable
-from holdfast.values import LogPosition
+from holdfast.errors import Code, Conflict, InvalidRequest, OutcomeUnknown, Unavailable
+from holdfast.values import LogPosition, is_log_id
+from holdfast.values import parse_position as read_position
 
 if TYPE_CHECKING:
     from holdfast.commit.transaction import Operation, Precondition, Transaction
@@ -52,7 +54,9 @@ def commit(
     if_unchanged: Annotated[
         list[str] | None,
         typer.Option(
-            "--if-unchanged", metavar="KEY[@VERSION]", help="Only if this key, or BEGIN..END, has not changed."
+            "--if-unchanged",
+            metavar="KEY[@VERSION[@LOGID]]",
+            help="Only if this key, or BEGIN..END, has not changed.",
         ),
     ] = None,
     read_version: Annotated[
@@ -72,19 +76,25 @@ def commit(
     """Commit one transaction, and wait until it is durable.
 
     For example: holdfast commit seat/12A=taken --if-unchanged seat/12A@1200000017
+
+    With VERSION@LOGID, as holdfast version --position prints it, another log refuses the commit.
     """
     if file is not None and (operations or if_unchanged):
         raise InvalidRequest("--file holds the whole transaction: give it alone")
     request = _read_request(file) if file is not None else None
     wanted = request.operations if request else [_operation(text, encoding) for text in operations or ()]
-    reads = request.preconditions if request else [_precondition(text, encoding) for text in if_unchanged or ()]
+    placed = [_precondition(text, encoding) for text in if_unchanged or ()]
+    reads = request.preconditions if request else [read for read, _ in placed]
     read = parse_position("--read-version", read_version)
-    log_id = None if read is None else read.log_id
+    log_ids = [log_id for _, log_id in placed]
+    if read is not None:
+        log_ids.append(read.log_id)
     if request is not None:
         read = LogPosition(request.read_version) if read is None and request.read_version is not None else read
-        log_id = request.log_id if log_id is None else log_id
+        log_ids.append(request.log_id)
         request_id = request.request_id if request_id is None else request_id
     leader_id = request.leader_id if request is not None else None
+    log_id = _one_log(log_ids)
     with asking(url, token, timeout, as_json=as_json) as client:
         try:
             receipt = client.commit(
@@ -208,7 +218,7 @@ def status(
 def version(
     local: Annotated[bool, typer.Option("--local", help="Do not prove that no other leader is ahead.")] = False,
     position: Annotated[
-        bool, typer.Option("--position", help="Print VERSION@LOGID, which subscribe --after takes.")
+        bool, typer.Option("--position", help="Print VERSION@LOGID, which every option for a version takes.")
     ] = False,
     url: UrlOption = LOCAL,
     token: TokenOption = None,
@@ -263,19 +273,37 @@ def _operation(text: str, encoding: Encoding) -> Operation:
     raise InvalidRequest(f"{text!r} is no operation", hint="KEY=VALUE writes; after --, -KEY deletes and -A..B a range")
 
 
-def _precondition(text: str, encoding: Encoding) -> Precondition:
+def _precondition(text: str, encoding: Encoding) -> tuple[Precondition, str | None]:
+    """A precondition, and the log that its version belongs to where the text names one."""
     from holdfast.commit.transaction import PointRead, RangeRead
 
-    keys, at, number = text.rpartition("@")
+    keys, at, place = text.rpartition("@")
     if not at:
-        keys, number = text, ""
-    if number and not (number.isascii() and number.isdigit()):
-        raise InvalidRequest(f"{text!r} names no version behind the @")
-    seen = int(number) if number else None
+        keys, place = text, ""
+    elif is_log_id(place) and "@" in keys:
+        keys, _, number = keys.rpartition("@")
+        place = f"{number}@{place}"
+    position = read_position(place) if place else None
+    if place and (position is None or position.leader_id is not None):
+        raise InvalidRequest(
+            f"--if-unchanged is KEY, KEY@VERSION or KEY@VERSION@LOGID, not {text!r}",
+            hint="`holdfast version --position` prints VERSION@LOGID",
+        )
+    seen, log_id = (None, None) if position is None else (position.version, position.log_id)
     begin, dots, end = keys.partition("..")
     if dots:
-        return RangeRead(parse_bytes(begin, encoding), parse_bytes(end, encoding) if end else None, seen)
-    return PointRead(parse_bytes(keys, encoding), seen)
+        return RangeRead(parse_bytes(begin, encoding), parse_bytes(end, encoding) if end else None, seen), log_id
+    return PointRead(parse_bytes(keys, encoding), seen), log_id
+
+
+def _one_log(log_ids: Iterable[str | None]) -> str | None:
+    """The log that all versions of a request belong to, None where no version names one. Raises: InvalidRequest."""
+    named = sorted({log_id for log_id in log_ids if log_id is not None})
+    if len(named) > 1:
+        raise InvalidRequest(
+            "the versions of one commit belong to one log", code=Code.LOG_MISMATCH, log_ids=" ".join(named)
+        )
+    return named[0] if named else None
 
 
 def _print_conflict(conflict: Conflict, *, as_json: bool) -> None:

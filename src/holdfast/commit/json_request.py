@@ -104,7 +104,8 @@ class JsonTransaction(Struct, frozen=True, forbid_unknown_fields=True):
     """A commit request: apply the operations if every precondition holds.
 
     Each key, value and bound is given in base64 or as text. Later operations win over earlier ones on the same key.
-    ``leader_id`` refuses any other leader. ``request_id`` (with ``read_version``) names the attempt.
+    ``leader_id`` refuses any other leader, and ``log_id`` any other log than the one that the versions of the request
+    belong to. ``request_id`` (with ``read_version``) names the attempt.
     """
 
     operations: list[JsonWrite | JsonDelete | JsonRangeDelete]
@@ -112,6 +113,7 @@ class JsonTransaction(Struct, frozen=True, forbid_unknown_fields=True):
     request_id: str | None = None
     leader_id: str | None = None
     read_version: RequestVersion | None = None
+    log_id: str | None = None
 
 
 _DECODER: Final = msgspec.json.Decoder(Transaction)
@@ -191,6 +193,7 @@ def _decode_exactly(data: bytes) -> Transaction:
         found.request_id,
         found.leader_id,
         found.read_version,
+        found.log_id,
     )
 
 

@@ -178,7 +178,7 @@ class Front:
 
     def lead(self, service: LeadingService) -> None:
         """From now on this process answers for the log."""
-        self.own = self.leader = LeaderHint(service.leader_id, service.address)
+        self.own = self.leader = LeaderHint(service.leader_id, service.address, is_this_process=True)
         self.log_id = service.log_id
         self.answers = CommitAnswers(self.own)
         self.service = service

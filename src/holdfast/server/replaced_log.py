@@ -3,13 +3,17 @@
 Owns: which of them are looked at, and the patience with a store that does not answer yet. Does not own: what they say
 (``commit.log_remains``, ``segments.index``), taking the lead (``commit.takeover``).
 
-Failure model: what is refused here cost no leader anything and changed nothing.
+Failure model: what is refused here cost no leader anything and changed nothing. A store that does not answer is asked
+again for ``PATIENCE_SECONDS``, with one line in the log for each try; a cancellation ends the wait at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Final
+
+import structlog
 
 from holdfast.commit.log_remains import bound_log, refuse_remains, remains_around, require_bound
 from holdfast.commit.reader import read_header
@@ -22,6 +26,8 @@ __all__ = ["require_places_of_this_log"]
 
 PATIENCE_SECONDS: Final = 60.0
 AGAIN_SECONDS: Final = 0.5
+
+log = structlog.get_logger("holdfast.server.replaced_log")
 
 
 async def require_places_of_this_log(store: ObjectStore, settings: Settings, *, init: bool, force_new: bool) -> None:
@@ -36,13 +42,14 @@ async def require_places_of_this_log(store: ObjectStore, settings: Settings, *, 
     if not init and (stores is None or bound_log(stores) is None):
         return
     end = asyncio.get_running_loop().time() + PATIENCE_SECONDS
-    while True:
+    for tries in itertools.count(1):
         try:
             await _look(store, settings, stores)
             return
         except Unavailable as error:
             if error.code is not Code.STORE_UNAVAILABLE or asyncio.get_running_loop().time() >= end:
                 raise
+            log.warning("store_unavailable", error=str(error), tries=tries)
         await asyncio.sleep(AGAIN_SECONDS)
 
 

@@ -141,7 +141,7 @@ def problem_with(
     if txn.log_id is not None and txn.log_id != log_id:
         return log_mismatch(txn.log_id, log_id)
     if txn.leader_id is not None and txn.leader_id != leader_id:
-        return Fenced("another leader was named", code=Code.LEADER_CHANGED)
+        return Fenced("another leader was named", code=Code.LEADER_CHANGED, leader_id=leader_id)
     return None
 
 

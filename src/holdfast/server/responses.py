@@ -258,10 +258,11 @@ def retry_after_seconds(retry_after_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LeaderHint:
-    """Who leads, as far as this process knows. Empty texts when it does not know."""
+    """The leader that this process knows. Empty texts when it knows none."""
 
     leader_id: str = ""
     address: str = ""
+    is_this_process: bool = False
 
 
 _NAMES_THE_LEADER: Final = frozenset({Code.NOT_LEADER, Code.LEADER_CHANGED, Code.LEADER_ALIVE, Code.DEPOSED})
@@ -270,9 +271,15 @@ _NAMES_THE_LEADER: Final = frozenset({Code.NOT_LEADER, Code.LEADER_CHANGED, Code
 def error_body(error: HoldfastError, leader: LeaderHint) -> ErrorBody:
     """The body of an error, which states each fact once: in a field of its own, or in the message.
 
-    The leader is named where knowing it is the caller's next step.
+    The leader is named where knowing it is the caller's next step. A process that no longer leads does not name itself.
+    It names itself only in the answer to a request for another leader; ``requests.problem_with`` marks this error with
+    the field ``leader_id``.
     """
-    names = error.code in _NAMES_THE_LEADER
+    about_the_leader = error.code in _NAMES_THE_LEADER
+    names = about_the_leader and (
+        not leader.is_this_process
+        or (error.code is Code.LEADER_CHANGED and error.fields.get("leader_id") == leader.leader_id)
+    )
     leader_id = (leader.leader_id or None) if names else None
     leader_address = (leader.address or None) if names else None
     roll_back_to = error.fields.get("roll_back_to")
@@ -289,7 +296,13 @@ def error_body(error: HoldfastError, leader: LeaderHint) -> ErrorBody:
     }
     return ErrorBody(
         code=str(error.code),
-        message=error.statement(without=[name for name, value in own.items() if value is not None]),
+        message=error.statement(
+            without=[
+                name
+                for name, value in own.items()
+                if value is not None or (about_the_leader and name in ("leader_id", "leader_address"))
+            ]
+        ),
         leader_id=leader_id,
         leader_address=leader_address,
         retry_after_ms=error.retry_after_ms,

@@ -246,7 +246,9 @@ class _Process:
         store = _budgeted(opened, settings)
         self._metrics.store = self._watch.store = store.metrics
         try:
-            await require_places_of_this_log(store, settings, init=self._init, force_new=self._force_new)
+            looking = require_places_of_this_log(store, settings, init=self._init, force_new=self._force_new)
+            if not await self._ends_before_stop(asyncio.ensure_future(looking)):
+                return 0
             while True:
                 service = await self._lead(store)
                 if service is None:
@@ -268,14 +270,19 @@ class _Process:
             await store.close()
 
     async def _lead(self, store: BudgetedStore) -> CommitService | None:
-        """Take the lead, after waiting for it when standing by. None when told to stop meanwhile."""
+        """Take the lead, after waiting for it when standing by. None when a signal comes first."""
         leading = asyncio.ensure_future(CommitService.lead(store, self._options(), store.own))
-        await _first_of(leading, self._stop)
-        if leading.done():
-            return leading.result()
-        leading.cancel()
-        await asyncio.wait({leading})
-        return None
+        return leading.result() if await self._ends_before_stop(leading) else None
+
+    async def _ends_before_stop(self, work: asyncio.Future[Any]) -> bool:
+        """Whether ``work`` ends before a signal; a signal cancels it. Raises: the error of ``work``."""
+        await _first_of(work, self._stop)
+        if work.done():
+            work.result()
+            return True
+        work.cancel()
+        await asyncio.wait({work})
+        return False
 
     def _stand_by(self, leader_id: str, address: str) -> None:
         hint = LeaderHint(leader_id, address)

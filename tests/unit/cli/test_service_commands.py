@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -115,6 +116,73 @@ def test_versions_on_the_command_line_take_the_log_id(capsys: pytest.CaptureFixt
         assert server.asked[3].json()["log_id"] == LOG_ID
         assert asked[4].endswith(f"?min_version={position}")
         assert f"after=50%40{'2' * 32}" in asked[5]
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (f"k@50@{LOG_ID}", b"k"),
+        (f"a@b@50@{LOG_ID}", b"a@b"),
+        (f"{LOG_ID}@50@{LOG_ID}", LOG_ID.encode()),
+        (f"@50@{LOG_ID}", b""),
+    ],
+)
+def test_a_precondition_on_the_command_line_takes_the_log_id(text: str, key: bytes) -> None:
+    verdict = {"status": "committed", "version": 51, "leader_id": "cd" * 16, "request_id": "r" * 20}
+    newest = Answer(200, {"version": 60, "leader_id": "cd" * 16, "log_id": "2" * 32})
+    with ScriptedServer(newest, Answer(200, verdict)) as server:
+        assert main(["commit", "k=v", "--if-unchanged", text, "--url", server.url]) == Exit.DONE
+        sent = server.asked[1].json()
+    assert sent["log_id"] == LOG_ID
+    assert sent["preconditions"] == [{"type": "point_read", "key": base64.b64encode(key).decode(), "version": 50}]
+
+
+def test_a_range_on_the_command_line_takes_the_log_id() -> None:
+    verdict = {"status": "committed", "version": 51, "leader_id": "cd" * 16, "request_id": "r" * 20}
+    words = ["commit", "k=v", "--if-unchanged", f"a..b@50@{LOG_ID}", "--read-version", f"50@{LOG_ID}"]
+    with ScriptedServer(Answer(200, verdict)) as server:
+        assert main([*words, "--url", server.url]) == Exit.DONE
+        sent = server.asked[0].json()
+    assert sent["log_id"] == LOG_ID
+    assert sent["preconditions"] == [{"type": "range_read", "begin": "YQ==", "end": "Yg==", "version": 50}]
+
+
+def test_a_precondition_of_another_log_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    newest = Answer(200, {"version": 60, "leader_id": "cd" * 16, "log_id": "2" * 32})
+    mismatch = Answer(409, {"error": {"code": "log_mismatch", "message": "another log", "log_id": "2" * 32}})
+    with ScriptedServer(newest, mismatch) as server:
+        words = ["commit", "k=v", "--if-unchanged", f"k@50@{LOG_ID}", "--url", server.url]
+        assert main(words) == Exit.BAD_REQUEST
+        assert len(server.asked) == 2
+    assert "another log" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--if-unchanged", f"a@5@{LOG_ID}", "--if-unchanged", f"b@5@{'2' * 32}"],
+        ["--if-unchanged", f"a@5@{LOG_ID}", "--read-version", f"5@{'2' * 32}"],
+    ],
+)
+def test_versions_of_two_logs_in_one_commit_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["commit", "k=v", *words, "--url", "http://127.0.0.1:1", "--json"]) == Exit.BAD_REQUEST
+    error = json.loads(capsys.readouterr().err)["error"]
+    assert error["code"] == "log_mismatch"
+    assert "belong to one log" in error["message"]
+
+
+def test_a_file_and_a_read_version_of_two_logs_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps({"operations": [{"type": "delete", "key_text": "k"}], "log_id": LOG_ID}))
+    words = ["commit", "--file", str(file), "--read-version", f"5@{'2' * 32}", "--url", "http://127.0.0.1:1"]
+    assert main(words) == Exit.BAD_REQUEST
+    assert "belong to one log" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["k@soon", "k@-5", f"k@5~{'3' * 32}@{LOG_ID}", f"k@@{LOG_ID}", f"k@x@{LOG_ID}"])
+def test_a_precondition_without_a_valid_version_is_bad_usage(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["commit", "k=v", "--if-unchanged", text, "--url", "http://127.0.0.1:1"]) == Exit.BAD_REQUEST
+    assert "--if-unchanged is KEY, KEY@VERSION or KEY@VERSION@LOGID" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["soon", "5@", f"5@{LOG_ID[1:]}", "-1"])

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.commit.json_request import decode_json, decode_json_lines
+from holdfast.commit.json_request import (
+    JsonDelete,
+    JsonPointRead,
+    JsonRangeDelete,
+    JsonRangeRead,
+    JsonTransaction,
+    JsonWrite,
+    decode_json,
+    decode_json_lines,
+)
 from holdfast.commit.transaction import (
     Delete,
     PointRead,
@@ -51,6 +60,7 @@ def test_every_field_has_a_text() -> None:
         "request_id": "id",
         "leader_id": "leader",
         "read_version": 9,
+        "log_id": "log",
     }
     assert decode_json(json.dumps(given).encode()) == Transaction(
         [
@@ -65,7 +75,48 @@ def test_every_field_has_a_text() -> None:
         "id",
         "leader",
         9,
+        "log",
     )
+
+
+@pytest.mark.parametrize(
+    ("exact", "usual"),
+    [
+        (JsonTransaction, Transaction),
+        (JsonWrite, Write),
+        (JsonDelete, Delete),
+        (JsonRangeDelete, RangeDelete),
+        (JsonPointRead, PointRead),
+        (JsonRangeRead, RangeRead),
+    ],
+)
+def test_both_decoders_have_the_same_fields(exact: type[msgspec.Struct], usual: type[msgspec.Struct]) -> None:
+    names = [field.encode_name for field in msgspec.structs.fields(exact)]
+    assert [name for name in names if not name.endswith("_text")] == list(usual.__struct_encode_fields__)
+
+
+PLAIN = {
+    "request_id": st.text(),
+    "leader_id": st.text(),
+    "read_version": st.integers(0, 2**53 - 1),
+    "log_id": st.text(),
+}
+OPERATIONS = [
+    pytest.param('{"type":"write","key":"YQ==","value":"Yg=="}', id="base64"),
+    pytest.param('{"type":"write","key_text":"a","value_text":"b"}', id="text"),
+    pytest.param('{"type":"write","key\\u005ftext":"a","value":"Yg=="}', id="escape"),
+]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@given(st.fixed_dictionaries({}, optional=PLAIN), st.sampled_from(["", "="]))
+def test_the_form_of_keys_changes_no_other_field(operation: str, fields: dict[str, object], end: str) -> None:
+    if "request_id" in fields:
+        fields = {**fields, "request_id": f"{fields['request_id']}{end}"}
+    body = json.dumps({"operations": [], **fields}).replace("[]", f"[{operation}]", 1).encode()
+    wanted = Transaction([Write(b"a", b"b")], **fields)
+    assert decode_json(body) == wanted
+    assert decode_json_lines(body) == [wanted]
 
 
 @given(TEXTS, BYTES)
