@@ -10,8 +10,8 @@ items that were stored before it. One thread at a time uses the producer's side,
 
 Order of freeing space, and what a crash leaves:
 
-1. find the oldest item that a cursor has not passed: nothing has changed;
-2. sync the cursors: they stand at this item or after it;
+1. find the oldest item that a consumer or work queue of the queue has not passed: nothing has changed;
+2. sync all cursors, also of consumers that do not hold: they stand at this item or after it;
 3. remove the pages before it: no cursor ever stands before the first page.
 
 The queue keeps the page of its last durable item, so a source that resumes always finds the last item.
@@ -27,7 +27,7 @@ from typing import Generic, TypeVar
 
 from holdfast.errors import Closed, Code, InternalError, InvalidRequest
 from holdfast.queue.arguments import whole_number
-from holdfast.queue.cursor_file import first_held_seq, seq_since, sync_holds
+from holdfast.queue.cursor_file import first_unconsumed_seq, seq_since, sync_holds
 from holdfast.queue.datetimes import lifetime_ns
 from holdfast.queue.file_names import FileNames
 from holdfast.queue.forks import poison_in_children
@@ -310,14 +310,15 @@ class PersistRun:
         return payload if self._serializer is None else self._serializer.load(payload)
 
     def _free(self) -> None:
-        """Remove the pages that every cursor has passed; see the module. Not with a lifetime, nor for ``since``."""
+        """Remove the pages that every cursor has passed, whether it holds or not; see the module. Not with a lifetime,
+        nor for ``since``."""
         queue = self.queue
         if self._keeps_consumed:
             return
-        held = first_held_seq(queue.pages, lambda: queue.last_seq)
-        if held is not None and held > queue.first_seq:
-            sync_holds(queue.pages, self._sync_failed)
-            queue.trim(before_seq=held)
+        unconsumed = first_unconsumed_seq(queue.pages, lambda: queue.last_seq)
+        if unconsumed is not None and unconsumed > queue.first_seq:
+            sync_holds(queue.pages, self._sync_failed, every=True)
+            queue.trim(before_seq=unconsumed)
 
     def _sync_failed(self, error: OSError) -> None:
         self._closed = Closed(

@@ -169,6 +169,23 @@ def test_space_is_not_freed_before_every_consumer_has_consumed(tmp_path: Path) -
     assert list(persist([], tmp_path, consumer="slow")) == source[9:]
 
 
+def test_space_is_kept_for_a_consumer_of_the_queue_that_does_not_hold(tmp_path: Path) -> None:
+    list(persist([b"first"], tmp_path))
+    with Queue(tmp_path / "persist") as queue:
+        queue.consumer("audit").close()
+    source = [b"%d" % number * 100 for number in range(300)]
+    assert list(persist(source, tmp_path)) == source
+    with Queue(tmp_path / "persist") as queue, queue.consumer("audit") as audit:
+        found: list[bytes] = []
+        while messages := audit.poll(0.0):
+            found += [message.payload for message in messages]
+        assert found == [b"first", *source]
+        audit.commit()
+    before = len([*tmp_path.glob("*.page")])
+    assert list(persist([], tmp_path)) == []
+    assert len([*tmp_path.glob("*.page")]) < before
+
+
 # ---- how far the source runs ahead -----------------------------------------------------------------------------------
 
 
