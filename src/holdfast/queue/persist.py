@@ -74,7 +74,8 @@ def persist(
     A ``source`` that is a callable is called with ``Stored(count, last)``, how many items are stored and the last of
     them, and returns the iterable of what comes after.
 
-    *Shape*: items are bytes, or what ``serializer`` takes ("str", "json", a ``Serializer``). ``consumer`` names the
+    *Shape*: items are bytes, or what ``serializer`` takes ("str", "json", a ``Serializer``). The queue records the name
+    of the first serializer and refuses another; without the argument it uses the recorded one. ``consumer`` names the
     place, "main" by default; with ``since`` (a time, "earliest", "latest", or a callable that gives one) the
     subscription starts there and keeps no place. ``lifetime`` keeps consumed items for that long; without it their
     space is freed. ``sync`` and ``page_size`` are those of ``Queue``.

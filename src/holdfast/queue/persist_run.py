@@ -35,7 +35,7 @@ from holdfast.queue.frame import octets
 from holdfast.queue.page_header import PAGE_BYTES_MAX
 from holdfast.queue.persist_flow import Flow, Step, Work
 from holdfast.queue.queue import PAGE_BYTES_MIN, Queue
-from holdfast.queue.serializers import serializer_named
+from holdfast.queue.serializers import check_named, serializer_named
 from holdfast.queue.sync_levels import sync_level
 
 TYPE_CHECKING = False
@@ -131,7 +131,9 @@ class PersistSettings:
         self.path = os.path.join(os.fsdecode(directory), name)
         self.consumer = CONSUMER if consumer is None and since is None else consumer
         self.since = since
-        self.serializer = serializer_named("bytes" if serializer is None else serializer)
+        if serializer is not None:
+            serializer_named(serializer)  # refused before a file is touched
+        self.serializer = serializer
         self.lifetime = lifetime
         self.max_bytes = None if max_bytes is None else whole_number("max_bytes", max_bytes, 1, BYTES_MAX)
         self.sync = level
@@ -139,25 +141,30 @@ class PersistSettings:
 
     def open(self) -> Queue:
         """The queue on the files of the system."""
-        return Queue(self.path, page_size=self.page_bytes, sync=self.sync, lifetime=self.lifetime)
+        return Queue(
+            self.path, page_size=self.page_bytes, sync=self.sync, lifetime=self.lifetime, serializer=self.serializer
+        )
 
 
 class PersistRun:
     """An open queue with one subscription and the items that pass. See the module; ``flow`` is the state.
 
-    *Raises*: ``AlreadyOpen`` when another run has it; else as ``Queue`` and ``Queue.consumer``.
+    *Raises*: ``AlreadyOpen`` when another run has it; ``InvalidRequest`` for a serializer that is not the recorded one,
+    and where that has to be named and is not; else as ``Queue`` and ``Queue.consumer``.
     """
 
     def __init__(self, settings: PersistSettings, open_queue: Callable[[], Queue]) -> None:
-        self._serializer = settings.serializer
         # With a lifetime, consumed items go by their age. A subscription without a place removes none.
         self._keeps_consumed = settings.lifetime is not None or settings.consumer is None
+        self._syncs_nothing = settings.sync.name == "os"
         self._closed: Closed | None = None  # why nothing is given out any more
         self._ready: deque[Message] = deque()
         self.given: Message | None = None
         """The item that the consumer has and that is not done. Set by the shell, as the last step of giving it."""
         self.queue = open_queue()
         try:
+            check_named(settings.serializer, self.queue.identity.serializer)
+            self._serializer = self.queue.serializer
             self._place = self._subscribe(settings)
             try:
                 left_seq = self.queue.last_seq
@@ -191,7 +198,7 @@ class PersistRun:
         """What is stored when the run begins. *Raises*: as ``Queue.read`` and the serializer."""
         count = self.flow.stored_seq
         last = next(self.queue.read(seq=count), None) if count and count >= self.queue.first_seq else None
-        return Stored(count, None if last is None else self._load(last.payload))
+        return Stored(count, None if last is None else last.value)
 
     def encode(self, item: object) -> bytes:
         """The bytes of an item. *Raises*: ``InvalidRequest`` for what is not bytes; as the serializer."""
@@ -206,7 +213,13 @@ class PersistRun:
 
     def append(self, payload: bytes) -> None:
         """Store an item; it is as durable on return as the sync level says."""
-        self.flow.stored(self.queue.append(payload), len(payload))
+        queue = self.queue
+        if self._serializer is None:
+            seq = queue.append(payload)
+        else:  # ``Queue.append`` would encode it again
+            at_once = queue.append_at_once(payload) if self._syncs_nothing else None
+            seq = at_once or queue.append_encoded((payload,))[0]
+        self.flow.stored(seq, len(payload))
 
     def measure(self) -> None:
         """Count the bytes of some items that earlier runs have left; nothing is done when the work is another."""
@@ -304,10 +317,7 @@ class PersistRun:
         if not self._is_in_order():
             self.take()
         message = self._ready[0]
-        return message, self._load(message.payload)
-
-    def _load(self, payload: bytes) -> object:
-        return payload if self._serializer is None else self._serializer.load(payload)
+        return message, message.value
 
     def _free(self) -> None:
         """Remove the pages that every cursor has passed, whether it holds or not; see the module. Not with a lifetime,

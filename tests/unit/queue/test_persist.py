@@ -105,6 +105,51 @@ def test_items_come_as_the_serializer_makes_them(tmp_path: Path) -> None:
     assert (tmp_path / "text-1.page").exists()
 
 
+def test_the_serializer_is_recorded_used_without_naming_it_and_another_one_is_refused(tmp_path: Path) -> None:
+    source = [{"n": 1}, {"n": 2}]
+    with persist(source, tmp_path, serializer="json") as items:
+        assert next(items) == source[0]
+    for other in ("str", "bytes"):
+        with pytest.raises(InvalidRequest, match=r"another serializer .*recorded=json"):
+            persist([], tmp_path, serializer=other)
+    assert list(persist(resuming_values([*source, {"n": 3}]), tmp_path)) == [*source, {"n": 3}]
+    with Queue(tmp_path / "persist") as queue:
+        assert list(queue.values()) == [*source, {"n": 3}]
+
+
+def resuming_values(values: list[Any]) -> Callable[[Stored[Any]], list[Any]]:
+    def source(stored: Stored[Any]) -> list[Any]:
+        assert stored.last == values[stored.count - 1]
+        return values[stored.count :]
+
+    return source
+
+
+def test_a_queue_that_records_a_serializer_takes_items_of_persist(tmp_path: Path) -> None:
+    with Queue(tmp_path / "persist", serializer="json") as queue:
+        queue.append({"n": 1})
+    assert list(persist([{"n": 2}], tmp_path, serializer="json")) == [{"n": 1}, {"n": 2}]
+    assert list(persist([{"n": 3}], tmp_path, sync="always")) == [{"n": 3}]
+
+
+def test_a_queue_of_an_earlier_version_adopts_the_first_serializer_that_is_named(tmp_path: Path) -> None:
+    with Queue(tmp_path / "persist", page_size=PAGE_BYTES) as queue:  # no serializer was recorded for ``persist``
+        queue.append_many([b"1", b"2"])
+    with persist([b"3"], tmp_path, scheduler=Inline()) as items:
+        assert taken(items, 2) == [b"1", b"2"]
+    assert list(persist([4], tmp_path, serializer="json")) == [2, 3, 4]
+    assert list(persist([5], tmp_path)) == [5]
+
+
+def test_a_serializer_that_has_to_be_named_is_asked_for_before_the_source(tmp_path: Path) -> None:
+    number = Serializer(lambda value: b"%d" % value, int, "number")
+    assert list(persist([1], tmp_path, serializer=number)) == [1]
+    source = iter([2])
+    with pytest.raises(InvalidRequest, match=r"to be named .*number"):
+        persist(source, tmp_path)
+    assert list(persist(source, tmp_path, serializer=number)) == [2]
+
+
 def test_an_item_that_cannot_be_loaded_stays_next(tmp_path: Path) -> None:
     assert taken(persist([b"{}", b"not json"], tmp_path, scheduler=Inline()), 1) == [b"{}"]
     gc.collect()

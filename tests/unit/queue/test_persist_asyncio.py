@@ -93,6 +93,23 @@ def test_all_items_pass_in_order_and_the_result_closes_itself_at_the_end(tmp_pat
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("sync", ["os", "always"])
+def test_the_serializer_is_recorded_and_each_item_is_encoded_once(tmp_path: Path, sync: str) -> None:
+    async def values(first: int) -> AsyncIterator[object]:
+        for number in range(first, first + 3):
+            yield {"n": number}
+
+    async def main() -> None:
+        assert await whole(persist(values(0), tmp_path, serializer="json", sync=sync)) == [{"n": n} for n in range(3)]
+        assert await whole(persist(values(3), tmp_path, sync=sync)) == [{"n": n} for n in range(3, 6)]
+        with pytest.raises(InvalidRequest, match="recorded=json"):
+            await persist(values(6), tmp_path, serializer="str").open()
+
+    asyncio.run(main())
+    with Queue(tmp_path / "persist") as queue:
+        assert list(queue.values()) == [{"n": n} for n in range(6)]
+
+
 def test_a_run_continues_after_the_last_consumed_item(tmp_path: Path) -> None:
     async def main() -> None:
         async with persist(resuming(20), tmp_path) as items:
