@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import NoReturn, Self
 
+    from holdfast.queue.persist_flow import Ending
     from holdfast.queue.persist_run import Since
     from holdfast.queue.queue import Queue
     from holdfast.queue.serializers import Serializer
@@ -121,6 +122,7 @@ class Persisted(AsyncIterator[Item]):
         self._open_queue = open_queue or settings.open
         self._opened = False
         self._found: tuple[PersistRun, _Producer[Item]] | None = None
+        self._ending: Ending | None = None  # what is left to give: closing on the way there may be cancelled
         self._finished = False
         self._asks = False
 
@@ -169,13 +171,18 @@ class Persisted(AsyncIterator[Item]):
                 if run.flow.frees:
                     await on_helper(run.free)
             while True:
+                if self._ending is not None:
+                    await self._end(self._ending)
                 producer.item_bell.clear()
                 step = run.step
                 if step is Step.GIVE:
                     break
-                if step is not Step.WAIT:
-                    await self._end(step)
-                await producer.item_bell.wait()
+                if step is Step.CLOSED:
+                    raise run.closed_error()
+                if step is Step.END:
+                    self._ending = run.flow.ending
+                else:
+                    await producer.item_bell.wait()
             if not run.has_next:
                 await on_helper(run.take)
             message, item = run.next_item()
@@ -185,17 +192,14 @@ class Persisted(AsyncIterator[Item]):
         run.given = message
         return cast("Item", item)
 
-    async def _end(self, step: Step) -> NoReturn:
-        run = self._parts()[0]
-        if step is Step.CLOSED:
-            raise run.closed_error()
-        ending = run.flow.ending
-        assert ending is not None, "a run ends with its source"
-        await self.close()
+    async def _end(self, ending: Ending) -> NoReturn:
+        try:
+            await self.close()
+        except Exception as failure:  # noqa: BLE001 - raised with the error of the source, or by itself
+            ending.closing_failed(failure)
+        error = StopAsyncIteration() if ending.error is None else ending.error
         self._finished = True
-        if ending.error is None:
-            raise StopAsyncIteration
-        raise ending.error
+        raise error
 
     async def commit(self, *, durable: bool = False) -> None:
         """The item that was given last is consumed, before the next one is asked for; ``durable`` survives lost power.

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import NoReturn, Self
 
+    from holdfast.queue.persist_flow import Ending
     from holdfast.queue.persist_run import Since
     from holdfast.queue.queue import Queue
     from holdfast.queue.serializers import Serializer
@@ -127,6 +128,7 @@ class Persisted(Iterator[Item]):
     ) -> None:
         self._run = PersistRun(settings, open_queue or settings.open)
         self._producer = _Producer(self._run, source, scheduler if scheduler is not None else _DaemonThread())
+        self._ending: Ending | None = None  # what is left to give: closing on the way there may be interrupted
         self._finished = False
         self._asker = 0
         self._abandon = finalize(self, _close_soon, self._producer)
@@ -140,7 +142,8 @@ class Persisted(Iterator[Item]):
     def __next__(self) -> Item:
         """The next item; the one before is consumed by asking for it. Waits for the source.
 
-        *Raises*: what the source raised, after the items before it; ``Closed`` after ``close``; ``Gap`` and
+        *Raises*: what the source raised, after the items before it, also where an interrupt has stopped the closing
+        that comes before it; ``Closed`` after ``close``; ``Gap`` and
         ``Trimmed``, and again the next time; ``Unavailable`` where the file system refuses: then nothing has moved.
         """
         if self._finished:
@@ -153,11 +156,19 @@ class Persisted(Iterator[Item]):
             if not run.flow.stopped:
                 run.consume()
                 run.free()
-            while (step := run.step) is not Step.GIVE:
-                if step is not Step.WAIT:
-                    self._end(step)
-                producer.start_turn()
-                producer.wait_for_change()
+            while True:
+                if self._ending is not None:
+                    self._end(self._ending)
+                step = run.step
+                if step is Step.GIVE:
+                    break
+                if step is Step.CLOSED:
+                    raise run.closed_error()
+                if step is Step.END:
+                    self._ending = run.flow.ending
+                else:
+                    producer.start_turn()
+                    producer.wait_for_change()
             if run.flow.waiting:
                 producer.start_turn()
             message, item = run.next_item()
@@ -167,16 +178,14 @@ class Persisted(Iterator[Item]):
         run.given = message
         return cast("Item", item)
 
-    def _end(self, step: Step) -> NoReturn:
-        if step is Step.CLOSED:
-            raise self._run.closed_error()
-        ending = self._run.flow.ending
-        assert ending is not None, "a run ends with its source"
-        self.close()
+    def _end(self, ending: Ending) -> NoReturn:
+        try:
+            self.close()
+        except Exception as failure:  # noqa: BLE001 - raised with the error of the source, or by itself
+            ending.closing_failed(failure)
+        error = StopIteration() if ending.error is None else ending.error
         self._finished = True
-        if ending.error is None:
-            raise StopIteration
-        raise ending.error
+        raise error
 
     def commit(self, *, durable: bool = False) -> None:
         """The item that was given last is consumed, before the next one is asked for; ``durable`` survives lost power.

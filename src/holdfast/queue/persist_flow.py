@@ -67,6 +67,15 @@ class Ending:
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
+    def closing_failed(self, failure: Exception) -> None:
+        """Closing after this end has failed. The error of the source carries that failure; at an end without an error
+        it is raised, and the end comes with the next call."""
+        if self.error is None:
+            raise failure
+        self.error.add_note(f"closing failed, too: {failure!r}")
+        if self.error.__context__ is None:
+            self.error.__context__ = failure
+
 
 class Flow:
     """The state of one run. ``consumed_seq`` is where the subscription begins, ``left_seq`` the last item of earlier

@@ -305,6 +305,59 @@ def test_an_error_of_the_source_comes_after_the_items_before_it_and_is_not_store
     assert list(persist([b"next run"], tmp_path)) == [b"next run"]
 
 
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_the_end_comes_although_an_interrupt_has_stopped_the_closing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, *, fails: bool
+) -> None:
+    real = PersistRun.close
+    interrupts = [KeyboardInterrupt()]
+
+    def interrupted(self: PersistRun) -> None:
+        if moment == "after":
+            real(self)
+        if interrupts:
+            raise interrupts.pop()
+        real(self)
+
+    monkeypatch.setattr(PersistRun, "close", interrupted)
+    items = persist(failing(3) if fails else numbers(3), tmp_path)
+    assert taken(items, 3) == numbers(3)
+    with pytest.raises(KeyboardInterrupt):
+        next(items)
+    with pytest.raises(SourceFailed if fails else StopIteration):
+        next(items)
+    assert list(items) == []
+    assert list(persist([b"next run"], tmp_path)) == [b"next run"]
+
+
+def test_an_error_of_the_source_is_raised_with_the_failure_of_closing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = PersistRun.close
+    failures = [Closed("not durable"), Closed("not durable, either")]
+
+    def failed(self: PersistRun) -> None:
+        real(self)
+        if failures:
+            raise failures.pop(0)
+
+    monkeypatch.setattr(PersistRun, "close", failed)
+    items = persist(failing(1), tmp_path)
+    next(items)
+    with pytest.raises(SourceFailed) as caught:
+        next(items)
+    assert "not durable" in caught.value.__notes__[0]
+    assert isinstance(caught.value.__context__, Closed)
+    assert list(items) == []
+
+    items = persist(numbers(1), tmp_path)  # an end without an error: the failure itself, and then the end
+    next(items)
+    with pytest.raises(Closed, match="either"):
+        next(items)
+    assert list(items) == []
+
+
 def test_an_item_that_cannot_be_stored_is_an_error_after_the_items_before_it(tmp_path: Path) -> None:
     for wrong, error in (("text", InvalidRequest), (b"x" * (65 << 20), LimitExceeded)):
         items = persist([b"good", wrong, b"never"], tmp_path)

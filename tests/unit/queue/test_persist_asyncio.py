@@ -20,6 +20,7 @@ import holdfast
 import holdfast.aio
 from holdfast.errors import AlreadyOpen, Closed, InvalidRequest
 from holdfast.queue import Queue, Stored
+from holdfast.queue.persist_run import PersistRun
 
 PAGE_BYTES = 4096
 WAIT_S = 60
@@ -180,6 +181,66 @@ def test_an_error_of_the_source_comes_after_the_items_before_it(tmp_path: Path) 
         with pytest.raises(InvalidRequest, match="str"):
             await anext(items)
 
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_end_comes_although_the_closing_before_it_was_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    closing, go_on = threading.Event(), threading.Event()
+    real = PersistRun.close
+
+    def slow_close(self: PersistRun) -> None:
+        closing.set()
+        go_on.wait(WAIT_S)
+        real(self)
+
+    async def source() -> AsyncIterator[bytes]:
+        yield b"a"
+        if fails:
+            raise SourceFailed
+
+    async def main() -> None:
+        items = persist(source(), tmp_path)
+        assert await anext(items) == b"a"
+        asking = asyncio.ensure_future(anext(items))
+        await until(closing.is_set)
+        asking.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        with pytest.raises(SourceFailed if fails else StopAsyncIteration):
+            await anext(items)
+        assert await whole(items) == []
+
+    monkeypatch.setattr(PersistRun, "close", slow_close)
+    asyncio.run(main())
+
+
+def test_an_error_of_the_source_is_raised_with_the_failure_of_closing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = PersistRun.close
+
+    def failed(self: PersistRun) -> None:
+        real(self)
+        raise Closed("not durable")
+
+    async def source() -> AsyncIterator[bytes]:
+        yield b"a"
+        raise SourceFailed
+
+    async def main() -> None:
+        items = persist(source(), tmp_path)
+        await anext(items)
+        with pytest.raises(SourceFailed) as caught:
+            await anext(items)
+        assert "not durable" in caught.value.__notes__[0]
+        assert await whole(items) == []
+
+    monkeypatch.setattr(PersistRun, "close", failed)
     asyncio.run(main())
 
 
