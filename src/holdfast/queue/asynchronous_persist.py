@@ -21,13 +21,13 @@ from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
 from functools import partial
 from typing import Generic, TypeVar, cast
-from weakref import finalize
 
-from holdfast.errors import AlreadyOpen, Closed, HoldfastError, InvalidRequest
+from holdfast.errors import AlreadyOpen, Closed, InvalidRequest
 from holdfast.queue.arguments import seconds_ns
 from holdfast.queue.asynchronous_work import on_helper, open_by
+from holdfast.queue.dropped import close_when_dropped
 from holdfast.queue.persist_flow import Step, Work
-from holdfast.queue.persist_run import PAGE_BYTES, PersistRun, PersistSettings, Stored
+from holdfast.queue.persist_run import DROPPED_S, PAGE_BYTES, PersistRun, PersistSettings, Stored, close_dropped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def check_source(source: object, *, is_result: bool = False) -> None:
 class Persisted(AsyncIterator[Item]):
     """The result of ``persist``: an asynchronous iterator, and a context manager that closes it. One task at a time.
 
-    It closes itself after the last item and after an error of the source. It belongs to the event loop on which it was
-    opened.
+    It closes itself after the last item and after an error of the source. One that is dropped without that is closed as
+    the blocking one is. It belongs to the event loop on which it was opened.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ class Persisted(AsyncIterator[Item]):
             raise
         producer = _Producer(run, self._source, quick=self._settings.sync.name == "os")
         self._found = run, producer
-        self._abandon = finalize(self, _close_soon, producer)
-        self._abandon.atexit = False  # at the exit of the interpreter no thread can be started
+        release = partial(close_dropped, producer.close_dropped)
+        self._keep = close_when_dropped(self, "the subscription", self._settings.path, release, warn=True)
         producer.start(self._scheduler)
         return self
 
@@ -242,7 +242,7 @@ class Persisted(AsyncIterator[Item]):
             self._opened = True
             return True
         run, producer = self._found
-        self._abandon.detach()
+        self._keep()
         producer.stop()
         try:
             await asyncio.wait([asyncio.wrap_future(producer.ended)], timeout=timeout)
@@ -441,15 +441,12 @@ class _Producer(Generic[Item]):
         self.ended.set_result(None)
         self.item_bell.ring()
 
+    # ---- on the thread of ``dropped`` -------------------------------------------------------------------------------
 
-def _close_soon(producer: _Producer[Item]) -> None:
-    """Close after the ``Persisted`` was collected: on a thread, because the collector may run inside the queue."""
-
-    def close() -> None:
-        producer.stop()
-        wait([producer.ended], CLOSE_S)
-        with suppress(HoldfastError, OSError):
-            producer.run.close()
-
-    with suppress(RuntimeError):  # the system has no thread to give: the queue is found as after a kill
-        threading.Thread(target=close, name="holdfast-persist-close", daemon=True).start()
+    def close_dropped(self) -> None:
+        """Close after the ``Persisted`` was dropped. *Raises*: as ``Persisted.close``."""
+        self.stop()
+        wait([self.ended], DROPPED_S)
+        self.run.close()
+        if self.failure is not None:
+            raise self.failure

@@ -19,15 +19,16 @@ import threading
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from time import monotonic
 from typing import Generic, TypeVar, cast
-from weakref import finalize
 
 from holdfast.errors import AlreadyOpen, Closed, HoldfastError, InvalidRequest
 from holdfast.queue.arguments import seconds_ns
+from holdfast.queue.dropped import close_when_dropped
 from holdfast.queue.persist_flow import Step, Work
-from holdfast.queue.persist_run import PAGE_BYTES, PersistRun, PersistSettings, Stored
+from holdfast.queue.persist_run import DROPPED_S, PAGE_BYTES, PersistRun, PersistSettings, Stored, close_dropped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,8 +115,8 @@ def check_source(source: object, *, is_result: bool = False) -> None:
 class Persisted(Iterator[Item]):
     """The result of ``persist``: an iterator, and a context manager that closes it. One thread at a time.
 
-    It closes itself after the last item and after an error of the source. One that is dropped without that is closed by
-    a thread.
+    It closes itself after the last item and after an error of the source. One that is dropped without that is closed on
+    another thread, with a ``ResourceWarning``; whoever opens a queue meanwhile waits for it.
     """
 
     def __init__(
@@ -131,8 +132,8 @@ class Persisted(Iterator[Item]):
         self._ending: Ending | None = None  # what is left to give: closing on the way there may be interrupted
         self._finished = False
         self._asker = 0
-        self._abandon = finalize(self, _close_soon, self._producer)
-        self._abandon.atexit = False  # at the exit of the interpreter no thread can be started
+        release = partial(close_dropped, partial(self._producer.close, DROPPED_S))
+        self._keep = close_when_dropped(self, "the subscription", settings.path, release, warn=True)
         atexit.register(self._producer.close_at_exit)
         self._producer.start_turn()
 
@@ -221,7 +222,7 @@ class Persisted(Iterator[Item]):
         *Raises*: what closing the generator raised; ``Closed`` when the queue could not be made durable.
         """
         seconds_ns("timeout", timeout)
-        self._abandon.detach()
+        self._keep()
         return self._producer.close(timeout)
 
     def __enter__(self) -> Self:
@@ -362,17 +363,6 @@ class _Producer(Generic[Item]):
         """Close at the exit of the interpreter, where the program has not."""
         with suppress(HoldfastError, OSError):
             self.close(EXIT_S)
-
-
-def _close_soon(producer: _Producer[Item]) -> None:
-    """Close after the ``Persisted`` was collected: on a thread, because the collector may run inside the queue."""
-
-    def close() -> None:
-        with suppress(HoldfastError, OSError):
-            producer.close(CLOSE_S)
-
-    with suppress(RuntimeError):  # the system has no thread to give: then it is closed at the exit of the interpreter
-        threading.Thread(target=close, name="holdfast-persist-close", daemon=True).start()
 
 
 class _DaemonThread(Executor):

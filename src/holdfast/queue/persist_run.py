@@ -25,7 +25,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from holdfast.errors import Closed, Code, InternalError, InvalidRequest
+from holdfast.errors import Closed, Code, HoldfastError, InternalError, InvalidRequest
 from holdfast.queue.arguments import whole_number
 from holdfast.queue.cursor_file import first_unconsumed_seq, seq_since, sync_holds
 from holdfast.queue.datetimes import lifetime_ns
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
             ...
 
 
-__all__ = ["PAGE_BYTES", "PersistRun", "PersistSettings", "Stored"]
+__all__ = ["DROPPED_S", "PAGE_BYTES", "PersistRun", "PersistSettings", "Stored", "close_dropped"]
 
 Item = TypeVar("Item")
 
@@ -83,6 +83,8 @@ PREFIX = "persist"
 CONSUMER = "main"
 BYTES_MAX = 1 << 60
 TAKE_ITEMS = 1000
+DROPPED_S = 1.0
+"""How long the end of a source is waited for after its subscription was dropped. Openings wait for that, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,19 @@ class PersistSettings:
         return Queue(
             self.path, page_size=self.page_bytes, sync=self.sync, lifetime=self.lifetime, serializer=self.serializer
         )
+
+
+def close_dropped(close: Callable[[], object]) -> None:
+    """Close a subscription that the program dropped, on the thread of ``dropped``, which reports these errors alone.
+
+    *Raises*: ``HoldfastError`` and ``OSError``; ``Closed`` for what the source raises.
+    """
+    try:
+        close()
+    except (HoldfastError, OSError):
+        raise
+    except BaseException as error:
+        raise Closed("closing the source failed", error=repr(error)) from error
 
 
 class PersistRun:

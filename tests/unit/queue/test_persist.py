@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import signal
 import subprocess
@@ -22,6 +21,7 @@ import pytest
 import holdfast
 from holdfast.errors import AlreadyOpen, Closed, Code, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.queue import Queue, Serializer, Stored, Trimmed
+from holdfast.queue import persist as persist_module
 from holdfast.queue.persist import Persisted
 from holdfast.queue.persist_run import PersistRun, PersistSettings
 from holdfast.queue.reader import LogReader
@@ -151,28 +151,16 @@ def test_a_serializer_that_has_to_be_named_is_asked_for_before_the_source(tmp_pa
 
 
 def test_an_item_that_cannot_be_loaded_stays_next(tmp_path: Path) -> None:
-    assert taken(persist([b"{}", b"not json"], tmp_path, scheduler=Inline()), 1) == [b"{}"]
-    gc.collect()
+    with persist([b"{}", b"not json"], tmp_path, scheduler=Inline()) as items:
+        assert next(items) == b"{}"
     with Queue(tmp_path / "persist", read_only=True) as queue:
         assert queue.last_seq == 2
-    with_json = opened_when_free(lambda: persist([], tmp_path, serializer="json"))
-    with with_json as items:
-        assert next(items) == {}
+    with persist([], tmp_path, serializer="json") as loaded:
+        assert next(loaded) == {}
         for _ in range(2):
             with pytest.raises(ValueError, match="Expecting value"):
-                next(items)
-        assert items.consumed_seq == 1
-
-
-def opened_when_free(opened: Callable[[], Persisted[Any]]) -> Persisted[Any]:
-    """A result that was dropped is closed by another thread."""
-    while True:
-        try:
-            return opened()
-        except AlreadyOpen:
-            for thread in threading.enumerate():
-                if thread.name == "holdfast-persist-close":
-                    thread.join(WAIT_S)
+                next(loaded)
+        assert loaded.consumed_seq == 1
 
 
 def test_consumers_have_places_of_their_own_and_since_keeps_none(tmp_path: Path) -> None:
@@ -208,9 +196,9 @@ def test_the_space_of_consumed_items_is_freed_and_the_last_item_stays(tmp_path: 
 
 def test_space_is_not_freed_before_every_consumer_has_consumed(tmp_path: Path) -> None:
     source = [b"%d" % number * 100 for number in range(300)]
-    assert taken(persist(source, tmp_path, consumer="slow", scheduler=Inline()), 10) == source[:10]
-    fast = opened_when_free(lambda: persist([], tmp_path, consumer="fast"))
-    assert list(fast) == source
+    with persist(source, tmp_path, consumer="slow", scheduler=Inline()) as slow:
+        assert taken(slow, 10) == source[:10]
+    assert list(persist([], tmp_path, consumer="fast")) == source
     assert list(persist([], tmp_path, consumer="slow")) == source[9:]
 
 
@@ -438,14 +426,59 @@ def test_an_error_in_the_loop_closes_and_the_item_comes_again(tmp_path: Path, er
         assert main.committed_seq == 0
 
 
-def test_a_dropped_result_is_closed(tmp_path: Path) -> None:
-    watched = Watched()
-    for _ in persist(watched.items(), tmp_path, max_bytes=1000):
+def drop_after_one(source: Iterable[bytes], folder: Path) -> None:
+    for _ in persist(source, folder, max_bytes=1000):
         break
-    gc.collect()
-    assert watched.closed.wait(WAIT_S)
-    with opened_when_free(lambda: persist([], tmp_path)) as items:
-        assert next(items) == b"item"
+
+
+def test_a_dropped_result_is_closed_with_a_warning_and_the_queue_can_be_opened_at_once(tmp_path: Path) -> None:
+    for number in range(20):
+        watched, folder = Watched(), tmp_path / str(number)
+        with pytest.warns(ResourceWarning, match=r"the subscription .*persist was not closed; .*test_persist\.py:\d+"):
+            drop_after_one(watched.items(), folder)
+        with persist([], folder) as items:
+            assert next(items) == b"item"
+        assert watched.closed.is_set()
+
+
+def test_an_opening_does_not_wait_long_for_a_dropped_result_whose_source_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(persist_module, "DROPPED_S", 0.01)
+    release, ended = threading.Event(), threading.Event()
+
+    def source() -> Iterator[bytes]:
+        try:
+            yield b"first"
+            release.wait(WAIT_S)
+        finally:
+            ended.set()
+
+    with pytest.warns(ResourceWarning):
+        drop_after_one(source(), tmp_path)
+    with persist([], tmp_path) as items:
+        assert not ended.is_set()
+        release.set()
+        assert ended.wait(WAIT_S)
+        assert list(items) == [b"first"]
+
+
+def test_a_dropped_result_whose_generator_fails_is_closed_and_reported(tmp_path: Path) -> None:
+    def source() -> Iterator[bytes]:
+        try:
+            while True:
+                yield b"item"
+        finally:
+            raise SourceFailed
+
+    def drop_and_open() -> None:
+        for dropped in (source(), [b"item"]):  # the thread that closes goes on
+            drop_after_one(dropped, tmp_path)
+            Queue(tmp_path / "persist").close()
+
+    with pytest.warns(ResourceWarning) as caught:
+        drop_and_open()
+    assert any("SourceFailed" in str(warning.message) for warning in caught)
 
 
 def test_a_source_that_blocks_is_abandoned_after_the_timeout(tmp_path: Path) -> None:
@@ -591,7 +624,8 @@ def test_what_closing_the_generator_raises_is_raised_by_close(tmp_path: Path) ->
     with pytest.raises(SourceFailed):
         items.close()
     items.close()
-    assert taken(persist([], tmp_path), 1) == [b"item"]
+    with persist([], tmp_path) as again:
+        assert next(again) == b"item"
 
 
 # ---- schedulers ------------------------------------------------------------------------------------------------------
@@ -832,7 +866,8 @@ def test_an_interpreter_that_exits_without_closing_is_not_held_up(tmp_path: Path
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "b'item'\n" + ("source closed\n" if how != "blocks" else "")
-    assert taken(persist([], tmp_path), 1) == [b"item"]
+    with persist([], tmp_path) as items:
+        assert next(items) == b"item"
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
