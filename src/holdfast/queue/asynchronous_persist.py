@@ -9,7 +9,8 @@ queue and the subscription (``persist_run``).
 
 Failure model: as ``persist_run``. Nothing that may wait for the disk runs on an event loop. A task that is cancelled
 while it waits for an item has lost nothing: the next one gets that item. The source is cancelled when the subscription
-is closed; its task, cancelled by another, is an error of the source.
+is closed; its task, cancelled by another, is an error of the source. So is an event loop of the source that is closed, or
+stopped for two seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future, InvalidStateError, wait
 from contextlib import suppress
 from functools import partial
 from typing import Generic, TypeVar, cast
@@ -52,6 +53,8 @@ QUICK_BYTES = 64 << 10
 TURN_ITEMS = 64
 """After this many items the source lets others on its loop have their turn: it may never wait by itself."""
 LOOK_S = 0.25
+STOPPED_LOOKS = 8
+"""The event loop of a source that is found stopped at this many looks in a row is believed not to go on."""
 
 
 def persist(
@@ -72,7 +75,8 @@ def persist(
     for.
 
     The source runs as a task of this event loop; with ``scheduler`` as a task of that event loop, which runs in another
-    thread, or in an event loop of its own on a thread of that executor, until the subscription is closed.
+    thread, or in an event loop of its own on a thread of that executor, until the subscription is closed. Where that
+    loop is closed or stopped, ``Closed`` comes after the items that are stored.
     *Raises*: ``InvalidRequest`` for arguments that cannot be; all else is raised by opening.
     """
     settings = PersistSettings(
@@ -321,6 +325,8 @@ class _Producer(Generic[Item]):
             self._refused(scheduler, error)
         else:
             scheduled.add_done_callback(partial(self._scheduled_done, scheduler))
+            if not isinstance(scheduler, Executor):
+                self._watch(scheduler)
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> Future[None]:
         producing = self._produce()
@@ -334,6 +340,16 @@ class _Producer(Generic[Item]):
         """Nothing to do where the source ran: then it has said so itself. A task may be cancelled before it begins."""
         if not self.ended.done():
             self._refused(scheduler, None if scheduled.cancelled() else scheduled.exception())
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, looks_in_vain: int = 0) -> None:
+        """Look from time to time whether the loop of the source runs: one that was stopped says nothing."""
+        if self.ended.done() or self.run.flow.stopped:
+            return
+        looks_in_vain = 0 if loop.is_running() else looks_in_vain + 1
+        if loop.is_closed() or looks_in_vain >= STOPPED_LOOKS:
+            self._refused(loop, None)
+        else:
+            self._consumers_loop.call_later(LOOK_S, self._watch, loop, looks_in_vain)
 
     def _refused(self, scheduler: object, cause: BaseException | None) -> None:
         refusal = Closed("the scheduler does not run the source", scheduler=type(scheduler).__name__)
@@ -438,7 +454,8 @@ class _Producer(Generic[Item]):
 
     def _say_ended(self) -> None:
         self.run.flow.source_closed = True
-        self.ended.set_result(None)
+        with suppress(InvalidStateError):  # the consumer's side has given its loop up
+            self.ended.set_result(None)
         self.item_bell.ring()
 
     # ---- on the thread of ``dropped`` -------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import pytest
 import holdfast
 import holdfast.aio
 from holdfast.errors import AlreadyOpen, Closed, InvalidRequest
-from holdfast.queue import Queue, Stored
+from holdfast.queue import Queue, Stored, asynchronous_persist
 from holdfast.queue.persist_run import PersistRun
 
 PAGE_BYTES = 4096
@@ -429,6 +429,56 @@ def test_the_source_runs_on_another_event_loop(tmp_path: Path) -> None:
             await whole(items)
 
     asyncio.run(refused())
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_an_event_loop_of_the_source_that_stops_is_an_error_after_the_items(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, closed: bool
+) -> None:
+    monkeypatch.setattr(asynchronous_persist, "LOOK_S", 0.01)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def main() -> None:
+        items = persist(Watched(waits=True).items(), tmp_path, scheduler=loop)
+        await anext(items)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        if closed:
+            loop.close()
+        with pytest.raises(Closed, match="scheduler"):
+            await asyncio.wait_for(anext(items), WAIT_S)
+        assert await whole(items) == []
+        async with persist(nothing, tmp_path) as again:
+            assert await whole(again) == []
+
+    asyncio.run(main())
+    if not closed:  # it goes on, and finds the subscription closed
+        loop.run_until_complete(asyncio.wait(asyncio.all_tasks(loop)))
+        loop.close()
+
+
+def test_an_event_loop_of_the_source_that_is_stopped_for_a_moment_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asynchronous_persist, "LOOK_S", 0.01)
+    monkeypatch.setattr(asynchronous_persist, "STOPPED_LOOKS", 1 << 30)
+    loop = asyncio.new_event_loop()
+
+    async def main() -> None:
+        items = await persist(each(numbers(3)), tmp_path, scheduler=loop).open()
+        asking = asyncio.ensure_future(whole(items))
+        await asyncio.wait([asking], timeout=0.05)  # some looks in vain
+        assert not asking.done()
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        assert await asking == numbers(3)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+
+    asyncio.run(main())
+    loop.close()
 
 
 def test_the_source_runs_on_a_thread_of_an_executor(tmp_path: Path) -> None:
