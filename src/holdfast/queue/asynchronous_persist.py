@@ -9,8 +9,8 @@ queue and the subscription (``persist_run``).
 
 Failure model: as ``persist_run``. Nothing that may wait for the disk runs on an event loop. A task that is cancelled
 while it waits for an item has lost nothing: the next one gets that item. The source is cancelled when the subscription
-is closed; its task, cancelled by another, is an error of the source. So is an event loop of the source that is closed, or
-stopped for two seconds.
+is closed; its task, cancelled by another, is an error of the source. So is an event loop of the source that is closed,
+or stopped for two seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,15 @@ from holdfast.queue.arguments import seconds_ns
 from holdfast.queue.asynchronous_work import on_helper, open_by
 from holdfast.queue.dropped import close_when_dropped
 from holdfast.queue.persist_flow import Step, Work
-from holdfast.queue.persist_run import DROPPED_S, PAGE_BYTES, PersistRun, PersistSettings, Stored, close_dropped
+from holdfast.queue.persist_run import (
+    DROPPED_S,
+    PAGE_BYTES,
+    PersistRun,
+    PersistSettings,
+    Stored,
+    close_dropped,
+    not_an_end,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -392,14 +400,12 @@ class _Producer(Generic[Item]):
         self._room_bell = _Bell()
         try:
             await self._store_items()
-        except StopAsyncIteration:
-            flow.ended(None)
         except asyncio.CancelledError as error:
             cancelled = Closed("the task of the source was cancelled")
             cancelled.__cause__ = error
             flow.ended(cancelled)
         except BaseException as error:  # noqa: BLE001 - raised to the consumer, after the items before it
-            flow.ended(error)
+            flow.ended(not_an_end(error))
         try:
             await self._close_source()
         except BaseException as error:  # noqa: BLE001 - raised by ``close``
@@ -411,7 +417,7 @@ class _Producer(Generic[Item]):
     async def _store_items(self) -> None:
         flow, bell = self.run.flow, self._room_bell
         assert bell is not None, "the bell is made before the first item"
-        items = 0
+        count = 0
         while True:
             bell.clear()
             work = flow.work
@@ -426,21 +432,25 @@ class _Producer(Generic[Item]):
             if work is Work.MEASURE:
                 await on_helper(self.run.measure)
                 continue
-            await self._store(await self._pull())
+            items = await self._begin() if self._items is None else self._items
+            try:
+                item = await anext(items)
+            except StopAsyncIteration:
+                flow.ended(None)
+                return
+            await self._store(item)
             self.item_bell.ring()
-            items += 1
-            if not items % TURN_ITEMS:
+            count += 1
+            if not count % TURN_ITEMS:
                 await asyncio.sleep(0)
 
-    async def _pull(self) -> Item:
-        items = self._items
-        if items is None:
-            source = self._source
-            if not isinstance(source, AsyncIterable):
-                source = source(cast("Stored[Item]", await on_helper(self.run.stored)))
-                check_source(source, is_result=True)
-            items = self._items = aiter(source)
-        return await anext(items)
+    async def _begin(self) -> AsyncIterator[Item]:
+        source = self._source
+        if not isinstance(source, AsyncIterable):
+            source = source(cast("Stored[Item]", await on_helper(self.run.stored)))
+            check_source(source, is_result=True)
+        items = self._items = aiter(source)
+        return items
 
     async def _store(self, item: object) -> None:
         payload = self.run.encode(item)

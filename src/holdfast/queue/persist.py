@@ -28,7 +28,15 @@ from holdfast.errors import AlreadyOpen, Closed, HoldfastError, InvalidRequest
 from holdfast.queue.arguments import seconds_ns
 from holdfast.queue.dropped import close_when_dropped
 from holdfast.queue.persist_flow import Step, Work
-from holdfast.queue.persist_run import DROPPED_S, PAGE_BYTES, PersistRun, PersistSettings, Stored, close_dropped
+from holdfast.queue.persist_run import (
+    DROPPED_S,
+    PAGE_BYTES,
+    PersistRun,
+    PersistSettings,
+    Stored,
+    close_dropped,
+    not_an_end,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -276,12 +284,18 @@ class _Producer(Generic[Item]):
     def _pull(self) -> Item:
         items = self._items
         if items is None:
-            source = self._source
-            if not isinstance(source, Iterable):
-                source = source(cast("Stored[Item]", self._run.stored()))
-                check_source(source, is_result=True)
-            items = self._items = iter(source)
+            try:
+                items = self._items = self._begin()
+            except StopIteration as error:
+                raise not_an_end(error) from error
         return next(items)
+
+    def _begin(self) -> Iterator[Item]:
+        source = self._source
+        if not isinstance(source, Iterable):
+            source = source(cast("Stored[Item]", self._run.stored()))
+            check_source(source, is_result=True)
+        return iter(source)
 
     def _close_source(self) -> None:
         items = self._items or self._source

@@ -74,7 +74,7 @@ if TYPE_CHECKING:
             ...
 
 
-__all__ = ["DROPPED_S", "PAGE_BYTES", "PersistRun", "PersistSettings", "Stored", "close_dropped"]
+__all__ = ["DROPPED_S", "PAGE_BYTES", "PersistRun", "PersistSettings", "Stored", "close_dropped", "not_an_end"]
 
 Item = TypeVar("Item")
 
@@ -146,6 +146,16 @@ class PersistSettings:
         return Queue(
             self.path, page_size=self.page_bytes, sync=self.sync, lifetime=self.lifetime, serializer=self.serializer
         )
+
+
+def not_an_end(error: BaseException) -> BaseException:
+    """What to raise for an error of the source or of the serializer. ``StopIteration`` that one of them lets escape
+    would look like the end of the items."""
+    if not isinstance(error, StopIteration | StopAsyncIteration):
+        return error
+    found = RuntimeError(f"the source or its serializer raised {type(error).__name__}, which is not an end here")
+    found.__cause__ = error
+    return found
 
 
 def close_dropped(close: Callable[[], object]) -> None:
@@ -271,7 +281,7 @@ class PersistRun:
                 flow.waiting = work is Work.WAIT
                 return False
         except BaseException as error:  # noqa: BLE001 - raised to the consumer, after the items before it
-            flow.ended(error)
+            flow.ended(not_an_end(error))
         return True
 
     # ---- the consumer's side ----------------------------------------------------------------------------------------
@@ -332,7 +342,10 @@ class PersistRun:
         if not self._is_in_order():
             self.take()
         message = self._ready[0]
-        return message, message.value
+        try:
+            return message, message.value
+        except (StopIteration, StopAsyncIteration) as error:
+            raise not_an_end(error) from error
 
     def _free(self) -> None:
         """Remove the pages that every cursor has passed, whether it holds or not; see the module. Not with a lifetime,

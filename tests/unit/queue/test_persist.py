@@ -362,6 +362,38 @@ def test_a_callable_that_gives_no_iterable_is_named(tmp_path: Path) -> None:
             next(items)
 
 
+def leaks(_: object) -> Any:
+    return next(iter(()))
+
+
+def test_stop_iteration_that_a_source_lets_escape_is_an_error_and_not_the_end(tmp_path: Path) -> None:
+    for number, source in enumerate((leaks, lambda _: Broken())):
+        items = persist(source, tmp_path / str(number))
+        with pytest.raises(RuntimeError, match="StopIteration") as caught:
+            next(items)
+        assert isinstance(caught.value.__cause__, StopIteration)
+
+
+class Broken:
+    """An iterable that has no first item, and does not say so in the right place."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter([leaks(None)])
+
+
+def test_stop_iteration_that_a_serializer_lets_escape_is_an_error_and_no_item_is_lost(tmp_path: Path) -> None:
+    for prefix, serializer in (("dump", Serializer(leaks, int, "n")), ("load", Serializer(str_bytes, leaks, "n"))):
+        with persist([1], tmp_path, prefix=prefix, serializer=serializer) as items:
+            with pytest.raises(RuntimeError, match="StopIteration"):
+                next(items)
+            assert items.consumed_seq == 0
+    assert list(persist([], tmp_path, prefix="load", serializer=Serializer(str_bytes, int, "n"))) == [1]
+
+
+def str_bytes(value: object) -> bytes:
+    return str(value).encode()
+
+
 def test_a_full_disk_is_an_error_after_the_items_and_the_next_run_goes_on(tmp_path: Path) -> None:
     files = CrashFiles(Random(1))
     source = [b"%d" % number * 200 for number in range(100)]

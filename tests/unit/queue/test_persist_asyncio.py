@@ -18,7 +18,7 @@ import pytest
 import holdfast
 import holdfast.aio
 from holdfast.errors import AlreadyOpen, Closed, InvalidRequest
-from holdfast.queue import Queue, Stored, asynchronous_persist
+from holdfast.queue import Queue, Serializer, Stored, asynchronous_persist
 from holdfast.queue.persist_run import PersistRun
 
 PAGE_BYTES = 4096
@@ -240,6 +240,23 @@ def test_an_error_of_the_source_is_raised_with_the_failure_of_closing(
         assert await whole(items) == []
 
     monkeypatch.setattr(PersistRun, "close", failed)
+    asyncio.run(main())
+
+
+def test_stop_async_iteration_that_is_not_the_end_is_an_error(tmp_path: Path) -> None:
+    def leaks(_: object) -> Any:
+        raise StopAsyncIteration
+
+    async def main() -> None:
+        items = persist(leaks, tmp_path)
+        with pytest.raises(RuntimeError, match="StopAsyncIteration"):
+            await anext(items)
+        for number, serializer in enumerate((Serializer(leaks, int), Serializer(lambda _: b"1", leaks))):
+            async with persist(each([b"item"]), tmp_path / str(number), serializer=serializer) as items:
+                with pytest.raises(RuntimeError, match="StopAsyncIteration"):
+                    await anext(items)
+                assert items.consumed_seq == 0
+
     asyncio.run(main())
 
 
