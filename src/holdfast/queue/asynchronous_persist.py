@@ -34,6 +34,7 @@ from holdfast.queue.persist_run import (
     PersistRun,
     PersistSettings,
     Stored,
+    check_executor,
     close_dropped,
     not_an_end,
 )
@@ -100,6 +101,8 @@ def persist(
     )
     if scheduler is not None and not isinstance(scheduler, asyncio.AbstractEventLoop | Executor):
         raise InvalidRequest("scheduler is an event loop or an executor", scheduler=type(scheduler).__name__)
+    if isinstance(scheduler, Executor):
+        check_executor(scheduler)
     check_source(source)
     return Persisted(source, settings, scheduler=scheduler)
 
@@ -243,7 +246,8 @@ class Persisted(AsyncIterator[Item]):
         return self._parts()[0].flow.consumed_seq
 
     async def close(self, timeout: float = CLOSE_S) -> bool:
-        """Cancel the source, close its generator and the queue. The item that was given last is not consumed by it.
+        """Cancel the source, close it where it is a generator or the result of ``persist``, and close the queue. The
+        item that was given last is not consumed by it.
 
         Waits ``timeout`` seconds at most for a source that does not end when it is cancelled. False when it still has
         not: it is abandoned then. Twice is harmless; a caller that is cancelled has closed all the same.
@@ -461,6 +465,8 @@ class _Producer(Generic[Item]):
         items = self._items or self._source
         if isinstance(items, AsyncGenerator):
             await items.aclose()
+        elif isinstance(items, Persisted):
+            await items.close()
 
     def _say_ended(self) -> None:
         self.run.flow.source_closed = True

@@ -34,6 +34,7 @@ from holdfast.queue.persist_run import (
     PersistRun,
     PersistSettings,
     Stored,
+    check_executor,
     close_dropped,
     not_an_end,
 )
@@ -107,6 +108,8 @@ def persist(
     )
     if scheduler is not None and not isinstance(scheduler, Executor):
         raise InvalidRequest("scheduler is an executor", scheduler=type(scheduler).__name__, hint="ThreadPoolExecutor")
+    if scheduler is not None:
+        check_executor(scheduler)
     check_source(source)
     return Persisted(source, settings, scheduler=scheduler)
 
@@ -223,7 +226,8 @@ class Persisted(Iterator[Item]):
         return self._run.flow.consumed_seq
 
     def close(self, timeout: float = CLOSE_S) -> bool:
-        """Stop the source, close its generator and the queue. The item that was given last is not consumed by it.
+        """Stop the source, close it where it is a generator or the result of ``persist``, and close the queue. The item
+        that was given last is not consumed by it.
 
         Waits ``timeout`` seconds at most for a source that is busy with its next item. False when it still is: it is
         abandoned then, that item is not stored, and its generator is closed when it comes back. Twice is harmless.
@@ -232,6 +236,11 @@ class Persisted(Iterator[Item]):
         seconds_ns("timeout", timeout)
         self._keep()
         return self._producer.close(timeout)
+
+    def _stop(self) -> None:
+        """Give nothing more and return at once, also where another thread waits for an item: it gets ``Closed``."""
+        self._run.stop()
+        self._producer.ring()
 
     def __enter__(self) -> Self:
         return self
@@ -299,7 +308,7 @@ class _Producer(Generic[Item]):
 
     def _close_source(self) -> None:
         items = self._items or self._source
-        if isinstance(items, Generator):
+        if isinstance(items, Generator | Persisted):
             try:
                 items.close()
             except BaseException as error:  # noqa: BLE001 - raised by ``close``
@@ -345,6 +354,10 @@ class _Producer(Generic[Item]):
         run = self._run
         run.stop()
         self.ring()
+        items = self._items or self._source
+        if isinstance(items, Persisted):
+            # The turn may wait for its next item.
+            items._stop()  # pyright: ignore[reportPrivateUsage] - of this module
         try:
             ended = self._end_source(timeout_s)
         finally:

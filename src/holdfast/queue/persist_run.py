@@ -41,6 +41,7 @@ from holdfast.queue.sync_levels import sync_level
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from concurrent.futures import Executor
     from datetime import datetime, timedelta
     from typing import Protocol, TypeAlias
 
@@ -74,7 +75,16 @@ if TYPE_CHECKING:
             ...
 
 
-__all__ = ["DROPPED_S", "PAGE_BYTES", "PersistRun", "PersistSettings", "Stored", "close_dropped", "not_an_end"]
+__all__ = [
+    "DROPPED_S",
+    "PAGE_BYTES",
+    "PersistRun",
+    "PersistSettings",
+    "Stored",
+    "check_executor",
+    "close_dropped",
+    "not_an_end",
+]
 
 Item = TypeVar("Item")
 
@@ -83,6 +93,7 @@ PREFIX = "persist"
 CONSUMER = "main"
 BYTES_MAX = 1 << 60
 TAKE_ITEMS = 1000
+POOLS_THAT_PICKLE = ("ProcessPoolExecutor", "InterpreterPoolExecutor")
 DROPPED_S = 1.0
 """How long the end of a source is waited for after its subscription was dropped. Openings wait for that, too."""
 
@@ -146,6 +157,18 @@ class PersistSettings:
         return Queue(
             self.path, page_size=self.page_bytes, sync=self.sync, lifetime=self.lifetime, serializer=self.serializer
         )
+
+
+def check_executor(scheduler: Executor) -> None:
+    """Refuse executors of other processes or interpreters, to which no source can be sent. *Raises*:
+    ``InvalidRequest``."""
+    for kind in type(scheduler).__mro__:
+        if kind.__module__.startswith("concurrent.futures") and kind.__name__ in POOLS_THAT_PICKLE:
+            raise InvalidRequest(
+                "the source cannot run in another process or interpreter",
+                scheduler=type(scheduler).__name__,
+                hint="ThreadPoolExecutor",
+            )
 
 
 def not_an_end(error: BaseException) -> BaseException:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -660,6 +660,41 @@ def test_what_closing_the_generator_raises_is_raised_by_close(tmp_path: Path) ->
         assert next(again) == b"item"
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_closing_closes_the_result_of_persist_that_is_the_source(tmp_path: Path, *, begun: bool) -> None:
+    watched = Watched()
+    inner = persist(watched.items(), tmp_path / "inner", max_bytes=100)
+    outer = persist(inner, tmp_path / "outer", max_bytes=100)
+    if begun:
+        assert next(outer) == b"item"
+    assert outer.close()
+    with persist([], tmp_path / "inner"):
+        pass
+    with pytest.raises(Closed):
+        next(inner)
+
+
+def test_closing_does_not_wait_for_an_item_of_the_inner_result(tmp_path: Path) -> None:
+    waits, release = threading.Event(), threading.Event()
+
+    def source() -> Iterator[bytes]:
+        yield b"item"
+        waits.set()
+        release.wait(WAIT_S)
+
+    outer = persist(persist(source(), tmp_path / "inner"), tmp_path / "outer")
+    assert next(outer) == b"item"
+    assert waits.wait(WAIT_S)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(outer.close, WAIT_S)
+        with pytest.raises(Closed):
+            next(outer)
+        release.set()
+        assert closing.result(WAIT_S)
+    assert list(persist([], tmp_path / "inner")) == []  # it was stored by the outer one
+    assert list(persist([], tmp_path / "outer")) == [b"item"]
+
+
 # ---- schedulers ------------------------------------------------------------------------------------------------------
 
 
@@ -682,6 +717,12 @@ def test_an_executor_that_is_shut_down_is_an_error_after_the_items(tmp_path: Pat
     with pytest.raises(Closed, match="scheduler"):
         next(items)
     assert watched.closed.is_set()
+
+
+def test_an_executor_of_processes_is_refused_before_a_file_is_touched(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(1) as pool, pytest.raises(InvalidRequest, match="another process"):
+        persist([b"item"], tmp_path / "queue", scheduler=pool)
+    assert not (tmp_path / "queue").exists()
 
 
 def test_an_executor_that_fails_is_an_error_and_the_source_is_closed(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -419,6 +419,25 @@ def test_a_dropped_result_is_closed_with_a_warning_and_the_queue_can_be_opened_a
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_closing_closes_the_result_of_persist_that_is_the_source(tmp_path: Path, *, begun: bool) -> None:
+    watched = Watched(waits=True)
+
+    async def main() -> None:
+        inner = await persist(watched.items(), tmp_path / "inner").open()
+        outer = await persist(inner, tmp_path / "outer").open()
+        if begun:
+            assert await anext(outer) == b"item"
+        assert await outer.close()
+        with pytest.raises(Closed):
+            await anext(inner)
+        async with persist(nothing, tmp_path / "inner"):
+            pass
+
+    asyncio.run(main())
+    assert watched.closed.is_set() or not begun
+
+
 # ---- schedulers ------------------------------------------------------------------------------------------------------
 
 
@@ -520,7 +539,7 @@ def test_the_source_runs_on_a_thread_of_an_executor(tmp_path: Path) -> None:
 
 EXIT = """
 import asyncio, sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 import holdfast.aio
 
 async def source():
@@ -577,6 +596,11 @@ def test_a_second_subscription_and_a_second_task_are_refused(tmp_path: Path) -> 
                 await items.open()
 
     asyncio.run(main())
+
+
+def test_an_executor_of_processes_is_refused(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(1) as pool, pytest.raises(InvalidRequest, match="another process"):
+        persist(nothing, tmp_path, scheduler=pool)
 
 
 @pytest.mark.parametrize(
