@@ -275,11 +275,13 @@ class PersistRun:
         if self._left is None:
             self._left = self.queue.batches(seq=flow.measured_seq + 1, damage="skip")
         block = next(self._left, None)
+        flow.pass_consumed()  # after the read: what retention has removed meanwhile is consumed
         if block is None:
             self._left = None
             flow.measured(flow.left_seq, 0)
         elif block.last_seq > flow.measured_seq:
-            flow.measured(block.last_seq, sum(end - start for start, end in block.bounds))
+            found = block.bounds[max(0, flow.measured_seq + 1 - block.first_seq) :]
+            flow.measured(block.last_seq, sum(end - start for start, end in found))
 
     def produce(self, pull: Callable[[], object], close_source: Callable[[], None]) -> bool:
         """One step of the producer: ``pull`` gives the next item or raises ``StopIteration``. False when there is

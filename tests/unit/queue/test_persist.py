@@ -23,6 +23,7 @@ from holdfast.errors import AlreadyOpen, Closed, Code, InvalidRequest, LimitExce
 from holdfast.queue import Queue, Serializer, Stored, Trimmed
 from holdfast.queue import persist as persist_module
 from holdfast.queue.persist import Persisted
+from holdfast.queue.persist_flow import Work
 from holdfast.queue.persist_run import PersistRun, PersistSettings
 from holdfast.queue.reader import LogReader
 from holdfast.testing.queue_world import CrashFiles
@@ -269,6 +270,28 @@ def test_what_is_left_counts_against_the_bound(tmp_path: Path) -> None:
         next(items)
         assert asked == list(range(20, 25))
         assert len(list(items)) == 44
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_items_that_are_consumed_and_removed_before_they_are_measured_do_not_loosen_the_bound(
+    tmp_path: Path, *, begun: bool
+) -> None:
+    with Queue(tmp_path / "persist", page_size=PAGE_BYTES) as queue:
+        for _ in range(100):
+            queue.append(b"x" * 76)
+    settings = settings_for(tmp_path, max_bytes=1 << 20, lifetime=timedelta(days=1))
+    run = PersistRun(settings, settings.open)
+    if begun:  # a read is under way
+        run.measure()
+    for _ in range(70):
+        run.given = run.next_item()[0]
+        run.consume()
+    run.queue.flush()
+    assert run.queue.trim(before_seq=71)
+    while run.flow.work is Work.MEASURE:
+        run.measure()
+    assert run.flow.ahead_bytes == 30 * 100
+    run.close()
 
 
 # ---- the end of the source -------------------------------------------------------------------------------------------
@@ -841,14 +864,16 @@ def test_items_that_an_interrupt_drops_on_the_way_are_taken_again(tmp_path: Path
         run.close()
 
 
-def settings_for(folder: Path, since: str | None = None) -> PersistSettings:
+def settings_for(
+    folder: Path, since: str | None = None, max_bytes: int | None = None, lifetime: timedelta | None = None
+) -> PersistSettings:
     return PersistSettings(
         folder,
         consumer=None,
         since=since,
         serializer=None,
-        lifetime=None,
-        max_bytes=None,
+        lifetime=lifetime,
+        max_bytes=max_bytes,
         sync="os",
         page_size=PAGE_BYTES,
         prefix=None,
