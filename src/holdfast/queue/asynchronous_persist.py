@@ -470,7 +470,7 @@ class _Producer(Generic[Item]):
 
     def _say_ended(self) -> None:
         self.run.flow.source_closed = True
-        with suppress(InvalidStateError):  # the consumer's side has given its loop up
+        with suppress(InvalidStateError):  # the consumer's side has given up this loop
             self.ended.set_result(None)
         self.item_bell.ring()
 

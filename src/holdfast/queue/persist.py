@@ -91,7 +91,8 @@ def persist(
     subscription starts there and keeps no place. ``lifetime`` keeps consumed items for that long; without it their
     space is freed. ``sync`` and ``page_size`` are those of ``Queue``.
     *Raises*: ``AlreadyOpen`` when another subscription, or writer, has the queue; ``InvalidRequest`` for arguments that
-    cannot be; else as ``Queue``. An error of the source is raised after the items before it.
+    cannot be, and for a serializer that is not the recorded one; else as ``Queue``. An error of the source is raised
+    after the items before it.
     *Cost*: about 10 microseconds for each item; memory for 256 KiB of items, or for one.
     *After a crash*: the next run continues after the last consumed item.
     """
@@ -155,8 +156,8 @@ class Persisted(Iterator[Item]):
         """The next item; the one before is consumed by asking for it. Waits for the source.
 
         *Raises*: what the source raised, after the items before it, also where an interrupt has stopped the closing
-        that comes before it; ``Closed`` after ``close``; ``Gap`` and
-        ``Trimmed``, and again the next time; ``Unavailable`` where the file system refuses: then nothing has moved.
+        that comes before it; ``Closed`` after ``close``; ``Gap`` and ``Trimmed``, and again the next time;
+        ``Unavailable`` where the file system refuses: then nothing has moved.
         """
         if self._finished:
             raise StopIteration

@@ -73,7 +73,7 @@ class Ending:
         if self.error is None:
             raise failure
         self.error.add_note(f"closing failed, too: {failure!r}")
-        if self.error.__context__ is None:
+        if self.error.__context__ is None and failure is not self.error:
             self.error.__context__ = failure
 
 
