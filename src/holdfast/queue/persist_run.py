@@ -14,7 +14,7 @@ Order of freeing space, and what a crash leaves:
 2. sync all cursors, also of consumers that do not hold: they stand at this item or after it;
 3. remove the pages before it: no cursor ever stands before the first page.
 
-The queue keeps the page of its last durable item, so a source that resumes always finds the last item.
+The page of the last item stays, also where a new page has none yet, so a source that resumes always finds that item.
 """
 
 from __future__ import annotations
@@ -381,7 +381,8 @@ class PersistRun:
         unconsumed = first_unconsumed_seq(queue.pages, lambda: queue.last_seq)
         if unconsumed is not None and unconsumed > queue.first_seq:
             sync_holds(queue.pages, self._sync_failed, every=True)
-            queue.trim(before_seq=unconsumed)
+            # A kill may leave a new page without an item: the page of the last item stays, for a source that resumes.
+            queue.trim(before_seq=min(unconsumed, queue.last_seq))
 
     def _sync_failed(self, error: OSError) -> None:
         self._closed = Closed(

@@ -224,7 +224,7 @@ class PersistWorld:
         # The opening has synced the cursor. What it stands at may be lost with the log.
         kept.durable = min(start, self.durable)
         self._side = side
-        if self.random.random() < 0.2:
+        if self.lifetime is None and self.random.random() < 0.25:  # else its messages may go by their age
             self._read(side.run.queue)
         if fails_at is None or fails_at >= stored:
             for _ in range(self.random.randint(5, 150)):
