@@ -54,6 +54,12 @@ class FlowAndList(RuleBasedStateMachine):
         found = self.sizes[first : self.measured]
         self.flow.measured(self.measured, sum(found) - ITEM_BYTES * len(found))
 
+    @precondition(lambda self: self.flow.work is Work.MEASURE)
+    @rule()
+    def pass_consumed(self) -> None:
+        self.flow.pass_consumed()
+        self.measured = max(self.measured, self.consumed)
+
     @precondition(lambda self: self.flow.work is Work.WAIT)
     @rule()
     def wait(self) -> None:

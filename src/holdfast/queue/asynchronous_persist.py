@@ -9,7 +9,8 @@ queue and the subscription (``persist_run``).
 
 Failure model: as ``persist_run``. Nothing that may wait for the disk runs on an event loop. A task that is cancelled
 while it waits for an item has lost nothing: the next one gets that item. The source is cancelled when the subscription
-is closed; its task, cancelled by another, is an error of the source.
+is closed; its task, cancelled by another, is an error of the source. So is an event loop of the source that is closed,
+or stopped for two seconds.
 """
 
 from __future__ import annotations
@@ -17,17 +18,26 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future, InvalidStateError, wait
 from contextlib import suppress
 from functools import partial
 from typing import Generic, TypeVar, cast
-from weakref import finalize
 
-from holdfast.errors import AlreadyOpen, Closed, HoldfastError, InvalidRequest
+from holdfast.errors import AlreadyOpen, Closed, InvalidRequest
 from holdfast.queue.arguments import seconds_ns
 from holdfast.queue.asynchronous_work import on_helper, open_by
+from holdfast.queue.dropped import close_when_dropped
 from holdfast.queue.persist_flow import Step, Work
-from holdfast.queue.persist_run import PAGE_BYTES, PersistRun, PersistSettings, Stored
+from holdfast.queue.persist_run import (
+    DROPPED_S,
+    PAGE_BYTES,
+    PersistRun,
+    PersistSettings,
+    Stored,
+    check_executor,
+    close_dropped,
+    not_an_end,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +47,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import NoReturn, Self
 
+    from holdfast.queue.persist_flow import Ending
     from holdfast.queue.persist_run import Since
     from holdfast.queue.queue import Queue
     from holdfast.queue.serializers import Serializer
@@ -51,6 +62,8 @@ QUICK_BYTES = 64 << 10
 TURN_ITEMS = 64
 """After this many items the source lets others on its loop have their turn: it may never wait by itself."""
 LOOK_S = 0.25
+STOPPED_LOOKS = 8
+"""The event loop of a source that is found stopped at this many looks in a row is believed not to go on."""
 
 
 def persist(
@@ -71,7 +84,8 @@ def persist(
     for.
 
     The source runs as a task of this event loop; with ``scheduler`` as a task of that event loop, which runs in another
-    thread, or in an event loop of its own on a thread of that executor, until the subscription is closed.
+    thread, or in an event loop of its own on a thread of that executor, until the subscription is closed. Where that
+    loop is closed or stopped, ``Closed`` comes after the items that are stored.
     *Raises*: ``InvalidRequest`` for arguments that cannot be; all else is raised by opening.
     """
     settings = PersistSettings(
@@ -87,6 +101,8 @@ def persist(
     )
     if scheduler is not None and not isinstance(scheduler, asyncio.AbstractEventLoop | Executor):
         raise InvalidRequest("scheduler is an event loop or an executor", scheduler=type(scheduler).__name__)
+    if isinstance(scheduler, Executor):
+        check_executor(scheduler)
     check_source(source)
     return Persisted(source, settings, scheduler=scheduler)
 
@@ -103,8 +119,8 @@ def check_source(source: object, *, is_result: bool = False) -> None:
 class Persisted(AsyncIterator[Item]):
     """The result of ``persist``: an asynchronous iterator, and a context manager that closes it. One task at a time.
 
-    It closes itself after the last item and after an error of the source. It belongs to the event loop on which it was
-    opened.
+    It closes itself after the last item and after an error of the source. One that is dropped without that is closed as
+    the blocking one is. It belongs to the event loop on which it was opened.
     """
 
     def __init__(
@@ -121,6 +137,7 @@ class Persisted(AsyncIterator[Item]):
         self._open_queue = open_queue or settings.open
         self._opened = False
         self._found: tuple[PersistRun, _Producer[Item]] | None = None
+        self._ending: Ending | None = None  # what is left to give: closing on the way there may be cancelled
         self._finished = False
         self._asks = False
 
@@ -136,8 +153,8 @@ class Persisted(AsyncIterator[Item]):
             raise
         producer = _Producer(run, self._source, quick=self._settings.sync.name == "os")
         self._found = run, producer
-        self._abandon = finalize(self, _close_soon, producer)
-        self._abandon.atexit = False  # at the exit of the interpreter no thread can be started
+        release = partial(close_dropped, producer.close_dropped)
+        self._keep = close_when_dropped(self, "the subscription", self._settings.path, release, warn=True)
         producer.start(self._scheduler)
         return self
 
@@ -169,13 +186,18 @@ class Persisted(AsyncIterator[Item]):
                 if run.flow.frees:
                     await on_helper(run.free)
             while True:
+                if self._ending is not None:
+                    await self._end(self._ending)
                 producer.item_bell.clear()
                 step = run.step
                 if step is Step.GIVE:
                     break
-                if step is not Step.WAIT:
-                    await self._end(step)
-                await producer.item_bell.wait()
+                if step is Step.CLOSED:
+                    raise run.closed_error()
+                if step is Step.END:
+                    self._ending = run.flow.ending
+                else:
+                    await producer.item_bell.wait()
             if not run.has_next:
                 await on_helper(run.take)
             message, item = run.next_item()
@@ -185,17 +207,14 @@ class Persisted(AsyncIterator[Item]):
         run.given = message
         return cast("Item", item)
 
-    async def _end(self, step: Step) -> NoReturn:
-        run = self._parts()[0]
-        if step is Step.CLOSED:
-            raise run.closed_error()
-        ending = run.flow.ending
-        assert ending is not None, "a run ends with its source"
-        await self.close()
+    async def _end(self, ending: Ending) -> NoReturn:
+        try:
+            await self.close()
+        except Exception as failure:  # noqa: BLE001 - raised with the error of the source, or by itself
+            ending.closing_failed(failure)
+        error = StopAsyncIteration() if ending.error is None else ending.error
         self._finished = True
-        if ending.error is None:
-            raise StopAsyncIteration
-        raise ending.error
+        raise error
 
     async def commit(self, *, durable: bool = False) -> None:
         """The item that was given last is consumed, before the next one is asked for; ``durable`` survives lost power.
@@ -227,7 +246,8 @@ class Persisted(AsyncIterator[Item]):
         return self._parts()[0].flow.consumed_seq
 
     async def close(self, timeout: float = CLOSE_S) -> bool:
-        """Cancel the source, close its generator and the queue. The item that was given last is not consumed by it.
+        """Cancel the source, close it where it is a generator or the result of ``persist``, and close the queue. The
+        item that was given last is not consumed by it.
 
         Waits ``timeout`` seconds at most for a source that does not end when it is cancelled. False when it still has
         not: it is abandoned then. Twice is harmless; a caller that is cancelled has closed all the same.
@@ -238,7 +258,7 @@ class Persisted(AsyncIterator[Item]):
             self._opened = True
             return True
         run, producer = self._found
-        self._abandon.detach()
+        self._keep()
         producer.stop()
         try:
             await asyncio.wait([asyncio.wrap_future(producer.ended)], timeout=timeout)
@@ -317,6 +337,8 @@ class _Producer(Generic[Item]):
             self._refused(scheduler, error)
         else:
             scheduled.add_done_callback(partial(self._scheduled_done, scheduler))
+            if not isinstance(scheduler, Executor):
+                self._watch(scheduler)
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> Future[None]:
         producing = self._produce()
@@ -330,6 +352,16 @@ class _Producer(Generic[Item]):
         """Nothing to do where the source ran: then it has said so itself. A task may be cancelled before it begins."""
         if not self.ended.done():
             self._refused(scheduler, None if scheduled.cancelled() else scheduled.exception())
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, looks_in_vain: int = 0) -> None:
+        """Look from time to time whether the loop of the source runs: one that was stopped says nothing."""
+        if self.ended.done() or self.run.flow.stopped:
+            return
+        looks_in_vain = 0 if loop.is_running() else looks_in_vain + 1
+        if loop.is_closed() or looks_in_vain >= STOPPED_LOOKS:
+            self._refused(loop, None)
+        else:
+            self._consumers_loop.call_later(LOOK_S, self._watch, loop, looks_in_vain)
 
     def _refused(self, scheduler: object, cause: BaseException | None) -> None:
         refusal = Closed("the scheduler does not run the source", scheduler=type(scheduler).__name__)
@@ -372,14 +404,12 @@ class _Producer(Generic[Item]):
         self._room_bell = _Bell()
         try:
             await self._store_items()
-        except StopAsyncIteration:
-            flow.ended(None)
         except asyncio.CancelledError as error:
             cancelled = Closed("the task of the source was cancelled")
             cancelled.__cause__ = error
             flow.ended(cancelled)
         except BaseException as error:  # noqa: BLE001 - raised to the consumer, after the items before it
-            flow.ended(error)
+            flow.ended(not_an_end(error))
         try:
             await self._close_source()
         except BaseException as error:  # noqa: BLE001 - raised by ``close``
@@ -391,7 +421,7 @@ class _Producer(Generic[Item]):
     async def _store_items(self) -> None:
         flow, bell = self.run.flow, self._room_bell
         assert bell is not None, "the bell is made before the first item"
-        items = 0
+        count = 0
         while True:
             bell.clear()
             work = flow.work
@@ -406,21 +436,25 @@ class _Producer(Generic[Item]):
             if work is Work.MEASURE:
                 await on_helper(self.run.measure)
                 continue
-            await self._store(await self._pull())
+            items = await self._begin() if self._items is None else self._items
+            try:
+                item = await anext(items)
+            except StopAsyncIteration:
+                flow.ended(None)
+                return
+            await self._store(item)
             self.item_bell.ring()
-            items += 1
-            if not items % TURN_ITEMS:
+            count += 1
+            if not count % TURN_ITEMS:
                 await asyncio.sleep(0)
 
-    async def _pull(self) -> Item:
-        items = self._items
-        if items is None:
-            source = self._source
-            if not isinstance(source, AsyncIterable):
-                source = source(cast("Stored[Item]", await on_helper(self.run.stored)))
-                check_source(source, is_result=True)
-            items = self._items = aiter(source)
-        return await anext(items)
+    async def _begin(self) -> AsyncIterator[Item]:
+        source = self._source
+        if not isinstance(source, AsyncIterable):
+            source = source(cast("Stored[Item]", await on_helper(self.run.stored)))
+            check_source(source, is_result=True)
+        items = self._items = aiter(source)
+        return items
 
     async def _store(self, item: object) -> None:
         payload = self.run.encode(item)
@@ -431,21 +465,21 @@ class _Producer(Generic[Item]):
         items = self._items or self._source
         if isinstance(items, AsyncGenerator):
             await items.aclose()
+        elif isinstance(items, Persisted):
+            await items.close()
 
     def _say_ended(self) -> None:
         self.run.flow.source_closed = True
-        self.ended.set_result(None)
+        with suppress(InvalidStateError):  # the consumer's side has given up this loop
+            self.ended.set_result(None)
         self.item_bell.ring()
 
+    # ---- on the thread of ``dropped`` -------------------------------------------------------------------------------
 
-def _close_soon(producer: _Producer[Item]) -> None:
-    """Close after the ``Persisted`` was collected: on a thread, because the collector may run inside the queue."""
-
-    def close() -> None:
-        producer.stop()
-        wait([producer.ended], CLOSE_S)
-        with suppress(HoldfastError, OSError):
-            producer.run.close()
-
-    with suppress(RuntimeError):  # the system has no thread to give: the queue is found as after a kill
-        threading.Thread(target=close, name="holdfast-persist-close", daemon=True).start()
+    def close_dropped(self) -> None:
+        """Close after the ``Persisted`` was dropped. *Raises*: as ``Persisted.close``."""
+        self.stop()
+        wait([self.ended], DROPPED_S)
+        self.run.close()
+        if self.failure is not None:
+            raise self.failure

@@ -19,15 +19,25 @@ import threading
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from time import monotonic
 from typing import Generic, TypeVar, cast
-from weakref import finalize
 
 from holdfast.errors import AlreadyOpen, Closed, HoldfastError, InvalidRequest
 from holdfast.queue.arguments import seconds_ns
+from holdfast.queue.dropped import close_when_dropped
 from holdfast.queue.persist_flow import Step, Work
-from holdfast.queue.persist_run import PAGE_BYTES, PersistRun, PersistSettings, Stored
+from holdfast.queue.persist_run import (
+    DROPPED_S,
+    PAGE_BYTES,
+    PersistRun,
+    PersistSettings,
+    Stored,
+    check_executor,
+    close_dropped,
+    not_an_end,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +47,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import NoReturn, Self
 
+    from holdfast.queue.persist_flow import Ending
     from holdfast.queue.persist_run import Since
     from holdfast.queue.queue import Queue
     from holdfast.queue.serializers import Serializer
@@ -74,12 +85,14 @@ def persist(
     A ``source`` that is a callable is called with ``Stored(count, last)``, how many items are stored and the last of
     them, and returns the iterable of what comes after.
 
-    *Shape*: items are bytes, or what ``serializer`` takes ("str", "json", a ``Serializer``). ``consumer`` names the
+    *Shape*: items are bytes, or what ``serializer`` takes ("str", "json", a ``Serializer``). The queue records the name
+    of the first serializer and refuses another; without the argument it uses the recorded one. ``consumer`` names the
     place, "main" by default; with ``since`` (a time, "earliest", "latest", or a callable that gives one) the
     subscription starts there and keeps no place. ``lifetime`` keeps consumed items for that long; without it their
     space is freed. ``sync`` and ``page_size`` are those of ``Queue``.
     *Raises*: ``AlreadyOpen`` when another subscription, or writer, has the queue; ``InvalidRequest`` for arguments that
-    cannot be; else as ``Queue``. An error of the source is raised after the items before it.
+    cannot be, and for a serializer that is not the recorded one; else as ``Queue``. An error of the source is raised
+    after the items before it.
     *Cost*: about 10 microseconds for each item; memory for 256 KiB of items, or for one.
     *After a crash*: the next run continues after the last consumed item.
     """
@@ -96,6 +109,8 @@ def persist(
     )
     if scheduler is not None and not isinstance(scheduler, Executor):
         raise InvalidRequest("scheduler is an executor", scheduler=type(scheduler).__name__, hint="ThreadPoolExecutor")
+    if scheduler is not None:
+        check_executor(scheduler)
     check_source(source)
     return Persisted(source, settings, scheduler=scheduler)
 
@@ -112,8 +127,8 @@ def check_source(source: object, *, is_result: bool = False) -> None:
 class Persisted(Iterator[Item]):
     """The result of ``persist``: an iterator, and a context manager that closes it. One thread at a time.
 
-    It closes itself after the last item and after an error of the source. One that is dropped without that is closed by
-    a thread.
+    It closes itself after the last item and after an error of the source. One that is dropped without that is closed on
+    another thread, with a ``ResourceWarning``; whoever opens a queue meanwhile waits for it.
     """
 
     def __init__(
@@ -126,10 +141,11 @@ class Persisted(Iterator[Item]):
     ) -> None:
         self._run = PersistRun(settings, open_queue or settings.open)
         self._producer = _Producer(self._run, source, scheduler if scheduler is not None else _DaemonThread())
+        self._ending: Ending | None = None  # what is left to give: closing on the way there may be interrupted
         self._finished = False
         self._asker = 0
-        self._abandon = finalize(self, _close_soon, self._producer)
-        self._abandon.atexit = False  # at the exit of the interpreter no thread can be started
+        release = partial(close_dropped, partial(self._producer.close, DROPPED_S))
+        self._keep = close_when_dropped(self, "the subscription", settings.path, release, warn=True)
         atexit.register(self._producer.close_at_exit)
         self._producer.start_turn()
 
@@ -139,8 +155,9 @@ class Persisted(Iterator[Item]):
     def __next__(self) -> Item:
         """The next item; the one before is consumed by asking for it. Waits for the source.
 
-        *Raises*: what the source raised, after the items before it; ``Closed`` after ``close``; ``Gap`` and
-        ``Trimmed``, and again the next time; ``Unavailable`` where the file system refuses: then nothing has moved.
+        *Raises*: what the source raised, after the items before it, also where an interrupt has stopped the closing
+        that comes before it; ``Closed`` after ``close``; ``Gap`` and ``Trimmed``, and again the next time;
+        ``Unavailable`` where the file system refuses: then nothing has moved.
         """
         if self._finished:
             raise StopIteration
@@ -152,11 +169,19 @@ class Persisted(Iterator[Item]):
             if not run.flow.stopped:
                 run.consume()
                 run.free()
-            while (step := run.step) is not Step.GIVE:
-                if step is not Step.WAIT:
-                    self._end(step)
-                producer.start_turn()
-                producer.wait_for_change()
+            while True:
+                if self._ending is not None:
+                    self._end(self._ending)
+                step = run.step
+                if step is Step.GIVE:
+                    break
+                if step is Step.CLOSED:
+                    raise run.closed_error()
+                if step is Step.END:
+                    self._ending = run.flow.ending
+                else:
+                    producer.start_turn()
+                    producer.wait_for_change()
             if run.flow.waiting:
                 producer.start_turn()
             message, item = run.next_item()
@@ -166,16 +191,14 @@ class Persisted(Iterator[Item]):
         run.given = message
         return cast("Item", item)
 
-    def _end(self, step: Step) -> NoReturn:
-        if step is Step.CLOSED:
-            raise self._run.closed_error()
-        ending = self._run.flow.ending
-        assert ending is not None, "a run ends with its source"
-        self.close()
+    def _end(self, ending: Ending) -> NoReturn:
+        try:
+            self.close()
+        except Exception as failure:  # noqa: BLE001 - raised with the error of the source, or by itself
+            ending.closing_failed(failure)
+        error = StopIteration() if ending.error is None else ending.error
         self._finished = True
-        if ending.error is None:
-            raise StopIteration
-        raise ending.error
+        raise error
 
     def commit(self, *, durable: bool = False) -> None:
         """The item that was given last is consumed, before the next one is asked for; ``durable`` survives lost power.
@@ -204,15 +227,21 @@ class Persisted(Iterator[Item]):
         return self._run.flow.consumed_seq
 
     def close(self, timeout: float = CLOSE_S) -> bool:
-        """Stop the source, close its generator and the queue. The item that was given last is not consumed by it.
+        """Stop the source, close it where it is a generator or the result of ``persist``, and close the queue. The item
+        that was given last is not consumed by it.
 
         Waits ``timeout`` seconds at most for a source that is busy with its next item. False when it still is: it is
         abandoned then, that item is not stored, and its generator is closed when it comes back. Twice is harmless.
         *Raises*: what closing the generator raised; ``Closed`` when the queue could not be made durable.
         """
         seconds_ns("timeout", timeout)
-        self._abandon.detach()
+        self._keep()
         return self._producer.close(timeout)
+
+    def _stop(self) -> None:
+        """Give nothing more and return at once, also where another thread waits for an item: it gets ``Closed``."""
+        self._run.stop()
+        self._producer.ring()
 
     def __enter__(self) -> Self:
         return self
@@ -265,16 +294,22 @@ class _Producer(Generic[Item]):
     def _pull(self) -> Item:
         items = self._items
         if items is None:
-            source = self._source
-            if not isinstance(source, Iterable):
-                source = source(cast("Stored[Item]", self._run.stored()))
-                check_source(source, is_result=True)
-            items = self._items = iter(source)
+            try:
+                items = self._items = self._begin()
+            except StopIteration as error:
+                raise not_an_end(error) from error
         return next(items)
+
+    def _begin(self) -> Iterator[Item]:
+        source = self._source
+        if not isinstance(source, Iterable):
+            source = source(cast("Stored[Item]", self._run.stored()))
+            check_source(source, is_result=True)
+        return iter(source)
 
     def _close_source(self) -> None:
         items = self._items or self._source
-        if isinstance(items, Generator):
+        if isinstance(items, Generator | Persisted):
             try:
                 items.close()
             except BaseException as error:  # noqa: BLE001 - raised by ``close``
@@ -320,6 +355,10 @@ class _Producer(Generic[Item]):
         run = self._run
         run.stop()
         self.ring()
+        items = self._items or self._source
+        if isinstance(items, Persisted):
+            # The turn may wait for its next item.
+            items._stop()  # pyright: ignore[reportPrivateUsage] - of this module
         try:
             ended = self._end_source(timeout_s)
         finally:
@@ -352,17 +391,6 @@ class _Producer(Generic[Item]):
         """Close at the exit of the interpreter, where the program has not."""
         with suppress(HoldfastError, OSError):
             self.close(EXIT_S)
-
-
-def _close_soon(producer: _Producer[Item]) -> None:
-    """Close after the ``Persisted`` was collected: on a thread, because the collector may run inside the queue."""
-
-    def close() -> None:
-        with suppress(HoldfastError, OSError):
-            producer.close(CLOSE_S)
-
-    with suppress(RuntimeError):  # the system has no thread to give: then it is closed at the exit of the interpreter
-        threading.Thread(target=close, name="holdfast-persist-close", daemon=True).start()
 
 
 class _DaemonThread(Executor):

@@ -67,6 +67,15 @@ class Ending:
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
+    def closing_failed(self, failure: Exception) -> None:
+        """Closing after this end has failed. The error of the source carries that failure; at an end without an error
+        it is raised, and the end comes with the next call."""
+        if self.error is None:
+            raise failure
+        self.error.add_note(f"closing failed, too: {failure!r}")
+        if self.error.__context__ is None and failure is not self.error:
+            self.error.__context__ = failure
+
 
 class Flow:
     """The state of one run. ``consumed_seq`` is where the subscription begins, ``left_seq`` the last item of earlier
@@ -86,6 +95,7 @@ class Flow:
         "_freed_bytes",
         "_max_bytes",
         "_page_bytes",
+        "_passed",
         "_stored_bytes",
         "consumed_seq",
         "ending",
@@ -111,6 +121,7 @@ class Flow:
         # Written by the consumer's side.
         self.consumed_seq = consumed_seq
         self._consumed_bytes = 0
+        self._passed = consumed_seq, 0  # how far, and with how many bytes, in one value
         self._freed_bytes = 0
         # Written by either, once.
         self.stopped = False
@@ -131,6 +142,13 @@ class Flow:
         if most is not None and self.ahead_bytes > (most // 2 if self.waiting else most - 1):
             return Work.WAIT
         return Work.MEASURE if self.measured_seq < self.left_seq else Work.PULL
+
+    def pass_consumed(self) -> None:
+        """Items that are consumed need no measuring: retention may have removed them."""
+        seq, size = self._passed
+        if seq > self.measured_seq:
+            self._stored_bytes = size  # all that was measured is consumed, too
+            self.measured_seq = seq
 
     def measured(self, last_seq: int, size: int) -> None:
         """Items of earlier runs up to ``last_seq`` have this many bytes more."""
@@ -171,6 +189,7 @@ class Flow:
         assert seq == self.consumed_seq + 1, "items are consumed one by one"
         assert seq <= self.stored_seq, "an item is stored before it is consumed"
         self._consumed_bytes += size + ITEM_BYTES
+        self._passed = seq, self._consumed_bytes
         self.consumed_seq = seq
 
     @property

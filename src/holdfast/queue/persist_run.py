@@ -10,11 +10,11 @@ items that were stored before it. One thread at a time uses the producer's side,
 
 Order of freeing space, and what a crash leaves:
 
-1. find the oldest item that a cursor has not passed: nothing has changed;
-2. sync the cursors: they stand at this item or after it;
+1. find the oldest item that a consumer or work queue of the queue has not passed: nothing has changed;
+2. sync all cursors, also of consumers that do not hold: they stand at this item or after it;
 3. remove the pages before it: no cursor ever stands before the first page.
 
-The queue keeps the page of its last durable item, so a source that resumes always finds the last item.
+The page of the last item stays, also where a new page has none yet, so a source that resumes always finds that item.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from holdfast.errors import Closed, Code, InternalError, InvalidRequest
+from holdfast.errors import Closed, Code, HoldfastError, InternalError, InvalidRequest
 from holdfast.queue.arguments import whole_number
-from holdfast.queue.cursor_file import first_held_seq, seq_since, sync_holds
+from holdfast.queue.cursor_file import first_unconsumed_seq, seq_since, sync_holds
 from holdfast.queue.datetimes import lifetime_ns
 from holdfast.queue.file_names import FileNames
 from holdfast.queue.forks import poison_in_children
@@ -35,12 +35,13 @@ from holdfast.queue.frame import octets
 from holdfast.queue.page_header import PAGE_BYTES_MAX
 from holdfast.queue.persist_flow import Flow, Step, Work
 from holdfast.queue.queue import PAGE_BYTES_MIN, Queue
-from holdfast.queue.serializers import serializer_named
+from holdfast.queue.serializers import check_named, serializer_named
 from holdfast.queue.sync_levels import sync_level
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from concurrent.futures import Executor
     from datetime import datetime, timedelta
     from typing import Protocol, TypeAlias
 
@@ -74,7 +75,16 @@ if TYPE_CHECKING:
             ...
 
 
-__all__ = ["PAGE_BYTES", "PersistRun", "PersistSettings", "Stored"]
+__all__ = [
+    "DROPPED_S",
+    "PAGE_BYTES",
+    "PersistRun",
+    "PersistSettings",
+    "Stored",
+    "check_executor",
+    "close_dropped",
+    "not_an_end",
+]
 
 Item = TypeVar("Item")
 
@@ -83,6 +93,9 @@ PREFIX = "persist"
 CONSUMER = "main"
 BYTES_MAX = 1 << 60
 TAKE_ITEMS = 1000
+POOLS_THAT_PICKLE = ("ProcessPoolExecutor", "InterpreterPoolExecutor")
+DROPPED_S = 1.0
+"""How long the end of a source is waited for after its subscription was dropped. Openings wait for that, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +144,9 @@ class PersistSettings:
         self.path = os.path.join(os.fsdecode(directory), name)
         self.consumer = CONSUMER if consumer is None and since is None else consumer
         self.since = since
-        self.serializer = serializer_named("bytes" if serializer is None else serializer)
+        if serializer is not None:
+            serializer_named(serializer)  # refused before a file is touched
+        self.serializer = serializer
         self.lifetime = lifetime
         self.max_bytes = None if max_bytes is None else whole_number("max_bytes", max_bytes, 1, BYTES_MAX)
         self.sync = level
@@ -139,25 +154,65 @@ class PersistSettings:
 
     def open(self) -> Queue:
         """The queue on the files of the system."""
-        return Queue(self.path, page_size=self.page_bytes, sync=self.sync, lifetime=self.lifetime)
+        return Queue(
+            self.path, page_size=self.page_bytes, sync=self.sync, lifetime=self.lifetime, serializer=self.serializer
+        )
+
+
+def check_executor(scheduler: Executor) -> None:
+    """Refuse executors of other processes or interpreters, to which no source can be sent. *Raises*:
+    ``InvalidRequest``."""
+    for kind in type(scheduler).__mro__:
+        if kind.__module__.startswith("concurrent.futures") and kind.__name__ in POOLS_THAT_PICKLE:
+            raise InvalidRequest(
+                "the source cannot run in another process or interpreter",
+                scheduler=type(scheduler).__name__,
+                hint="ThreadPoolExecutor",
+            )
+
+
+def not_an_end(error: BaseException) -> BaseException:
+    """What to raise for an error of the source or of the serializer. ``StopIteration`` that one of them lets escape
+    would look like the end of the items."""
+    if not isinstance(error, StopIteration | StopAsyncIteration):
+        return error
+    found = RuntimeError(f"the source or its serializer raised {type(error).__name__}, which is not an end here")
+    found.__cause__ = error
+    return found
+
+
+def close_dropped(close: Callable[[], object]) -> None:
+    """Close a subscription that the program dropped, on the thread of ``dropped``, which reports these errors alone.
+
+    *Raises*: ``HoldfastError`` and ``OSError``; ``Closed`` for what the source raises.
+    """
+    try:
+        close()
+    except (HoldfastError, OSError):
+        raise
+    except BaseException as error:
+        raise Closed("closing the source failed", error=repr(error)) from error
 
 
 class PersistRun:
     """An open queue with one subscription and the items that pass. See the module; ``flow`` is the state.
 
-    *Raises*: ``AlreadyOpen`` when another run has it; else as ``Queue`` and ``Queue.consumer``.
+    *Raises*: ``AlreadyOpen`` when another run has it; ``InvalidRequest`` for a serializer that is not the recorded one,
+    and where that has to be named and is not; else as ``Queue`` and ``Queue.consumer``.
     """
 
     def __init__(self, settings: PersistSettings, open_queue: Callable[[], Queue]) -> None:
-        self._serializer = settings.serializer
         # With a lifetime, consumed items go by their age. A subscription without a place removes none.
         self._keeps_consumed = settings.lifetime is not None or settings.consumer is None
+        self._syncs_nothing = settings.sync.name == "os"
         self._closed: Closed | None = None  # why nothing is given out any more
         self._ready: deque[Message] = deque()
         self.given: Message | None = None
         """The item that the consumer has and that is not done. Set by the shell, as the last step of giving it."""
         self.queue = open_queue()
         try:
+            check_named(settings.serializer, self.queue.identity.serializer)
+            self._serializer = self.queue.serializer
             self._place = self._subscribe(settings)
             try:
                 left_seq = self.queue.last_seq
@@ -191,7 +246,7 @@ class PersistRun:
         """What is stored when the run begins. *Raises*: as ``Queue.read`` and the serializer."""
         count = self.flow.stored_seq
         last = next(self.queue.read(seq=count), None) if count and count >= self.queue.first_seq else None
-        return Stored(count, None if last is None else self._load(last.payload))
+        return Stored(count, None if last is None else last.value)
 
     def encode(self, item: object) -> bytes:
         """The bytes of an item. *Raises*: ``InvalidRequest`` for what is not bytes; as the serializer."""
@@ -206,7 +261,13 @@ class PersistRun:
 
     def append(self, payload: bytes) -> None:
         """Store an item; it is as durable on return as the sync level says."""
-        self.flow.stored(self.queue.append(payload), len(payload))
+        queue = self.queue
+        if self._serializer is None:
+            seq = queue.append(payload)
+        else:  # ``Queue.append`` would encode it again
+            at_once = queue.append_at_once(payload) if self._syncs_nothing else None
+            seq = at_once or queue.append_encoded((payload,))[0]
+        self.flow.stored(seq, len(payload))
 
     def measure(self) -> None:
         """Count the bytes of some items that earlier runs have left; nothing is done when the work is another."""
@@ -214,11 +275,13 @@ class PersistRun:
         if self._left is None:
             self._left = self.queue.batches(seq=flow.measured_seq + 1, damage="skip")
         block = next(self._left, None)
+        flow.pass_consumed()  # after the read: what retention has removed meanwhile is consumed
         if block is None:
             self._left = None
             flow.measured(flow.left_seq, 0)
         elif block.last_seq > flow.measured_seq:
-            flow.measured(block.last_seq, sum(end - start for start, end in block.bounds))
+            found = block.bounds[max(0, flow.measured_seq + 1 - block.first_seq) :]
+            flow.measured(block.last_seq, sum(end - start for start, end in found))
 
     def produce(self, pull: Callable[[], object], close_source: Callable[[], None]) -> bool:
         """One step of the producer: ``pull`` gives the next item or raises ``StopIteration``. False when there is
@@ -243,7 +306,7 @@ class PersistRun:
                 flow.waiting = work is Work.WAIT
                 return False
         except BaseException as error:  # noqa: BLE001 - raised to the consumer, after the items before it
-            flow.ended(error)
+            flow.ended(not_an_end(error))
         return True
 
     # ---- the consumer's side ----------------------------------------------------------------------------------------
@@ -304,20 +367,22 @@ class PersistRun:
         if not self._is_in_order():
             self.take()
         message = self._ready[0]
-        return message, self._load(message.payload)
-
-    def _load(self, payload: bytes) -> object:
-        return payload if self._serializer is None else self._serializer.load(payload)
+        try:
+            return message, message.value
+        except (StopIteration, StopAsyncIteration) as error:
+            raise not_an_end(error) from error
 
     def _free(self) -> None:
-        """Remove the pages that every cursor has passed; see the module. Not with a lifetime, nor for ``since``."""
+        """Remove the pages that every cursor has passed, whether it holds or not; see the module. Not with a lifetime,
+        nor for ``since``."""
         queue = self.queue
         if self._keeps_consumed:
             return
-        held = first_held_seq(queue.pages, lambda: queue.last_seq)
-        if held is not None and held > queue.first_seq:
-            sync_holds(queue.pages, self._sync_failed)
-            queue.trim(before_seq=held)
+        unconsumed = first_unconsumed_seq(queue.pages, lambda: queue.last_seq)
+        if unconsumed is not None and unconsumed > queue.first_seq:
+            sync_holds(queue.pages, self._sync_failed, every=True)
+            # A kill may leave a new page without an item: the page of the last item stays, for a source that resumes.
+            queue.trim(before_seq=min(unconsumed, queue.last_seq))
 
     def _sync_failed(self, error: OSError) -> None:
         self._closed = Closed(

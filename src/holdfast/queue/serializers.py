@@ -26,11 +26,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Never
 
-__all__ = ["NAME_BYTES_MAX", "Serializer", "chosen_serializer", "other_serializer", "record_of", "serializer_named"]
+__all__ = [
+    "NAME_BYTES_MAX",
+    "Serializer",
+    "check_named",
+    "chosen_serializer",
+    "other_serializer",
+    "record_of",
+    "serializer_named",
+]
 
 NAME_BYTES_MAX = 24
 HINT = "bytes, str, json, pickle or holdfast.queue.Serializer(dump, load, name)"
 BUILT_IN = ("bytes", "str", "json", "pickle")
+USED_BY_RECORD = ("str", "json")
+BYTES_BY_RECORD = ("", "bytes")
 
 
 class Serializer:
@@ -94,11 +104,20 @@ def chosen_serializer(given: Serializer | str | None, recorded: str) -> Serializ
         if recorded and record_of(given) != recorded:
             raise other_serializer(record_of(given), recorded)
         return serializer_named(given)
-    if recorded in ("", "bytes"):
+    if recorded in BYTES_BY_RECORD:
         return None
-    if recorded in ("str", "json"):
+    if recorded in USED_BY_RECORD:
         return serializer_named(recorded)
     return missing_serializer(recorded)
+
+
+def check_named(given: Serializer | str | None, recorded: str) -> None:
+    """Refuse an opening without the serializer that is recorded, where the program has to name it.
+
+    Raises: ``InvalidRequest``.
+    """
+    if given is None and recorded not in BYTES_BY_RECORD and recorded not in USED_BY_RECORD:
+        raise _not_named(recorded)
 
 
 def other_serializer(given: str, recorded: str) -> InvalidRequest:
@@ -113,15 +132,19 @@ def other_serializer(given: str, recorded: str) -> InvalidRequest:
 
 def missing_serializer(name: str) -> Serializer:
     """Stands in for a serializer that the program has to name itself."""
-    if name == "pickle":
-        hint = 'Queue(..., serializer="pickle"): only for files that you trust, because they can run any code'
-    else:
-        hint = f'Queue(..., serializer=Serializer(dump, load, "{name}")); the payload is readable without it'
 
     def refuse(value: object) -> Never:  # noqa: ARG001 - in the place of a function that takes one
-        raise InvalidRequest("this queue needs its serializer to be named", serializer=name, hint=hint)
+        raise _not_named(name)
 
     return Serializer(refuse, refuse, name)
+
+
+def _not_named(name: str) -> InvalidRequest:
+    if name == "pickle":
+        hint = 'serializer="pickle": only for files that you trust, because they can run any code'
+    else:
+        hint = f'serializer=Serializer(dump, load, "{name}"); holdfast.Queue reads the payloads without it'
+    return InvalidRequest("this queue needs its serializer to be named", serializer=name, hint=hint)
 
 
 def _text_bytes(value: object) -> bytes:

@@ -19,6 +19,8 @@ FRESH_WORLDS = 8
 STATES_PROVED = 100_000
 FOLLOWER_WORLDS_PROVED = 200
 PERSIST_WORLDS = 5
+PERSIST_FOUND = (1042,)
+"""Worlds that have found a defect: freeing space removed the last item, after a page was begun and got none."""
 PERSIST_STATES_PROVED = 10_000
 RecordProperty = Callable[[str, object], None]
 
@@ -74,7 +76,7 @@ def test_persist_keeps_every_promise(prove: bool, record_property: RecordPropert
     first = int.from_bytes(os.urandom(5), "little")
     fresh = range(first, first + (1_000 if prove else PERSIST_WORLDS))
     summary = run_seeds(
-        [*range(PERSIST_WORLDS), *fresh],
+        [*range(PERSIST_WORLDS), *PERSIST_FOUND, *fresh],
         jobs=2 if prove else 1,
         states_min=PERSIST_STATES_PROVED if prove else 0,
         world=run_persist,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,9 @@ import pytest
 import holdfast
 from holdfast.errors import AlreadyOpen, Closed, Code, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.queue import Queue, Serializer, Stored, Trimmed
+from holdfast.queue import persist as persist_module
 from holdfast.queue.persist import Persisted
+from holdfast.queue.persist_flow import Work
 from holdfast.queue.persist_run import PersistRun, PersistSettings
 from holdfast.queue.reader import LogReader
 from holdfast.testing.queue_world import CrashFiles
@@ -105,29 +106,62 @@ def test_items_come_as_the_serializer_makes_them(tmp_path: Path) -> None:
     assert (tmp_path / "text-1.page").exists()
 
 
+def test_the_serializer_is_recorded_used_without_naming_it_and_another_one_is_refused(tmp_path: Path) -> None:
+    source = [{"n": 1}, {"n": 2}]
+    with persist(source, tmp_path, serializer="json") as items:
+        assert next(items) == source[0]
+    for other in ("str", "bytes"):
+        with pytest.raises(InvalidRequest, match=r"another serializer .*recorded=json"):
+            persist([], tmp_path, serializer=other)
+    assert list(persist(resuming_values([*source, {"n": 3}]), tmp_path)) == [*source, {"n": 3}]
+    with Queue(tmp_path / "persist") as queue:
+        assert list(queue.values()) == [*source, {"n": 3}]
+
+
+def resuming_values(values: list[Any]) -> Callable[[Stored[Any]], list[Any]]:
+    def source(stored: Stored[Any]) -> list[Any]:
+        assert stored.last == values[stored.count - 1]
+        return values[stored.count :]
+
+    return source
+
+
+def test_a_queue_that_records_a_serializer_takes_items_of_persist(tmp_path: Path) -> None:
+    with Queue(tmp_path / "persist", serializer="json") as queue:
+        queue.append({"n": 1})
+    assert list(persist([{"n": 2}], tmp_path, serializer="json")) == [{"n": 1}, {"n": 2}]
+    assert list(persist([{"n": 3}], tmp_path, sync="always")) == [{"n": 3}]
+
+
+def test_a_queue_of_an_earlier_version_adopts_the_first_serializer_that_is_named(tmp_path: Path) -> None:
+    with Queue(tmp_path / "persist", page_size=PAGE_BYTES) as queue:  # no serializer was recorded for ``persist``
+        queue.append_many([b"1", b"2"])
+    with persist([b"3"], tmp_path, scheduler=Inline()) as items:
+        assert taken(items, 2) == [b"1", b"2"]
+    assert list(persist([4], tmp_path, serializer="json")) == [2, 3, 4]
+    assert list(persist([5], tmp_path)) == [5]
+
+
+def test_a_serializer_that_has_to_be_named_is_asked_for_before_the_source(tmp_path: Path) -> None:
+    number = Serializer(lambda value: b"%d" % value, int, "number")
+    assert list(persist([1], tmp_path, serializer=number)) == [1]
+    source = iter([2])
+    with pytest.raises(InvalidRequest, match=r"to be named .*number"):
+        persist(source, tmp_path)
+    assert list(persist(source, tmp_path, serializer=number)) == [2]
+
+
 def test_an_item_that_cannot_be_loaded_stays_next(tmp_path: Path) -> None:
-    assert taken(persist([b"{}", b"not json"], tmp_path, scheduler=Inline()), 1) == [b"{}"]
-    gc.collect()
+    with persist([b"{}", b"not json"], tmp_path, scheduler=Inline()) as items:
+        assert next(items) == b"{}"
     with Queue(tmp_path / "persist", read_only=True) as queue:
         assert queue.last_seq == 2
-    with_json = opened_when_free(lambda: persist([], tmp_path, serializer="json"))
-    with with_json as items:
-        assert next(items) == {}
+    with persist([], tmp_path, serializer="json") as loaded:
+        assert next(loaded) == {}
         for _ in range(2):
             with pytest.raises(ValueError, match="Expecting value"):
-                next(items)
-        assert items.consumed_seq == 1
-
-
-def opened_when_free(opened: Callable[[], Persisted[Any]]) -> Persisted[Any]:
-    """A result that was dropped is closed by another thread."""
-    while True:
-        try:
-            return opened()
-        except AlreadyOpen:
-            for thread in threading.enumerate():
-                if thread.name == "holdfast-persist-close":
-                    thread.join(WAIT_S)
+                next(loaded)
+        assert loaded.consumed_seq == 1
 
 
 def test_consumers_have_places_of_their_own_and_since_keeps_none(tmp_path: Path) -> None:
@@ -163,10 +197,27 @@ def test_the_space_of_consumed_items_is_freed_and_the_last_item_stays(tmp_path: 
 
 def test_space_is_not_freed_before_every_consumer_has_consumed(tmp_path: Path) -> None:
     source = [b"%d" % number * 100 for number in range(300)]
-    assert taken(persist(source, tmp_path, consumer="slow", scheduler=Inline()), 10) == source[:10]
-    fast = opened_when_free(lambda: persist([], tmp_path, consumer="fast"))
-    assert list(fast) == source
+    with persist(source, tmp_path, consumer="slow", scheduler=Inline()) as slow:
+        assert taken(slow, 10) == source[:10]
+    assert list(persist([], tmp_path, consumer="fast")) == source
     assert list(persist([], tmp_path, consumer="slow")) == source[9:]
+
+
+def test_space_is_kept_for_a_consumer_of_the_queue_that_does_not_hold(tmp_path: Path) -> None:
+    list(persist([b"first"], tmp_path))
+    with Queue(tmp_path / "persist") as queue:
+        queue.consumer("audit").close()
+    source = [b"%d" % number * 100 for number in range(300)]
+    assert list(persist(source, tmp_path)) == source
+    with Queue(tmp_path / "persist") as queue, queue.consumer("audit") as audit:
+        found: list[bytes] = []
+        while messages := audit.poll(0.0):
+            found += [message.payload for message in messages]
+        assert found == [b"first", *source]
+        audit.commit()
+    before = len([*tmp_path.glob("*.page")])
+    assert list(persist([], tmp_path)) == []
+    assert len([*tmp_path.glob("*.page")]) < before
 
 
 # ---- how far the source runs ahead -----------------------------------------------------------------------------------
@@ -221,6 +272,28 @@ def test_what_is_left_counts_against_the_bound(tmp_path: Path) -> None:
         assert len(list(items)) == 44
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_items_that_are_consumed_and_removed_before_they_are_measured_do_not_loosen_the_bound(
+    tmp_path: Path, *, begun: bool
+) -> None:
+    with Queue(tmp_path / "persist", page_size=PAGE_BYTES) as queue:
+        for _ in range(100):
+            queue.append(b"x" * 76)
+    settings = settings_for(tmp_path, max_bytes=1 << 20, lifetime=timedelta(days=1))
+    run = PersistRun(settings, settings.open)
+    if begun:  # a read is under way
+        run.measure()
+    for _ in range(70):
+        run.given = run.next_item()[0]
+        run.consume()
+    run.queue.flush()
+    assert run.queue.trim(before_seq=71)
+    while run.flow.work is Work.MEASURE:
+        run.measure()
+    assert run.flow.ahead_bytes == 30 * 100
+    run.close()
+
+
 # ---- the end of the source -------------------------------------------------------------------------------------------
 
 
@@ -243,6 +316,59 @@ def test_an_error_of_the_source_comes_after_the_items_before_it_and_is_not_store
     assert list(persist([b"next run"], tmp_path)) == [b"next run"]
 
 
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_the_end_comes_although_an_interrupt_has_stopped_the_closing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, *, fails: bool
+) -> None:
+    real = PersistRun.close
+    interrupts = [KeyboardInterrupt()]
+
+    def interrupted(self: PersistRun) -> None:
+        if moment == "after":
+            real(self)
+        if interrupts:
+            raise interrupts.pop()
+        real(self)
+
+    monkeypatch.setattr(PersistRun, "close", interrupted)
+    items = persist(failing(3) if fails else numbers(3), tmp_path)
+    assert taken(items, 3) == numbers(3)
+    with pytest.raises(KeyboardInterrupt):
+        next(items)
+    with pytest.raises(SourceFailed if fails else StopIteration):
+        next(items)
+    assert list(items) == []
+    assert list(persist([b"next run"], tmp_path)) == [b"next run"]
+
+
+def test_an_error_of_the_source_is_raised_with_the_failure_of_closing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = PersistRun.close
+    failures = [Closed("not durable"), Closed("not durable, either")]
+
+    def failed(self: PersistRun) -> None:
+        real(self)
+        if failures:
+            raise failures.pop(0)
+
+    monkeypatch.setattr(PersistRun, "close", failed)
+    items = persist(failing(1), tmp_path)
+    next(items)
+    with pytest.raises(SourceFailed) as caught:
+        next(items)
+    assert "not durable" in caught.value.__notes__[0]
+    assert isinstance(caught.value.__context__, Closed)
+    assert list(items) == []
+
+    items = persist(numbers(1), tmp_path)  # an end without an error: the failure itself, and then the end
+    next(items)
+    with pytest.raises(Closed, match="either"):
+        next(items)
+    assert list(items) == []
+
+
 def test_an_item_that_cannot_be_stored_is_an_error_after_the_items_before_it(tmp_path: Path) -> None:
     for wrong, error in (("text", InvalidRequest), (b"x" * (65 << 20), LimitExceeded)):
         items = persist([b"good", wrong, b"never"], tmp_path)
@@ -257,6 +383,38 @@ def test_a_callable_that_gives_no_iterable_is_named(tmp_path: Path) -> None:
         items = persist(lambda _, wrong=wrong: wrong, tmp_path)
         with pytest.raises(InvalidRequest, match=f"source must return .* source={named}"):
             next(items)
+
+
+def leaks(_: object) -> Any:
+    return next(iter(()))
+
+
+def test_stop_iteration_that_a_source_lets_escape_is_an_error_and_not_the_end(tmp_path: Path) -> None:
+    for number, source in enumerate((leaks, lambda _: Broken())):
+        items = persist(source, tmp_path / str(number))
+        with pytest.raises(RuntimeError, match="StopIteration") as caught:
+            next(items)
+        assert isinstance(caught.value.__cause__, StopIteration)
+
+
+class Broken:
+    """An iterable that has no first item, and does not say so in the right place."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter([leaks(None)])
+
+
+def test_stop_iteration_that_a_serializer_lets_escape_is_an_error_and_no_item_is_lost(tmp_path: Path) -> None:
+    for prefix, serializer in (("dump", Serializer(leaks, int, "n")), ("load", Serializer(str_bytes, leaks, "n"))):
+        with persist([1], tmp_path, prefix=prefix, serializer=serializer) as items:
+            with pytest.raises(RuntimeError, match="StopIteration"):
+                next(items)
+            assert items.consumed_seq == 0
+    assert list(persist([], tmp_path, prefix="load", serializer=Serializer(str_bytes, int, "n"))) == [1]
+
+
+def str_bytes(value: object) -> bytes:
+    return str(value).encode()
 
 
 def test_a_full_disk_is_an_error_after_the_items_and_the_next_run_goes_on(tmp_path: Path) -> None:
@@ -323,14 +481,59 @@ def test_an_error_in_the_loop_closes_and_the_item_comes_again(tmp_path: Path, er
         assert main.committed_seq == 0
 
 
-def test_a_dropped_result_is_closed(tmp_path: Path) -> None:
-    watched = Watched()
-    for _ in persist(watched.items(), tmp_path, max_bytes=1000):
+def drop_after_one(source: Iterable[bytes], folder: Path) -> None:
+    for _ in persist(source, folder, max_bytes=1000):
         break
-    gc.collect()
-    assert watched.closed.wait(WAIT_S)
-    with opened_when_free(lambda: persist([], tmp_path)) as items:
-        assert next(items) == b"item"
+
+
+def test_a_dropped_result_is_closed_with_a_warning_and_the_queue_can_be_opened_at_once(tmp_path: Path) -> None:
+    for number in range(20):
+        watched, folder = Watched(), tmp_path / str(number)
+        with pytest.warns(ResourceWarning, match=r"the subscription .*persist was not closed; .*test_persist\.py:\d+"):
+            drop_after_one(watched.items(), folder)
+        with persist([], folder) as items:
+            assert next(items) == b"item"
+        assert watched.closed.is_set()
+
+
+def test_an_opening_does_not_wait_long_for_a_dropped_result_whose_source_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(persist_module, "DROPPED_S", 0.01)
+    release, ended = threading.Event(), threading.Event()
+
+    def source() -> Iterator[bytes]:
+        try:
+            yield b"first"
+            release.wait(WAIT_S)
+        finally:
+            ended.set()
+
+    with pytest.warns(ResourceWarning):
+        drop_after_one(source(), tmp_path)
+    with persist([], tmp_path) as items:
+        assert not ended.is_set()
+        release.set()
+        assert ended.wait(WAIT_S)
+        assert list(items) == [b"first"]
+
+
+def test_a_dropped_result_whose_generator_fails_is_closed_and_reported(tmp_path: Path) -> None:
+    def source() -> Iterator[bytes]:
+        try:
+            while True:
+                yield b"item"
+        finally:
+            raise SourceFailed
+
+    def drop_and_open() -> None:
+        for dropped in (source(), [b"item"]):  # the thread that closes goes on
+            drop_after_one(dropped, tmp_path)
+            Queue(tmp_path / "persist").close()
+
+    with pytest.warns(ResourceWarning) as caught:
+        drop_and_open()
+    assert any("SourceFailed" in str(warning.message) for warning in caught)
 
 
 def test_a_source_that_blocks_is_abandoned_after_the_timeout(tmp_path: Path) -> None:
@@ -476,7 +679,43 @@ def test_what_closing_the_generator_raises_is_raised_by_close(tmp_path: Path) ->
     with pytest.raises(SourceFailed):
         items.close()
     items.close()
-    assert taken(persist([], tmp_path), 1) == [b"item"]
+    with persist([], tmp_path) as again:
+        assert next(again) == b"item"
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_closing_closes_the_result_of_persist_that_is_the_source(tmp_path: Path, *, begun: bool) -> None:
+    watched = Watched()
+    inner = persist(watched.items(), tmp_path / "inner", max_bytes=100)
+    outer = persist(inner, tmp_path / "outer", max_bytes=100)
+    if begun:
+        assert next(outer) == b"item"
+    assert outer.close()
+    with persist([], tmp_path / "inner"):
+        pass
+    with pytest.raises(Closed):
+        next(inner)
+
+
+def test_closing_does_not_wait_for_an_item_of_the_inner_result(tmp_path: Path) -> None:
+    waits, release = threading.Event(), threading.Event()
+
+    def source() -> Iterator[bytes]:
+        yield b"item"
+        waits.set()
+        release.wait(WAIT_S)
+
+    outer = persist(persist(source(), tmp_path / "inner"), tmp_path / "outer")
+    assert next(outer) == b"item"
+    assert waits.wait(WAIT_S)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(outer.close, WAIT_S)
+        with pytest.raises(Closed):
+            next(outer)
+        release.set()
+        assert closing.result(WAIT_S)
+    assert list(persist([], tmp_path / "inner")) == []  # it was stored by the outer one
+    assert list(persist([], tmp_path / "outer")) == [b"item"]
 
 
 # ---- schedulers ------------------------------------------------------------------------------------------------------
@@ -501,6 +740,12 @@ def test_an_executor_that_is_shut_down_is_an_error_after_the_items(tmp_path: Pat
     with pytest.raises(Closed, match="scheduler"):
         next(items)
     assert watched.closed.is_set()
+
+
+def test_an_executor_of_processes_is_refused_before_a_file_is_touched(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(1) as pool, pytest.raises(InvalidRequest, match="another process"):
+        persist([b"item"], tmp_path / "queue", scheduler=pool)
+    assert not (tmp_path / "queue").exists()
 
 
 def test_an_executor_that_fails_is_an_error_and_the_source_is_closed(tmp_path: Path) -> None:
@@ -619,14 +864,16 @@ def test_items_that_an_interrupt_drops_on_the_way_are_taken_again(tmp_path: Path
         run.close()
 
 
-def settings_for(folder: Path, since: str | None = None) -> PersistSettings:
+def settings_for(
+    folder: Path, since: str | None = None, max_bytes: int | None = None, lifetime: timedelta | None = None
+) -> PersistSettings:
     return PersistSettings(
         folder,
         consumer=None,
         since=since,
         serializer=None,
-        lifetime=None,
-        max_bytes=None,
+        lifetime=lifetime,
+        max_bytes=max_bytes,
         sync="os",
         page_size=PAGE_BYTES,
         prefix=None,
@@ -717,7 +964,8 @@ def test_an_interpreter_that_exits_without_closing_is_not_held_up(tmp_path: Path
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "b'item'\n" + ("source closed\n" if how != "blocks" else "")
-    assert taken(persist([], tmp_path), 1) == [b"item"]
+    with persist([], tmp_path) as items:
+        assert next(items) == b"item"
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

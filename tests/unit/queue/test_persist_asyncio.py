@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ import pytest
 import holdfast
 import holdfast.aio
 from holdfast.errors import AlreadyOpen, Closed, InvalidRequest
-from holdfast.queue import Queue, Stored
+from holdfast.queue import Queue, Serializer, Stored, asynchronous_persist
+from holdfast.queue.persist_run import PersistRun
 
 PAGE_BYTES = 4096
 WAIT_S = 60
@@ -93,6 +93,23 @@ def test_all_items_pass_in_order_and_the_result_closes_itself_at_the_end(tmp_pat
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("sync", ["os", "always"])
+def test_the_serializer_is_recorded_and_each_item_is_encoded_once(tmp_path: Path, sync: str) -> None:
+    async def values(first: int) -> AsyncIterator[object]:
+        for number in range(first, first + 3):
+            yield {"n": number}
+
+    async def main() -> None:
+        assert await whole(persist(values(0), tmp_path, serializer="json", sync=sync)) == [{"n": n} for n in range(3)]
+        assert await whole(persist(values(3), tmp_path, sync=sync)) == [{"n": n} for n in range(3, 6)]
+        with pytest.raises(InvalidRequest, match="recorded=json"):
+            await persist(values(6), tmp_path, serializer="str").open()
+
+    asyncio.run(main())
+    with Queue(tmp_path / "persist") as queue:
+        assert list(queue.values()) == [{"n": n} for n in range(6)]
+
+
 def test_a_run_continues_after_the_last_consumed_item(tmp_path: Path) -> None:
     async def main() -> None:
         async with persist(resuming(20), tmp_path) as items:
@@ -162,6 +179,83 @@ def test_an_error_of_the_source_comes_after_the_items_before_it(tmp_path: Path) 
         assert await anext(items) == b"good"
         with pytest.raises(InvalidRequest, match="str"):
             await anext(items)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_end_comes_although_the_closing_before_it_was_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    closing, go_on = threading.Event(), threading.Event()
+    real = PersistRun.close
+
+    def slow_close(self: PersistRun) -> None:
+        closing.set()
+        go_on.wait(WAIT_S)
+        real(self)
+
+    async def source() -> AsyncIterator[bytes]:
+        yield b"a"
+        if fails:
+            raise SourceFailed
+
+    async def main() -> None:
+        items = persist(source(), tmp_path)
+        assert await anext(items) == b"a"
+        asking = asyncio.ensure_future(anext(items))
+        await until(closing.is_set)
+        asking.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        with pytest.raises(SourceFailed if fails else StopAsyncIteration):
+            await anext(items)
+        assert await whole(items) == []
+
+    monkeypatch.setattr(PersistRun, "close", slow_close)
+    asyncio.run(main())
+
+
+def test_an_error_of_the_source_is_raised_with_the_failure_of_closing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = PersistRun.close
+
+    def failed(self: PersistRun) -> None:
+        real(self)
+        raise Closed("not durable")
+
+    async def source() -> AsyncIterator[bytes]:
+        yield b"a"
+        raise SourceFailed
+
+    async def main() -> None:
+        items = persist(source(), tmp_path)
+        await anext(items)
+        with pytest.raises(SourceFailed) as caught:
+            await anext(items)
+        assert "not durable" in caught.value.__notes__[0]
+        assert await whole(items) == []
+
+    monkeypatch.setattr(PersistRun, "close", failed)
+    asyncio.run(main())
+
+
+def test_stop_async_iteration_that_is_not_the_end_is_an_error(tmp_path: Path) -> None:
+    def leaks(_: object) -> Any:
+        raise StopAsyncIteration
+
+    async def main() -> None:
+        items = persist(leaks, tmp_path)
+        with pytest.raises(RuntimeError, match="StopAsyncIteration"):
+            await anext(items)
+        for number, serializer in enumerate((Serializer(leaks, int), Serializer(lambda _: b"1", leaks))):
+            async with persist(each([b"item"]), tmp_path / str(number), serializer=serializer) as items:
+                with pytest.raises(RuntimeError, match="StopAsyncIteration"):
+                    await anext(items)
+                assert items.consumed_seq == 0
 
     asyncio.run(main())
 
@@ -308,24 +402,40 @@ def test_an_error_in_the_loop_closes_and_the_item_comes_again(tmp_path: Path) ->
         assert main.committed_seq == 0
 
 
-def test_a_dropped_result_is_closed(tmp_path: Path) -> None:
+def test_a_dropped_result_is_closed_with_a_warning_and_the_queue_can_be_opened_at_once(tmp_path: Path) -> None:
+    watched = Watched(waits=True)
+
+    async def drop_after_one() -> None:
+        async for _ in persist(watched.items(), tmp_path):
+            break
+
+    async def main() -> None:
+        with pytest.warns(ResourceWarning, match=r"persist was not closed; .*test_persist_asyncio\.py:\d+"):
+            await drop_after_one()
+        async with persist(nothing, tmp_path) as again:
+            assert watched.closed.is_set()
+            assert await anext(again) == b"item"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_closing_closes_the_result_of_persist_that_is_the_source(tmp_path: Path, *, begun: bool) -> None:
     watched = Watched(waits=True)
 
     async def main() -> None:
-        items = persist(watched.items(), tmp_path)
-        await anext(items)
-        del items
-        gc.collect()
-        await until(watched.closed.is_set)
-        while True:
-            try:
-                async with persist(nothing, tmp_path) as again:
-                    assert await anext(again) == b"item"
-                return
-            except AlreadyOpen:
-                await asyncio.sleep(0)
+        inner = await persist(watched.items(), tmp_path / "inner").open()
+        outer = await persist(inner, tmp_path / "outer").open()
+        if begun:
+            assert await anext(outer) == b"item"
+        assert await outer.close()
+        with pytest.raises(Closed):
+            await anext(inner)
+        async with persist(nothing, tmp_path / "inner"):
+            pass
 
     asyncio.run(main())
+    assert watched.closed.is_set() or not begun
 
 
 # ---- schedulers ------------------------------------------------------------------------------------------------------
@@ -357,6 +467,56 @@ def test_the_source_runs_on_another_event_loop(tmp_path: Path) -> None:
     asyncio.run(refused())
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_an_event_loop_of_the_source_that_stops_is_an_error_after_the_items(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, closed: bool
+) -> None:
+    monkeypatch.setattr(asynchronous_persist, "LOOK_S", 0.01)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def main() -> None:
+        items = persist(Watched(waits=True).items(), tmp_path, scheduler=loop)
+        await anext(items)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        if closed:
+            loop.close()
+        with pytest.raises(Closed, match="scheduler"):
+            await asyncio.wait_for(anext(items), WAIT_S)
+        assert await whole(items) == []
+        async with persist(nothing, tmp_path) as again:
+            assert await whole(again) == []
+
+    asyncio.run(main())
+    if not closed:  # it goes on, and finds the subscription closed
+        loop.run_until_complete(asyncio.wait(asyncio.all_tasks(loop)))
+        loop.close()
+
+
+def test_an_event_loop_of_the_source_that_is_stopped_for_a_moment_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asynchronous_persist, "LOOK_S", 0.01)
+    monkeypatch.setattr(asynchronous_persist, "STOPPED_LOOKS", 1 << 30)
+    loop = asyncio.new_event_loop()
+
+    async def main() -> None:
+        items = await persist(each(numbers(3)), tmp_path, scheduler=loop).open()
+        asking = asyncio.ensure_future(whole(items))
+        await asyncio.wait([asking], timeout=0.05)  # some looks in vain
+        assert not asking.done()
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        assert await asking == numbers(3)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+
+    asyncio.run(main())
+    loop.close()
+
+
 def test_the_source_runs_on_a_thread_of_an_executor(tmp_path: Path) -> None:
     watched = Watched()
     with ThreadPoolExecutor(1, thread_name_prefix="pool") as pool:
@@ -379,7 +539,7 @@ def test_the_source_runs_on_a_thread_of_an_executor(tmp_path: Path) -> None:
 
 EXIT = """
 import asyncio, sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 import holdfast.aio
 
 async def source():
@@ -436,6 +596,11 @@ def test_a_second_subscription_and_a_second_task_are_refused(tmp_path: Path) -> 
                 await items.open()
 
     asyncio.run(main())
+
+
+def test_an_executor_of_processes_is_refused(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(1) as pool, pytest.raises(InvalidRequest, match="another process"):
+        persist(nothing, tmp_path, scheduler=pool)
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,15 @@ def test_consuming_an_item_twice_counts_once() -> None:
     assert found.consumed_seq == 1
 
 
+def test_consumed_items_need_no_measuring() -> None:
+    found = after(measured(1, 100, 1), consumed(1, 100), consumed(2, 300), start=flow(left=3))
+    found.pass_consumed()
+    assert (found.measured_seq, found.ahead_bytes) == (2, 0)
+    after(measured(3, 50, 1), start=found)
+    found.pass_consumed()
+    assert (found.measured_seq, found.ahead_bytes) == (3, 50)
+
+
 def test_space_is_freed_after_a_page_and_not_before_all_that_was_left_is_measured() -> None:
     found = after(stored(1, 4095), consumed(1, 4095), start=flow(max_bytes=None))
     assert not found.frees

@@ -372,6 +372,12 @@ _REGISTRY: Final = (
         persist=True,
     ),
     Mutant(
+        "persist_frees_for_consumers_that_hold",
+        "space is freed of what every consumer has consumed, also of one that does not hold",
+        ((PersistRun, "_free", persist_broken.free_for_consumers_that_hold),),
+        persist=True,
+    ),
+    Mutant(
         "persist_frees_before_the_cursors",
         "the cursors are durable before the pages that they have passed go",
         ((PersistRun, "_free", persist_broken.free_before_the_cursors_are_durable),),

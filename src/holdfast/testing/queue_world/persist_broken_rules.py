@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.queue.cursor_file import first_held_seq, sync_holds
+from holdfast.queue.cursor_file import first_held_seq, first_unconsumed_seq, sync_holds
 from holdfast.queue.persist_flow import Flow, Step, Work
 from holdfast.queue.persist_run import PersistRun, Stored
 
@@ -79,13 +79,22 @@ def free_for_this_consumer(self: PersistRun) -> None:
     """Space is freed as soon as this consumer needs it no more, whatever others need."""
     queue = self.queue
     if not self._keeps_consumed:
-        sync_holds(queue.pages, self._sync_failed)
+        sync_holds(queue.pages, self._sync_failed, every=True)
         queue.trim(before_seq=self.flow.consumed_seq + 1)
+
+
+def free_for_consumers_that_hold(self: PersistRun) -> None:
+    """Space is freed although a consumer that does not hold has yet to consume it."""
+    queue = self.queue
+    held = first_held_seq(queue.pages, lambda: queue.last_seq)
+    if held is not None and not self._keeps_consumed:
+        sync_holds(queue.pages, self._sync_failed, every=True)
+        queue.trim(before_seq=held)
 
 
 def free_before_the_cursors_are_durable(self: PersistRun) -> None:
     """Space is freed while lost power may take the cursors back before it."""
     queue = self.queue
-    held = first_held_seq(queue.pages, lambda: queue.last_seq)
-    if held is not None and not self._keeps_consumed:
-        queue.trim(before_seq=held)
+    unconsumed = first_unconsumed_seq(queue.pages, lambda: queue.last_seq)
+    if unconsumed is not None and not self._keeps_consumed:
+        queue.trim(before_seq=unconsumed)

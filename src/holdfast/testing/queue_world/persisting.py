@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import HoldfastError
 from holdfast.queue import Queue, every
+from holdfast.queue.cursor_file import committed_seqs
 from holdfast.queue.persist_flow import ITEM_BYTES, Step
 from holdfast.queue.persist_run import PersistRun, PersistSettings
 from holdfast.testing.queue_world.files import CrashFiles
@@ -48,6 +49,7 @@ PERSIST_KINDS: Final = (
     *("stored", "given", "consumed durably", "source waits", "space freed", "left from an earlier run"),
     *("source ended", "source failed", "crash with a given item", "crash before the first item", "read since"),
     *("persist killed", "persist lost power", "consumer went back", "items stored again"),
+    "reader without a hold",
 )
 
 
@@ -222,6 +224,8 @@ class PersistWorld:
         # The opening has synced the cursor. What it stands at may be lost with the log.
         kept.durable = min(start, self.durable)
         self._side = side
+        if self.lifetime is None and self.random.random() < 0.25:  # else its messages may go by their age
+            self._read(side.run.queue)
         if fails_at is None or fails_at >= stored:
             for _ in range(self.random.randint(5, 150)):
                 act = self.random.choice((self._produce, self._produce, self._ask, self._ask, self._ask, self._upkeep))
@@ -244,6 +248,14 @@ class PersistWorld:
             self.accepted = self.durable
             for kept in self.kept.values():
                 kept.returned = kept.durable
+
+    def _read(self, queue: Queue) -> None:
+        """A consumer of the queue itself, which does not hold, consumes some and is closed."""
+        self.seen["reader without a hold"] += 1
+        with queue.consumer("reader", hold=False) as reader:
+            found = reader.poll(0.0, self.random.choice((1, 10, 1000)))
+            if found:
+                reader.commit(found[-1])
 
     # ---- acts -------------------------------------------------------------------------------------------------------
 
@@ -326,9 +338,15 @@ class PersistWorld:
             raise PromiseBroken(f"P2: {name} stands at {start}, and had consumed {kept.returned}")
         if start < side.run.queue.first_seq - 1:
             raise PromiseBroken(f"P7: {name} stands at {start}, the queue begins at {side.run.queue.first_seq}")
+        self._check_nothing_unconsumed_is_gone(side.run.queue)
         self._drain(side)
         if image.open_handles:
             raise PromiseBroken(f"a closed run holds {image.open_handles} handles")
+
+    def _check_nothing_unconsumed_is_gone(self, queue: Queue) -> None:
+        for name, seq in committed_seqs(queue.pages, queue.last_seq).items():
+            if seq < queue.first_seq - 1 and self.lifetime is None:
+                raise PromiseBroken(f"P7: {name} has consumed {seq}, the queue begins at {queue.first_seq}")
 
     def _drain(self, side: Side) -> None:
         """Both sides, in any order, until the end."""
