@@ -19,6 +19,7 @@ from contextlib import suppress
 
 from holdfast.errors import PermissionDenied
 from holdfast.queue.cursor import HISTORY_PAGES_MAX, Cursor, decode_cursor, kept_seq
+from holdfast.queue.dropped import locked_after_dropped
 from holdfast.queue.neighbours import check_name, other_owner
 from holdfast.queue.slots import SLOTS_BYTES, encode_slot, newest_slot, slot_offset
 
@@ -229,7 +230,7 @@ def lock_name(pages: PageDirectory, name: str, *, of_work_queue: bool = False) -
     """
     check_name(pages, name, of_work_queue=of_work_queue)
     try:
-        return pages.port.lock(pages.directory, pages.names.named_lock(name))
+        return locked_after_dropped(lambda: pages.port.lock(pages.directory, pages.names.named_lock(name)))
     except OSError as error:
         if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise

@@ -6,11 +6,13 @@ closing is (``queue``, ``consumer``, ``work_queue``).
 Failure model: the garbage collector may run a finalizer in any thread, inside any lock. So a finalizer takes no lock
 and touches no file: it puts the work into a ``SimpleQueue``, which is made for that, and warns (``ResourceWarning``). A
 forked child closes nothing of its parent's. At the interpreter's exit nothing is closed: what is open is found as after
-a kill, and loses nothing that the operating system has.
+a kill, and loses nothing that the operating system has. An error of one closing, or of its warning (``-W error``), is
+printed by ``threading.excepthook``, and the thread goes on.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -19,13 +21,16 @@ import weakref
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import AlreadyOpen, HoldfastError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+    from typing import TypeVar
 
-__all__ = ["close_when_dropped", "opened_at", "opening_from", "wait_until_closed"]
+    Found = TypeVar("Found")
+
+__all__ = ["close_when_dropped", "locked_after_dropped", "opened_at", "opening_from", "wait_until_closed"]
 
 WAIT_S_MAX = 10.0
 PACKAGE = __name__.partition(".")[0]
@@ -47,20 +52,30 @@ class _Closer:
     def start(self) -> None:
         """Where the system has no thread to give, the next opening asks again."""
         with self._starting:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="holdfast-queue-closer", daemon=True)
+            if not self._runs():
+                self._thread = threading.Thread(target=self._run, name="holdfast-queue-closer", daemon=True)
                 with suppress(RuntimeError):
-                    thread.start()
-                    self._thread = thread
+                    self._thread.start()
+
+    def _runs(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     def _run(self) -> None:
         work = self.work
         while True:
-            work.get()()
+            try:
+                work.get()()
+            except BaseException:  # noqa: BLE001 - reported as the error of a thread; the next ones must be closed
+                kind, error, trace = sys.exc_info()
+                assert kind is not None, "an error is handled"
+                threading.excepthook(threading.ExceptHookArgs((kind, error, trace, threading.current_thread())))
 
     def wait(self) -> None:
         """Return when everything is closed that was dropped before, after a few seconds at the latest."""
-        if self.waiting and self._thread is not None and self._thread is not threading.current_thread():
+        if not self.waiting or self._thread is threading.current_thread():
+            return
+        self.start()
+        if self._runs():
             done = threading.Event()
             self.work.put(done.set)
             done.wait(WAIT_S_MAX)
@@ -108,6 +123,23 @@ def close_when_dropped(
 def wait_until_closed() -> None:
     """Call before something is opened: it may be what was dropped just now."""
     _closer.wait()
+
+
+def locked_after_dropped(lock: Callable[[], Found]) -> Found:
+    """The result of ``lock``, once everything is closed that was dropped.
+
+    Where this process has the lock already, its holder may be in a reference cycle: collects these and tries once more.
+    *Raises*: as ``lock``. *Cost*: a full garbage collection, only then.
+    """
+    wait_until_closed()
+    try:
+        return lock()
+    except AlreadyOpen as error:
+        if error.fields.get("pid") != str(os.getpid()):
+            raise
+    gc.collect()
+    wait_until_closed()
+    return lock()
 
 
 def _dropped(pid: int, what: str, path: str, place: str, release: Callable[[], object]) -> None:

@@ -1,22 +1,33 @@
 """``queue.Queue`` in files: the methods of the standard library's class over a work queue.
 
-Owns: ``maxsize``, ``join``, which job a ``task_done`` finishes. Does not own: the messages and jobs (``queue``,
-``work_queue``).
+Owns: ``maxsize``, ``join``, which job a ``task_done`` finishes. Does not own: messages and jobs (``queue``,
+``work_queue``), which also count them: an interrupted call leaves no count of this module wrong.
 
-Failure model: an item is gone when its ``task_done`` has returned. What was got and not done when the process ends
-comes again at the next opening, before newer items. Items whose pages are done with are removed (``keep="consumed"``).
+Failure model: an item is removed when its ``task_done`` has returned. An item that was got and is not done when the
+process ends comes again at the next opening, before newer items. Pages of finished items are removed
+(``keep="consumed"``). An interrupt (Ctrl-C) ends the call that it hits, and the queue stays usable:
+
+| interrupted | afterwards |
+|---|---|
+| ``put`` | the item is there or not |
+| ``get`` | the item is not got: the next ``get``, of any thread, returns it |
+| ``task_done`` | the item is done, or still got |
+| a step of the work queue, half written | the work queue is opened again, which reads what was done |
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import suppress
 from queue import Empty, Full
 from time import monotonic
 
-from holdfast.errors import Closed, Code
+from holdfast.errors import Closed, Code, HoldfastError
 from holdfast.queue.arguments import whole_number
+from holdfast.queue.forks import poison_in_children
 from holdfast.queue.queue import Queue
+from holdfast.queue.sync_levels import sync_level
 from holdfast.queue.work_queue import DELIVERIES_MAX, LEASE_S_MAX, STARTED_MAX
 
 TYPE_CHECKING = False
@@ -24,16 +35,21 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
     from types import TracebackType
-    from typing import Self
+    from typing import Self, TypeVar
 
     from holdfast.queue.serializers import Serializer
     from holdfast.queue.sync_levels import SyncLevel
     from holdfast.queue.work_job import Job
+    from holdfast.queue.work_queue import WorkQueue
+
+    Found = TypeVar("Found")
 
 __all__ = ["FileQueue"]
 
 NAME = "tasks"
 MAXSIZE_MAX = 1 << 60
+LOOK_S = 1.0
+"""How often a thread that waits looks by itself: an interrupt between a step and its notification loses that one."""
 
 
 class FileQueue:
@@ -41,7 +57,7 @@ class FileQueue:
 
     ``maxsize`` is a number of items; 0 is no limit. A million items may be got and not done; ``get`` waits for room
     then. Items are bytes, or what the ``serializer`` takes; ``sync`` as for ``holdfast.Queue``. Thread-safe.
-    *Raises*: as ``holdfast.Queue``; every method ``Closed`` once it is closed.
+    *Raises*: as ``holdfast.Queue``; every method ``Closed`` once it is closed, a sync has failed, or in a forked child.
     """
 
     def __init__(
@@ -53,44 +69,90 @@ class FileQueue:
         sync: SyncLevel | str = "os",
     ) -> None:
         self.maxsize = whole_number("maxsize", maxsize, 0, MAXSIZE_MAX)
-        self._queue = Queue(path, serializer=serializer, sync=sync, keep="consumed")
+        level = sync_level(sync)
+        # A step that must be durable is synced here, without the mutex: threads share a sync, and a get waits for none.
+        self._synced = level.name == "always"
+        self._queue = Queue(path, serializer=serializer, sync="os" if self._synced else level, keep="consumed")
         try:
-            self._work = self._queue.work_queue(
-                NAME, visibility=LEASE_S_MAX, max_deliveries=DELIVERIES_MAX, max_started=STARTED_MAX
-            )
+            self._work = self._open_work()
             # Only this process has them: what an earlier one got and did not finish is next.
             self._work.return_leased()
-            self._unfinished = self._size = self._work.lag()
         except BaseException:
             self._queue.close()
             raise
-        self._mutex = threading.Lock()
+        self._loading: dict[int, Job] = {}  # by message: taken by a get that has not returned
+        self._got: dict[int, deque[Job]] = {}  # by thread, in the order in which they were got
+        # One entry for each call that was cut off, with its job if it had one. While there is any, ``_loading`` and
+        # ``_got`` may differ from what the work queue has leased.
+        self._cut_off: list[Job | None] = []
+        self._closed: Closed | None = None
+        self._make_locks()
+        poison_in_children(self)
+
+    def _open_work(self) -> WorkQueue:
+        return self._queue.work_queue(
+            NAME, visibility=LEASE_S_MAX, max_deliveries=DELIVERIES_MAX, max_started=STARTED_MAX
+        )
+
+    def _make_locks(self) -> None:
+        # An interrupt in the wait of a condition over a plain lock can release a lock that another thread holds.
+        self._mutex = threading.RLock()
+        self._not_empty = threading.Condition(self._mutex)
         self._not_full = threading.Condition(self._mutex)
         self._all_done = threading.Condition(self._mutex)
-        self._got: dict[int, deque[Job]] = {}  # by thread, in the order in which they were got
-        self._closed = False
+
+    # ---- the methods of queue.Queue ---------------------------------------------------------------------------------
 
     def put(self, item: object, block: bool = True, timeout: float | None = None) -> None:
-        """Append an item. *Raises*: ``queue.Full`` where there is no room, at once or after ``timeout`` seconds."""
+        """Append an item. *Raises*: ``queue.Full`` where there is no room, at once or after ``timeout`` seconds.
+
+        *Cost*: a few microseconds; one sync, shared by the threads that put at the same time, at "always".
+        """
+        if self.maxsize and block and timeout is not None and timeout < 0:
+            raise ValueError("'timeout' must be a non-negative number")
         with self._mutex:
-            if not self._wait_for(self._not_full, self._has_room, block, timeout):
+            if not self._wait_until(self._not_full, self._has_room, block, timeout):
                 raise Full
-            self._queue.append(item)
-            self._size += 1
-            self._unfinished += 1
+            try:
+                seq = self._queue.append(item)
+            except Closed as error:
+                self._end(error)
+                raise
+            self._not_empty.notify()
+        if self._synced:
+            try:
+                self._queue.wait_durable(seq)
+            except Closed as error:
+                self._end(error)
+                raise
 
     def get(self, block: bool = True, timeout: float | None = None) -> object:
-        """The oldest item. *Raises*: ``queue.Empty`` where there is none, at once or after ``timeout`` seconds."""
+        """The oldest item. *Raises*: ``queue.Empty`` where there is none, at once or after ``timeout`` seconds.
+
+        *Raises* also what the serializer's ``load`` raises. The item is then not got and stays the oldest: each ``get``
+        raises until a serializer loads it or a work queue removes it (see the reference of the queue).
+        """
         if block and timeout is not None and timeout < 0:
             raise ValueError("'timeout' must be a non-negative number")
-        job = self._work.get(timeout if block else 0)
-        if job is None:
-            raise Empty
-        with self._mutex:
-            self._got.setdefault(threading.get_ident(), deque()).append(job)
-            self._size -= 1
-            self._not_full.notify()
-        return job.value
+        job: Job | None = None
+        try:
+            with self._mutex:
+                job = self._wait_until(self._not_empty, lambda: self._work.get(0), block, timeout)
+                if job is not None:
+                    self._loading[job.seq] = job
+                    self._not_full.notify()
+            if job is not None:
+                value = job.value
+                with self._mutex:
+                    self._check()
+                    self._got.setdefault(threading.get_ident(), deque()).append(job)
+                    del self._loading[job.seq]
+                    return value
+        except BaseException:
+            self._cut_off.append(job)  # first of all: a second interrupt leaves the rest to the next call
+            self._settle_now()
+            raise
+        raise Empty
 
     def put_nowait(self, item: object) -> None:
         """As ``put(item, block=False)``."""
@@ -107,63 +169,148 @@ class FileQueue:
         the standard class also counts items that nobody got.
         """
         with self._mutex:
+            self._check()
             thread = threading.get_ident()
             if thread not in self._got:
                 if not self._got:
                     raise ValueError("task_done() called too many times")
                 thread = min(self._got, key=lambda other: self._got[other][0].seq)
-            jobs = self._got[thread]
-            self._work.ack(jobs[0])
-            jobs.popleft()
-            if not jobs:
-                del self._got[thread]
-            self._unfinished -= 1
-            if not self._unfinished:
+            jobs, work = self._got[thread], self._work
+            try:
+                work.ack(jobs[0])
+                jobs.popleft()
+                if not jobs:
+                    del self._got[thread]
+            except BaseException:
+                self._cut_off.append(None)
+                self._settle_now()
+                raise
+            self._not_empty.notify()  # a get may wait for room among the items that are got
+            if not work.unfinished():
                 self._all_done.notify_all()
+        self._make_durable(work)
 
     def join(self) -> None:
         """Return when every item that was put, also by an earlier process, is done."""
         with self._mutex:
-            self._wait_for(self._all_done, lambda: not self._unfinished, True, None)
+            self._wait_until(self._all_done, lambda: not self._work.unfinished(), True, None)
+            work = self._work
+        self._make_durable(work)
 
     def qsize(self) -> int:
         """How many items wait to be got."""
-        return self._size
+        with self._mutex:
+            self._check()
+            return self._waiting()
 
     def empty(self) -> bool:
         """Whether no item waits."""
-        return not self._size
+        return not self.qsize()
 
     def full(self) -> bool:
         """Whether there is no room for an item now."""
-        return not self._has_room()
+        with self._mutex:
+            self._check()
+            return not self._has_room()
+
+    # ---- steps; call with the mutex held ----------------------------------------------------------------------------
+
+    def _waiting(self) -> int:
+        got = sum(map(len, self._got.values())) + len(self._loading)
+        return max(0, self._work.unfinished() - got)
 
     def _has_room(self) -> bool:
-        return not self.maxsize or self._size < self.maxsize
+        return not self.maxsize or self._waiting() < self.maxsize
 
-    def _wait_for(
-        self, condition: threading.Condition, holds: Callable[[], bool], block: bool, timeout: float | None
-    ) -> bool:
-        """Wait as the standard library does; call with the mutex held. False where the time is over."""
-        if self.maxsize and block and timeout is not None and timeout < 0:
-            raise ValueError("'timeout' must be a non-negative number")
+    def _wait_until(
+        self, condition: threading.Condition, look: Callable[[], Found], block: bool, timeout: float | None
+    ) -> Found:
+        """The first true answer of ``look``, or the last false one where the time is over."""
         until = None if timeout is None else monotonic() + timeout
         while True:
-            if self._closed:
-                raise Closed("the queue is closed", code=Code.CLOSED)
-            if holds():
-                return True
-            left_s = None if until is None else until - monotonic()
-            if not block or (left_s is not None and left_s <= 0):
-                return False
-            condition.wait(left_s)
+            self._check()
+            found = look()
+            left_s = LOOK_S if until is None else until - monotonic()
+            if found or not block or left_s <= 0:
+                return found
+            condition.wait(min(left_s, LOOK_S))
+
+    def _check(self) -> None:
+        """Raise ``Closed``, or have jobs that agree with the work queue's."""
+        if self._closed is not None:
+            raise self._closed.with_traceback(None)  # else it would keep the frames of every caller
+        if self._cut_off:
+            self._settle()
+
+    # ---- after an interrupt -----------------------------------------------------------------------------------------
+
+    def _settle_now(self) -> None:
+        """Settle, in a call that was cut off: it raises the error that did that. A refusal is for the next call."""
+        with suppress(HoldfastError, OSError), self._mutex:
+            self._check()
+
+    def _settle(self) -> None:
+        """Give back each job that no thread has. Interrupted, it is done again. Call with the mutex held."""
+        count = len(self._cut_off)  # threads that do not have the mutex may add to it
+        if not self._work.usable:
+            self._open_work_again()
+        work = self._work
+        lost = {job.seq for job in self._cut_off[:count] if job is not None}
+        self._loading = {seq: job for seq, job in self._loading.items() if seq not in lost}
+        left: dict[int, deque[Job]] = {}
+        for thread, jobs in self._got.items():
+            kept = deque(job for job in jobs if job.seq not in lost and work.has(job))
+            if kept:
+                left[thread] = kept
+        self._got = left
+        work.return_leased(keep={*self._loading, *(job.seq for jobs in left.values() for job in jobs)})
+        del self._cut_off[:count]
+        self._wake_all()
+
+    def _open_work_again(self) -> None:
+        """An interrupt has left a command half done, and only the log says what became of it."""
+        try:
+            self._work.close()
+            self._work = self._open_work()
+        except (HoldfastError, OSError) as error:
+            closed = Closed(
+                "an interrupt cut a step off, and the jobs could not be opened again",
+                name=NAME,
+                hint="close this FileQueue and open it again",
+            )
+            self._end(closed)
+            raise closed from error
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def _make_durable(self, work: WorkQueue) -> None:
+        """Sync the steps of ``work`` where the level wants that. Call without the mutex."""
+        if not self._synced:
+            return
+        try:
+            work.flush()
+        except Closed as error:
+            with self._mutex:
+                self._check()
+                if self._work is work:
+                    self._end(error)
+                    raise
+            # An interrupt in another thread: the closing of this work queue has made its steps durable.
+
+    def _end(self, error: Closed) -> None:
+        """Refuse every call from now on, and end every wait."""
+        with self._mutex:
+            if self._closed is None:
+                self._closed = error
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        for condition in (self._not_empty, self._not_full, self._all_done):
+            condition.notify_all()
 
     def close(self) -> None:
         """Make everything durable and close the files; every wait ends with ``Closed``. Doing it twice is harmless."""
-        with self._mutex:
-            self._closed = True
-            self._not_full.notify_all()
-            self._all_done.notify_all()
+        self._end(Closed("the queue is closed", code=Code.CLOSED))
         self._queue.close()
 
     def __enter__(self) -> Self:
@@ -173,3 +320,11 @@ class FileQueue:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def poison_after_fork(self) -> None:
+        """In a forked child: replace the locks, which threads of the parent may hold, and refuse everything."""
+        self._make_locks()
+        if self._closed is None:
+            self._closed = Closed(
+                "a forked child cannot use its parent's queue", code=Code.FORKED, hint="open it in one process"
+            )

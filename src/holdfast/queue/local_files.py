@@ -38,6 +38,10 @@ ELSEWHERE = (
     "close it there, or wait for its end; one process writes a queue and has its work queues:"
     " for workers in several processes use message stores (holdfast serve)"
 )
+HERE = (
+    "use the one that is open, or close it first: a variable that is assigned again"
+    " keeps the old object until the new one is made"
+)
 _opened: dict[tuple[int, int, str], str] = {}
 """Where this process took each lock: by device and number of the directory, and the lock's name."""
 _locks: dict[int, tuple[int, int, str]] = {}
@@ -204,7 +208,7 @@ class LocalFiles:
                 file=name,
                 pid=holder or None,
                 opened_at=_opened.get(_lock_of(directory, name)) if here else None,
-                hint="use the one that is open, or close it first" if here else ELSEWHERE,
+                hint=HERE if here else ELSEWHERE,
             ) from error
         try:
             # Of a fixed width, because cutting the file can wait for the file system's journal.

@@ -23,7 +23,7 @@ from holdfast.queue.background import Background
 from holdfast.queue.checksum import CRC32, checksum_for_writing
 from holdfast.queue.datetimes import lifetime_ns
 from holdfast.queue.disk_errors import Opening, refusals
-from holdfast.queue.dropped import close_when_dropped, wait_until_closed
+from holdfast.queue.dropped import close_when_dropped, locked_after_dropped
 from holdfast.queue.file_names import FileNames
 from holdfast.queue.forks import poison_in_children
 from holdfast.queue.identity_file import open_identity, read_identity
@@ -149,8 +149,7 @@ class Queue(LogReading):
                 if read_only:
                     self._open_for_reading(path, serializer)
                     return
-                wait_until_closed()
-                self._held.lock_file = self._port.lock(directory, self._names.lock)
+                self._held.lock_file = locked_after_dropped(lambda: self._port.lock(directory, self._names.lock))
                 self._pages.be_sole()
                 record = "" if serializer is None else record_of(serializer)
                 writer = self._open_writer(page_size, level, compression, max_message, checksum, clock, entropy, record)
@@ -372,7 +371,6 @@ class Queue(LogReading):
             raise Closed("the queue is closed")
         holding = self._full != "drop_oldest" if hold is None else hold
         with Opening(self._path):
-            wait_until_closed()
             found = Consumer(self, self._pages, name, since=since, damage=damage, hold=holding)
         self._dependents[id(found)] = found
         return found
@@ -403,7 +401,6 @@ class Queue(LogReading):
         if self._closed:
             raise Closed("the queue is closed")
         with Opening(self._path):
-            wait_until_closed()
             found = WorkQueue(
                 self,
                 self._pages,

@@ -21,6 +21,11 @@ from __future__ import annotations
 from struct import Struct
 
 from holdfast.errors import Code, CorruptData, InvalidRequest
+from holdfast.queue.serializers import chosen_serializer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.queue.serializers import Serializer
 
 __all__ = ["DeadLetter", "check_reason"]
 
@@ -44,14 +49,32 @@ class DeadLetter:
     (7, b'hello', 3, 'no such address')
     """
 
-    __slots__ = ("deliveries", "payload", "reason", "seq", "time_ns")
+    __slots__ = ("_serializer", "deliveries", "payload", "reason", "seq", "time_ns")
 
-    def __init__(self, seq: int, time_ns: int, payload: bytes, *, deliveries: int, reason: str) -> None:
+    def __init__(
+        self,
+        seq: int,
+        time_ns: int,
+        payload: bytes,
+        *,
+        deliveries: int,
+        reason: str,
+        serializer: Serializer | None = None,
+    ) -> None:
         self.seq = seq
         self.time_ns = time_ns
         self.payload = payload
         self.deliveries = deliveries
         self.reason = reason
+        self._serializer = serializer
+
+    @property
+    def value(self) -> object:
+        """What the serializer makes of the payload, at each call; the payload where there is none.
+
+        *Raises*: what its ``load`` raises, which may be why the message is here.
+        """
+        return self.payload if self._serializer is None else self._serializer.load(self.payload)
 
     def encode(self) -> bytes:
         """The bytes. A reason above 4 KiB is cut at a character."""
@@ -59,8 +82,11 @@ class DeadLetter:
         return HEAD.pack(VERSION, len(reason), self.deliveries, self.seq, self.time_ns) + reason + self.payload
 
     @classmethod
-    def decode(cls, data: bytes) -> DeadLetter:
-        """The dead letter in a message of the queue of dead letters. *Raises*: ``CorruptData``."""
+    def decode(cls, data: bytes, serializer: Serializer | None = None) -> DeadLetter:
+        """The dead letter in a message of the queue of dead letters; ``serializer`` is for its ``value``.
+
+        *Raises*: ``CorruptData``.
+        """
         if len(data) < HEAD.size:
             raise CorruptData("no dead letter", code=Code.CORRUPT_QUEUE, bytes=len(data))
         version, reason_bytes, deliveries, seq, time_ns = HEAD.unpack_from(data)
@@ -68,7 +94,15 @@ class DeadLetter:
         if version != VERSION or end > len(data):
             raise CorruptData("no dead letter", code=Code.CORRUPT_QUEUE, bytes=len(data), version=version)
         reason = data[HEAD.size : end].decode("utf-8", "replace")
-        return cls(seq, time_ns, data[end:], deliveries=deliveries, reason=reason)
+        return cls(seq, time_ns, data[end:], deliveries=deliveries, reason=reason, serializer=serializer)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """In another process, where a serializer of the program's own has to be named."""
+        return _restored, (self.encode(), "" if self._serializer is None else self._serializer.name)
 
     def __repr__(self) -> str:
         return f"DeadLetter(seq={self.seq}, deliveries={self.deliveries}, reason={self.reason!r})"
+
+
+def _restored(data: bytes, serializer: str) -> DeadLetter:
+    return DeadLetter.decode(data, chosen_serializer(None, serializer))

@@ -144,6 +144,10 @@ class WorkLog:
         if self.synced:
             self._log.wait_durable(mark)
 
+    def flush(self) -> None:
+        """Return when every command so far is durable, at every level. Thread-safe."""
+        self._log.flush()
+
     def compact(self, machine: WorkMachine, *, now: bool = False) -> None:
         """Append the state, and remove what lies before the last state that is durable.
 

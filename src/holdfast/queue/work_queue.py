@@ -62,7 +62,7 @@ from holdfast.queue.work_source import WorkSource, read_letters
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from datetime import datetime
     from types import TracebackType
     from typing import Self
@@ -458,6 +458,23 @@ class WorkQueue:
             first = max(self._machine.next_seq, self._queue.first_seq)
             return max(0, self._queue.last_seq - first + 1) + len(self._machine.started)
 
+    def unfinished(self) -> int:
+        """As ``lag``, without a look at the files: messages that were trimmed and never handed out count, too."""
+        with self._lock:
+            self._raise_if_closed()
+            return max(0, self._queue.last_seq - self._machine.next_seq + 1) + len(self._machine.started)
+
+    def has(self, job: Job) -> bool:
+        """Whether this delivery is still its worker's."""
+        with self._lock:
+            return self._machine.is_leased(job[0], job.deliveries)
+
+    def flush(self) -> None:
+        """Return when every step so far is durable. *Raises*: ``Closed``, also after a failed sync."""
+        with self._lock:
+            self._raise_if_closed()
+        self._log.flush()
+
     def _note_cursor(self, *, durable: bool = False) -> None:
         """Tell retention how far this is. Call with the lock held."""
         machine = self._machine
@@ -480,15 +497,23 @@ class WorkQueue:
         if self._log.in_step:
             raise Closed("a step was interrupted", name=self.name, hint="close the work queue and open it anew")
 
-    def return_leased(self) -> None:
-        """Give back what workers have, also those of an earlier process: for an owner that knows of no other worker."""
+    @property
+    def usable(self) -> bool:
+        """Whether steps can be done: it is not closed, and no interrupt has cut a step off."""
+        return self._closed is None and not self._log.in_step
+
+    def return_leased(self, keep: Collection[int] = ()) -> None:
+        """Give back the messages that workers have, also of an earlier process, except ``keep``.
+
+        For an owner that knows all workers.
+        """
         with self._lock:
             self._raise_if_closed()
-            self._return_leased()
+            self._return_leased(keep)
 
-    def _return_leased(self) -> None:
+    def _return_leased(self, keep: Collection[int] = ()) -> None:
         """Call with the lock held."""
-        leased = self._machine.leased()
+        leased = [seq for seq in self._machine.leased() if seq not in keep]
         for first in range(0, len(leased), COMMAND_NUMBERS_MAX):
             self._do(Kind.RETURN, self._clock(), *leased[first : first + COMMAND_NUMBERS_MAX])
 

@@ -125,4 +125,4 @@ def read_letters(queue: Queue, name: str) -> Iterator[DeadLetter]:
         return
     with dead:
         for message in dead.read():
-            yield DeadLetter.decode(message.payload)
+            yield DeadLetter.decode(message.payload, queue.serializer)

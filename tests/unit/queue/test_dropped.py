@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.aio import Queue as AsyncQueue
-from holdfast.errors import AlreadyOpen, Closed
-from holdfast.queue import Queue
+from holdfast.errors import AlreadyOpen, Closed, Unavailable
+from holdfast.queue import Queue, dropped
+from holdfast.queue.dropped import _Closer
 from holdfast.queue.messages import Message
 
 
@@ -152,3 +153,82 @@ def test_an_iterator_keeps_its_queue(tmp_path: Path) -> None:
     with pytest.warns(ResourceWarning):  # the end of the iterator drops it
         read_on()
     assert len(found) == 3
+
+
+def drop(path: Path, *, fail: BaseException | None = None) -> None:
+    queue = Queue(path)
+    queue.append(b"x")
+    if fail is not None:
+        close = queue._held.close_handles
+
+        def closing() -> None:
+            close()
+            raise fail
+
+        # The lock is given back, and then the closing fails.
+        queue._held.__class__ = type(
+            "Failing", (type(queue._held),), {"__slots__": (), "close_handles": lambda _: closing()}
+        )
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        del queue
+
+
+@pytest.mark.parametrize("error", [Unavailable("the disk is full"), ValueError("a bug")], ids=["refused", "bug"])
+def test_a_closing_that_fails_under_w_error_does_not_end_the_closing_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    reported: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", reported.append)
+    drop(tmp_path / "first", fail=error)
+    with Queue(tmp_path / "first") as again:  # waits for the closing
+        assert again.last_seq == 1
+    assert [args.exc_type for args in reported] == [ResourceWarning if isinstance(error, Unavailable) else ValueError]
+    drop(tmp_path / "second")
+    with Queue(tmp_path / "second") as again:
+        assert again.last_seq == 1
+
+
+def test_a_closer_that_is_dead_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closer = _Closer()
+    monkeypatch.setattr(dropped, "_closer", closer)
+    dead = threading.Thread(target=lambda: None)
+    dead.start()
+    dead.join(60)
+    queue = Queue(tmp_path / "q")
+    closer.renew()
+    closer._thread = dead
+    with pytest.warns(ResourceWarning):
+        del queue
+    with Queue(tmp_path / "q"):
+        pass
+
+
+def test_a_queue_consumer_or_work_queue_in_a_cycle_can_be_opened_again(tmp_path: Path) -> None:
+    gc.collect()
+    gc.disable()  # only the opening collects
+    try:
+
+        def keep_in_a_cycle(kept: object) -> None:
+            cycle: list[object] = [kept]
+            cycle.append(cycle)
+
+        keep_in_a_cycle(Queue(tmp_path / "q"))
+        with pytest.warns(ResourceWarning, match="the queue"):
+            queue = Queue(tmp_path / "q")
+        with queue:
+            keep_in_a_cycle(queue.consumer("c"))
+            with pytest.warns(ResourceWarning, match="the consumer"), queue.consumer("c"):
+                pass
+            keep_in_a_cycle(queue.work_queue("w"))
+            with pytest.warns(ResourceWarning, match="the work queue"), queue.work_queue("w"):
+                pass
+    finally:
+        gc.enable()
+
+
+def test_a_variable_that_is_assigned_again_is_what_the_hint_names(tmp_path: Path) -> None:
+    queue = Queue(tmp_path / "q")
+    with pytest.raises(AlreadyOpen, match="assigned again") as refused:
+        queue = Queue(tmp_path / "q")
+    assert str(refused.value.fields["opened_at"]).startswith(f"{__file__}:")
+    queue.close()

@@ -2,18 +2,92 @@
 
 from __future__ import annotations
 
+import linecache
+import os
 import queue as standard
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import Closed
-from holdfast.queue import FileQueue
+from holdfast.errors import Closed, Code, HoldfastError, Unavailable
+from holdfast.queue import FileQueue, Queue, Serializer
+from holdfast.queue.local_files import LocalFiles
+from holdfast.queue.work_log import WorkLog
+from holdfast.queue.work_queue import WorkQueue
+
+INTERRUPTED_FILES = ("file_queue.py", "work_queue.py", "work_log.py")
+CALLS: dict[str, Callable[[FileQueue], object]] = {
+    "put": lambda tasks: tasks.put(b"d"),
+    "get": lambda tasks: tasks.get_nowait(),
+    "task_done": lambda tasks: tasks.task_done(),
+}
+
+
+def in_a_thread(call: Callable[[], object]) -> list[object]:
+    """The result, or the error, of a call that must end."""
+    found: list[object] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except HoldfastError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    return found
+
+
+def interrupted(call: Callable[[], object], line: int) -> bool:
+    """Call, and raise KeyboardInterrupt before the line of this number that runs. False where it does not get there."""
+    left = line
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        code = frame.f_code
+        if os.path.basename(code.co_filename) not in INTERRUPTED_FILES:
+            return None
+        # Lines at which Python handles no signal: between the end of a block and its ``__exit__``, and before a block.
+        text = linecache.getline(code.co_filename, frame.f_lineno).strip()
+        if event == "line" and not text.startswith(("with ", "try:")):
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def drained(tasks: FileQueue) -> list[object]:
+    """What is left, in order; everything that was got is done afterwards."""
+    found: list[object] = []
+    with suppress(standard.Empty):
+        while True:
+            found.append(tasks.get_nowait())
+    with suppress(ValueError):
+        while True:
+            tasks.task_done()
+    return found
 
 
 @given(st.lists(st.sampled_from(("put", "get", "done")), max_size=40), st.integers(0, 3))
@@ -137,3 +211,199 @@ def test_a_second_process_is_shown_the_way_to_message_stores(tmp_path: Path) -> 
             [sys.executable, "-c", script, tmp_path / "q"], capture_output=True, check=True, text=True
         )
     assert "message stores" in done.stdout
+
+
+@pytest.mark.parametrize("sync", ["os", "always"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_is_interrupted_at_any_line_loses_and_repeats_nothing(tmp_path: Path, name: str, sync: str) -> None:
+    line, more = 0, True
+    with FileQueue(tmp_path / "q", maxsize=9, sync=sync) as tasks:
+        while more:
+            for item in (b"a", b"b", b"c"):
+                tasks.put(item)
+            assert tasks.get() == b"a"
+            more = interrupted(lambda: CALLS[name](tasks), line)
+            found = drained(tasks)
+            if name == "put":
+                assert found in ([b"b", b"c"], [b"b", b"c", b"d"])
+            else:
+                # The caller has an item only if the call returned.
+                assert found == ([b"b", b"c"] if more or name == "task_done" else [b"c"])
+            assert in_a_thread(tasks.join) == [None]
+            assert (tasks.qsize(), tasks._got, tasks._loading, tasks._cut_off) == (0, {}, {}, [])
+            line += 1
+    with FileQueue(tmp_path / "q") as again:
+        assert again.empty()
+    assert line > 15
+
+
+def cut_off_the_next_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next command of a work queue is written, and an interrupt comes before it is applied."""
+    record = WorkLog.record
+
+    def cut_off(log: WorkLog, command: bytes) -> None:
+        monkeypatch.setattr(WorkLog, "record", record)
+        record(log, command)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(WorkLog, "record", cut_off)
+
+
+@pytest.mark.parametrize("name", ["get", "task_done"])
+def test_after_a_command_was_cut_off_the_queue_goes_on_without_a_new_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with FileQueue(tmp_path / "q") as tasks:
+        for item in (b"a", b"b", b"c"):
+            tasks.put(item)
+        assert tasks.get() == b"a"
+        cut_off_the_next_command(monkeypatch)
+        with pytest.raises(KeyboardInterrupt):
+            CALLS[name](tasks)
+        tasks.put(b"d")
+        assert drained(tasks) == [b"b", b"c", b"d"]
+        assert in_a_thread(tasks.join) == [None]
+    with FileQueue(tmp_path / "q") as again:
+        assert again.empty()
+
+
+def test_a_command_that_was_cut_off_and_cannot_be_read_again_ends_every_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileQueue(tmp_path / "q", maxsize=1) as tasks:
+        tasks.put(b"a")
+        ended: list[object] = []
+        joining = threading.Thread(target=lambda: ended.extend(in_a_thread(tasks.join)), daemon=True)
+        joining.start()
+        cut_off_the_next_command(monkeypatch)
+        with monkeypatch.context() as broken:
+            broken.setattr(WorkQueue, "_open", lambda *_: (_ for _ in ()).throw(Unavailable("the disk is full")))
+            with pytest.raises(KeyboardInterrupt):
+                tasks.get()
+        joining.join(60)
+        assert isinstance(ended[0], Closed)
+        for call in (lambda: tasks.put(b"b"), tasks.get, tasks.task_done, tasks.join):
+            with pytest.raises(Closed) as refused:
+                call()
+            assert refused.value.hint == "close this FileQueue and open it again"
+    with FileQueue(tmp_path / "q") as again:
+        assert drained(again) == [b"a"]
+
+
+def test_a_failed_sync_ends_every_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = FileQueue(tmp_path / "q", sync="always")
+    tasks.put(b"a")
+
+    def fail(files: LocalFiles, file: int) -> None:
+        raise OSError(5, "input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(LocalFiles, "sync_data", fail)
+        with pytest.raises(Closed):
+            tasks.put(b"b")
+    for call in (tasks.join, lambda: tasks.put(b"c"), tasks.get, tasks.qsize):
+        found = in_a_thread(call)
+        assert isinstance(found[0], Closed)
+        assert found[0].code is Code.SYNC_FAILED
+    with pytest.raises(Closed):
+        tasks.close()
+
+
+def test_an_item_that_cannot_be_loaded_is_not_got_and_stays_the_oldest(tmp_path: Path) -> None:
+    number = Serializer(lambda value: str(value).encode(), int, "number")
+    with FileQueue(tmp_path / "q", serializer=number) as tasks:
+        for item in ("bad", 2, 3):
+            tasks.put(item)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="invalid literal"):
+                tasks.get()
+            assert tasks.qsize() == 3
+            with pytest.raises(ValueError, match="too many times"):
+                tasks.task_done()
+    # What the reference says to do about it.
+    with Queue(tmp_path / "q", serializer=number) as queue, queue.work_queue("tasks") as work:
+        job = work.get(timeout=0)
+        assert job is not None
+        work.dead_letter(job, "cannot be loaded")
+        assert [letter.payload for letter in work.dead_letters()] == [b"bad"]
+    with FileQueue(tmp_path / "q", serializer=number) as tasks:
+        assert drained(tasks) == [2, 3]
+
+
+def test_at_always_a_sync_is_shared_and_a_get_does_not_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncing, go_on = threading.Event(), threading.Event()
+    real = LocalFiles.sync_data
+    syncs: list[int] = []
+
+    def sync(files: LocalFiles, file: int) -> None:
+        syncs.append(file)
+        syncing.set()
+        assert go_on.wait(60)
+        real(files, file)
+
+    with FileQueue(tmp_path / "q", sync="always") as tasks:
+        tasks.put(b"")  # the first after an opening syncs a mark, too
+        tasks.get()
+        monkeypatch.setattr(LocalFiles, "sync_data", sync)
+        putters = [threading.Thread(target=tasks.put, args=(b"%d" % n,), daemon=True) for n in range(8)]
+        putters[0].start()
+        assert syncing.wait(60)
+        for putter in putters[1:]:
+            putter.start()
+        found: list[object] = []
+        for _ in putters:
+            found += in_a_thread(tasks.get)
+        assert sorted(map(str, found)) == sorted(str(b"%d" % n) for n in range(8))
+        assert all(putter.is_alive() for putter in putters)
+        go_on.set()
+        for putter in putters:
+            putter.join(60)
+            assert not putter.is_alive()
+        assert len(syncs) <= 3
+
+
+def test_every_method_is_closed_after_close(tmp_path: Path) -> None:
+    tasks = FileQueue(tmp_path / "q")
+    tasks.put(b"a")
+    tasks.get()
+    tasks.close()
+    calls: list[Callable[[], object]] = [
+        lambda: tasks.put(b"b"),
+        lambda: tasks.put_nowait(b"b"),
+        tasks.get,
+        tasks.get_nowait,
+        tasks.task_done,
+        tasks.join,
+        tasks.qsize,
+        tasks.empty,
+        tasks.full,
+    ]
+    for call in calls:
+        with pytest.raises(Closed):
+            call()
+    tasks.close()
+
+
+def test_a_forked_child_is_refused_although_a_thread_of_the_parent_holds_the_mutex(tmp_path: Path) -> None:
+    script = (
+        "import os, sys, threading\n"
+        "from holdfast.errors import Closed\n"
+        "from holdfast.queue import FileQueue\n"
+        "tasks = FileQueue(sys.argv[1])\n"
+        "held, over = threading.Event(), threading.Event()\n"
+        "def hold():\n"
+        "    with tasks._mutex: held.set(); over.wait()\n"
+        "thread = threading.Thread(target=hold); thread.start(); held.wait()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    try: tasks.qsize()\n"
+        "    except Closed as error: os._exit(3 if error.code == 'forked' else 1)\n"
+        "    os._exit(2)\n"
+        "status = os.waitpid(child, 0)[1]; over.set(); thread.join()\n"
+        "assert os.waitstatus_to_exitcode(status) == 3, status\n"
+        "tasks.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "q"], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -44,6 +44,9 @@ def test_values_are_the_same_by_every_way_and_without_naming_the_serializer_agai
             work.nack(jobs[0])
             again = work.get(0)
             assert again is not None and again.deliveries == 2 and again.value == expected[0]
+            work.dead_letter(again)
+            letters = list(work.dead_letters())
+            assert [letter.value for letter in [*letters, *pickle.loads(pickle.dumps(letters))]] == expected[:1] * 2
     with Queue(tmp_path / "q", read_only=True) as queue:
         assert list(queue.values()) == expected
         message = next(iter(queue.read()))
@@ -64,6 +67,8 @@ def test_values_of_the_twin_without_naming_the_serializer_again(tmp_path: Path) 
                 assert [value async for value in consumer.values()] == expected
                 job = await work.get()
                 assert job is not None and job.value == VALUES[0]
+                await work.dead_letter(job)
+                assert [letter.value async for letter in work.dead_letters()] == VALUES[:1]
 
     asyncio.run(main())
 
@@ -115,7 +120,10 @@ def test_opening_a_queue_of_pickles_runs_no_code(tmp_path: Path) -> None:
     EXPLODED.clear()
     with Queue(tmp_path / "q") as queue, queue.consumer("c") as consumer, queue.work_queue("w") as work:
         messages = [*queue.read(), *consumer.poll(), work.get(0)]
-        for message in messages:
+        job = messages[-1]
+        assert isinstance(job, Job)
+        work.dead_letter(job)
+        for message in [*messages, *work.dead_letters()]:
             assert message is not None and isinstance(message.payload, bytes)
             with pytest.raises(InvalidRequest, match="serializer to be named") as refused:
                 _ = message.value

@@ -201,6 +201,7 @@ def test_a_message_that_nobody_could_do_becomes_a_dead_letter_with_its_reason(tm
 def test_a_dead_letter_that_is_none_is_refused() -> None:
     letter = DeadLetter(1, 2, b"payload", deliveries=3, reason="é" * 5000)
     assert DeadLetter.decode(letter.encode()).reason == "é" * 2048
+    assert DeadLetter.decode(letter.encode()).value == b"payload"
     for wrong in (b"", letter.encode()[:23], b"\x02" + letter.encode()[1:], letter.encode()[:30]):
         with pytest.raises(CorruptData):
             DeadLetter.decode(wrong)
