@@ -145,6 +145,8 @@ class TakeoverMachine:
         self._answered: Callable[[Instant, Answer], list[Effect]] = self._page_listed
         self._waking: Then | None = None
         self._since_ms = 0.0
+        self._round_ms = 0.0
+        self._missing_since_ms: float | None = None
         self._tries = 0
         self._draws = 0
         self._probing = False
@@ -233,7 +235,8 @@ class TakeoverMachine:
         self, now: Instant, request: Request, answered: Callable[[Instant, Answer], list[Effect]]
     ) -> list[Effect]:
         """Send a request for the first time; its patience begins now."""
-        self._since_ms, self._tries = now.boot_ms, 0
+        self._since_ms = self._round_ms = now.boot_ms
+        self._missing_since_ms, self._tries = None, 0
         self._request, self._answered = request, answered
         return [request]
 
@@ -257,7 +260,7 @@ class TakeoverMachine:
         waited_ms = now.boot_ms - self._since_ms
         if isinstance(error, NotFound) and error.code is Code.NOT_FOUND:
             # Removed by retention since it was listed: list again. What is still needed then was lost.
-            if waited_ms >= min(self._rules.patience_ms, MISSING_MS_MAX):
+            if self._is_lost(now):
                 raise has_gone(error) from error
         elif not isinstance(error, Unavailable):
             raise error
@@ -268,11 +271,23 @@ class TakeoverMachine:
         answered = self._page_listed if isinstance(again, ListPage) else self._answered
 
         def send_again(now: Instant) -> list[Effect]:
+            self._round_ms = now.boot_ms
             if isinstance(again, ListNewest):
                 self._checked_ms = now.boot_ms
             return self._go_on_with(again, answered)
 
         return self._wait(self._backoff_ms(), send_again, "store_unavailable", error=str(error), tries=self._tries)
+
+    def _is_lost(self, now: Instant) -> bool:
+        """Whether an object that is missing has been so for long, in a round that began not long ago.
+
+        A process that was frozen since its listing may miss whatever retention has removed meanwhile.
+        """
+        if self._missing_since_ms is None:
+            self._missing_since_ms = now.boot_ms
+        missing_ms = now.boot_ms - self._missing_since_ms
+        is_fresh = now.boot_ms - self._round_ms < MISSING_MS_MAX or self._tries >= RESTARTS_MAX
+        return is_fresh and missing_ms >= min(self._rules.patience_ms, MISSING_MS_MAX)
 
     def _backoff_ms(self) -> float:
         self._tries += 1

@@ -10,7 +10,7 @@ from tests.unit.commit.builders import LOG_ID, at, bytes_of, genesis, identity, 
 from holdfast.commit import takeover_events as m
 from holdfast.commit.batch import UNKNOWN_PLACE, Header, Place, Slot, decode_header, jump
 from holdfast.commit.takeover_machine import TakeoverMachine, TakeoverRules
-from holdfast.errors import Closed, Code, InvalidRequest, Unavailable
+from holdfast.errors import Closed, Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import CREATED, Refused, Unknown
 
 
@@ -290,3 +290,33 @@ def test_a_standby_that_lists_late_waits_for_the_heartbeats_of_a_leader_that_is_
     assert asked(steps, 3_500, None) == [m.ListNewest()]
     (wait,) = steps.step(m.NewestListed(at(3_500), beat.slot))
     assert isinstance(wait, m.Wait)
+
+
+def missing(steps: TakeoverMachine, listed_ms: float, read_ms: float) -> m.Effect:
+    """Answer one listing, and report that what it names is missing."""
+    log = genesis(), record(genesis(), genesis())
+    (read,) = steps.step(m.PageListed(at(listed_ms), rows(*log)))
+    assert isinstance(read, m.ReadHeaders)
+    (effect,) = steps.step(m.Failed(at(read_ms), NotFound("no such object", key="batches/1")))
+    return effect
+
+
+def test_an_object_that_is_missing_is_listed_again_and_then_lost() -> None:
+    steps = machine()
+    steps.begin(at(0))
+    for ms in (0, 1_000, 4_999):
+        assert isinstance(missing(steps, ms, ms), m.Wait)
+        assert steps.step(m.Woken(at(ms + 1))) == [m.ListPage(1000)]
+    effect = missing(steps, 5_000, 5_000)
+    assert isinstance(effect, m.Fail)
+    assert isinstance(effect.error, CorruptData)
+
+
+def test_a_process_that_was_frozen_between_listing_and_reading_does_not_report_a_damaged_log() -> None:
+    steps = machine()
+    steps.begin(at(0))
+    for ms in (0, 100_000):
+        assert isinstance(missing(steps, ms, ms + 40_000), m.Wait)
+        assert steps.step(m.Woken(at(ms + 40_001))) == [m.ListPage(1000)]
+    head = record(genesis(), genesis())
+    assert found(steps, genesis(), head, ms=140_001) == [m.ListNewest()]
