@@ -223,7 +223,7 @@ class CommitService:
         if not in_flight and since_ms is None:
             return None
         oldest_ms = min(in_flight[0].formed_ms if in_flight else math.inf, math.inf if since_ms is None else since_ms)
-        waited_ms = now().boot_ms - oldest_ms
+        waited_ms = self._clock().boot_ms - oldest_ms
         if waited_ms <= self.options.stalled_ms_max:
             return None
         return Backpressure(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from holdfast.commit import events as p
@@ -255,9 +256,13 @@ class Node:
     def receive(self, attempt: Attempt, txn: Transaction) -> None:
         """A commit request arrives."""
         service = self.service
-        if service is None or service.admission() is not None:
+        refusal = None if service is None else service.admission()
+        if service is None or refusal is not None:
+            self.world.coverage["refused_while_stalled"] += "waited_ms" in (refusal.fields if refusal else ())
             self.world.tell(self.world.owner_of(attempt).unknown, attempt)
             return
+        if service.options.stalled_ms_max < inf:
+            self.world.coverage["admitted_while_in_flight"] += bool(service.pipeline.persist.in_flight)
         incarnation = self.incarnation
 
         def reply(entry: CommitEntry) -> None:
