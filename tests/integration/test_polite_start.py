@@ -75,6 +75,39 @@ async def test_on_a_directory_the_same_address_is_proof_enough_that_the_leader_d
         assert again.takeover.deposed_leader_id == died.leader_id
 
 
+@pytest.mark.parametrize(
+    ("leader_listens", "starter_listens", "left_alone"),
+    [(True, True, False), (False, True, True), (True, False, True), (False, False, True)],
+)
+def test_an_advertised_address_on_which_a_process_does_not_listen_proves_nothing(
+    leader_listens: bool, starter_listens: bool, left_alone: bool
+) -> None:
+    """Two processes on one machine with one advertised name, which leads to a third one, do not depose each other."""
+
+    async def scenario() -> None:
+        store = Busy(url="file:///log")
+        async with asyncio.timeout(30):
+            leader = await lead(store, address=DEFAULT_ADDRESS, address_is_bound=leader_listens)
+            await put(leader, b"k")
+            assert leader.claim.place.is_known() is leader_listens
+            store.leader = leader if left_alone else None
+            how: dict[str, Any] = {"address_is_bound": starter_listens, "silence_ms": 200.0}
+            if left_alone:
+                with pytest.raises(Closed) as caught:
+                    await start(store, DEFAULT_ADDRESS, "", **how)
+                assert caught.value.code is Code.LEADER_ALIVE
+                await leader.version()
+                assert not leader.ended.done()
+            else:
+                # The same address in the same place: who listened there before is gone.
+                again = await start(store, DEFAULT_ADDRESS, "", **{**how, "silence_ms": FOR_EVER_MS})
+                assert again.takeover.deposed_leader_id == leader.leader_id
+                await again.close()
+            await leader.close()
+
+    asyncio.run(scenario())
+
+
 @law
 async def test_who_died_on_a_shared_store_is_followed_once_the_log_was_silent(store: Gate) -> None:
     store.url = SHARED
