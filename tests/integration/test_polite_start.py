@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from tests.integration.test_commit_service import Busy, Gate, law, lead, put
 
+from holdfast.commit.heartbeat import Heartbeat, encode_proof
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.commit.takeover import now
 from holdfast.errors import Closed, Code, Unavailable
 from holdfast.objects.port import Listed
-from holdfast.values import Instant
+from holdfast.values import Instant, Slot
 
 SHARED = "s3://bucket/log"
 DEFAULT_ADDRESS = "127.0.0.1:8080"
@@ -117,6 +118,37 @@ async def test_who_died_on_a_shared_store_is_followed_once_the_log_was_silent(st
     assert again.takeover.deposed_leader_id == died.leader_id
     await again.step_down()
     await start(store, DEFAULT_ADDRESS, "", silence_ms=FOR_EVER_MS)  # who resigned is not waited for
+
+
+@law
+async def test_a_standby_proves_with_each_question_that_it_can_read_the_log(store: Gate) -> None:
+    store.url = SHARED
+    leader = await lead(store, address=DEFAULT_ADDRESS, standbys_prove=True)
+    proofs: list[str] = []
+
+    async def ask(address: str, proof: str) -> str:
+        assert address == DEFAULT_ADDRESS
+        proofs.append(proof)
+        if len(proofs) == 2:
+            await put(leader, b"k")
+        if len(proofs) == 3:
+            await leader.step_down()
+        return "" if leader.ended.done() else leader.leader_id
+
+    options = ServiceOptions(address="10.0.0.2:8080", standby=True, ask_as_standby=ask, heartbeat_ms=8.0)
+    again = await CommitService.lead(store, options)
+    assert len(proofs) == 3
+    for proof in proofs:
+        leader.standby_seen("10.0.0.2:8080", proof)
+        assert leader._heartbeat.next_ms(now().boot_ms) is not None
+        leader._heartbeat = Heartbeat(silence_ms=2_000.0, heartbeat_ms=500.0)
+    # An object of a batch proves it as well as the claim.
+    batch = Slot(leader.claim.slot - 1)
+    await put(again, b"k")
+    header = again.durable_header()
+    assert header.slot != again.claim.slot
+    assert again._has_read_the_log(encode_proof(header.slot, header.nonce))
+    assert not again._has_read_the_log(encode_proof(batch, header.nonce))
 
 
 @law

@@ -28,6 +28,7 @@ from typing import Final
 
 from holdfast.commit.batch import FIRST_SLOT, SPAN_MAX, Header, Kind, decode_header, jump
 from holdfast.commit.chain import has_gone, next_slot
+from holdfast.commit.heartbeat import encode_proof
 from holdfast.commit.leadership import (
     Frontier,
     Identity,
@@ -361,7 +362,7 @@ class TakeoverMachine:
         assert newest is not None, "only a leader is asked"
         if not self._rules.asks or not newest.address:
             return self._judge(now, None)
-        return self._send(now, AskLeader(newest.address), self._leader_answered)
+        return self._send(now, _question(newest), self._leader_answered)
 
     def _leader_answered(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, LeaderAnswered), "a leader was asked"
@@ -534,7 +535,7 @@ class TakeoverMachine:
         just_asked = self._rules.standby and now.boot_ms - self._questioned_ms <= QUESTION_MS_MAX
         if just_asked or not self._rules.asks or not newest.address:
             return self._stake(now)
-        return self._send(now, AskLeader(newest.address), self._last_answered)
+        return self._send(now, _question(newest), self._last_answered)
 
     def _last_answered(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, LeaderAnswered), "a leader was asked"
@@ -657,6 +658,10 @@ class TakeoverMachine:
             return self._find(now, self._first_found)
         self._frontier = end
         return self._stake(now)
+
+
+def _question(newest: Header) -> AskLeader:
+    return AskLeader(newest.address, encode_proof(newest.slot, newest.nonce))
 
 
 def _may_be_followed_at_once(newest: Header) -> bool:
