@@ -85,7 +85,7 @@ class AnswersAtOnce:
     async def step_down(self) -> None:
         return None
 
-    def standby_seen(self) -> None:
+    def standby_seen(self, standby: str = "", proof: str = "") -> None:
         return None
 
 

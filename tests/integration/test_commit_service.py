@@ -20,12 +20,12 @@ from holdfast.commit.pipeline import PipelineRules
 from holdfast.commit.reader import follow
 from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions, StatusAnswer
 from holdfast.commit.subscription import RolledBack, subscribe
-from holdfast.commit.takeover import init_log
+from holdfast.commit.takeover import init_log, now
 from holdfast.commit.transaction import Committed, PointRead, Rejected, Reused, Transaction, Unanswered, Write
 from holdfast.errors import Backpressure, Closed, Code, CorruptData, Fenced, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CreateAnswer, Listed
-from holdfast.values import LeaderId, LogId, Slot, slot_text
+from holdfast.values import Instant, LeaderId, LogId, Slot, slot_text
 
 ID = "request-id-of-twenty-plus"
 
@@ -442,6 +442,26 @@ async def test_commits_are_refused_while_the_store_is_stalled_and_welcome_when_i
     store.open.set()
     assert isinstance((await waiting).outcome, Committed)
     assert service.admission() is None
+
+
+@law
+async def test_a_stall_is_measured_by_the_clock_of_the_service(store: Gate) -> None:
+    shift_ms = -1_000_000.0
+
+    def shifted() -> Instant:
+        return Instant(now().boot_ms + shift_ms, now().wall_ms)
+
+    options = ServiceOptions(allow_new=True, rules=PipelineRules(persist=PersistRules(batch_timeout_ms=0.1)))
+    service = await CommitService.lead(store, options, clock=shifted)
+    store.open.clear()
+    waiting = asyncio.ensure_future(commit(service, Transaction([Write(b"a", b"1")])))
+    while not service.pipeline.persist.in_flight:  # noqa: ASYNC110  # a state that nothing sets an event for
+        await asyncio.sleep(0)
+    assert service.admission() is None, "the store is asked for much less than 3 s"
+    shift_ms += options.stalled_ms_max + 1.0
+    assert isinstance(service.admission(), Backpressure)
+    store.open.set()
+    assert isinstance((await waiting).outcome, Committed)
 
 
 @law

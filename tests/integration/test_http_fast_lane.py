@@ -10,6 +10,9 @@ import struct
 import pytest
 from tests.integration.http_harness import Client, commit, request, run, serving, until, write
 
+from holdfast.commit.heartbeat import encode_proof
+from holdfast.commit.service import ServiceOptions
+from holdfast.commit.takeover import now
 from holdfast.server.ask_leader import ask_leader
 from holdfast.server.auth import Role
 from holdfast.server.fast_lane import HEAD_BYTES_MAX, UNANSWERED_MAX
@@ -271,6 +274,33 @@ def test_one_valid_host_is_enough_whatever_it_names(line: str, host: str) -> Non
             for _ in range(3):
                 client.send(head + body)
                 assert (await client.answer()).status == 200
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("proves", [True, False], ids=["tokens are configured", "no tokens"])
+def test_a_question_of_a_standby_counts_only_with_a_proof_where_tokens_are_configured(proves: bool) -> None:
+    async def scenario() -> None:
+        options = ServiceOptions(address="test", allow_new=True, probe=False, standbys_prove=proves)
+        async with serving(tokens={"secret": Role.READ} if proves else None, options=options) as here:
+            service = here.service
+            claim = service.claim
+
+            async def counts(proof: str) -> bool:
+                asked = await ask_leader(f"127.0.0.1:{here.port}", tls=False, standby="b:1", proof=proof)
+                assert asked == service.leader_id, "the question is answered in any case"
+                return service._heartbeat.next_ms(now().boot_ms) is not None
+
+            wrong = (
+                "",
+                f"{claim.slot}:{claim.leader_id.hex()}",
+                f"{claim.slot - 1}:{claim.nonce.hex()}",
+                f"{2**64}:{claim.nonce.hex()}",
+                "x",
+            )
+            for proof in wrong:
+                assert await counts(proof) is not proves
+            assert await counts(encode_proof(claim.slot, claim.nonce))
 
     run(scenario)
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from tests.integration.test_commit_service import Busy, Gate, law, lead, put
 
+from holdfast.commit.heartbeat import Heartbeat, encode_proof
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.commit.takeover import now
 from holdfast.errors import Closed, Code, Unavailable
 from holdfast.objects.port import Listed
-from holdfast.values import Instant
+from holdfast.values import Instant, Slot
 
 SHARED = "s3://bucket/log"
 DEFAULT_ADDRESS = "127.0.0.1:8080"
@@ -75,6 +76,39 @@ async def test_on_a_directory_the_same_address_is_proof_enough_that_the_leader_d
         assert again.takeover.deposed_leader_id == died.leader_id
 
 
+@pytest.mark.parametrize(
+    ("leader_listens", "starter_listens", "left_alone"),
+    [(True, True, False), (False, True, True), (True, False, True), (False, False, True)],
+)
+def test_an_advertised_address_on_which_a_process_does_not_listen_proves_nothing(
+    leader_listens: bool, starter_listens: bool, left_alone: bool
+) -> None:
+    """Two processes on one machine with one advertised name, which leads to a third one, do not depose each other."""
+
+    async def scenario() -> None:
+        store = Busy(url="file:///log")
+        async with asyncio.timeout(30):
+            leader = await lead(store, address=DEFAULT_ADDRESS, address_is_bound=leader_listens)
+            await put(leader, b"k")
+            assert leader.claim.place.is_known() is leader_listens
+            store.leader = leader if left_alone else None
+            how: dict[str, Any] = {"address_is_bound": starter_listens, "silence_ms": 200.0}
+            if left_alone:
+                with pytest.raises(Closed) as caught:
+                    await start(store, DEFAULT_ADDRESS, "", **how)
+                assert caught.value.code is Code.LEADER_ALIVE
+                await leader.version()
+                assert not leader.ended.done()
+            else:
+                # The same address in the same place: who listened there before is gone.
+                again = await start(store, DEFAULT_ADDRESS, "", **{**how, "silence_ms": FOR_EVER_MS})
+                assert again.takeover.deposed_leader_id == leader.leader_id
+                await again.close()
+            await leader.close()
+
+    asyncio.run(scenario())
+
+
 @law
 async def test_who_died_on_a_shared_store_is_followed_once_the_log_was_silent(store: Gate) -> None:
     store.url = SHARED
@@ -84,6 +118,37 @@ async def test_who_died_on_a_shared_store_is_followed_once_the_log_was_silent(st
     assert again.takeover.deposed_leader_id == died.leader_id
     await again.step_down()
     await start(store, DEFAULT_ADDRESS, "", silence_ms=FOR_EVER_MS)  # who resigned is not waited for
+
+
+@law
+async def test_a_standby_proves_with_each_question_that_it_can_read_the_log(store: Gate) -> None:
+    store.url = SHARED
+    leader = await lead(store, address=DEFAULT_ADDRESS, standbys_prove=True)
+    proofs: list[str] = []
+
+    async def ask(address: str, proof: str) -> str:
+        assert address == DEFAULT_ADDRESS
+        proofs.append(proof)
+        if len(proofs) == 2:
+            await put(leader, b"k")
+        if len(proofs) == 3:
+            await leader.step_down()
+        return "" if leader.ended.done() else leader.leader_id
+
+    options = ServiceOptions(address="10.0.0.2:8080", standby=True, ask_as_standby=ask, heartbeat_ms=8.0)
+    again = await CommitService.lead(store, options)
+    assert len(proofs) == 3
+    for proof in proofs:
+        leader.standby_seen("10.0.0.2:8080", proof)
+        assert leader._heartbeat.next_ms(now().boot_ms) is not None
+        leader._heartbeat = Heartbeat(silence_ms=2_000.0, heartbeat_ms=500.0)
+    # An object of a batch proves it as well as the claim.
+    batch = Slot(leader.claim.slot - 1)
+    await put(again, b"k")
+    header = again.durable_header()
+    assert header.slot != again.claim.slot
+    assert again._has_read_the_log(encode_proof(header.slot, header.nonce))
+    assert not again._has_read_the_log(encode_proof(batch, header.nonce))
 
 
 @law

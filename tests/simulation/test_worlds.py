@@ -31,7 +31,7 @@ def test_fixed_worlds_keep_every_promise_and_meet_every_kind_of_fault(
     record_property("seeds", summary.seeds)
     record_property("events", summary.events)
     _assert_clean(summary)
-    assert summary.missing_faults() == []
+    assert summary.missing() == []
     assert summary.fewest_events >= EVENTS_MIN
 
 

@@ -10,9 +10,14 @@ it asks again, for at most a day. Liveness only; safety never depends on it.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
-__all__ = ["Heartbeat"]
+from holdfast.values import Slot
+
+__all__ = ["Heartbeat", "encode_proof", "parse_proof"]
+
+_PROOF: Final = re.compile(r"([0-9]{1,20}):([0-9a-f]{32})")
 
 FAST_MS: Final = 61_000.0
 """A second more than a standby reckons with (``TakeoverRules.fresh_ms``)."""
@@ -21,6 +26,19 @@ FORGOTTEN_MS: Final = 86_400_000.0
 STANDBYS_MAX: Final = 64
 """Standbys beyond are counted as one: while any of them asks, none has missed a question."""
 OTHERS: Final = ""
+
+
+def encode_proof(slot: Slot, nonce: bytes) -> str:
+    """What a standby sends to prove that it can read the log: the slot and the nonce of an object of the leader."""
+    return f"{slot}:{nonce.hex()}"
+
+
+def parse_proof(proof: str) -> tuple[Slot, bytes] | None:
+    """The slot and the nonce, None for any other text."""
+    match = _PROOF.fullmatch(proof)
+    if match is None or (slot := int(match[1])) >= 1 << 64:
+        return None
+    return Slot(slot), bytes.fromhex(match[2])
 
 
 class Heartbeat:

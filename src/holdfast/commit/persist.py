@@ -242,6 +242,12 @@ class Persist:
         ]
         return entries, logged
 
+    def nonce_of(self, slot: Slot) -> bytes:
+        """The nonce of this leader's object in ``slot``. Only readers of the log know it."""
+        if slot == self._claim.slot:
+            return self._claim.nonce
+        return blake2b(slot.to_bytes(8, "little"), key=self._nonce_seed, digest_size=16).digest()
+
     def _freeze(
         self,
         now: Instant,
@@ -263,7 +269,7 @@ class Persist:
             prev=before.slot,
             epoch=self._claim.epoch,
             leader_id=self._claim.leader_id,
-            nonce=blake2b(slot.to_bytes(8, "little"), key=self._nonce_seed, digest_size=16).digest(),
+            nonce=self.nonce_of(slot),
             first_version=Version(first),
             last_version=Version(transactions[-1].version if transactions else first),
             prev_version=before.last_transaction_version,

@@ -23,6 +23,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from hmac import compare_digest
 from typing import Any, Final
 
 import structlog
@@ -45,13 +46,22 @@ from holdfast.commit.damage import DamageSeen
 from holdfast.commit.entry import CommitEntry
 from holdfast.commit.events import Put, ReadBack
 from holdfast.commit.feed import Feed, TransactionEvent
-from holdfast.commit.heartbeat import Heartbeat
+from holdfast.commit.heartbeat import Heartbeat, parse_proof
 from holdfast.commit.leadership import Identity
 from holdfast.commit.metrics import ServiceMetrics
 from holdfast.commit.pipeline import Pipeline, PipelineRules
 from holdfast.commit.reader import read_header
 from holdfast.commit.status import Found
-from holdfast.commit.takeover import AskLeader, Clock, Takeover, TakeoverOptions, newest_slot, now, take_the_lead
+from holdfast.commit.takeover import (
+    AskAsStandby,
+    AskLeader,
+    Clock,
+    Takeover,
+    TakeoverOptions,
+    newest_slot,
+    now,
+    take_the_lead,
+)
 from holdfast.commit.this_place import this_place
 from holdfast.commit.transaction import Unanswered
 from holdfast.errors import (
@@ -89,6 +99,9 @@ class ServiceOptions:
     standby: bool = False
     following: Callable[[str, str], None] | None = None
     ask_leader: AskLeader | None = None
+    ask_as_standby: AskAsStandby | None = None
+    standbys_prove: bool = False
+    """Whether only the questions of standbys count that prove that they can read the log."""
     probe: bool = True
     rules: PipelineRules = field(default_factory=PipelineRules)
     request_timeout_ms: float = 10_000.0
@@ -183,6 +196,7 @@ class CommitService:
             heartbeat_ms=options.heartbeat_ms,
             patience_s=options.rules.persist.give_up_after_ms / 1000.0,
             ask_leader=options.ask_leader,
+            ask_as_standby=options.ask_as_standby,
             probe=options.probe,
         )
         await _require_genesis(store)
@@ -223,7 +237,7 @@ class CommitService:
         if not in_flight and since_ms is None:
             return None
         oldest_ms = min(in_flight[0].formed_ms if in_flight else math.inf, math.inf if since_ms is None else since_ms)
-        waited_ms = now().boot_ms - oldest_ms
+        waited_ms = self._clock().boot_ms - oldest_ms
         if waited_ms <= self.options.stalled_ms_max:
             return None
         return Backpressure(
@@ -368,10 +382,20 @@ class CommitService:
         self._step(events.Drain(self._clock()))
         await asyncio.shield(self.ended)
 
-    def standby_seen(self, standby: str = "") -> None:
-        """A standby asked after this leader: once it has stopped to ask, the log shows it signs of life."""
+    def standby_seen(self, standby: str = "", proof: str = "") -> None:
+        """A standby asked after this leader: once it has stopped to ask, the log shows it signs of life.
+
+        ``proof``: the slot and the nonce of an object of this leader. Where it is required and is not right, the
+        question does not count, so that a caller without rights cannot make an idle leader write.
+        """
+        if self.options.standbys_prove and not self._has_read_the_log(proof):
+            return
         self._heartbeat.asked(standby, self._clock().boot_ms)
         self._beat()
+
+    def _has_read_the_log(self, proof: str) -> bool:
+        found = parse_proof(proof)
+        return found is not None and compare_digest(self.pipeline.persist.nonce_of(found[0]), found[1])
 
     def _beat(self) -> None:
         """Write a heartbeat if one is due and no batch was written instead, and come back for the next one."""

@@ -33,6 +33,9 @@ AskLeader = Callable[[str], Awaitable[str | None]]
 """Ask the process at an advertised address who it is: its leader id in hexadecimal, empty when it does not lead or does
 not lead yet, or None without an answer."""
 
+AskAsStandby = Callable[[str, str], Awaitable[str | None]]
+"""As ``AskLeader``, with a proof that the asker can read the log, so that the leader counts the question."""
+
 Clock = Callable[[], Instant]
 """Both clocks, read together."""
 
@@ -58,6 +61,8 @@ class TakeoverOptions:
     unheard_ms: float = 65_000.0
     patience_s: float = 60.0
     ask_leader: AskLeader | None = None
+    ask_as_standby: AskAsStandby | None = None
+    """How a standby asks; without it a standby asks by ``ask_leader``."""
     probe: bool = True
 
     def rules(self, *, shared_by_machines: bool, only_new: bool = False) -> TakeoverRules:
@@ -68,7 +73,7 @@ class TakeoverOptions:
             take_over=self.take_over,
             standby=self.standby,
             probe=self.probe,
-            asks=self.ask_leader is not None,
+            asks=self.ask_leader is not None or (self.standby and self.ask_as_standby is not None),
             shared_by_machines=shared_by_machines,
             patience_ms=self.patience_s * 1000.0,
             silence_ms=self.silence_ms,
@@ -199,10 +204,8 @@ class Driver:
                     tell(reason, **facts)
                 await asyncio.sleep(ms / 1000.0)
                 return t.Woken(clock())
-            case t.AskLeader(address=address):
-                assert self._options.ask_leader is not None, "only a machine that can ask does"
-                answer = await self._options.ask_leader(address)
-                return t.LeaderAnswered(clock(), answer)
+            case t.AskLeader():
+                return t.LeaderAnswered(clock(), await self._ask_leader(effect))
             case t.SendClaim(slot=slot, data=data):
                 try:
                     async with asyncio.timeout(REQUEST_S_MAX):
@@ -218,6 +221,13 @@ class Driver:
                     return t.Failed(clock(), Unavailable("the object store did not answer in time"))
                 except HoldfastError as error:
                     return t.Failed(clock(), error)
+
+    async def _ask_leader(self, question: t.AskLeader) -> str | None:
+        options = self._options
+        if options.standby and options.ask_as_standby is not None:
+            return await options.ask_as_standby(question.address, question.proof)
+        assert options.ask_leader is not None, "only a machine that can ask does"
+        return await options.ask_leader(question.address)
 
     async def _ask_store(
         self,

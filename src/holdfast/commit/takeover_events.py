@@ -97,9 +97,13 @@ class ReadHeader:
 
 @dataclass(frozen=True, slots=True)
 class AskLeader:
-    """Ask the process at this address which leader it is. Answered by LeaderAnswered."""
+    """Ask the process at this address which leader it is. Answered by LeaderAnswered.
+
+    ``proof``: the slot and the nonce of the newest object, which only a reader of the log knows.
+    """
 
     address: str
+    proof: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ safety never depends on it). Does not own: where the claim goes (``leadership``)
     ask          the leader answers                                  failed, or follow as a standby
                  it does not                                         watch
     follow       a question gets no answer                           find, then watch
-    watch        no new key for as long as the rules say             claim (found again when that took a while)
+    watch        no new key for as long as the rules say, and every  claim (found again, and its leader asked a last
+                 question without an answer                          time, when that took a while)
     claim        created, or refused by this very claim              check
                  refused by another object                           find (walk on with ``take_over``)
     check        the newest key is not past the claim                leads
@@ -27,6 +28,7 @@ from typing import Final
 
 from holdfast.commit.batch import FIRST_SLOT, SPAN_MAX, Header, Kind, decode_header, jump
 from holdfast.commit.chain import has_gone, next_slot
+from holdfast.commit.heartbeat import encode_proof
 from holdfast.commit.leadership import (
     Frontier,
     Identity,
@@ -87,6 +89,8 @@ POLL_MS_MAX: Final = 500.0
 MISSES_MIN: Final = 2
 """So many questions in a row must stay without an answer before a standby claims."""
 POLLS_OF_A_WINDOW: Final = 20
+QUESTION_MS_MAX: Final = 500.0
+"""A standby repeats a question that is older than this before it claims."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +146,8 @@ class TakeoverMachine:
         self._answered: Callable[[Instant, Answer], list[Effect]] = self._page_listed
         self._waking: Then | None = None
         self._since_ms = 0.0
+        self._round_ms = 0.0
+        self._missing_since_ms: float | None = None
         self._tries = 0
         self._draws = 0
         self._probing = False
@@ -162,12 +168,16 @@ class TakeoverMachine:
         self._changes = 0
         self._watched_id: LeaderId | None = None
         self._following = False
-        self._ask_on = False
+        self._questioned_ms = 0.0
         self._heard_ms: float | None = None
         self._missed = 0
         self._newest: Slot | None = None
+        self._newest_ms = 0.0
+        self._silent_newest: Slot | None = None
         self._silent_since_ms: float | None = None
         self._watched_since_ms = 0.0
+        self._looked_ms = 0.0
+        self._wrote = False
         self._claim: Header | None = None
         self._checked_ms = 0.0
 
@@ -226,7 +236,8 @@ class TakeoverMachine:
         self, now: Instant, request: Request, answered: Callable[[Instant, Answer], list[Effect]]
     ) -> list[Effect]:
         """Send a request for the first time; its patience begins now."""
-        self._since_ms, self._tries = now.boot_ms, 0
+        self._since_ms = self._round_ms = now.boot_ms
+        self._missing_since_ms, self._tries = None, 0
         self._request, self._answered = request, answered
         return [request]
 
@@ -250,7 +261,7 @@ class TakeoverMachine:
         waited_ms = now.boot_ms - self._since_ms
         if isinstance(error, NotFound) and error.code is Code.NOT_FOUND:
             # Removed by retention since it was listed: list again. What is still needed then was lost.
-            if waited_ms >= min(self._rules.patience_ms, MISSING_MS_MAX):
+            if self._is_lost(now):
                 raise has_gone(error) from error
         elif not isinstance(error, Unavailable):
             raise error
@@ -261,11 +272,23 @@ class TakeoverMachine:
         answered = self._page_listed if isinstance(again, ListPage) else self._answered
 
         def send_again(now: Instant) -> list[Effect]:
+            self._round_ms = now.boot_ms
             if isinstance(again, ListNewest):
                 self._checked_ms = now.boot_ms
             return self._go_on_with(again, answered)
 
         return self._wait(self._backoff_ms(), send_again, "store_unavailable", error=str(error), tries=self._tries)
+
+    def _is_lost(self, now: Instant) -> bool:
+        """Whether an object that is missing has been so for long, in a round that began not long ago.
+
+        A process that was frozen since its listing may miss whatever retention has removed meanwhile.
+        """
+        if self._missing_since_ms is None:
+            self._missing_since_ms = now.boot_ms
+        missing_ms = now.boot_ms - self._missing_since_ms
+        is_fresh = now.boot_ms - self._round_ms < MISSING_MS_MAX or self._tries >= RESTARTS_MAX
+        return is_fresh and missing_ms >= min(self._rules.patience_ms, MISSING_MS_MAX)
 
     def _backoff_ms(self) -> float:
         self._tries += 1
@@ -287,6 +310,7 @@ class TakeoverMachine:
     def _page_listed(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, PageListed), "a page was asked for"
         self._page = read_page(answer.rows)
+        self._see(now, self._page.slots[0] if self._page.slots else None)
         self._objects = {}
         self._waits = 1
         wanted = first_headers(self._page)
@@ -326,7 +350,7 @@ class TakeoverMachine:
         self._asked_ms = now.boot_ms
         self._heard_ms, self._missed, self._silent_since_ms = None, 0, None
         self._following = False
-        self._newest = self._page.slots[0] if self._page.slots else None
+        self._wrote = False
         newest = self._frontier.predecessor
         self._watched_id = None if newest is None else newest.leader_id
         if newest is None or self._rules.take_over or _may_be_followed_at_once(newest):
@@ -338,7 +362,7 @@ class TakeoverMachine:
         assert newest is not None, "only a leader is asked"
         if not self._rules.asks or not newest.address:
             return self._judge(now, None)
-        return self._send(now, AskLeader(newest.address), self._leader_answered)
+        return self._send(now, _question(newest), self._leader_answered)
 
     def _leader_answered(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, LeaderAnswered), "a leader was asked"
@@ -366,11 +390,11 @@ class TakeoverMachine:
         newest = self._frontier.predecessor
         assert newest is not None, "only a leader is judged"
         self._missed += 1
+        self._questioned_ms = now.boot_ms
         if self._silent_since_ms is not None:
             return self._look(now)
         if not self._rules.shared_by_machines and self._has_left(newest, answer):
             return self._at_peace(now)
-        self._ask_on = self._rules.standby or answer == ""
         if self._following:
             # It may have resigned, or another has come to lead since it was followed.
             self._following = False
@@ -413,15 +437,24 @@ class TakeoverMachine:
         """Only new keys count, never how old the newest object says it is: that is the other machine's clock."""
         return self._send(now, ListNewest(), self._first_listed)
 
+    def _see(self, now: Instant, newest: Slot | None) -> bool:
+        """Note the newest key; whether it is another one than before."""
+        if newest == self._newest:
+            return False
+        self._newest, self._newest_ms = newest, now.boot_ms
+        return True
+
     def _first_listed(self, now: Instant, answer: Answer) -> list[Effect]:
         assert isinstance(answer, NewestListed), "the newest key was asked for"
         newest = self._frontier.predecessor
         assert newest is not None, "only a leader is watched"
-        # A key that was the newest before the leader answered last, and still is: silent since that answer.
-        silent_since_answer = answer.newest == self._newest and self._heard_ms is not None
-        self._silent_since_ms = self._heard_ms if silent_since_answer else now.boot_ms
-        self._watched_since_ms = now.boot_ms
-        self._newest = answer.newest
+        since_ms = now.boot_ms
+        if not self._see(now, answer.newest) and self._heard_ms is not None and self._silent_since_ms is None:
+            # The first listings after the last answer show one key. A leader that is alive and is not asked writes
+            # half of ``silence_ms`` after the last question, so the time before its listing counts up to there.
+            since_ms = max(self._heard_ms, self._newest_ms - self._rules.silence_ms / 2.0)
+        self._silent_since_ms = since_ms
+        self._watched_since_ms = self._looked_ms = now.boot_ms
         return self._wait(
             self._poll_ms(now),
             self._poll,
@@ -435,7 +468,8 @@ class TakeoverMachine:
         """For how long the log must get no new key."""
         rules = self._rules
         if not rules.standby:
-            return rules.silence_ms
+            # A dead leader leaves what was in flight, and a slow one writes again: they differ in the next key.
+            return 2.0 * (rules.silence_ms + rules.heartbeat_ms) if self._wrote else rules.silence_ms
         if self._heard_ms is not None and now.boot_ms - self._heard_ms <= rules.fresh_ms:
             return rules.silence_ms + rules.heartbeat_ms
         return rules.unheard_ms
@@ -448,7 +482,8 @@ class TakeoverMachine:
         return min(left_ms, max(self._question_ms(), left_ms / POLLS_OF_A_WINDOW))
 
     def _poll(self, now: Instant) -> list[Effect]:
-        return self._ask(now) if self._ask_on else self._look(now)
+        """Each time it is asked, too: a process that was paused answers again."""
+        return self._ask(now)
 
     def _look(self, now: Instant) -> list[Effect]:
         return self._send(now, ListNewest(), self._listed_again)
@@ -457,16 +492,18 @@ class TakeoverMachine:
         assert isinstance(answer, NewestListed), "the newest key was asked for"
         newest = self._frontier.predecessor
         assert newest is not None and self._silent_since_ms is not None, "only a leader is watched"
-        if answer.newest != self._newest:
+        looked_ms, self._looked_ms = self._looked_ms, now.boot_ms
+        if self._see(now, answer.newest):
             if self._rules.standby:
                 return self._find(now, self._followed_found)
-            if now.boot_ms >= self._watched_since_ms + self._rules.silence_ms:
+            if looked_ms >= self._watched_since_ms + self._rules.silence_ms:
                 raise _alive("another leader is writing", newest)
-            # A killed leader may have had requests under way: for one such time, each new key begins the silence again.
-            self._newest, self._silent_since_ms = answer.newest, now.boot_ms
+            # A killed leader may have had requests in flight: at first, each new key begins a longer silence.
+            self._wrote, self._silent_since_ms = True, now.boot_ms
         enough = self._missed >= MISSES_MIN or not self._rules.standby
         if now.boot_ms < self._silent_since_ms + self._silence_ms(now) or not enough:
             return self._wait(max(self._poll_ms(now), 1.0), self._poll)
+        self._silent_newest = self._newest
         return self._at_peace(now)
 
     def _at_peace(self, now: Instant) -> list[Effect]:
@@ -477,13 +514,34 @@ class TakeoverMachine:
 
     def _found_again(self, now: Instant) -> list[Effect]:
         newest = self._frontier.predecessor
-        if newest is None or newest.leader_id == self._watched_id:
+        if newest is None or _may_be_followed_at_once(newest):
             return self._stake(now)
+        if newest.leader_id == self._watched_id:
+            return self._found_silent(now, newest)
         # Another has come to lead meanwhile, whom nobody has asked.
         self._changes += 1
         if self._changes >= RESTARTS_MAX and not self._rules.standby:
             raise _changing_hands()
         return self._consider(now)
+
+    def _found_silent(self, now: Instant, newest: Header) -> list[Effect]:
+        """A leader that was watched may have written since the last look, or answer again after a pause."""
+        if self._silent_since_ms is None:
+            return self._stake(now)
+        if self._newest != self._silent_newest:
+            if self._rules.standby:
+                return self._watch(now)
+            raise _alive("another leader is writing", newest)
+        just_asked = self._rules.standby and now.boot_ms - self._questioned_ms <= QUESTION_MS_MAX
+        if just_asked or not self._rules.asks or not newest.address:
+            return self._stake(now)
+        return self._send(now, _question(newest), self._last_answered)
+
+    def _last_answered(self, now: Instant, answer: Answer) -> list[Effect]:
+        assert isinstance(answer, LeaderAnswered), "a leader was asked"
+        newest = self._frontier.predecessor
+        assert newest is not None, "only a leader is asked"
+        return self._alive(now, newest) if answer.answer == newest.leader_id.hex() else self._stake(now)
 
     # -- claim and check ----------------------------------------------------------------------------------------------
 
@@ -600,6 +658,10 @@ class TakeoverMachine:
             return self._find(now, self._first_found)
         self._frontier = end
         return self._stake(now)
+
+
+def _question(newest: Header) -> AskLeader:
+    return AskLeader(newest.address, encode_proof(newest.slot, newest.nonce))
 
 
 def _may_be_followed_at_once(newest: Header) -> bool:

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from holdfast.server.responses import Liveness
-from holdfast.server.routes_health import STANDBY_HEADER
+from holdfast.server.routes_health import STANDBY_HEADER, STANDBY_PROOF_HEADER
 
 __all__ = ["ask_leader"]
 
@@ -24,15 +24,16 @@ ANSWER_BYTES_MAX: Final = 65_536
 _LIVENESS: Final = msgspec.json.Decoder(Liveness)
 
 
-async def ask_leader(address: str, *, tls: bool, standby: str | None) -> str | None:
+async def ask_leader(address: str, *, tls: bool, standby: str | None, proof: str = "") -> str | None:
     """The leader id of the process at ``address`` while it leads, empty when it does not lead, None without an answer.
 
     Empty does not mean that it never will: a process answers before it leads, also while its claim stands already.
     ``standby`` is the address of a standby that asks: once its questions stop, the leader writes heartbeats for it.
+    ``proof``: that it can read the log, without which a leader with tokens does not count the question.
     """
     try:
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
-            answer = await _get_livez(address, tls=tls, standby=standby)
+            answer = await _get_livez(address, tls=tls, standby=standby, proof=proof)
     except (OSError, TimeoutError, ValueError, EOFError):
         return None
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -45,7 +46,7 @@ async def ask_leader(address: str, *, tls: bool, standby: str | None) -> str | N
     return found.leader_id if found.leading else ""
 
 
-async def _get_livez(address: str, *, tls: bool, standby: str | None) -> bytes:
+async def _get_livez(address: str, *, tls: bool, standby: str | None, proof: str) -> bytes:
     if address.startswith("unix:"):
         reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
         host = "localhost"
@@ -60,8 +61,12 @@ async def _get_livez(address: str, *, tls: bool, standby: str | None) -> bytes:
             context.verify_mode = ssl.CERT_NONE
         reader, writer = await asyncio.open_connection(name, int(port), ssl=context)
     try:
-        query, name = ("", "") if standby is None else ("?standby=true", f"{STANDBY_HEADER}: {standby}\r\n")
-        writer.write(f"GET /livez{query} HTTP/1.1\r\nHost: {host}\r\n{name}Connection: close\r\n\r\n".encode())
+        query, headers = "", ""
+        if standby is not None:
+            query, headers = "?standby=true", f"{STANDBY_HEADER}: {standby}\r\n"
+            if proof:
+                headers += f"{STANDBY_PROOF_HEADER}: {proof}\r\n"
+        writer.write(f"GET /livez{query} HTTP/1.1\r\nHost: {host}\r\n{headers}Connection: close\r\n\r\n".encode())
         return await _read_to_end(reader)
     finally:
         writer.close()

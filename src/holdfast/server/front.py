@@ -103,8 +103,8 @@ class LeadingService(Protocol):
         """Drain to durable and resign; return when the reign is over, which may have come about otherwise."""
         ...
 
-    def standby_seen(self, standby: str = "") -> None:
-        """A standby asked: once it has stopped, show signs of life in the log."""
+    def standby_seen(self, standby: str = "", proof: str = "") -> None:
+        """A standby asked: once it has stopped, show signs of life in the log. ``proof``: that it reads the log."""
         ...
 
 

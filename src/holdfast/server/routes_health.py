@@ -21,11 +21,13 @@ from holdfast.server.docs_page import DOCS_PAGE
 from holdfast.server.responses import Liveness, Readiness
 from holdfast.server.routes import Answer, Call, Parameter, Route, json_answer
 
-__all__ = ["STANDBY_HEADER", "health_routes"]
+__all__ = ["STANDBY_HEADER", "STANDBY_PROOF_HEADER", "health_routes"]
 
 OK_SECONDS_MAX: Final = 10.0
 STANDBY_HEADER: Final = "Holdfast-Standby"
 """Names the standby that asks, by its address: of two standbys one may be cut off while the other one asks."""
+STANDBY_PROOF_HEADER: Final = "Holdfast-Standby-Proof"
+"""The slot and the nonce of the newest object that the standby has read, needed where callers need tokens."""
 STANDBY_CHARACTERS_MAX: Final = 256
 
 
@@ -40,7 +42,9 @@ async def livez(call: Call) -> Answer:
     """``GET /livez``. A standby that asks says so: once it stops, the leader shows signs of life in the log."""
     front = call.front
     if call.switch("standby", default=False) and front.service is not None:
-        front.service.standby_seen(call.request.headers.get(STANDBY_HEADER, "")[:STANDBY_CHARACTERS_MAX])
+        headers = call.request.headers
+        name = headers.get(STANDBY_HEADER, "")[:STANDBY_CHARACTERS_MAX]
+        front.service.standby_seen(name, headers.get(STANDBY_PROOF_HEADER, ""))
     return json_answer(Liveness(front.own.leader_id, front.service is not None, front.own.address))
 
 

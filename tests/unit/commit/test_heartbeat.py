@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from holdfast.commit.heartbeat import FAST_MS, FORGOTTEN_MS, SLOW_EVERY_MS, STANDBYS_MAX, Heartbeat
+from holdfast.commit.heartbeat import (
+    FAST_MS,
+    FORGOTTEN_MS,
+    SLOW_EVERY_MS,
+    STANDBYS_MAX,
+    Heartbeat,
+    encode_proof,
+    parse_proof,
+)
+from holdfast.values import Slot
 
 SILENCE_MS, HEARTBEAT_MS = 2_000.0, 500.0
 MISSED_MS = SILENCE_MS / 2
@@ -75,3 +84,12 @@ def test_beyond_the_bound_standbys_are_counted_as_one() -> None:
     for number in range(STANDBYS_MAX + 1):
         heart.asked(f"standby-{number}", 900)
     assert not heart.due(MISSED_MS)
+
+
+def test_a_proof_is_a_slot_and_a_nonce_and_any_other_text_is_none() -> None:
+    slot, nonce = Slot(2**64 - 1), bytes(range(16))
+    assert parse_proof(encode_proof(slot, nonce)) == (slot, nonce)
+    text = encode_proof(slot, nonce)
+    altered = (text + "0", text[:-1], text.upper(), text + "\n", "1" + text, "\u0661" + text[1:])
+    for wrong in ("", f"-1:{nonce.hex()}", f"{2**64}:{nonce.hex()}", *altered):
+        assert parse_proof(wrong) is None, wrong

@@ -10,7 +10,7 @@ from tests.unit.commit.builders import LOG_ID, at, bytes_of, genesis, identity, 
 from holdfast.commit import takeover_events as m
 from holdfast.commit.batch import UNKNOWN_PLACE, Header, Place, Slot, decode_header, jump
 from holdfast.commit.takeover_machine import TakeoverMachine, TakeoverRules
-from holdfast.errors import Closed, Code, InvalidRequest, Unavailable
+from holdfast.errors import Closed, Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import CREATED, Refused, Unknown
 
 
@@ -176,18 +176,147 @@ def listed(steps: TakeoverMachine, ms: float, newest: int) -> m.Effect:
     return effect
 
 
-def test_a_late_write_of_a_dead_leader_begins_the_silence_again() -> None:
+def test_a_late_write_of_a_dead_leader_begins_a_longer_silence() -> None:
     steps, head = watching()
     assert isinstance(listed(steps, 1_500, head.slot + 1), m.Wait)
-    assert isinstance(listed(steps, 3_499, head.slot + 1), m.Wait)
-    assert listed(steps, 3_500, head.slot + 1) == m.ListPage(1000), "2 s of silence: what is the end of the log now?"
+    assert isinstance(listed(steps, 6_499, head.slot + 1), m.Wait)
+    assert listed(steps, 6_500, head.slot + 1) == m.ListPage(1000), "5 s of silence: what is the end of the log now?"
 
 
-def test_a_leader_that_goes_on_writing_is_alive() -> None:
+@pytest.mark.parametrize("every_ms", [500, 2_500, 4_900])
+def test_a_leader_that_goes_on_writing_is_alive(every_ms: int) -> None:
     steps, head = watching()
-    for number, ms in enumerate((500, 1_000, 1_999), 1):
-        assert isinstance(listed(steps, ms, head.slot + number), m.Wait)
-    fail = listed(steps, 2_000, head.slot + 4)
+    for ms in range(1_000, 1_000 + 4 * every_ms, 500):
+        effect = listed(steps, ms, head.slot + 1 + (ms - 1_000) // every_ms)
+        if isinstance(effect, m.Fail):
+            break
+    assert isinstance(effect, m.Fail)
+    assert isinstance(effect.error, Closed)
+    assert effect.error.code is Code.LEADER_ALIVE
+
+
+def test_an_object_that_may_have_appeared_in_the_first_silence_proves_nothing() -> None:
+    steps, head = watching()
+    # The look came late: the object may be from any moment since the watch began.
+    assert isinstance(listed(steps, 2_500, head.slot + 1), m.Wait)
+
+
+def test_an_object_that_appears_right_before_the_claim_proves_that_the_leader_is_alive() -> None:
+    steps, head = watching()
+    assert listed(steps, 2_000, head.slot) == m.ListPage(1000)
+    (fail,) = found(steps, genesis(), head, record(head, genesis()), ms=2_060)
     assert isinstance(fail, m.Fail)
     assert isinstance(fail.error, Closed)
     assert fail.error.code is Code.LEADER_ALIVE
+
+
+def asked(steps: TakeoverMachine, ms: float, answer: str | None) -> list[m.Effect]:
+    """Wake the machine, which asks its leader, and answer."""
+    assert steps.step(m.Woken(at(ms))) == [m.AskLeader(identity("a").address)]
+    return steps.step(m.LeaderAnswered(at(ms), answer))
+
+
+def watching_one_that_can_be_asked(**rules: object) -> tuple[TakeoverMachine, Header]:
+    head = record(genesis(), genesis(), address=identity("a").address)
+    steps = machine(shared_by_machines=True, asks=True, **rules)
+    steps.begin(at(0))
+    assert found(steps, genesis(), head) == [m.AskLeader(head.address)]
+    assert steps.step(m.LeaderAnswered(at(0), None)) == [m.ListNewest()]
+    (wait,) = steps.step(m.NewestListed(at(0), head.slot))
+    assert isinstance(wait, m.Wait)
+    return steps, head
+
+
+def test_a_start_asks_its_leader_until_it_claims() -> None:
+    steps, head = watching_one_that_can_be_asked()
+    for ms in (500, 1_000, 1_500):
+        assert asked(steps, ms, None) == [m.ListNewest()]
+        (wait,) = steps.step(m.NewestListed(at(ms), head.slot))
+        assert isinstance(wait, m.Wait)
+    (fail,) = asked(steps, 1_999, head.leader_id.hex())
+    assert isinstance(fail, m.Fail)
+    assert isinstance(fail.error, Closed)
+    assert fail.error.code is Code.LEADER_ALIVE
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_start_asks_its_leader_right_before_the_claim(answers: bool) -> None:
+    steps, head = watching_one_that_can_be_asked()
+    assert asked(steps, 2_000, None) == [m.ListNewest()]
+    assert steps.step(m.NewestListed(at(2_000), head.slot)) == [m.ListPage(1000)]
+    assert found(steps, genesis(), head, ms=2_060) == [m.AskLeader(head.address)]
+    (effect,) = steps.step(m.LeaderAnswered(at(2_060), head.leader_id.hex() if answers else None))
+    assert isinstance(effect, m.Fail if answers else m.SendClaim)
+
+
+@pytest.mark.parametrize(("find_ms", "asks_again"), [(400, False), (600, True)])
+def test_a_standby_repeats_a_question_that_has_become_old_before_it_claims(find_ms: float, asks_again: bool) -> None:
+    steps, head = watching_one_that_can_be_asked(standby=True)
+    assert asked(steps, 65_000, None) == [m.ListNewest()]
+    assert steps.step(m.NewestListed(at(65_000), head.slot)) == [m.ListPage(1000)]
+    (effect,) = found(steps, genesis(), head, ms=65_000 + find_ms)
+    assert isinstance(effect, m.AskLeader if asks_again else m.SendClaim)
+
+
+@pytest.mark.parametrize("wrote", [False, True])
+def test_for_a_standby_the_silence_begins_at_the_last_answer(wrote: bool) -> None:
+    head = record(genesis(), genesis(), address=identity("a").address)
+    steps = machine(shared_by_machines=True, asks=True, standby=True)
+    steps.begin(at(0))
+    assert found(steps, genesis(), head) == [m.AskLeader(head.address)]
+    steps.step(m.LeaderAnswered(at(100), head.leader_id.hex()))
+    assert asked(steps, 600, None) == [m.ListPage(1000)]
+    last = record(head, genesis(), address=head.address) if wrote else head
+    assert found(steps, genesis(), head, *[last] * wrote, ms=700) == [m.ListNewest()]
+    steps.step(m.NewestListed(at(800), last.slot))
+    assert asked(steps, 2_599, None) == [m.ListNewest()]
+    (wait,) = steps.step(m.NewestListed(at(2_599), last.slot))
+    assert isinstance(wait, m.Wait), "2.5 s since the last answer have not passed"
+    assert asked(steps, 2_600, None) == [m.ListNewest()]
+    assert steps.step(m.NewestListed(at(2_600), last.slot)) == [m.ListPage(1000)]
+
+
+def test_a_standby_that_lists_late_waits_for_the_heartbeats_of_a_leader_that_is_alive() -> None:
+    head = record(genesis(), genesis(), address=identity("a").address)
+    steps = machine(shared_by_machines=True, asks=True, standby=True)
+    steps.begin(at(0))
+    assert found(steps, genesis(), head) == [m.AskLeader(head.address)]
+    steps.step(m.LeaderAnswered(at(0), head.leader_id.hex()))
+    # The question had no answer for 2 s; meanwhile the leader wrote a heartbeat, and the next one is on its way.
+    assert asked(steps, 2_100, None) == [m.ListPage(1000)]
+    beat = record(head, genesis(), address=head.address)
+    assert found(steps, genesis(), head, beat, ms=2_100) == [m.ListNewest()]
+    steps.step(m.NewestListed(at(2_100), beat.slot))
+    assert asked(steps, 3_500, None) == [m.ListNewest()]
+    (wait,) = steps.step(m.NewestListed(at(3_500), beat.slot))
+    assert isinstance(wait, m.Wait)
+
+
+def missing(steps: TakeoverMachine, listed_ms: float, read_ms: float) -> m.Effect:
+    """Answer one listing, and report that what it names is missing."""
+    log = genesis(), record(genesis(), genesis())
+    (read,) = steps.step(m.PageListed(at(listed_ms), rows(*log)))
+    assert isinstance(read, m.ReadHeaders)
+    (effect,) = steps.step(m.Failed(at(read_ms), NotFound("no such object", key="batches/1")))
+    return effect
+
+
+def test_an_object_that_is_missing_is_listed_again_and_then_lost() -> None:
+    steps = machine()
+    steps.begin(at(0))
+    for ms in (0, 1_000, 4_999):
+        assert isinstance(missing(steps, ms, ms), m.Wait)
+        assert steps.step(m.Woken(at(ms + 1))) == [m.ListPage(1000)]
+    effect = missing(steps, 5_000, 5_000)
+    assert isinstance(effect, m.Fail)
+    assert isinstance(effect.error, CorruptData)
+
+
+def test_a_process_that_was_frozen_between_listing_and_reading_does_not_report_a_damaged_log() -> None:
+    steps = machine()
+    steps.begin(at(0))
+    for ms in (0, 100_000):
+        assert isinstance(missing(steps, ms, ms + 40_000), m.Wait)
+        assert steps.step(m.Woken(at(ms + 40_001))) == [m.ListPage(1000)]
+    head = record(genesis(), genesis())
+    assert found(steps, genesis(), head, ms=140_001) == [m.ListNewest()]

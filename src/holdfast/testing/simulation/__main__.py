@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name, why in WAITING.items():
             print(f"waiting {name:<33} {why}")
     escaped = [found.mutant for found in caught if found.seed is None]
-    missing = summary.missing_faults() if options.seeds >= 20 else []
+    missing = summary.missing() if options.seeds >= 20 else []
     if options.json:
         _write(options.json, summary, caught, missing, seconds)
     return 1 if summary.failures or escaped or missing else 0
@@ -76,7 +76,7 @@ def _write(path: Path, summary: Summary, caught: list[Caught], missing: list[str
         "seconds": round(seconds, 1),
         "coverage": dict(sorted(summary.coverage.items())),
         "seeds_with": dict(sorted(summary.seeds_with.items())),
-        "missing_faults": missing,
+        "missing": missing,
         "mutants": {found.mutant: {"seed": found.seed, "promise": found.promise} for found in caught},
         "waiting": dict(WAITING),
     }

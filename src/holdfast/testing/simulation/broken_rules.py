@@ -43,9 +43,11 @@ __all__ = [
     "answer_position_at_once",
     "any_claim",
     "anything_found_is_own",
+    "asks_once",
     "beat_while_asked",
     "claim_before_the_probe",
     "claim_not_awaited",
+    "claims_without_a_last_question",
     "committed_before_durable",
     "count_instead_of_span",
     "duplicate_is_committed",
@@ -65,6 +67,7 @@ __all__ = [
     "no_ownership_check",
     "check_blind_to_the_span",
     "old_is_denied_unread",
+    "one_short_silence_more",
     "own_is_taken_for_foreign",
     "own_refusal_proves",
     "proof_dated_by_the_answer",
@@ -483,6 +486,21 @@ def long_in_any_case(self: TakeoverMachine, now: Instant) -> float:
     return self._rules.unheard_ms
 
 
+def asks_once(self: TakeoverMachine, now: Instant) -> list[t.Effect]:
+    """A start asks its leader once."""
+    return self._ask(now) if self._rules.standby else self._look(now)
+
+
+def claims_without_a_last_question(self: TakeoverMachine, now: Instant, newest: Any) -> list[t.Effect]:
+    """A question before the silence is enough."""
+    return self._stake(now)
+
+
+def one_short_silence_more(self: TakeoverMachine, now: Instant) -> float:
+    """After a new object a start waits no longer than before it."""
+    return self._rules.silence_ms if not self._rules.standby else _silence_ms(self, now)
+
+
 def beat_while_asked(self: heartbeat.Heartbeat, now_ms: float) -> float | None:
     """Heartbeats are written whether questions come or not."""
     return self._beaten_ms + self._heartbeat_ms
@@ -506,4 +524,5 @@ def same_epoch(frontier: Any, identity: Any, **facts: Any) -> Any:
 _claim_header = leadership.claim_header
 _first_found = TakeoverMachine._first_found
 _claim_answered = TakeoverMachine._claim_answered
+_silence_ms = TakeoverMachine._silence_ms
 _walk_on = leadership.walk_on

@@ -9,6 +9,7 @@ virtual time or a number of objects.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Final
@@ -24,6 +25,7 @@ HEARTBEAT_MS: Final = 500.0
 UNHEARD_MS: Final = 65_000.0
 FAILOVER_MS: Final = 3_000.0
 LATENCY_MS: Final = 5.0
+ANSWER_TIMEOUT_MS: Final = 2_000.0
 FAST_OBJECTS_MAX: Final = 125
 """Heartbeats of the first minute after a missed question, and a few more."""
 
@@ -48,7 +50,8 @@ class _Etiquette(World):
             proof_ms=10_000.0,
         )
         super().__init__(seed, shape=shape)
-        self.answer_timeout_ms = 2_000.0
+        self.answer_timeout_ms = ANSWER_TIMEOUT_MS
+        self.refused: set[frozenset[int]] = set()
 
     def play(self) -> WorldReport:
         """Raises: PromiseBroken."""
@@ -93,6 +96,27 @@ class _Etiquette(World):
     def cut_off(self, one: Node, other: Node) -> None:
         """These two do not reach one another any more."""
         self.cut.add(frozenset((one.number, other.number)))
+
+    def refuse(self, one: Node, other: Node) -> None:
+        """A connection between these two fails at once."""
+        self.refused.add(frozenset((one.number, other.number)))
+
+    def ask(self, asker: Node, address: str, told: Callable[[str | None], None]) -> None:
+        """As in any world, except where connections are refused."""
+        if frozenset((asker.number, self.node_at(address).number)) in self.refused:
+            self.agenda.after(self.network.delay_ms(), asker, told, None)
+        else:
+            super().ask(asker, address, told)
+
+    def write_every(self, ms: float, leader: Node) -> None:
+        """The leader writes a batch now and after each such time."""
+        leader.write()
+        self.agenda.after(ms, leader, self.write_every, ms, leader)
+
+    def require_left_alone(self, leader: Node) -> None:
+        """A start found that the leader is alive."""
+        self.require_not_deposed(leader)
+        self.require(self.coverage["start_leader_alive"] == 1, "a start without --take-over leaves a leader alone")
 
     def objects(self) -> int:
         """How many objects the log has."""
@@ -176,10 +200,56 @@ def _resigned(world: _Etiquette, leader: Node, near: Node, far: Node) -> None:
     """A leader that resigned is followed at once."""
     world.stand_by(near, far)
     leader.asked_to_step_down()
-    world.require(world.led_within(1_000.0, near, far), "a leader that resigned is followed at once")
+    world.pass_time(1_000.0)
+    claim = world.promises.walker.claim
+    # By a standby, or by the next process on the same node when that one is quicker.
+    followed = claim is not None and claim.epoch == 2 and any(node.leading for node in (leader, near, far))
+    world.require(followed, "a leader that resigned is followed at once")
 
 
-SCENES: Final = (_quiet, _cut, _cut_of_one, _killed, _killed_while_cut, _never_heard, _resigned)
+def _paused_at_a_start(world: _Etiquette, leader: Node, near: Node, _: Node) -> None:
+    """A leader that answers again before a start claims is not deposed."""
+    # It answers the second question, or the last one.
+    timeouts = world.random.choice((1.05, 2.3)) + 0.75 * world.random.random()
+    leader.paused_until = world.agenda.now + timeouts * ANSWER_TIMEOUT_MS
+    near.start_plainly()
+    world.pass_time(10_000.0)
+    world.require_left_alone(leader)
+
+
+def _slow_at_a_start(world: _Etiquette, leader: Node, near: Node, _: Node) -> None:
+    """A leader that is not reachable and that writes while a start watches the log is not deposed."""
+    world.refuse(leader, near)
+    every_ms = 2_500.0
+    world.write_every(every_ms, leader)
+    # So that the first new object appears in the first silence.
+    world.pass_time(every_ms - SILENCE_MS + 200.0 + 1_600.0 * world.random.random())
+    near.start_plainly()
+    world.pass_time(10_000.0)
+    world.require_left_alone(leader)
+
+
+def _killed_before_a_start(world: _Etiquette, leader: Node, near: Node, _: Node) -> None:
+    """A start takes over from a killed leader once the log was silent."""
+    leader.write()
+    world.pass_time(1_000.0 * world.random.random())
+    leader.crash()
+    near.start_plainly()
+    world.require(world.led_within(FAILOVER_MS, near), "a start takes over from a killed leader within 3 s")
+
+
+SCENES: Final = (
+    _quiet,
+    _cut,
+    _cut_of_one,
+    _killed,
+    _killed_while_cut,
+    _never_heard,
+    _resigned,
+    _paused_at_a_start,
+    _slow_at_a_start,
+    _killed_before_a_start,
+)
 
 
 def run_etiquette(seed: int) -> WorldReport:

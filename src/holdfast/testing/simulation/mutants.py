@@ -305,6 +305,24 @@ def _etiquette() -> list[Mutant]:
                 ((TakeoverMachine, "_watch", broken.silence_is_not_watched),),
             ),
             (
+                "asks_once",
+                "a start asks its leader until it claims",
+                (
+                    (TakeoverMachine, "_poll", broken.asks_once),
+                    (TakeoverMachine, "_found_silent", broken.claims_without_a_last_question),
+                ),
+            ),
+            (
+                "no_last_question",
+                "a start asks its leader right before it claims",
+                ((TakeoverMachine, "_found_silent", broken.claims_without_a_last_question),),
+            ),
+            (
+                "one_short_silence_more",
+                "after a new object a start waits longer",
+                ((TakeoverMachine, "_silence_ms", broken.one_short_silence_more),),
+            ),
+            (
                 "soon_without_an_answer",
                 "a standby that had no answer waits for 65 s",
                 ((TakeoverMachine, "_silence_ms", broken.soon_without_an_answer),),

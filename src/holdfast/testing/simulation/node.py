@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from holdfast.commit import events as p
@@ -23,7 +24,7 @@ from holdfast.commit.leadership import Identity
 from holdfast.commit.pipeline import Pipeline
 from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
 from holdfast.commit.takeover import TakeoverOptions, take_the_lead
-from holdfast.commit.transaction import Committed, Rejected, Transaction
+from holdfast.commit.transaction import Committed, Rejected, Transaction, Write
 from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, Unavailable
 from holdfast.testing.simulation.loop import SimulatedLoop
 from holdfast.testing.simulation.node_store import Archive, NodeStore
@@ -53,6 +54,7 @@ class Node:
         self.recovering = False
         self.frozen_when_it_leads_ms = 0.0
         self._rude = False
+        self._plain = False
         self.service: CommitService | None = None
         self._loop = self._new_loop()
         self._shown: Header | None = None
@@ -103,6 +105,11 @@ class Node:
         self._rude = True
         self.start()
 
+    def start_plainly(self) -> None:
+        """A fresh process, started without ``--standby``; the ones after it are standbys again."""
+        self._plain = True
+        self.start()
+
     def start(self) -> None:
         """A fresh process. Started twice after a crash, the later one counts."""
         self._loop.kill()
@@ -148,12 +155,13 @@ class Node:
         self.recovering = True
         identity = Identity(LeaderId(random.randbytes(16)), random.randbytes(32), self.address)
         rude, self._rude = self._rude, False
+        plain, self._plain = self._plain, False
         unfit = world.strikes("store_unfit", 0.1)
         live = NodeStore(self, self._loop, unfit=unfit)
         options = TakeoverOptions(
             allow_new=True,
             take_over=rude,
-            standby=not rude,
+            standby=not rude and not plain,
             silence_ms=shape.silence_ms,
             heartbeat_ms=shape.heartbeat_ms,
             unheard_ms=shape.unheard_ms,
@@ -248,9 +256,13 @@ class Node:
     def receive(self, attempt: Attempt, txn: Transaction) -> None:
         """A commit request arrives."""
         service = self.service
-        if service is None or service.admission() is not None:
+        refusal = None if service is None else service.admission()
+        if service is None or refusal is not None:
+            self.world.coverage["refused_while_stalled"] += "waited_ms" in (refusal.fields if refusal else ())
             self.world.tell(self.world.owner_of(attempt).unknown, attempt)
             return
+        if service.options.stalled_ms_max < inf:
+            self.world.coverage["admitted_while_in_flight"] += bool(service.pipeline.persist.in_flight)
         incarnation = self.incarnation
 
         def reply(entry: CommitEntry) -> None:
@@ -303,6 +315,12 @@ class Node:
             self.world.coverage[f"noop_{error.code}"] += 1
         else:
             self.world.coverage["noops"] += 1
+
+    def write(self) -> None:
+        """This leader writes a batch that belongs to no client."""
+        if self.service is not None and self.leading:
+            key = b"x/alone-%d" % self.world.agenda.happened
+            self._loop.turn(self.service.submit, [CommitEntry(Transaction([Write(key, b"")]), _no_reply)])
 
     def asked_to_step_down(self) -> None:
         """The operator wants this leader to drain and resign."""
@@ -375,6 +393,10 @@ class Node:
     def early_versions(self) -> list[int]:
         """What is shown as resolved and not yet as durable, in order."""
         return self._resolved[self._resolved_shown :]
+
+
+def _no_reply(_: CommitEntry) -> None:
+    """No client waits for it."""
 
 
 class _WatchedFeed(Feed):

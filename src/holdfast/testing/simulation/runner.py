@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing import get_context
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from holdfast.testing.simulation.mutants import MUTANTS, Caught, catch
 from holdfast.testing.simulation.shape import FAULTS
@@ -20,6 +20,8 @@ from holdfast.testing.simulation.world import run_world
 
 __all__ = ["Failure", "Summary", "coverage_table", "hunt_mutants", "run_seeds"]
 
+REQUIRED: Final = (*FAULTS, "refused_while_stalled", "admitted_while_in_flight")
+"""What many worlds must meet: each fault, and both answers of admission while the store takes batches."""
 
 Job = TypeVar("Job")
 Done = TypeVar("Done")
@@ -52,9 +54,9 @@ class Summary:
         self.coverage.update(coverage)
         self.seeds_with.update(kind for kind, count in coverage.items() if count)
 
-    def missing_faults(self) -> list[str]:
-        """The kinds of faults that occurred in no world."""
-        return [fault for fault in FAULTS if not self.seeds_with[fault]]
+    def missing(self) -> list[str]:
+        """The required kinds of events that occurred in no world."""
+        return [kind for kind in REQUIRED if not self.seeds_with[kind]]
 
 
 def _one(job: tuple[int, int]) -> tuple[int, int, dict[str, int], str]:

@@ -137,7 +137,7 @@ def _draw_any(random: Random) -> WorldShape:
         think_ms=random.choice((2.0, 10.0, 40.0)),
         retention=span <= 8 and random.random() < 0.3,
         hot_keys=random.choice((3, 6)),
-        stalled_ms_max=3_000.0 if silence_ms == 60.0 else inf,
+        stalled_ms_max=300.0 if silence_ms == 60.0 else inf,
         silence_ms=silence_ms,
         heartbeat_ms=silence_ms * 0.45,
         unheard_ms=3.0 * silence_ms,

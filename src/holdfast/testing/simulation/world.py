@@ -104,9 +104,13 @@ class World:
         believers = [node for node in self.nodes if node.leading]
         return self.random.choice(believers) if believers else None
 
+    def node_at(self, address: str) -> Node:
+        """The node with this address."""
+        return self.nodes[int(address.removeprefix("node-").partition(":")[0])]
+
     def ask(self, asker: Node, address: str, told: Callable[[str | None], None]) -> None:
         """A node asks the process at an address who it is; ``told`` gets the answer, None when none comes."""
-        node = self.nodes[int(address.removeprefix("node-").partition(":")[0])]
+        node = self.node_at(address)
         lost = frozenset((asker.number, node.number)) in self.cut or self.strikes("question_lost", 0.05)
 
         timeout = _Timeout()
