@@ -34,6 +34,10 @@ message to, and *committed* is the place below every message that is not done:
 | ``commit`` of a message that is done already | nothing; a commit never goes back |
 | the end of a thread, ``close()`` in any thread | nothing: what is not done comes again when the consumer is opened |
 
+An interrupt (Ctrl-C) inside the consumer takes its hand-out back, so no commit finishes a message that the program did
+not get. The consumer cannot see an interrupt after that: ``next(iter(consumer))`` and ``list(consumer)`` may lose their
+result. After an interrupt that the program survives, ``rewind`` hands out again what was not committed.
+
 So the committed place, and ``lag()``, wait for the slowest thread, and a crash skips no message: a message that one
 thread finished above that place comes again. Where one thread alone takes messages, a commit in that thread is the
 usual one: this message and all before it.
@@ -157,6 +161,9 @@ class Consumer:
         self._outs: HandOuts | None = None
         self._moves = self._drops = 0
         self._chunk = _Chunk((), 0, 0)
+        # The last message that was read into a chunk. A chunk that ends before it was cut by an interrupt: ``fill``
+        # reads the rest of it again.
+        self._read_seq = 0
         # A queue that is closed by another thread must not take the file from under a commit, nor the files from under
         # what reads: their numbers may soon be those of others. Taken again where a callback for damage closes.
         self._file_lock = threading.Lock()
@@ -205,6 +212,7 @@ class Consumer:
         """Hand out from behind this message on; whoever had messages has none. Call with the reading lock held."""
         self._drop_reader()
         with self._lock:
+            self._read_seq = seq
             self._chunk = _Chunk((), seq, seq)
             self._sole = self._outs = None
             self._moves += 1
@@ -287,26 +295,54 @@ class Consumer:
                 return found
 
     def take(self, owner: Owner, count: int) -> list[Message]:
-        """Hand out messages that are in memory, at most ``count``. Waits for no disk."""
+        """Hand out messages that are in memory, at most ``count``. Waits for no disk.
+
+        An interrupt (Ctrl-C) takes the hand-out back. The interpreter handles signals after calls and at backward
+        jumps, so after the last ``except`` here none comes before the caller has the messages.
+        """
         self._admit(owner)
+        found: list[Message] = []
+        taken_seq, moves, was, given = 0, 0, (0, 0), False
         try:
             with self._lock:
                 self._raise_if_closed()
-                chunk, outs = self._chunk, self._outs
+                chunk, outs, moves = self._chunk, self._outs, self._moves
                 if outs is None and self._sole is not owner:
-                    return []  # moved elsewhere just now: asking again finds out
+                    return found  # moved elsewhere just now: asking again finds out
+                taken_seq, was = chunk.taken_seq, (chunk.taken_seq, moves)
                 if outs is not None:
                     outs.check_room()
-                found = list(islice(chunk.messages, count))
-                if found:
-                    if outs is not None:
-                        outs.give(owner, found[-1][0], self._moves)
-                    chunk.taken_seq = found[-1][0]
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                self._drop_reader()  # an interrupt: what was taken of the chunk is next again
+                    was = owner.last_seq, owner.moves
+                try:
+                    found.extend(islice(chunk.messages, count))
+                    if found:
+                        if outs is not None:
+                            outs.give(owner, found[-1][0], moves)
+                        chunk.taken_seq = found[-1][0]
+                except BaseException:
+                    # Under the lock: another thread must not take what comes after the messages in ``found``.
+                    self._take_back(owner, found, taken_seq, moves, was)
+                    raise
+                given = True
+        except BaseException:
+            if given:
+                with self._lock:
+                    self._take_back(owner, found, taken_seq, moves, was)
             raise
         return found
+
+    def _take_back(self, owner: Owner, found: list[Message], taken_seq: int, moves: int, was: tuple[int, int]) -> None:
+        """The owner never got ``found``, the messages after ``taken_seq``: hand them out again. Call with the lock
+        held.
+
+        Where another owner has got later messages by now, they are handed out after ``rewind`` or another opening.
+        """
+        owner.last_seq, owner.moves = was
+        if self._moves != moves:
+            return
+        until = found[-1][0] if found else taken_seq
+        if self._outs is None or self._outs.take_back(owner, taken_seq, until):
+            self._chunk = _Chunk((), taken_seq, taken_seq)
 
     def _admit(self, owner: Owner) -> None:
         """The first owner takes messages without a lock; a second one ends that."""
@@ -323,14 +359,19 @@ class Consumer:
             if sole is None:
                 self._sole = owner
                 return
-            # One step: what the first owner has taken by then is its own, and the rest is for all.
-            rest = list(chunk.messages)
-            taken_seq = rest[0][0] - 1 if rest else chunk.last_seq
-            outs = HandOuts(self.committed_seq)
-            if taken_seq > self.committed_seq:
-                outs.give(sole, taken_seq, self._moves)
-            self._chunk = _Chunk(rest, taken_seq, chunk.last_seq)
-            self._outs, self._sole = outs, None
+            try:
+                # One step: what the first owner has taken by then is its own, and the rest is for all.
+                rest = list(chunk.messages)
+                taken_seq = rest[0][0] - 1 if rest else chunk.last_seq
+                outs = HandOuts(self.committed_seq)
+                if taken_seq > self.committed_seq:
+                    outs.give(sole, taken_seq, self._moves)
+                self._chunk = _Chunk(rest, taken_seq, chunk.last_seq)
+                self._outs, self._sole = outs, None
+            except BaseException:
+                # An interrupt: the rest is out of the chunk, and no owner has it.
+                self._chunk = _Chunk((), chunk.taken_seq, chunk.taken_seq)
+                raise
 
     def fill(self, count: int = 1) -> bool:
         """Have messages in memory: where there are none, about ``count``, as far as they are read. False where there
@@ -340,6 +381,8 @@ class Consumer:
         """
         with self._reading:
             self._raise_if_closed()
+            if self._chunk.last_seq != self._read_seq:
+                self._drop_reader()
             chunk, drops = self._chunk, self._drops
             if chunk.taken_seq < chunk.last_seq:
                 return True  # another thread was here
@@ -355,8 +398,10 @@ class Consumer:
                     while len(messages) < count and (part := next(self._parts, None)) is not None:
                         last_seq = part[0]
                         messages += part[1]
+                self._read_seq = last_seq
                 with self._lock:
-                    if self._drops == drops:  # else a callback has moved this elsewhere
+                    # Else a callback has moved this elsewhere, or ``take`` was interrupted.
+                    if self._drops == drops and self._chunk.last_seq == chunk.last_seq:
                         self._chunk = _Chunk(messages, chunk.last_seq, last_seq)
             except BaseException:
                 # Decoding or reading stopped half-way: begin again at the first message that was not handed out.
@@ -405,7 +450,7 @@ class Consumer:
     def _read_on(self) -> Iterator[tuple[int, Iterable[Message]]] | None:
         reader = self._held.reader
         if reader is None:
-            reader = self._held.reader = self._queue.reader(seq=self._chunk.taken_seq + 1, damage=self._damage)
+            reader = self._held.reader = self._queue.reader(seq=self._read_seq + 1, damage=self._damage)
         parts = reader.read_bounded_parts()
         if parts is not None:
             page = reader.page
@@ -419,7 +464,7 @@ class Consumer:
         history = log_history(self._pages, number)[-HISTORY_PAGES_MAX:]
         with self._lock:
             self._history = history
-            self._page_starts.append(self._chunk.taken_seq + 1)
+            self._page_starts.append(self._read_seq + 1)
             self._page_values.append(cursor_pages(history))
 
     def _drop_reader(self) -> None:
@@ -429,6 +474,7 @@ class Consumer:
                 given_seq = 0 if self._outs is None else self._outs.given_seq  # an interrupt may have left it ahead
                 taken_seq = max(self._chunk.taken_seq, given_seq)
                 self._chunk = _Chunk((), taken_seq, taken_seq)
+            self._read_seq = taken_seq
             self._parts = iter(())
             self._drops += 1
             reader, self._held.reader = self._held.reader, None

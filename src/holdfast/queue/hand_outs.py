@@ -75,6 +75,32 @@ class HandOuts:
         self._given_seq = until
         owner.last_seq, owner.moves = until, moves
 
+    def take_back(self, owner: Owner, after: int, until: int) -> bool:
+        """The owner never got its messages above ``after``, up to ``until``.
+
+        True where these are handed out next. False where later ones were handed out: then these are of an owner that
+        commits nothing, and the committed place stays below them.
+        """
+        if self.given_seq <= until:
+            self._given_seq = after
+            if self._stretches and self._stretches[-1][1] > after:
+                first = self._stretches[-1][0]
+                self._stretches[-1:] = [(first, after, owner)] if first <= after else []
+            return True
+        missed = Owner()
+        kept: list[tuple[int, int, Owner]] = []
+        for first, last, of in self._stretches:
+            if of is not owner or last <= after or first > until:
+                kept.append((first, last, of))
+                continue
+            if first <= after:
+                kept.append((first, after, owner))
+            kept.append((max(first, after + 1), min(last, until), missed))
+            if last > until:
+                kept.append((until + 1, last, owner))
+        self._stretches = kept
+        return False
+
     def check_room(self) -> None:
         """Raises: ``LimitExceeded`` where there is no room for one stretch more."""
         count = len(self._stretches)
