@@ -31,12 +31,17 @@ message to, and *committed* is the place below every message that is not done:
 | ``commit(m)`` | ``m``, and every earlier message that the **calling** thread was given |
 | ``commit()`` | every message that the calling thread was given; where one thread alone took messages, all of those |
 | ``commit(m)`` in another thread | ``m``, and what the calling thread itself was given before ``m`` |
+| ``commit(messages)``, a list, in any thread | these messages, and what ``commit`` of the last of them does |
 | ``commit`` of a message that is done already | nothing; a commit never goes back |
 | the end of a thread, ``close()`` in any thread | nothing: what is not done comes again when the consumer is opened |
 
 An interrupt (Ctrl-C) inside the consumer takes its hand-out back, so no commit finishes a message that the program did
 not get. The consumer cannot see an interrupt after that: ``next(iter(consumer))`` and ``list(consumer)`` may lose their
 result. After an interrupt that the program survives, ``rewind`` hands out again what was not committed.
+
+A thread that commits what another one took has to commit the list, or each message: whether earlier messages are done,
+or still at work in a third thread, cannot be known (decision 0049). A ``RuntimeWarning`` is given where a thousand runs
+of messages wait between committed ones.
 
 So the committed place, and ``lag()``, wait for the slowest thread, and a crash skips no message: a message that one
 thread finished above that place comes again. Where one thread alone takes messages, a commit in that thread is the
@@ -48,6 +53,7 @@ Any number of consumers read one queue independently, each in at most one proces
 from __future__ import annotations
 
 import threading
+import warnings
 from bisect import bisect_right
 from functools import partial
 from itertools import islice
@@ -56,10 +62,10 @@ from time import monotonic
 from holdfast.errors import Closed, Code, InvalidRequest
 from holdfast.queue.arguments import whole_number
 from holdfast.queue.cursor import HISTORY_PAGES_MAX, cursor_pages, encode_cursor
-from holdfast.queue.cursor_file import CursorFile, history_at, kept_in, lock_name, log_history, seq_since
+from holdfast.queue.cursor_file import ConsumerFiles, CursorFile, history_at, kept_in, lock_name, log_history, seq_since
 from holdfast.queue.disk_errors import Refusal, refusals
 from holdfast.queue.forks import poison_in_children
-from holdfast.queue.hand_outs import HandOuts, Owner
+from holdfast.queue.hand_outs import STRETCHES_MAX, Chunk, HandOuts, Owner, give_messages, runs_of
 from holdfast.queue.reader import check_damage_policy
 
 TYPE_CHECKING = False
@@ -74,53 +80,14 @@ if TYPE_CHECKING:
     from holdfast.queue.messages import Message
     from holdfast.queue.page_files import PageDirectory
     from holdfast.queue.queue import Queue
-    from holdfast.queue.reader import DamagePolicy, LogReader
+    from holdfast.queue.reader import DamagePolicy
 
 __all__ = ["POLL_MESSAGES", "Consumer"]
 
 POLL_MESSAGES = 1000
 COUNT_MAX = 1 << 60
-
-
-class _Chunk:
-    """Messages in memory, up to ``last_seq``, and the last one of them that was taken: at first the one before them.
-
-    ``messages`` is an iterator without a line of Python: taking the next one, and taking all the rest, is one step each
-    for every thread.
-    """
-
-    __slots__ = ("last_seq", "messages", "taken_seq")
-
-    def __init__(self, messages: Iterable[Message], taken_seq: int, last_seq: int) -> None:
-        self.messages = iter(messages)
-        self.taken_seq = taken_seq
-        self.last_seq = last_seq
-
-
-class _Held:
-    """What a consumer holds of the system, and how to close it without the consumer."""
-
-    __slots__ = ("cursor", "lock_file", "pages", "reader")
-
-    def __init__(self, pages: PageDirectory, lock_file: int) -> None:
-        self.pages = pages
-        self.lock_file = lock_file
-        self.cursor: CursorFile | None = None
-        self.reader: LogReader | None = None
-
-    def release_name(self) -> None:
-        """Close all but the reader, which another thread may use."""
-        try:
-            if self.cursor is not None:
-                self.cursor.close()
-        finally:
-            self.pages.port.unlock(self.lock_file)
-
-    def release(self) -> None:
-        """Close everything."""
-        if self.reader is not None:
-            self.reader.close()
-        self.release_name()
+HOLES_WARNED = 1000
+"""Runs of messages that are not committed, each above one that is: a sign that one message is committed for many."""
 
 
 class Consumer:
@@ -150,6 +117,7 @@ class Consumer:
         self._parts: Iterator[tuple[int, Iterable[Message]]] = iter(())  # read, and not in a chunk yet
         self._waiters: list[Waiter] = []
         self._closed: Closed | None = None  # why nothing is accepted any more
+        self._look_at_stretches = HOLES_WARNED
         self._released = False
         # Taken in this order: reading, the file, the state. A reader waits for the disk, a commit for the cursor's
         # file, the state for nothing.
@@ -160,7 +128,7 @@ class Consumer:
         self._sole: Owner | None = None
         self._outs: HandOuts | None = None
         self._moves = self._drops = 0
-        self._chunk = _Chunk((), 0, 0)
+        self._chunk = Chunk((), 0, 0)
         # The last message that was read into a chunk. A chunk that ends before it was cut by an interrupt: ``fill``
         # reads the rest of it again.
         self._read_seq = 0
@@ -174,7 +142,7 @@ class Consumer:
         self._page_starts: list[int] = []
         self._page_values: list[bytes] = []
         self._history: list[Place] = []
-        held = self._held = _Held(pages, lock_name(pages, name))
+        held = self._held = ConsumerFiles(pages, lock_name(pages, name))
         try:
             self._cursor = held.cursor = CursorFile(pages, name)
             self._start(since)
@@ -213,7 +181,7 @@ class Consumer:
         self._drop_reader()
         with self._lock:
             self._read_seq = seq
-            self._chunk = _Chunk((), seq, seq)
+            self._chunk = Chunk((), seq, seq)
             self._sole = self._outs = None
             self._moves += 1
 
@@ -317,7 +285,7 @@ class Consumer:
                     found.extend(islice(chunk.messages, count))
                     if found:
                         if outs is not None:
-                            outs.give(owner, found[-1][0], moves)
+                            give_messages(outs, owner, found, taken_seq, moves)
                         chunk.taken_seq = found[-1][0]
                 except BaseException:
                     # Under the lock: another thread must not take what comes after the messages in ``found``.
@@ -342,7 +310,7 @@ class Consumer:
             return
         until = found[-1][0] if found else taken_seq
         if self._outs is None or self._outs.take_back(owner, taken_seq, until):
-            self._chunk = _Chunk((), taken_seq, taken_seq)
+            self._chunk = Chunk((), taken_seq, taken_seq)
 
     def _admit(self, owner: Owner) -> None:
         """The first owner takes messages without a lock; a second one ends that."""
@@ -366,11 +334,11 @@ class Consumer:
                 outs = HandOuts(self.committed_seq)
                 if taken_seq > self.committed_seq:
                     outs.give(sole, taken_seq, self._moves)
-                self._chunk = _Chunk(rest, taken_seq, chunk.last_seq)
+                self._chunk = Chunk(rest, taken_seq, chunk.last_seq)
                 self._outs, self._sole = outs, None
             except BaseException:
                 # An interrupt: the rest is out of the chunk, and no owner has it.
-                self._chunk = _Chunk((), chunk.taken_seq, chunk.taken_seq)
+                self._chunk = Chunk((), chunk.taken_seq, chunk.taken_seq)
                 raise
 
     def fill(self, count: int = 1) -> bool:
@@ -402,7 +370,7 @@ class Consumer:
                 with self._lock:
                     # Else a callback has moved this elsewhere, or ``take`` was interrupted.
                     if self._drops == drops and self._chunk.last_seq == chunk.last_seq:
-                        self._chunk = _Chunk(messages, chunk.last_seq, last_seq)
+                        self._chunk = Chunk(messages, chunk.last_seq, last_seq)
             except BaseException:
                 # Decoding or reading stopped half-way: begin again at the first message that was not handed out.
                 self._drop_reader()
@@ -473,7 +441,7 @@ class Consumer:
             with self._lock:
                 given_seq = 0 if self._outs is None else self._outs.given_seq  # an interrupt may have left it ahead
                 taken_seq = max(self._chunk.taken_seq, given_seq)
-                self._chunk = _Chunk((), taken_seq, taken_seq)
+                self._chunk = Chunk((), taken_seq, taken_seq)
             self._read_seq = taken_seq
             self._parts = iter(())
             self._drops += 1
@@ -488,10 +456,11 @@ class Consumer:
 
     # ---- keeping the place ------------------------------------------------------------------------------------------
 
-    def commit(self, message: Message | int | None = None, *, durable: bool = False) -> None:
+    def commit(self, message: Message | int | list[Message] | None = None, *, durable: bool = False) -> None:
         """This message and all before it that this thread was given are done; without one, all that it was given.
 
-        The committed place is below every message that is not done; see the module for threads that share a consumer.
+        Of a list of messages each is done, whichever thread was given it; an empty one commits nothing. The committed
+        place is below every message that is not done; see the module for threads that share a consumer.
         A commit never goes back: one for an earlier message than the last is none (``reset`` goes back). *Raises*:
         ``InvalidRequest`` for a message that was not handed out, and without one where several other threads have
         messages and this one has none; ``Unavailable`` when the cursor cannot be written, and the old place stands
@@ -506,9 +475,18 @@ class Consumer:
             owner = self.owner
         self.commit_by(owner, message, durable)
 
-    def commit_by(self, owner: Owner, message: Message | int | None = None, durable: bool = False) -> None:
+    def commit_by(
+        self, owner: Owner, message: Message | int | list[Message] | None = None, durable: bool = False
+    ) -> None:
         """As ``commit``, for an owner of messages that need not be the calling thread."""
         taken_seq = 0
+        several: list[Message] = []
+        if isinstance(message, list):
+            if not message:
+                self._raise_if_closed()
+                return
+            several = sorted(message)
+            message = several[-1]
         if durable:
             # Also what other threads have finished by then: the place may move beyond this message.
             self._raise_if_closed()
@@ -525,7 +503,7 @@ class Consumer:
             if seq > self._chunk.taken_seq:
                 raise InvalidRequest("this message was not handed out", seq=seq, next_seq=self.next_seq)
             if self._sole is not owner and (message is not None or self._outs is not None):
-                seq = self._finish(owner, seq) if seq > self.committed_seq else 0
+                seq = self._finish(owner, seq, several) if seq > self.committed_seq else 0
                 if durable:
                     seq = min(seq, taken_seq)
             if seq > self.committed_seq:
@@ -539,14 +517,35 @@ class Consumer:
                 self.committed_seq = seq
             if durable:
                 self._sync(self._cursor.sync)
+        outs = self._outs
+        if outs is not None and outs.stretches >= self._look_at_stretches:
+            self._warn_of_holes(outs)
 
-    def _finish(self, owner: Owner, seq: int) -> int:
+    def _warn_of_holes(self, outs: HandOuts) -> None:
+        """Warn, once, where a program seems to commit the last message of each list that another thread took."""
+        with self._lock:
+            self._look_at_stretches *= 2  # a look costs as much as there are stretches
+            holes = outs.holes
+            if holes < HOLES_WARNED:
+                return
+            self._look_at_stretches = STRETCHES_MAX + 1
+        warnings.warn(
+            f"consumer {self.name!r}: messages are committed, and earlier ones that another thread took are not "
+            f"(committed_seq={self.committed_seq}, runs={holes}); commit the list of messages, or each of them",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+    def _finish(self, owner: Owner, seq: int, several: list[Message]) -> int:
         """A commit where several owners have messages. Returns the place that may be committed. Call with the file's
         lock held."""
         self._admit_now(owner)
         outs = self._outs
         assert outs is not None, "messages that are not committed have an owner"
         with self._lock:
+            if several:
+                for first, last in runs_of(message[0] for message in several):
+                    outs.finish_run(first, last)
             outs.finish(owner, seq)
             return outs.committed_seq
 
