@@ -55,6 +55,7 @@ from __future__ import annotations
 import threading
 import warnings
 from bisect import bisect_right
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from time import monotonic
@@ -144,8 +145,10 @@ class Consumer:
         self._history: list[Place] = []
         held = self._held = ConsumerFiles(pages, lock_name(pages, name))
         try:
-            self._cursor = held.cursor = CursorFile(pages, name)
-            self._start(since)
+            # The writer must not look for cursors before this one is there, and remove pages after that.
+            with queue.space.removes_nothing() if queue.writable else nullcontext():
+                self._cursor = held.cursor = CursorFile(pages, name)
+                self._start(since)
         except BaseException:
             held.release()
             raise
@@ -164,6 +167,10 @@ class Consumer:
             self._stand(kept_in(self._pages, found, self._queue.last_seq))
         # Before the first message: lost power would take the hold, and retention what was not handed out yet.
         self._cursor.sync()
+        if found is None and self._queue.first_seq > self.committed_seq + 1:
+            # A writer in another process looked for cursors before this one was there.
+            self._stand(self._queue.first_seq - 1)
+            self._cursor.sync()
 
     def _stand(self, committed_seq: int) -> None:
         """Be at a place, and say so in the cursor."""
