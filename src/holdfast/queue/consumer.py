@@ -62,7 +62,7 @@ from time import monotonic
 
 from holdfast.errors import Closed, Code, InvalidRequest
 from holdfast.queue.arguments import whole_number
-from holdfast.queue.cursor import HISTORY_PAGES_MAX, cursor_pages, encode_cursor
+from holdfast.queue.cursor import cursor_pages, encode_cursor
 from holdfast.queue.cursor_file import ConsumerFiles, CursorFile, history_at, kept_in, lock_name, log_history, seq_since
 from holdfast.queue.disk_errors import Refusal, refusals
 from holdfast.queue.forks import poison_in_children
@@ -133,16 +133,16 @@ class Consumer:
         # The last message that was read into a chunk. A chunk that ends before it was cut by an interrupt: ``fill``
         # reads the rest of it again.
         self._read_seq = 0
-        # A queue that is closed by another thread must not take the file from under a commit, nor the files from under
-        # what reads: their numbers may soon be those of others. Taken again where a callback for damage closes.
+        # Another thread that closes waits for a commit and for a read: the files' numbers are reused. A callback for
+        # damage may close, so the second is an RLock.
         self._file_lock = threading.Lock()
         self._reading = threading.RLock()
         self.read_by = 0
         """The thread that reads at the moment: a callback for damage runs on it, and may close the queue."""
-        # Pages that were read and not committed yet: the first message of each, and the history up to it, packed.
+        # Pages that were read and not committed yet: the first message of each, and the history up to it, also packed.
         self._page_starts: list[int] = []
         self._page_values: list[bytes] = []
-        self._history: list[Place] = []
+        self._histories: list[list[Place]] = [[]]
         held = self._held = ConsumerFiles(pages, lock_name(pages, name))
         try:
             # The writer must not look for cursors before this one is there, and remove pages after that.
@@ -179,8 +179,7 @@ class Consumer:
         self._cursor.write(encode_cursor(committed_seq, packed, of_work_queue=False, holds=self._hold))
         with self._reading:
             self._move_to(committed_seq)
-            self._history = history
-            self._page_starts, self._page_values = [0], [packed]
+            self._page_starts, self._page_values, self._histories = [0], [packed], [history]
             self.committed_seq = committed_seq
 
     def _move_to(self, seq: int) -> None:
@@ -272,8 +271,8 @@ class Consumer:
     def take(self, owner: Owner, count: int) -> list[Message]:
         """Hand out messages that are in memory, at most ``count``. Waits for no disk.
 
-        An interrupt (Ctrl-C) takes the hand-out back. The interpreter handles signals after calls and at backward
-        jumps, so after the last ``except`` here none comes before the caller has the messages.
+        An interrupt (Ctrl-C) takes the hand-out back. Signals are handled after calls and at backward jumps, so after
+        the last ``except`` none comes before the caller has the messages.
         """
         self._admit(owner)
         found: list[Message] = []
@@ -307,10 +306,9 @@ class Consumer:
         return found
 
     def _take_back(self, owner: Owner, found: list[Message], taken_seq: int, moves: int, was: tuple[int, int]) -> None:
-        """The owner never got ``found``, the messages after ``taken_seq``: hand them out again. Call with the lock
-        held.
+        """The owner never got ``found``, what comes after ``taken_seq``: hand it out again. Call with the lock held.
 
-        Where another owner has got later messages by now, they are handed out after ``rewind`` or another opening.
+        Where another owner has later messages by now, they come after ``rewind`` or another opening.
         """
         owner.last_seq, owner.moves = was
         if self._moves != moves:
@@ -430,15 +428,16 @@ class Consumer:
         if parts is not None:
             page = reader.page
             assert page is not None, "messages come from a page"
-            if not self._history or self._history[-1] != (page.number, page.salt):
+            history = self._histories[-1]
+            if not history or history[-1] != (page.number, page.salt):
                 self._note_page(page.number)
         return parts
 
     def _note_page(self, number: int) -> None:
         """Remember which page the messages from here on are in, for the commits to come."""
-        history = log_history(self._pages, number)[-HISTORY_PAGES_MAX:]
+        history = log_history(self._pages, number)
         with self._lock:
-            self._history = history
+            self._histories.append(history)
             self._page_starts.append(self._read_seq + 1)
             self._page_values.append(cursor_pages(history))
 
@@ -500,7 +499,7 @@ class Consumer:
             taken_seq, seq = self._chunk.taken_seq, self._chunk.taken_seq
             if message is not None and self._sole is owner:
                 seq = message if isinstance(message, int) else message[0]
-            self._sync_log(seq, self._history)
+            self._sync_log(seq, self._histories[-1])
         with self._file_lock:
             self._raise_if_closed()
             if message is None:
@@ -578,8 +577,7 @@ class Consumer:
         """Drop the pages that a commit leaves behind; whoever waits for their space looks again."""
         with self._lock:
             behind = bisect_right(self._page_starts, seq) - 1
-            del self._page_starts[:behind]
-            del self._page_values[:behind]
+            del self._page_starts[:behind], self._page_values[:behind], self._histories[:behind]
         if self._queue.writable:
             self._queue.space.confirmed()
 
@@ -621,6 +619,8 @@ class Consumer:
         self._raise_if_closed()
         with self._reading, self._file_lock:
             self._move_to(self.committed_seq)
+            # They are read, and noted, again.
+            del self._page_starts[1:], self._page_values[1:], self._histories[1:]
 
     def reset(self, *, since: datetime | str | None = None, seq: int | None = None) -> None:
         """Go on from elsewhere: ``seq``, a time (aware), ``"earliest"`` or ``"latest"``; committed at once, durably.

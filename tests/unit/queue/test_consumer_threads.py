@@ -187,6 +187,25 @@ def test_a_program_that_commits_one_message_for_many_is_warned_once(
         assert consumer.lag() == 0
 
 
+def test_a_rewind_forgets_the_pages_that_were_read(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q", page_size=4096, background=False) as queue, queue.consumer("c") as consumer:
+        for _ in range(200):
+            queue.append(b"x" * 100)
+        for _ in range(5):
+            while consumer.poll():
+                pass
+            assert consumer._page_starts == sorted(set(consumer._page_starts))
+            assert len(consumer._page_starts) == len(consumer._page_values) == len(consumer._histories)
+            assert len(consumer._page_starts) <= len(queue.pages.numbers()) + 1
+            consumer.rewind()
+            assert consumer._page_starts == [0]
+        while messages := consumer.poll(max_messages=50):
+            consumer.commit(messages[-1])
+        assert consumer.lag() == 0
+    with Queue(tmp_path / "q", page_size=4096, background=False) as queue, queue.consumer("c") as consumer:
+        assert consumer.committed_seq == 200
+
+
 def test_a_new_thread_does_not_finish_what_a_dead_one_had(tmp_path: Path) -> None:
     with Queue(tmp_path / "q") as queue, queue.consumer("c") as consumer:
         queue.append_many([b"x"] * 30)
