@@ -94,7 +94,8 @@ class Consumer:
 
     The methods are those of the blocking consumer; see ``queue.consumer``. Any number of tasks may share it: what is
     said there of threads is true of tasks here. Take messages in the task that commits them: ``poll(timeout)``, not a
-    task of its own around ``poll``.
+    task of its own around ``poll``, as ``asyncio.wait_for`` makes one before Python 3.12. A task that commits what
+    another one took commits the list: ``commit(messages)``.
     """
 
     def __init__(self, queue: Queue, name: str, open_blocking: Callable[[], blocking_consumer.Consumer]) -> None:
@@ -179,9 +180,11 @@ class Consumer:
             await self._queue.wait_until(look, timeout)
         return found
 
-    async def commit(self, message: Message | int | None = None, *, durable: bool = False) -> None:
-        """This message and all before it that this task was given are done; without one, all that it was given. See
-        ``queue.consumer``."""
+    async def commit(self, message: Message | int | list[Message] | None = None, *, durable: bool = False) -> None:
+        """This message and all before it that this task was given are done; without one, all that it was given.
+
+        Of a list of messages each is done, whichever task was given it. See ``queue.consumer``.
+        """
         inner, owner = self._opened(), self._owner()
         if durable or inner.may_wait:
             await on_helper(partial(inner.commit_by, owner, message, durable=durable))

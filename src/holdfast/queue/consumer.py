@@ -31,8 +31,17 @@ message to, and *committed* is the place below every message that is not done:
 | ``commit(m)`` | ``m``, and every earlier message that the **calling** thread was given |
 | ``commit()`` | every message that the calling thread was given; where one thread alone took messages, all of those |
 | ``commit(m)`` in another thread | ``m``, and what the calling thread itself was given before ``m`` |
+| ``commit(messages)``, a list, in any thread | these messages, and what ``commit`` of the last of them does |
 | ``commit`` of a message that is done already | nothing; a commit never goes back |
 | the end of a thread, ``close()`` in any thread | nothing: what is not done comes again when the consumer is opened |
+
+An interrupt (Ctrl-C) inside the consumer takes its hand-out back, so no commit finishes a message that the program did
+not get. The consumer cannot see an interrupt after that: ``next(iter(consumer))`` and ``list(consumer)`` may lose their
+result. After an interrupt that the program survives, ``rewind`` hands out again what was not committed.
+
+A thread that commits what another one took has to commit the list, or each message: whether earlier messages are done,
+or still at work in a third thread, cannot be known (decision 0049). A ``RuntimeWarning`` is given where a thousand runs
+of messages wait between committed ones.
 
 So the committed place, and ``lag()``, wait for the slowest thread, and a crash skips no message: a message that one
 thread finished above that place comes again. Where one thread alone takes messages, a commit in that thread is the
@@ -44,18 +53,20 @@ Any number of consumers read one queue independently, each in at most one proces
 from __future__ import annotations
 
 import threading
+import warnings
 from bisect import bisect_right
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from time import monotonic
 
 from holdfast.errors import Closed, Code, InvalidRequest
 from holdfast.queue.arguments import whole_number
-from holdfast.queue.cursor import HISTORY_PAGES_MAX, cursor_pages, encode_cursor
-from holdfast.queue.cursor_file import CursorFile, history_at, kept_in, lock_name, log_history, seq_since
+from holdfast.queue.cursor import cursor_pages, encode_cursor
+from holdfast.queue.cursor_file import ConsumerFiles, CursorFile, history_at, kept_in, lock_name, log_history, seq_since
 from holdfast.queue.disk_errors import Refusal, refusals
 from holdfast.queue.forks import poison_in_children
-from holdfast.queue.hand_outs import HandOuts, Owner
+from holdfast.queue.hand_outs import STRETCHES_MAX, Chunk, HandOuts, Owner, give_messages, runs_of
 from holdfast.queue.reader import check_damage_policy
 
 TYPE_CHECKING = False
@@ -70,53 +81,14 @@ if TYPE_CHECKING:
     from holdfast.queue.messages import Message
     from holdfast.queue.page_files import PageDirectory
     from holdfast.queue.queue import Queue
-    from holdfast.queue.reader import DamagePolicy, LogReader
+    from holdfast.queue.reader import DamagePolicy
 
 __all__ = ["POLL_MESSAGES", "Consumer"]
 
 POLL_MESSAGES = 1000
 COUNT_MAX = 1 << 60
-
-
-class _Chunk:
-    """Messages in memory, up to ``last_seq``, and the last one of them that was taken: at first the one before them.
-
-    ``messages`` is an iterator without a line of Python: taking the next one, and taking all the rest, is one step each
-    for every thread.
-    """
-
-    __slots__ = ("last_seq", "messages", "taken_seq")
-
-    def __init__(self, messages: Iterable[Message], taken_seq: int, last_seq: int) -> None:
-        self.messages = iter(messages)
-        self.taken_seq = taken_seq
-        self.last_seq = last_seq
-
-
-class _Held:
-    """What a consumer holds of the system, and how to close it without the consumer."""
-
-    __slots__ = ("cursor", "lock_file", "pages", "reader")
-
-    def __init__(self, pages: PageDirectory, lock_file: int) -> None:
-        self.pages = pages
-        self.lock_file = lock_file
-        self.cursor: CursorFile | None = None
-        self.reader: LogReader | None = None
-
-    def release_name(self) -> None:
-        """Close all but the reader, which another thread may use."""
-        try:
-            if self.cursor is not None:
-                self.cursor.close()
-        finally:
-            self.pages.port.unlock(self.lock_file)
-
-    def release(self) -> None:
-        """Close everything."""
-        if self.reader is not None:
-            self.reader.close()
-        self.release_name()
+HOLES_WARNED = 1000
+"""Runs of messages that are not committed, each above one that is: a sign that one message is committed for many."""
 
 
 class Consumer:
@@ -146,6 +118,7 @@ class Consumer:
         self._parts: Iterator[tuple[int, Iterable[Message]]] = iter(())  # read, and not in a chunk yet
         self._waiters: list[Waiter] = []
         self._closed: Closed | None = None  # why nothing is accepted any more
+        self._look_at_stretches = HOLES_WARNED
         self._released = False
         # Taken in this order: reading, the file, the state. A reader waits for the disk, a commit for the cursor's
         # file, the state for nothing.
@@ -156,21 +129,26 @@ class Consumer:
         self._sole: Owner | None = None
         self._outs: HandOuts | None = None
         self._moves = self._drops = 0
-        self._chunk = _Chunk((), 0, 0)
-        # A queue that is closed by another thread must not take the file from under a commit, nor the files from under
-        # what reads: their numbers may soon be those of others. Taken again where a callback for damage closes.
+        self._chunk = Chunk((), 0, 0)
+        # The last message that was read into a chunk. A chunk that ends before it was cut by an interrupt: ``fill``
+        # reads the rest of it again.
+        self._read_seq = 0
+        # Another thread that closes waits for a commit and for a read: the files' numbers are reused. A callback for
+        # damage may close, so the second is an RLock.
         self._file_lock = threading.Lock()
         self._reading = threading.RLock()
         self.read_by = 0
         """The thread that reads at the moment: a callback for damage runs on it, and may close the queue."""
-        # Pages that were read and not committed yet: the first message of each, and the history up to it, packed.
+        # Pages that were read and not committed yet: the first message of each, and the history up to it, also packed.
         self._page_starts: list[int] = []
         self._page_values: list[bytes] = []
-        self._history: list[Place] = []
-        held = self._held = _Held(pages, lock_name(pages, name))
+        self._histories: list[list[Place]] = [[]]
+        held = self._held = ConsumerFiles(pages, lock_name(pages, name))
         try:
-            self._cursor = held.cursor = CursorFile(pages, name)
-            self._start(since)
+            # The writer must not look for cursors before this one is there, and remove pages after that.
+            with queue.space.removes_nothing() if queue.writable else nullcontext():
+                self._cursor = held.cursor = CursorFile(pages, name)
+                self._start(since)
         except BaseException:
             held.release()
             raise
@@ -189,6 +167,10 @@ class Consumer:
             self._stand(kept_in(self._pages, found, self._queue.last_seq))
         # Before the first message: lost power would take the hold, and retention what was not handed out yet.
         self._cursor.sync()
+        if found is None and self._queue.first_seq > self.committed_seq + 1:
+            # A writer in another process looked for cursors before this one was there.
+            self._stand(self._queue.first_seq - 1)
+            self._cursor.sync()
 
     def _stand(self, committed_seq: int) -> None:
         """Be at a place, and say so in the cursor."""
@@ -197,15 +179,15 @@ class Consumer:
         self._cursor.write(encode_cursor(committed_seq, packed, of_work_queue=False, holds=self._hold))
         with self._reading:
             self._move_to(committed_seq)
-            self._history = history
-            self._page_starts, self._page_values = [0], [packed]
+            self._page_starts, self._page_values, self._histories = [0], [packed], [history]
             self.committed_seq = committed_seq
 
     def _move_to(self, seq: int) -> None:
         """Hand out from behind this message on; whoever had messages has none. Call with the reading lock held."""
         self._drop_reader()
         with self._lock:
-            self._chunk = _Chunk((), seq, seq)
+            self._read_seq = seq
+            self._chunk = Chunk((), seq, seq)
             self._sole = self._outs = None
             self._moves += 1
 
@@ -287,26 +269,53 @@ class Consumer:
                 return found
 
     def take(self, owner: Owner, count: int) -> list[Message]:
-        """Hand out messages that are in memory, at most ``count``. Waits for no disk."""
+        """Hand out messages that are in memory, at most ``count``. Waits for no disk.
+
+        An interrupt (Ctrl-C) takes the hand-out back. Signals are handled after calls and at backward jumps, so after
+        the last ``except`` none comes before the caller has the messages.
+        """
         self._admit(owner)
+        found: list[Message] = []
+        taken_seq, moves, was, given = 0, 0, (0, 0), False
         try:
             with self._lock:
                 self._raise_if_closed()
-                chunk, outs = self._chunk, self._outs
+                chunk, outs, moves = self._chunk, self._outs, self._moves
                 if outs is None and self._sole is not owner:
-                    return []  # moved elsewhere just now: asking again finds out
+                    return found  # moved elsewhere just now: asking again finds out
+                taken_seq, was = chunk.taken_seq, (chunk.taken_seq, moves)
                 if outs is not None:
                     outs.check_room()
-                found = list(islice(chunk.messages, count))
-                if found:
-                    if outs is not None:
-                        outs.give(owner, found[-1][0], self._moves)
-                    chunk.taken_seq = found[-1][0]
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                self._drop_reader()  # an interrupt: what was taken of the chunk is next again
+                    was = owner.last_seq, owner.moves
+                try:
+                    found.extend(islice(chunk.messages, count))
+                    if found:
+                        if outs is not None:
+                            give_messages(outs, owner, found, taken_seq, moves)
+                        chunk.taken_seq = found[-1][0]
+                except BaseException:
+                    # Under the lock: another thread must not take what comes after the messages in ``found``.
+                    self._take_back(owner, found, taken_seq, moves, was)
+                    raise
+                given = True
+        except BaseException:
+            if given:
+                with self._lock:
+                    self._take_back(owner, found, taken_seq, moves, was)
             raise
         return found
+
+    def _take_back(self, owner: Owner, found: list[Message], taken_seq: int, moves: int, was: tuple[int, int]) -> None:
+        """The owner never got ``found``, what comes after ``taken_seq``: hand it out again. Call with the lock held.
+
+        Where another owner has later messages by now, they come after ``rewind`` or another opening.
+        """
+        owner.last_seq, owner.moves = was
+        if self._moves != moves:
+            return
+        until = found[-1][0] if found else taken_seq
+        if self._outs is None or self._outs.take_back(owner, taken_seq, until):
+            self._chunk = Chunk((), taken_seq, taken_seq)
 
     def _admit(self, owner: Owner) -> None:
         """The first owner takes messages without a lock; a second one ends that."""
@@ -323,14 +332,19 @@ class Consumer:
             if sole is None:
                 self._sole = owner
                 return
-            # One step: what the first owner has taken by then is its own, and the rest is for all.
-            rest = list(chunk.messages)
-            taken_seq = rest[0][0] - 1 if rest else chunk.last_seq
-            outs = HandOuts(self.committed_seq)
-            if taken_seq > self.committed_seq:
-                outs.give(sole, taken_seq, self._moves)
-            self._chunk = _Chunk(rest, taken_seq, chunk.last_seq)
-            self._outs, self._sole = outs, None
+            try:
+                # One step: what the first owner has taken by then is its own, and the rest is for all.
+                rest = list(chunk.messages)
+                taken_seq = rest[0][0] - 1 if rest else chunk.last_seq
+                outs = HandOuts(self.committed_seq)
+                if taken_seq > self.committed_seq:
+                    outs.give(sole, taken_seq, self._moves)
+                self._chunk = Chunk(rest, taken_seq, chunk.last_seq)
+                self._outs, self._sole = outs, None
+            except BaseException:
+                # An interrupt: the rest is out of the chunk, and no owner has it.
+                self._chunk = Chunk((), chunk.taken_seq, chunk.taken_seq)
+                raise
 
     def fill(self, count: int = 1) -> bool:
         """Have messages in memory: where there are none, about ``count``, as far as they are read. False where there
@@ -340,6 +354,8 @@ class Consumer:
         """
         with self._reading:
             self._raise_if_closed()
+            if self._chunk.last_seq != self._read_seq:
+                self._drop_reader()
             chunk, drops = self._chunk, self._drops
             if chunk.taken_seq < chunk.last_seq:
                 return True  # another thread was here
@@ -355,9 +371,11 @@ class Consumer:
                     while len(messages) < count and (part := next(self._parts, None)) is not None:
                         last_seq = part[0]
                         messages += part[1]
+                self._read_seq = last_seq
                 with self._lock:
-                    if self._drops == drops:  # else a callback has moved this elsewhere
-                        self._chunk = _Chunk(messages, chunk.last_seq, last_seq)
+                    # Else a callback has moved this elsewhere, or ``take`` was interrupted.
+                    if self._drops == drops and self._chunk.last_seq == chunk.last_seq:
+                        self._chunk = Chunk(messages, chunk.last_seq, last_seq)
             except BaseException:
                 # Decoding or reading stopped half-way: begin again at the first message that was not handed out.
                 self._drop_reader()
@@ -405,21 +423,22 @@ class Consumer:
     def _read_on(self) -> Iterator[tuple[int, Iterable[Message]]] | None:
         reader = self._held.reader
         if reader is None:
-            reader = self._held.reader = self._queue.reader(seq=self._chunk.taken_seq + 1, damage=self._damage)
+            reader = self._held.reader = self._queue.reader(seq=self._read_seq + 1, damage=self._damage)
         parts = reader.read_bounded_parts()
         if parts is not None:
             page = reader.page
             assert page is not None, "messages come from a page"
-            if not self._history or self._history[-1] != (page.number, page.salt):
+            history = self._histories[-1]
+            if not history or history[-1] != (page.number, page.salt):
                 self._note_page(page.number)
         return parts
 
     def _note_page(self, number: int) -> None:
         """Remember which page the messages from here on are in, for the commits to come."""
-        history = log_history(self._pages, number)[-HISTORY_PAGES_MAX:]
+        history = log_history(self._pages, number)
         with self._lock:
-            self._history = history
-            self._page_starts.append(self._chunk.taken_seq + 1)
+            self._histories.append(history)
+            self._page_starts.append(self._read_seq + 1)
             self._page_values.append(cursor_pages(history))
 
     def _drop_reader(self) -> None:
@@ -428,7 +447,8 @@ class Consumer:
             with self._lock:
                 given_seq = 0 if self._outs is None else self._outs.given_seq  # an interrupt may have left it ahead
                 taken_seq = max(self._chunk.taken_seq, given_seq)
-                self._chunk = _Chunk((), taken_seq, taken_seq)
+                self._chunk = Chunk((), taken_seq, taken_seq)
+            self._read_seq = taken_seq
             self._parts = iter(())
             self._drops += 1
             reader, self._held.reader = self._held.reader, None
@@ -442,10 +462,11 @@ class Consumer:
 
     # ---- keeping the place ------------------------------------------------------------------------------------------
 
-    def commit(self, message: Message | int | None = None, *, durable: bool = False) -> None:
+    def commit(self, message: Message | int | list[Message] | None = None, *, durable: bool = False) -> None:
         """This message and all before it that this thread was given are done; without one, all that it was given.
 
-        The committed place is below every message that is not done; see the module for threads that share a consumer.
+        Of a list of messages each is done, whichever thread was given it; an empty one commits nothing. The committed
+        place is below every message that is not done; see the module for threads that share a consumer.
         A commit never goes back: one for an earlier message than the last is none (``reset`` goes back). *Raises*:
         ``InvalidRequest`` for a message that was not handed out, and without one where several other threads have
         messages and this one has none; ``Unavailable`` when the cursor cannot be written, and the old place stands
@@ -460,16 +481,25 @@ class Consumer:
             owner = self.owner
         self.commit_by(owner, message, durable)
 
-    def commit_by(self, owner: Owner, message: Message | int | None = None, durable: bool = False) -> None:
+    def commit_by(
+        self, owner: Owner, message: Message | int | list[Message] | None = None, durable: bool = False
+    ) -> None:
         """As ``commit``, for an owner of messages that need not be the calling thread."""
         taken_seq = 0
+        several: list[Message] = []
+        if isinstance(message, list):
+            if not message:
+                self._raise_if_closed()
+                return
+            several = sorted(message)
+            message = several[-1]
         if durable:
             # Also what other threads have finished by then: the place may move beyond this message.
             self._raise_if_closed()
             taken_seq, seq = self._chunk.taken_seq, self._chunk.taken_seq
             if message is not None and self._sole is owner:
                 seq = message if isinstance(message, int) else message[0]
-            self._sync_log(seq, self._history)
+            self._sync_log(seq, self._histories[-1])
         with self._file_lock:
             self._raise_if_closed()
             if message is None:
@@ -479,7 +509,7 @@ class Consumer:
             if seq > self._chunk.taken_seq:
                 raise InvalidRequest("this message was not handed out", seq=seq, next_seq=self.next_seq)
             if self._sole is not owner and (message is not None or self._outs is not None):
-                seq = self._finish(owner, seq) if seq > self.committed_seq else 0
+                seq = self._finish(owner, seq, several) if seq > self.committed_seq else 0
                 if durable:
                     seq = min(seq, taken_seq)
             if seq > self.committed_seq:
@@ -493,14 +523,35 @@ class Consumer:
                 self.committed_seq = seq
             if durable:
                 self._sync(self._cursor.sync)
+        outs = self._outs
+        if outs is not None and outs.stretches >= self._look_at_stretches:
+            self._warn_of_holes(outs)
 
-    def _finish(self, owner: Owner, seq: int) -> int:
+    def _warn_of_holes(self, outs: HandOuts) -> None:
+        """Warn, once, where a program seems to commit the last message of each list that another thread took."""
+        with self._lock:
+            self._look_at_stretches *= 2  # a look costs as much as there are stretches
+            holes = outs.holes
+            if holes < HOLES_WARNED:
+                return
+            self._look_at_stretches = STRETCHES_MAX + 1
+        warnings.warn(
+            f"consumer {self.name!r}: messages are committed, and earlier ones that another thread took are not "
+            f"(committed_seq={self.committed_seq}, runs={holes}); commit the list of messages, or each of them",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+    def _finish(self, owner: Owner, seq: int, several: list[Message]) -> int:
         """A commit where several owners have messages. Returns the place that may be committed. Call with the file's
         lock held."""
         self._admit_now(owner)
         outs = self._outs
         assert outs is not None, "messages that are not committed have an owner"
         with self._lock:
+            if several:
+                for first, last in runs_of(message[0] for message in several):
+                    outs.finish_run(first, last)
             outs.finish(owner, seq)
             return outs.committed_seq
 
@@ -526,8 +577,7 @@ class Consumer:
         """Drop the pages that a commit leaves behind; whoever waits for their space looks again."""
         with self._lock:
             behind = bisect_right(self._page_starts, seq) - 1
-            del self._page_starts[:behind]
-            del self._page_values[:behind]
+            del self._page_starts[:behind], self._page_values[:behind], self._histories[:behind]
         if self._queue.writable:
             self._queue.space.confirmed()
 
@@ -569,6 +619,8 @@ class Consumer:
         self._raise_if_closed()
         with self._reading, self._file_lock:
             self._move_to(self.committed_seq)
+            # They are read, and noted, again.
+            del self._page_starts[1:], self._page_values[1:], self._histories[1:]
 
     def reset(self, *, since: datetime | str | None = None, seq: int | None = None) -> None:
         """Go on from elsewhere: ``seq``, a time (aware), ``"earliest"`` or ``"latest"``; committed at once, durably.

@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from holdfast.queue.cursor import Place
     from holdfast.queue.page_files import PageDirectory
     from holdfast.queue.queue import Queue
+    from holdfast.queue.reader import LogReader
 
 __all__ = [
+    "ConsumerFiles",
     "CursorFile",
     "committed_seqs",
     "first_held_seq",
@@ -111,6 +113,32 @@ class CursorFile:
     def close(self) -> None:
         """Close the file. Syncs nothing."""
         self._pages.port.close(self._file)
+
+
+class ConsumerFiles:
+    """The files that a consumer holds, and how to close them without the consumer."""
+
+    __slots__ = ("cursor", "lock_file", "pages", "reader")
+
+    def __init__(self, pages: PageDirectory, lock_file: int) -> None:
+        self.pages = pages
+        self.lock_file = lock_file
+        self.cursor: CursorFile | None = None
+        self.reader: LogReader | None = None
+
+    def release_name(self) -> None:
+        """Close all but the reader, which another thread may use."""
+        try:
+            if self.cursor is not None:
+                self.cursor.close()
+        finally:
+            self.pages.port.unlock(self.lock_file)
+
+    def release(self) -> None:
+        """Close everything."""
+        if self.reader is not None:
+            self.reader.close()
+        self.release_name()
 
 
 def read_cursor(pages: PageDirectory, name: str) -> Cursor | None:

@@ -213,7 +213,9 @@ class Queue(LogReading):
         )
         writer.before_roll, writer.on_full = space.before_roll, space.trim
         if background:
-            interval_s = level.ms_max / 1000 if level.ms_max else LIFETIME_LOOK_S if kept_ns is not None else None
+            # Consumers in other processes wake no helper thread of this one.
+            looks = [LIFETIME_LOOK_S] if kept_ns is not None or not keeps_all else []
+            interval_s = min([*looks, level.ms_max / 1000] if level.ms_max else looks, default=None)
             # Of the parts, not of this queue: the thread would keep it, and it could not be dropped.
             held.background = Background(held.work, interval_s)
             writer.on_work = space.on_consumed = held.background.wake

@@ -17,6 +17,10 @@ What happens when another page would go above ``max_bytes``:
 | ``"block"`` | the append waits until consumers have confirmed, or the lifetime has freed, a page |
 | ``"raise"`` | ``Backpressure`` (queue_full); nothing was appended |
 
+The cursors are read again before each page goes. A consumer that is made in this process waits until a trim has ended;
+one in another process looks at the pages again when its cursor is written. Only a page that goes between the reading of
+the cursors and the removal of its name, while another process makes its cursor and looks, is missed: ``Trimmed``.
+
 With ``"block"`` and ``"raise"`` pages go that every consumer has confirmed; without a consumer none do before their
 lifetime ends. The space counted is that of closed pages and of the page being written; the page that is made ahead may
 stand above the limit, so a queue takes at most ``max_bytes`` and one page, and the indexes, which are small.
@@ -33,6 +37,7 @@ from holdfast.queue.retention import ClosedPage, pages_consumed, pages_that_may_
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from holdfast.queue.page_files import PageDirectory
     from holdfast.queue.page_header import PageHeader
@@ -119,7 +124,7 @@ class Space:
         self._sync_holds = sync_holds
         self._sync_failed = sync_failed
         self._headers: dict[int, PageHeader] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # Taken by itself: an interrupt inside the condition's own ``with`` would leave it locked for ever.
         self._waits = threading.Lock()
         self._freed = threading.Condition(self._waits)
@@ -163,25 +168,40 @@ class Space:
 
         Raises: ``Closed`` (sync_failed). Cost: one listing, and the size and time of each page.
         """
-        unconsumed = self._first_unconsumed
-        if self._lifetime_ns is None and self._max_bytes is None and unconsumed is None:
+        if self._lifetime_ns is None and self._max_bytes is None and self._first_unconsumed is None:
             return 0
         with self._lock:
             closed, total = self._survey()
             limit = self._max_bytes
             over = total + page_bytes - limit if limit is not None else 0
-            held = self._first_held()
-            dropping = over if self._full == "drop_oldest" or held is not None else 0
-            going = pages_that_may_go(
-                closed, now_ns=self._clock(), lifetime_ns=self._lifetime_ns, bytes_over=dropping, held_seq=held
-            )
-            if unconsumed is not None:
-                going = max(going, pages_consumed(closed, unconsumed()), key=len)  # both from the oldest page on
-            if going and (held is not None or unconsumed is not None):
-                # A page goes durably. If lost power took back what let it go, its consumer would be told of a loss.
+            going = self._may_go(closed, over)
+            if going:
+                # A page goes durably. If lost power took back the commit that released it, its consumer would get
+                # ``Trimmed``.
                 self._sync_holds(self._sync_failed)
-            self.remove(going)
-            return over - sum(page.bytes for page in closed[: len(going)])
+            for page in closed[: len(going)]:
+                # Another process may have made a consumer, or moved one back, since the last look.
+                if not self._may_go([page], over):
+                    break
+                self.remove([page.number])
+                over -= page.bytes
+            return over
+
+    def _may_go(self, closed: list[ClosedPage], over: int) -> list[int]:
+        """The numbers of the pages to remove now, of those that are closed. Cost: a look at each cursor."""
+        held = self._first_held()
+        dropping = over if self._full == "drop_oldest" or held is not None else 0
+        going = pages_that_may_go(
+            closed, now_ns=self._clock(), lifetime_ns=self._lifetime_ns, bytes_over=dropping, held_seq=held
+        )
+        if self._first_unconsumed is not None:
+            # Both begin at the oldest page.
+            going = max(going, pages_consumed(closed, self._first_unconsumed()), key=len)
+        return going
+
+    def removes_nothing(self) -> AbstractContextManager[object]:
+        """Inside this block no other thread removes pages: for the making of a cursor."""
+        return self._lock
 
     def trim_before(self, seq: int) -> int:
         """Remove the closed pages whose messages are all below ``seq``. Returns how many. Raises: ``Closed``
@@ -239,7 +259,7 @@ class Space:
 
     def poison_after_fork(self) -> None:
         """In a forked child, where another thread of the parent may have held a lock: new ones."""
-        self._lock, self._waits = threading.Lock(), threading.Lock()
+        self._lock, self._waits = threading.RLock(), threading.Lock()
         self._freed = threading.Condition(self._waits)
 
     def close(self) -> None:

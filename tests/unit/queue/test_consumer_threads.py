@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from holdfast.aio import Queue as AsyncQueue
 from holdfast.errors import Closed, InvalidRequest, LimitExceeded
 from holdfast.queue import Queue, hand_outs
+from holdfast.queue import consumer as blocking_consumer
 from holdfast.queue.consumer import Consumer
 from holdfast.queue.hand_outs import HandOuts, Owner
 from holdfast.queue.messages import Message
@@ -123,6 +124,88 @@ def test_workers_that_commit_what_one_thread_took_skip_nothing(tmp_path: Path) -
         assert consumer.committed_seq == 9
 
 
+def test_a_thread_commits_the_list_that_another_one_took(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q") as queue, queue.consumer("c") as consumer:
+        queue.append_many([b"x"] * 30)
+        for end in (10, 20):
+            messages: list[Message] = []
+            in_threads(lambda found=messages: found.extend(consumer.poll(max_messages=10)))  # type: ignore[misc]
+            consumer.commit([])
+            assert consumer.committed_seq == end - 10
+            consumer.commit(messages, durable=True)
+            assert consumer.committed_seq == end
+        consumer.commit(consumer.poll())
+        assert consumer.lag() == 0
+
+
+def test_a_list_finishes_its_messages_and_no_other(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q") as queue, queue.consumer("c") as consumer:
+        queue.append_many([b"x"] * 9)
+        messages = consumer.poll()
+        in_threads(lambda: consumer.commit([messages[6], messages[0], messages[5], messages[1]]))
+        assert consumer.committed_seq == 2
+        in_threads(lambda: consumer.commit(messages[2:5]))
+        assert consumer.committed_seq == 7
+        in_threads(lambda: consumer.commit(messages))
+        assert consumer.committed_seq == 9
+
+
+def test_a_number_without_a_message_holds_no_commit_back(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q", background=False) as queue:
+        for number in range(1, 10):
+            queue.append(b"message %d" % number)
+    page = next(found for found in tmp_path.glob("q-*.page") if b"message 5" in found.read_bytes())
+    page.write_bytes(page.read_bytes().replace(b"message 5", b"damaged 5"))
+    with Queue(tmp_path / "q", background=False) as queue, queue.consumer("c", damage="skip") as consumer:
+        in_threads(lambda: consumer.poll(max_messages=1))
+        messages = [*consumer.poll(max_messages=4), *consumer.poll()]
+        assert [message.seq for message in messages] == [2, 3, 4, 6, 7, 8, 9]
+        consumer.commit(1)
+        for message in messages:
+            in_threads(lambda done=message: consumer.commit(done))  # type: ignore[misc]
+        assert consumer.committed_seq == 9
+
+
+def test_a_program_that_commits_one_message_for_many_is_warned_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocking_consumer, "HOLES_WARNED", 4)
+    with Queue(tmp_path / "q") as queue, queue.consumer("c") as consumer:
+        queue.append_many([b"x"] * 100)
+        messages: list[Message] = []
+
+        def work() -> None:
+            for _ in range(20):
+                in_threads(lambda: messages.extend(consumer.poll(max_messages=5)))
+                consumer.commit(messages[-1])
+
+        with pytest.warns(RuntimeWarning, match="commit the list of messages") as warned:
+            work()
+        assert len(warned) == 1 and warned[0].filename == __file__
+        assert (consumer.committed_seq, consumer.lag()) == (0, 100)
+        consumer.commit(messages)
+        assert consumer.lag() == 0
+
+
+def test_a_rewind_forgets_the_pages_that_were_read(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q", page_size=4096, background=False) as queue, queue.consumer("c") as consumer:
+        for _ in range(200):
+            queue.append(b"x" * 100)
+        for _ in range(5):
+            while consumer.poll():
+                pass
+            assert consumer._page_starts == sorted(set(consumer._page_starts))
+            assert len(consumer._page_starts) == len(consumer._page_values) == len(consumer._histories)
+            assert len(consumer._page_starts) <= len(queue.pages.numbers()) + 1
+            consumer.rewind()
+            assert consumer._page_starts == [0]
+        while messages := consumer.poll(max_messages=50):
+            consumer.commit(messages[-1])
+        assert consumer.lag() == 0
+    with Queue(tmp_path / "q", page_size=4096, background=False) as queue, queue.consumer("c") as consumer:
+        assert consumer.committed_seq == 200
+
+
 def test_a_new_thread_does_not_finish_what_a_dead_one_had(tmp_path: Path) -> None:
     with Queue(tmp_path / "q") as queue, queue.consumer("c") as consumer:
         queue.append_many([b"x"] * 30)
@@ -185,6 +268,17 @@ def test_too_many_stretches_are_refused_and_nothing_is_handed_out(
         assert consumer.next_seq == 3
         consumer.commit(1)
         assert consumer.poll(max_messages=1)[0].seq == 3
+
+
+def test_a_task_commits_the_list_that_another_one_took(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncQueue(tmp_path / "q") as queue, queue.consumer("c") as consumer:
+            await queue.append_many([b"x"] * 1000)
+            while await consumer.lag():
+                await consumer.commit(await asyncio.create_task(consumer.poll(5, 100)))
+            assert consumer.committed_seq == 1000
+
+    asyncio.run(main())
 
 
 def test_tasks_share_a_consumer_of_the_twin(tmp_path: Path) -> None:
