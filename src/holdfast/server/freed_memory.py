@@ -21,6 +21,9 @@ TRIM_SECONDS: Final = 5
 CONNECTIONS_MIN: Final = 64
 """So many connections have to end before a trim; with fewer than this many open a full collection comes before it."""
 
+COLLECTIONS: Final = 2
+"""Full collections after a burst. Tasks of the last connections are still being cancelled at the first one."""
+
 
 class FreedMemory:
     """Decides when a trim is worth its time. ``look`` is called once a second."""
@@ -30,14 +33,20 @@ class FreedMemory:
         self._trim = libc.malloc_trim if hasattr(libc, "malloc_trim") else None
         self._ended = 0
         self._seconds = 0
+        self._collections = 0
 
     def look(self, *, ended: int, opened: int, in_flight: int) -> None:
         """``ended``: connections ended since the start; ``opened``: those open now; ``in_flight``: commits."""
         self._seconds += 1
-        if ended - self._ended < CONNECTIONS_MIN or self._seconds < TRIM_SECONDS or self._trim is None:
+        if self._seconds < TRIM_SECONDS or self._trim is None:
+            return
+        if ended - self._ended >= CONNECTIONS_MIN:
+            self._collections = COLLECTIONS
+        elif not self._collections:
             return
         self._seconds = 0
         if opened < CONNECTIONS_MIN and not in_flight:
             self._ended = ended
+            self._collections -= 1
             gc.collect()
         self._trim(0)
