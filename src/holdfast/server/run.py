@@ -378,8 +378,10 @@ class _Process:
         persist = settings.persist
 
         async def ask(address: str) -> str | None:
-            standby = self._address if self._standby else None
-            return await ask_leader(address, tls=self._tls is not None, standby=standby)
+            return await ask_leader(address, tls=self._tls is not None, standby=None)
+
+        async def ask_as_standby(address: str, proof: str) -> str | None:
+            return await ask_leader(address, tls=self._tls is not None, standby=self._address, proof=proof)
 
         return ServiceOptions(
             address=self._address,
@@ -389,6 +391,8 @@ class _Process:
             standby=self._standby,
             following=self._stand_by,
             ask_leader=ask,
+            ask_as_standby=ask_as_standby,
+            standbys_prove=bool(settings.server.tokens),
             rules=PipelineRules(
                 persist=PersistRules(
                     batch_timeout_ms=persist.batch_timeout_ms,
