@@ -829,6 +829,15 @@ def test_an_interrupt_while_an_item_is_given_loses_none(tmp_path: Path, monkeypa
     assert found == numbers(200)
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT raises ``KeyboardInterrupt``: a process that a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_the_wait_for_an_item_and_loses_none(tmp_path: Path) -> None:
     release = threading.Event()
 

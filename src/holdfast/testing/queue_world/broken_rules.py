@@ -236,13 +236,11 @@ def remove_any_page(self: Space, numbers: list[int]) -> None:
 
 
 def remove_pages_at_once(self: Space, numbers: list[int]) -> None:
-    """Pages are removed together, with one sync of the directory for all."""
+    """Pages are removed one after the other without a sync between them."""
     for number in numbers:
         self._pages.remove(self._pages.names.page(number))
         self._pages.remove(self._pages.names.index(number))
         self._headers.pop(number, None)
-    if numbers:
-        self._pages.port.sync_directory(self._pages.directory)
 
 
 def forget_closed_consumers(pages: PageDirectory, last_seq: Callable[[], int]) -> int | None:
