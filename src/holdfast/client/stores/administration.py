@@ -148,6 +148,8 @@ def ask(
             patience.missed(asked, answer)
         else:
             patience.unusable.heard(asked)
+            if error.code in COORDINATION_CODES:
+                session.route.failed(asked)
         if is_unclear and not repeatable:
             raise OutcomeUnknown("whether this was done is not known", target=request.target) from error
         if not again or patience.spent(answer.now_ms):

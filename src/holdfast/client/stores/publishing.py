@@ -308,6 +308,8 @@ class Publishing:
             else:
                 self._give_up(head, unclear)
         elif error.code in RETRIED_CODES:
+            if error.code in COORDINATION_CODES and self._asked is not None:
+                self._session.route.failed(self._asked)
             if error.code in _DIVIDED_WHEN_FULL and head.divisible and len(head.items) > 1:
                 self._divide(head)
             self._again_or_fail(self._queue[0], error, answer)
