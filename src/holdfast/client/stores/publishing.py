@@ -52,6 +52,7 @@ from holdfast.client.core import Session
 from holdfast.client.effects import Failed, Reply, Request, Send, Wait
 from holdfast.client.endpoint import Endpoint, Unusable
 from holdfast.client.messages import retry_after_ms
+from holdfast.client.patience import COORDINATION_CODES
 from holdfast.client.stores.answer_codes import RETRIED_CODES, is_unclear
 from holdfast.client.stores.blockage import WARN_AFTER_MS, Blockage, kind_of
 from holdfast.client.stores.options import FOR_EVER, PublisherOptions

@@ -56,6 +56,17 @@ def test_a_conditional_change_that_was_certainly_not_made_is_sent_again(status: 
     assert told(change(6), refusal(status, code), SET) == (Revision(7, 1), 2)
 
 
+def test_a_process_that_does_not_lead_is_left_for_the_next_address() -> None:
+    standby, store = parse_endpoint("http://standby:1"), parse_endpoint("http://store:1")
+    session = Session(Route((standby, store)))
+    procedure = set_entry(session, "s", "m", "k", b"v", None, 0, 0, 10_000)
+    first = next(procedure)
+    assert isinstance(first, Send) and first.endpoint == standby
+    assert isinstance(procedure.send(refusal(409, "not_leader")), Wait)
+    second = procedure.send(Woken(0))
+    assert isinstance(second, Send) and second.endpoint == store
+
+
 def test_damage_is_told_at_once() -> None:
     session = Session(Route((parse_endpoint("http://store:1"),)))
     with pytest.raises(CorruptData):

@@ -143,6 +143,18 @@ def test_a_lost_answer_is_asked_for_with_the_same_bytes_and_nothing_is_kept_twic
     assert sent[0].receipt is not None and sent[0].receipt.duplicates == 2
 
 
+def test_a_process_that_does_not_lead_is_left_for_the_next_address() -> None:
+    store = Store()
+    session = Session(Route((parse_endpoint("http://standby:1"), parse_endpoint("http://store:1"))))
+    store.machine = Publishing(session, "s", store.options, entropy="e")
+    (sent,) = store.add(b"a")
+    store.refuses(409, Code.NOT_LEADER)
+    store.waits()
+    assert session.route.current == parse_endpoint("http://store:1")
+    store.accepts()
+    assert sent.done and store.kept == [b"a"]
+
+
 def test_order_holds_whatever_is_lost() -> None:
     store = Store(batch_messages=2)
     store.add(*(bytes([i]) for i in range(7)))
