@@ -90,7 +90,8 @@ def draw_shape(random: Random) -> WorldShape:
     if shape.span > 8 or random.random() < 0.7:
         return shape
     # A world in which claims are removed, so that a leader that believes an old proof answers what no reader finds:
-    # leaders are frozen twice in a row (``World._freeze_twice``), and there is little else.
+    # leaders are frozen twice in a row (``World._freeze_twice``), and there is little else. No retention: it keeps
+    # objects for longer than any leader retries, or a second create of a removed object would pass for a new proof.
     rates = {**dict.fromkeys(FAULTS, 0.0), "put_request_lost": 10.0, "put_answer_lost": 6.0}
     return replace(
         shape,
@@ -100,6 +101,7 @@ def draw_shape(random: Random) -> WorldShape:
         latency_ms=2.0,
         idle_check_ms=5_000.0,
         rates=rates,
+        retention=False,
     )
 
 
