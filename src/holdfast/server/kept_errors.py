@@ -17,10 +17,14 @@ E = TypeVar("E", bound=BaseException)
 def without_traceback(error: E) -> E:
     """``error`` itself, after its traceback and those of its causes were removed.
 
-    Cost: O(length of the chain of causes).
+    Cost: O(errors in the chain of causes and contexts).
     """
-    seen: BaseException | None = error
-    while seen is not None:
-        seen.__traceback__ = None
-        seen = seen.__cause__ or seen.__context__
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()  # an error that is raised again from one that it caused makes a circle
+    while waiting:
+        found = waiting.pop()
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            found.__traceback__ = None
+            waiting += (found.__cause__, found.__context__)
     return error
