@@ -128,7 +128,7 @@ class Persisted(Iterator[Item]):
     """The result of ``persist``: an iterator, and a context manager that closes it. One thread at a time.
 
     It closes itself after the last item and after an error of the source. One that is dropped without that is closed on
-    another thread, with a ``ResourceWarning``; whoever opens a queue meanwhile waits for it.
+    another thread, with a ``ResourceWarning``; an opening in the meantime waits for it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""``keep="consumed"`` beside consumers that are made at any moment, here and in other processes."""
+"""``keep="consumed"`` while consumers are made at any moment, here and in other processes."""
 
 from __future__ import annotations
 
