@@ -188,19 +188,37 @@ def test_a_closing_that_fails_under_w_error_does_not_end_the_closing_of_others(
         assert again.last_seq == 1
 
 
-def test_a_closer_that_is_dead_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    closer = _Closer()
-    monkeypatch.setattr(dropped, "_closer", closer)
-    dead = threading.Thread(target=lambda: None)
-    dead.start()
-    dead.join(60)
-    queue = Queue(tmp_path / "q")
-    closer.renew()
-    closer._thread = dead
-    with pytest.warns(ResourceWarning):
-        del queue
-    with Queue(tmp_path / "q"):
-        pass
+def test_a_hook_that_fails_ends_the_closing_thread_and_the_next_drop_starts_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dropped, "_closer", _Closer())
+    hooked: list[int] = []
+
+    def failing_hook(_: threading.ExceptHookArgs) -> None:
+        hooked.append(threading.get_ident())
+        raise SystemExit
+
+    monkeypatch.setattr(threading, "excepthook", failing_hook)
+    drop(tmp_path / "first", fail=ValueError("a bug"))
+    with Queue(tmp_path / "first") as again:
+        assert again.last_seq == 1
+    drop(tmp_path / "second")
+    with Queue(tmp_path / "second") as again:
+        assert again.last_seq == 1
+    assert len(hooked) == 1
+
+
+def test_a_queue_that_is_not_dropped_starts_no_thread_to_close_it(tmp_path: Path) -> None:
+    program = f"""if True:
+        import os
+        from holdfast.queue import Queue
+        queue = Queue({str(tmp_path / "q")!r})
+        with queue.consumer("c"):
+            print(len(os.listdir("/proc/self/task")))
+        queue.close()
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "1\n"
 
 
 def test_a_queue_consumer_or_work_queue_in_a_cycle_can_be_opened_again(tmp_path: Path) -> None:
