@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from holdfast.commit.batch import (
+from holdfast.commit.format.batch import (
     FIRST_SLOT,
     HEADER_BYTES,
     Header,
@@ -30,10 +30,10 @@ from holdfast.commit.batch import (
     jump,
     object_name,
 )
-from holdfast.commit.entry import CommitEntry
-from holdfast.commit.leadership import Frontier, Identity, claim_header, encode_claim
+from holdfast.commit.format.entry import CommitEntry
+from holdfast.commit.format.transaction import Committed, Transaction, Write
+from holdfast.commit.leadership.leadership import Frontier, Identity, claim_header, encode_claim
 from holdfast.commit.service import CommitService, ServiceOptions
-from holdfast.commit.transaction import Committed, Transaction, Write
 from holdfast.objects.open import open_store
 from holdfast.objects.port import CreateAnswer, Listed, ObjectStore
 from holdfast.values import LeaderId, LogId, Slot, Version

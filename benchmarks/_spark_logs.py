@@ -10,7 +10,7 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.commit.batch import (
+from holdfast.commit.format.batch import (
     FIRST_SLOT,
     Header,
     Kind,
@@ -20,8 +20,8 @@ from holdfast.commit.batch import (
     jump,
     object_name,
 )
-from holdfast.commit.leadership import Frontier, Identity, claim_header, encode_claim
-from holdfast.commit.transaction import Write
+from holdfast.commit.format.transaction import Write
+from holdfast.commit.leadership.leadership import Frontier, Identity, claim_header, encode_claim
 from holdfast.values import LeaderId, LogId, Slot, Version
 
 BLOB = random.Random(1).randbytes(1 << 16)

@@ -37,8 +37,8 @@ from typing import Any, Protocol
 
 from sortedcontainers import SortedList
 
-from holdfast.commit.recent_writes import RecentWrites
-from holdfast.commit.transaction import Operation, Write
+from holdfast.commit.format.transaction import Operation, Write
+from holdfast.commit.window.recent_writes import RecentWrites
 
 BATCH = 64
 BATCHES_MADE_AT_ONCE = 100

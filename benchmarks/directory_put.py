@@ -49,9 +49,9 @@ from typing import Protocol
 
 import uvloop
 
-from holdfast.objects.directory import DirectoryStore
-from holdfast.objects.directory_files import PosixFiles
-from holdfast.objects.directory_objects import DirectoryObjects
+from holdfast.objects.directory.files import PosixFiles
+from holdfast.objects.directory.objects import DirectoryObjects
+from holdfast.objects.directory.store import DirectoryStore
 from holdfast.objects.port import Created
 
 CLIENTS = 64

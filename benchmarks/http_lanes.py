@@ -19,14 +19,14 @@ from pathlib import Path
 
 import uvloop
 
-from holdfast.commit.entry import CommitEntry
+from holdfast.commit.format.entry import CommitEntry
+from holdfast.commit.format.transaction import Committed
 from holdfast.commit.service import ServiceEnd
-from holdfast.commit.transaction import Committed
 from holdfast.errors import HoldfastError
-from holdfast.server.auth import Authenticator
-from holdfast.server.front import Front, FrontLimits, StatusVerdict
-from holdfast.server.http_server import HttpServer
-from holdfast.server.routes_log import ROUTES
+from holdfast.server.commit.routes import ROUTES
+from holdfast.server.gateway import Front, FrontLimits, StatusVerdict
+from holdfast.server.http.auth import Authenticator
+from holdfast.server.http.http_server import HttpServer
 
 SCRIPT = """
 local n = 0

@@ -40,7 +40,7 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.queue import Queue
-from holdfast.queue.checksum import CRC32C
+from holdfast.queue.format.checksum import CRC32C
 
 BATCH = made(100)
 MESSAGE = BATCH[0]

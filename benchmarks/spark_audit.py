@@ -23,11 +23,11 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
-from holdfast.commit import events
-from holdfast.commit.batch import CLAIM_BYTES, HEADER_BYTES, Header, object_name
-from holdfast.commit.chain import ChainWalker
-from holdfast.commit.entry import CommitEntry
-from holdfast.commit.leadership import (
+from holdfast.commit.format.batch import CLAIM_BYTES, HEADER_BYTES, Header, object_name
+from holdfast.commit.format.chain import ChainWalker
+from holdfast.commit.format.entry import CommitEntry
+from holdfast.commit.format.transaction import Delete, Operation, PointRead, RangeDelete, RangeRead, Transaction, Write
+from holdfast.commit.leadership.leadership import (
     Frontier,
     Identity,
     NeedHeaders,
@@ -36,10 +36,10 @@ from holdfast.commit.leadership import (
     plan_recovery,
     read_page,
 )
-from holdfast.commit.persist import PersistRules
-from holdfast.commit.pipeline import Pipeline, PipelineRules
-from holdfast.commit.reader import follow
-from holdfast.commit.transaction import Delete, Operation, PointRead, RangeDelete, RangeRead, Transaction, Write
+from holdfast.commit.reading.reader import follow
+from holdfast.commit.stages import events
+from holdfast.commit.stages.persist import PersistRules
+from holdfast.commit.stages.pipeline import Pipeline, PipelineRules
 from holdfast.objects.open import open_durable_reader
 from holdfast.objects.port import CREATED
 from holdfast.spark import session

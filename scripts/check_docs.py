@@ -19,7 +19,7 @@ from pathlib import Path
 
 from holdfast.cli.exits import Exit
 from holdfast.errors import Code
-from holdfast.server.responses import STATUS_OF
+from holdfast.server.http.responses import STATUS_OF
 from holdfast.settings import KEYS, load_configuration
 
 ROOT = Path(__file__).parent.parent

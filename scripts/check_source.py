@@ -1,6 +1,6 @@
-"""House rules that no linter knows: a docstring for each module, bounds on its size, names that say something.
+"""House rules that no linter knows: a docstring for each module, short functions, names that say something.
 
-Run by ``make check``. A module above 700 lines, or a function above 60, must be argued for in ``ARGUED`` with a reason.
+Run by ``make check``. A function above 60 lines needs a reason in ``ARGUED``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "src"
 FUNCTION_LINES_MAX = 60
-MODULE_LINES_MAX = 700
 FORBIDDEN_NAMES = {"utils", "helpers", "manager", "managers", "common", "misc", "util", "helper"}
 FORBIDDEN_WORDS = ("TODO", "FIXME", "XXX")
 
 ARGUED: dict[str, str] = {
-    "holdfast/commit/batch.py:decode_header": "one call, one line for each field of the format",
-    "holdfast/commit/batch.py:encode_body": "one pass over the rows, column by column: the hottest loop of the writer",
-    "holdfast/testing/simulation/mutants.py:_registry": "a table, one row for each broken rule",
+    "holdfast/commit/format/batch.py:decode_header": "one call, one line for each field of the format",
+    "holdfast/commit/format/batch.py:encode_body": "one pass over the rows, column by column: the hottest loop",
 }
 
 
@@ -40,11 +38,8 @@ def problems_of(path: Path) -> list[str]:
     if path.stem in FORBIDDEN_NAMES:
         found.append(f"{name}: a module has one reason to exist, and `{path.stem}` names none")
     docstring = ast.get_docstring(tree)
-    lines = text.count("\n")
     if not docstring:
         found.append(f"{name}: no module docstring")
-    if lines > MODULE_LINES_MAX and name not in ARGUED:
-        found.append(f"{name}: {lines} lines, above {MODULE_LINES_MAX}")
     found += [
         f"{name}:{number}: `{word}` on main"
         for number, line in enumerate(text.splitlines(), 1)

@@ -37,7 +37,7 @@ from struct import Struct
 from typing import Any, ClassVar
 
 from holdfast.queue import Queue
-from holdfast.queue.checksum import CRC32, CRC32C
+from holdfast.queue.format.checksum import CRC32, CRC32C
 
 __all__ = ["MAP_BYTES", "SYSTEMS", "System", "system_named"]
 

@@ -20,7 +20,7 @@ import msgspec
 from examples.demo.flights import Flight
 
 from holdfast.aio import AsyncTransaction
-from holdfast.commit.transaction import PointRead, RangeRead, Transaction, Write
+from holdfast.commit.format.transaction import PointRead, RangeRead, Transaction, Write
 
 __all__ = ["PASSENGER_CENTS", "Booking", "FlightRecord", "book", "cancel", "enter", "entering", "passenger_key", "swap"]
 

@@ -20,7 +20,7 @@ from examples.demo.flights import Flight
 
 from holdfast.aio import AsyncTransaction, Client
 from holdfast.client import CommitReceipt
-from holdfast.commit.transaction import Transaction, Write
+from holdfast.commit.format.transaction import Transaction, Write
 
 __all__ = ["Loaded", "load"]
 

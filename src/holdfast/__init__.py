@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast import aio
     from holdfast.client import Client, ClientOptions
     from holdfast.client.stores import StoreClient
-    from holdfast.commit.transaction import (
+    from holdfast.commit.format.transaction import (
         Delete,
         Operation,
         PointRead,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     )
     from holdfast.extras import MissingExtra
     from holdfast.queue import Queue, every
-    from holdfast.queue.persist import persist
+    from holdfast.queue.consumers.persist import persist
     from holdfast.settings import Settings, load_configuration
     from holdfast.view import View
 
@@ -96,7 +96,7 @@ __version__: Final = "0.1.0"
 _HOMES: Final = {
     "holdfast.client": ("Client", "ClientOptions"),
     "holdfast.client.stores": ("StoreClient",),
-    "holdfast.commit.transaction": (
+    "holdfast.commit.format.transaction": (
         "Delete",
         "Operation",
         "PointRead",
@@ -125,7 +125,7 @@ _HOMES: Final = {
     ),
     "holdfast.extras": ("MissingExtra",),
     "holdfast.queue": ("Queue", "every"),
-    "holdfast.queue.persist": ("persist",),
+    "holdfast.queue.consumers.persist": ("persist",),
     "holdfast.settings": ("Settings", "load_configuration"),
     "holdfast.view": ("View",),
 }

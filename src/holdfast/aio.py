@@ -17,12 +17,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-    from holdfast.client.asynchronous import AsyncTransaction, Client, Subscription
-    from holdfast.client.options import ClientOptions
-    from holdfast.client.shell import Transacted
-    from holdfast.client.stores.asynchronous import StoreClient
-    from holdfast.queue.asynchronous import Queue
-    from holdfast.queue.asynchronous_persist import persist
+    from holdfast.client.aio.client import AsyncTransaction, Client, Subscription
+    from holdfast.client.aio.stores import StoreClient
+    from holdfast.client.protocol.options import ClientOptions
+    from holdfast.client.protocol.shell import Transacted
+    from holdfast.queue.aio.persist import persist
+    from holdfast.queue.aio.queue import Queue
 
 __all__ = [
     "AsyncTransaction",
@@ -36,14 +36,14 @@ __all__ = [
 ]
 
 _HOME: Final = {
-    "AsyncTransaction": "holdfast.client.asynchronous",
-    "Client": "holdfast.client.asynchronous",
-    "ClientOptions": "holdfast.client.options",
-    "Queue": "holdfast.queue.asynchronous",
-    "StoreClient": "holdfast.client.stores.asynchronous",
-    "Subscription": "holdfast.client.asynchronous",
-    "Transacted": "holdfast.client.shell",
-    "persist": "holdfast.queue.asynchronous_persist",
+    "AsyncTransaction": "holdfast.client.aio.client",
+    "Client": "holdfast.client.aio.client",
+    "ClientOptions": "holdfast.client.protocol.options",
+    "Queue": "holdfast.queue.aio.queue",
+    "StoreClient": "holdfast.client.aio.stores",
+    "Subscription": "holdfast.client.aio.client",
+    "Transacted": "holdfast.client.protocol.shell",
+    "persist": "holdfast.queue.aio.persist",
 }
 
 

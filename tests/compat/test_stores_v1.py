@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from tests.compat.write_stores_v1 import PAGE_BYTES, summary
 
-from holdfast.stores.backup import verify
-from holdfast.stores.commands import RULES
-from holdfast.stores.definitions import PREFETCH_UNSET, DurableType
-from holdfast.stores.redefine import definition_at
-from holdfast.stores.storage import Storage
+from holdfast.stores.definitions.definitions import PREFETCH_UNSET, DurableType
+from holdfast.stores.machine.redefine import definition_at
+from holdfast.stores.repair.backup import verify
+from holdfast.stores.storage.storage import Storage
+from holdfast.stores.values.commands import RULES
 
 HERE = Path(__file__).parent / "stores-v1"
 NAMES = ("stopped", "killed", "killed_after_expiry")

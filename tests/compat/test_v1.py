@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from tests.compat.write_v1 import TRANSACTIONS, as_json
 
-from holdfast.commit.batch import UNKNOWN_PLACE, Header, decode_body, decode_header, object_name
-from holdfast.commit.chain import ChainWalker
-from holdfast.commit.leadership import Frontier, plan_recovery, read_page
-from holdfast.commit.reader import follow
+from holdfast.commit.format.batch import UNKNOWN_PLACE, Header, decode_body, decode_header, object_name
+from holdfast.commit.format.chain import ChainWalker
+from holdfast.commit.leadership.leadership import Frontier, plan_recovery, read_page
+from holdfast.commit.reading.reader import follow
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 
 HERE = Path(__file__).parent / "v1"

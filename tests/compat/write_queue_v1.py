@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from holdfast.queue import Queue
-from holdfast.queue.local_files import LocalFiles
+from holdfast.queue.files.local import LocalFiles
 
 HERE = Path(__file__).parent / "queue-v1"
 PAGE_BYTES = 4096

@@ -15,12 +15,12 @@ import shutil
 import sys
 from pathlib import Path
 
-from holdfast.stores import commands
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.last_value import LastValue
-from holdfast.stores.messages import Message
+from holdfast.stores.machine.state import State
 from holdfast.stores.service import StoreService
-from holdfast.stores.state import State
+from holdfast.stores.values import commands
+from holdfast.stores.values.messages import Message
 
 PAGE_BYTES = 65_536
 START_MS = 1_767_225_600_000

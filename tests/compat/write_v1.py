@@ -19,12 +19,12 @@ from typing import Any
 
 import msgspec
 
-from holdfast.commit.batch import Header, Kind, LoggedTransaction, decode_header, encode_body, encode_object
-from holdfast.commit.chain import ChainWalker
-from holdfast.commit.reader import follow
+from holdfast.commit.format.batch import Header, Kind, LoggedTransaction, decode_header, encode_body, encode_object
+from holdfast.commit.format.chain import ChainWalker
+from holdfast.commit.format.transaction import Delete, PointRead, RangeDelete, RangeRead, Transaction, Write
+from holdfast.commit.reading.reader import follow
 from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
-from holdfast.commit.transaction import Delete, PointRead, RangeDelete, RangeRead, Transaction, Write
-from holdfast.objects.directory import DirectoryStore
+from holdfast.objects.directory.store import DirectoryStore
 from holdfast.values import LeaderId, LogId, Slot, Version
 
 HERE = Path(__file__).parent / "v1"

@@ -20,7 +20,14 @@ from tests.crash.wire import (
 )
 from tests.crash.workload import Chooser, Model, opening
 
-from holdfast.commit.transaction import Committed, FailedPrecondition, Rejected, RejectedBecause, Transaction, Write
+from holdfast.commit.format.transaction import (
+    Committed,
+    FailedPrecondition,
+    Rejected,
+    RejectedBecause,
+    Transaction,
+    Write,
+)
 from holdfast.testing.histories import CommitCall, StatusCall, VersionCall
 
 PAUSE_SECONDS = 0.02

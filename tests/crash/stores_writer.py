@@ -16,10 +16,10 @@ from collections.abc import Callable
 from random import Random
 
 from holdfast.errors import HoldfastError
-from holdfast.stores import checkpoints
-from holdfast.stores.commands import Acknowledge, Attach, Define, Deliver, Delivered, MapChange, Publish, Result
-from holdfast.stores.messages import Message
 from holdfast.stores.service import StoreService
+from holdfast.stores.storage import checkpoints
+from holdfast.stores.values.commands import Acknowledge, Attach, Define, Deliver, Delivered, MapChange, Publish, Result
+from holdfast.stores.values.messages import Message
 
 PAGE_BYTES = 65_536
 STORE, DURABLE, MAPS, MAP = "orders", "work", "maps", "settings"

@@ -13,9 +13,9 @@ from random import Random
 import pytest
 from tests.crash.stores_writer import MAP, MAPS, PAGE_BYTES, STORE, body_of
 
-from holdfast.stores.backup import verify
-from holdfast.stores.ports import BLOCK_MESSAGES
-from holdfast.stores.storage import Storage
+from holdfast.stores.repair.backup import verify
+from holdfast.stores.storage.storage import Storage
+from holdfast.stores.values.ports import BLOCK_MESSAGES
 
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
 KILLS = 20 if PROVE else 3

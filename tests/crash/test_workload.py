@@ -17,7 +17,7 @@ from tests.crash.workload import (
     room,
 )
 
-from holdfast.commit.transaction import Operation, RangeDelete, Write
+from holdfast.commit.format.transaction import Operation, RangeDelete, Write
 
 OPENING: tuple[int, list[Operation]] = (1, opening(0).operations)
 SEATS: list[Operation] = [Write(room(0)[0] + b"%d" % seat, b"taken") for seat in range(ROOM_SEATS)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from holdfast.commit.transaction import Operation
+from holdfast.commit.format.transaction import Operation
 from holdfast.testing.http_message import BrokenMessage, HttpMessage, read_message
 
 ANSWER_SECONDS_MAX = 5.0

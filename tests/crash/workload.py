@@ -14,7 +14,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.commit.transaction import Operation, PointRead, Precondition, RangeDelete, RangeRead, Transaction, Write
+from holdfast.commit.format.transaction import (
+    Operation,
+    PointRead,
+    Precondition,
+    RangeDelete,
+    RangeRead,
+    Transaction,
+    Write,
+)
 
 ACCOUNTS = 40
 BALANCE = 100

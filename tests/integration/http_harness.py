@@ -14,21 +14,21 @@ from typing import Any
 
 import uvloop
 
-from holdfast.commit.feed import EventBatch
+from holdfast.commit.reading.feed import EventBatch
+from holdfast.commit.reading.subscription import subscribe
 from holdfast.commit.service import CommitService, ServiceOptions
-from holdfast.commit.subscription import subscribe
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CreateAnswer, ObjectStore
 from holdfast.objects.time_limit import TimeLimited
-from holdfast.server.auth import Authenticator, Role
-from holdfast.server.embedded_view import EmbeddedView
-from holdfast.server.front import Front, FrontLimits
-from holdfast.server.http_server import HttpServer
+from holdfast.server.commit.sse import Subscriptions
+from holdfast.server.gateway import Front, FrontLimits
+from holdfast.server.http.auth import Authenticator, Role
+from holdfast.server.http.http_server import HttpServer
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.readiness import STALLED_MS_MAX, StoreWatch
 from holdfast.server.route_table import route_table
-from holdfast.server.sse import Subscriptions
-from holdfast.server.view_messages import ViewStart
+from holdfast.server.view.embedded_view import EmbeddedView
+from holdfast.server.view.messages import ViewStart
 
 SECONDS_MAX = 90.0  # below pytest's own limit, above what any scenario takes on a machine that is ten times slower
 

@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 from tests.integration.http_harness import Answered, Client
 
-from holdfast.server.auth import Authenticator, Role
-from holdfast.server.front import Front, FrontLimits
-from holdfast.server.http_server import HttpServer
+from holdfast.server.gateway import Front, FrontLimits
+from holdfast.server.http.auth import Authenticator, Role
+from holdfast.server.http.http_server import HttpServer
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.store_routes import store_routes
 from holdfast.stores.service import StoreService

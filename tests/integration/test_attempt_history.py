@@ -7,11 +7,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.commit.attempt_history import AttemptHistory
-from holdfast.commit.persist import PersistRules
-from holdfast.commit.pipeline import PipelineRules
+from holdfast.commit.format.transaction import Committed, Transaction, Write
+from holdfast.commit.reading.attempt_history import AttemptHistory
 from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
-from holdfast.commit.transaction import Committed, Transaction, Write
+from holdfast.commit.stages.persist import PersistRules
+from holdfast.commit.stages.pipeline import PipelineRules
 from holdfast.objects.memory import MemoryStore
 
 PER_REIGN = 40

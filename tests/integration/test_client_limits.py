@@ -12,10 +12,10 @@ from tests.integration.http_harness import commit, request, run, serving, until,
 
 from holdfast import aio
 from holdfast.client import ClientOptions
-from holdfast.commit.transaction import Transaction, Write
+from holdfast.commit.format.transaction import Transaction, Write
 from holdfast.errors import Backpressure, Code
-from holdfast.server.auth import Role
-from holdfast.server.front import FrontLimits
+from holdfast.server.gateway import FrontLimits
+from holdfast.server.http.auth import Role
 
 TOKENS = {"w" * 16: Role.WRITE, "v" * 16: Role.WRITE}
 

@@ -12,7 +12,7 @@ from tests.crash.server_process import ServerProcess
 
 from holdfast import aio
 from holdfast.client import Client, ClientOptions, CommitReceipt, NotCommitted, TransactionEvent
-from holdfast.commit.transaction import Delete, PointRead, RangeDelete, RangeRead, Transaction, Write
+from holdfast.commit.format.transaction import Delete, PointRead, RangeDelete, RangeRead, Transaction, Write
 from holdfast.errors import Code, Conflict, InvalidRequest
 from holdfast.view import View
 

@@ -20,9 +20,9 @@ from tests.unit.client.scripted_server import Answer, Drop, ScriptedServer, Step
 from holdfast import StoreClient, aio
 from holdfast.client import Client, ClientOptions
 from holdfast.client.stores import PublisherOptions
-from holdfast.commit.transaction import Transaction, Write
+from holdfast.commit.format.transaction import Transaction, Write
 from holdfast.errors import Code, HoldfastError, InvalidRequest, OutcomeUnknown
-from holdfast.server import listener
+from holdfast.server.http import listener
 
 WRITE = [Write(b"k", b"v")]
 PATIENT = ClientOptions(retry_base_ms=1, retry_max_ms=4)

@@ -10,8 +10,8 @@ import msgpack
 import pytest
 from tests.integration.http_harness import Client, run, serving, until
 
-from holdfast.server.commit_stream import MSGPACK, NDJSON, WINDOW_ITEMS
-from holdfast.server.front import FrontLimits
+from holdfast.server.commit.commit_stream import MSGPACK, NDJSON, WINDOW_ITEMS
+from holdfast.server.gateway import FrontLimits
 
 OPEN = b"POST /v1/commits HTTP/1.1\r\nHost: x\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n"
 

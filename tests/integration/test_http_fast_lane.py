@@ -10,13 +10,13 @@ import struct
 import pytest
 from tests.integration.http_harness import Client, commit, request, run, serving, until, write
 
-from holdfast.commit.heartbeat import encode_proof
+from holdfast.commit.leadership.heartbeat import encode_proof
+from holdfast.commit.leadership.takeover import now
 from holdfast.commit.service import ServiceOptions
-from holdfast.commit.takeover import now
-from holdfast.server.ask_leader import ask_leader
-from holdfast.server.auth import Role
-from holdfast.server.fast_lane import HEAD_BYTES_MAX, UNANSWERED_MAX
-from holdfast.server.front import FrontLimits
+from holdfast.server.commit.ask_leader import ask_leader
+from holdfast.server.gateway import FrontLimits
+from holdfast.server.http.auth import Role
+from holdfast.server.http.connection import HEAD_BYTES_MAX, UNANSWERED_MAX
 
 TOKEN = "0123456789abcdef"
 LIVEZ = request("GET", "/livez")

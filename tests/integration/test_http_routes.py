@@ -11,18 +11,18 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.http_harness import GatedStore, commit, request, run, serving, until, write
 
-from holdfast.commit.feed import EventBatch
+from holdfast.commit.format.transaction import Transaction
+from holdfast.commit.reading.feed import EventBatch
+from holdfast.commit.reading.subscription import subscribe
 from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
-from holdfast.commit.subscription import subscribe
-from holdfast.commit.transaction import Transaction
 from holdfast.errors import Code, CorruptData
 from holdfast.objects.budget import BudgetedStore, StoreMetrics
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.time_limit import TimeLimited
-from holdfast.server.auth import Role
-from holdfast.server.front import FrontLimits
-from holdfast.server.responses import STATUS_OF, LeaderHint
-from holdfast.server.view_in_process import ViewInProcess
+from holdfast.server.gateway import FrontLimits
+from holdfast.server.http.auth import Role
+from holdfast.server.http.responses import STATUS_OF, LeaderHint
+from holdfast.server.view.in_process import ViewInProcess
 
 REQUEST_ID = "an-id-of-more-than-twenty-characters"
 

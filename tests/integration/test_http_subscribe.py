@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from tests.integration.http_harness import Client, Serving, request, run, serving, until, write
 
-from holdfast.commit.feed import Checkpoint, EventBatch
-from holdfast.commit.transaction import Delete, prefix_end
+from holdfast.commit.format.transaction import Delete, prefix_end
+from holdfast.commit.reading.feed import Checkpoint, EventBatch
 from holdfast.errors import Backpressure, Code
-from holdfast.server import sse
-from holdfast.server.front import FrontLimits
-from holdfast.server.sse import KeyFilter
+from holdfast.server.commit import sse
+from holdfast.server.commit.sse import KeyFilter
+from holdfast.server.gateway import FrontLimits
 
 
 @dataclass(frozen=True)
@@ -346,7 +346,7 @@ def test_a_reader_without_whom_the_live_events_moved_on_is_told_that_it_lags(mon
 
 
 def test_a_lagging_reader_that_never_reads_is_closed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.server.sse.LINGER_SECONDS", 0.01)
+    monkeypatch.setattr("holdfast.server.commit.sse.LINGER_SECONDS", 0.01)
 
     async def scenario() -> None:
         async with serving(view=False, limits=FrontLimits(subscriber_unsent_bytes_max=10_000)) as here:

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from holdfast.commit.persist import PersistRules
-from holdfast.commit.pipeline import PipelineRules
+from holdfast.commit.format.transaction import Committed, Transaction, Unanswered, Write
+from holdfast.commit.reading.subscription import subscribe
 from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
-from holdfast.commit.subscription import subscribe
-from holdfast.commit.transaction import Committed, Transaction, Unanswered, Write
+from holdfast.commit.stages.persist import PersistRules
+from holdfast.commit.stages.pipeline import PipelineRules
 from holdfast.errors import Code, Unavailable
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CreateAnswer, Listed, Unknown
 from holdfast.server import run as serve
-from holdfast.server.auth import Authenticator
-from holdfast.server.front import Front, FrontLimits
+from holdfast.server.gateway import Front, FrontLimits
+from holdfast.server.http.auth import Authenticator
 from holdfast.server.readiness import StoreWatch
 from holdfast.settings import Settings, load_configuration
 

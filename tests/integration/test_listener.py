@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from tests.integration.http_harness import run, serving, until
 
-from holdfast.server import http_server
-from holdfast.server import listener as listener_module
-from holdfast.server.front import FrontLimits
-from holdfast.server.listener import ACCEPTS_PER_TURN, Listener
+from holdfast.server.gateway import FrontLimits
+from holdfast.server.http import http_server
+from holdfast.server.http import listener as listener_module
+from holdfast.server.http.listener import ACCEPTS_PER_TURN, Listener
 
 
 class Greeter(asyncio.Protocol):

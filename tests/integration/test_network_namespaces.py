@@ -9,16 +9,16 @@ from pathlib import Path
 
 from tests.network_namespace import network_namespace
 
-from holdfast.commit.this_place import this_place
+from holdfast.commit.leadership.this_place import this_place
 
 ADDRESS = "127.0.0.1:8080"
 
 # A leader that commits until its standard input ends, and reports then whether it leads.
 LEADS = """
 import asyncio, sys
-from holdfast.commit.entry import CommitEntry
+from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.service import CommitService, ServiceOptions
-from holdfast.commit.transaction import Transaction, Write
+from holdfast.commit.format.transaction import Transaction, Write
 from holdfast.objects.open import open_store
 
 async def main():
@@ -74,7 +74,11 @@ def test_a_process_with_the_same_address_in_another_namespace_does_not_depose_a_
 
 
 def test_a_namespace_of_its_own_is_another_place_and_a_process_in_the_same_one_is_in_the_same_place() -> None:
-    tell = [sys.executable, "-c", f"from holdfast.commit.this_place import this_place; print(this_place({ADDRESS!r}))"]
+    tell = [
+        sys.executable,
+        "-c",
+        f"from holdfast.commit.leadership.this_place import this_place; print(this_place({ADDRESS!r}))",
+    ]
 
     def place(before: list[str]) -> str:
         told = subprocess.run([*before, *tell], capture_output=True, text=True, env=environment(), check=True)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.integration.test_commit_service import Gate, law, lead, put
 
-from holdfast.commit import takeover_machine
+from holdfast.commit.leadership import takeover_machine
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, InternalError, Unavailable
 from holdfast.objects.port import Listed
@@ -219,7 +219,7 @@ sys.exit(main(["serve", "--init", "--log", sys.argv[1], "--listen", "127.0.0.1:0
     ("module", "owner", "law_of", "leads"),
     [
         ("holdfast.commit", "takeover_machine", "claim_header", False),
-        ("holdfast.commit.pipeline", "Pipeline", "step", True),
+        ("holdfast.commit.stages.pipeline", "Pipeline", "step", True),
     ],
     ids=["at the start", "while it leads"],
 )

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.integration.test_commit_service import Busy, Gate, law, lead, put
 
-from holdfast.commit.heartbeat import Heartbeat, encode_proof
+from holdfast.commit.leadership.heartbeat import Heartbeat, encode_proof
+from holdfast.commit.leadership.takeover import now
 from holdfast.commit.service import CommitService, ServiceOptions
-from holdfast.commit.takeover import now
 from holdfast.errors import Closed, Code, Unavailable
 from holdfast.objects.port import Listed
 from holdfast.values import Instant, Slot

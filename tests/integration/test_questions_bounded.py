@@ -12,14 +12,14 @@ from unittest import mock
 import pytest
 from tests.integration.http_harness import Client, GatedStore, Serving, commit, request, run, serving, until, write
 
-from holdfast.commit import release
-from holdfast.commit.feed import Checkpoint, Event, LeaderChange, TransactionEvent
+from holdfast.commit.reading.feed import Checkpoint, Event, LeaderChange, TransactionEvent
+from holdfast.commit.reading.subscription import subscribe
 from holdfast.commit.service import ServiceOptions
-from holdfast.commit.subscription import subscribe
+from holdfast.commit.stages import release
 from holdfast.errors import Unavailable
 from holdfast.objects.port import Listed
-from holdfast.server import fast_lane
-from holdfast.server.front import FrontLimits
+from holdfast.server.gateway import FrontLimits
+from holdfast.server.http import connection as fast_lane
 
 VERSION = request("GET", "/v1/version")
 ATTEMPT = {"request_id": "request-id-of-twenty-plus", "read_version": 10**13}

@@ -15,10 +15,11 @@ import pytest
 from holdfast import Queue as BlockingQueue
 from holdfast.aio import Queue
 from holdfast.errors import AlreadyOpen, Closed, Fenced, InvalidRequest, LimitExceeded, PermissionDenied, Unavailable
-from holdfast.queue import Gap, asynchronous_work, every
-from holdfast.queue.consumer import Consumer
-from holdfast.queue.local_files import LocalFiles
-from holdfast.queue.work_queue import WorkQueue
+from holdfast.queue import Gap, every
+from holdfast.queue.aio import work_queue as asynchronous_work
+from holdfast.queue.consumers.consumer import Consumer
+from holdfast.queue.files.local import LocalFiles
+from holdfast.queue.work.work_queue import WorkQueue
 
 
 class WatchedFiles(LocalFiles):

@@ -20,11 +20,11 @@ import pytest
 from holdfast import Queue
 from holdfast.cli.main import main
 from holdfast.cli.queue_files import opened_files, paths_like
-from holdfast.cli.queue_survey import QueueSurvey, survey_queue
 from holdfast.queue import Gap
-from holdfast.queue.frame import HEAD_BYTES
-from holdfast.queue.local_files import LocalFiles
-from holdfast.queue.page_header import HEADER_BYTES, PageHeader, encode_header
+from holdfast.queue.files.local import LocalFiles
+from holdfast.queue.format.frame import HEAD_BYTES
+from holdfast.queue.format.page_header import HEADER_BYTES, PageHeader, encode_header
+from holdfast.queue.repair.survey import QueueSurvey, survey_queue
 
 PAGE = 8192
 ANSWERED = 0

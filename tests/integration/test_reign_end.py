@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.commit.format.transaction import Transaction, Unanswered, Write
 from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
-from holdfast.commit.transaction import Transaction, Unanswered, Write
 from holdfast.errors import Code, Fenced, Unavailable
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CreateAnswer, Listed, Unknown

@@ -15,7 +15,7 @@ import pytest
 from tests.crash.server_process import ServerProcess
 
 from holdfast.aio import StoreClient as AsyncStoreClient
-from holdfast.client.options import ClientOptions
+from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.stores import (
     Delivery,
     Message,

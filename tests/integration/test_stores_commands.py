@@ -19,7 +19,7 @@ from holdfast.cli.main import main
 from holdfast.cli.service import TELL_AFTER_SECONDS
 from holdfast.client.stores import StoreClient
 from holdfast.errors import InvalidRequest
-from holdfast.stores.storage import MANIFEST_NAME, Storage
+from holdfast.stores.storage.storage import MANIFEST_NAME, Storage
 from holdfast.testing.rgw import free_port
 
 

@@ -21,8 +21,8 @@ from tests.integration.http_harness import run, until
 from tests.integration.stores_harness import stores_serving
 
 from holdfast.aio import StoreClient as AsyncStoreClient
+from holdfast.client.aio.transports import Connection, Departures
 from holdfast.client.stores import Message, StoreClient
-from holdfast.client.transports import Connection, Departures
 from holdfast.errors import Code, HoldfastError, InvalidRequest
 from holdfast.testing.rgw import free_port
 

@@ -17,12 +17,12 @@ from prometheus_client import CollectorRegistry
 from tests.integration.http_harness import request, run, until
 from tests.integration.stores_harness import bodies, stores_serving, text64
 
-from holdfast.server.auth import Role
+from holdfast.server.http.auth import Role
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.stores import operations as operations_module
 from holdfast.server.stores.statistics import Statistics
-from holdfast.stores.index import Checkpoint, Index
-from holdfast.stores.message_log import MessageLog
+from holdfast.stores.storage.index import Checkpoint, Index
+from holdfast.stores.storage.message_log import MessageLog
 
 SHARED: dict[str, object] = {"type": "shared"}
 STANDARD: dict[str, object] = {"type": "standard"}

@@ -10,8 +10,8 @@ from tests.integration.http_harness import run
 from tests.integration.stores_harness import StoresServing, stores_serving
 
 from holdfast.server.stores import operations, redelivery
-from holdfast.stores.commands import Publish
-from holdfast.stores.messages import Message
+from holdfast.stores.values.commands import Publish
+from holdfast.stores.values.messages import Message
 
 TARGET = "/v1/stores/dead/durables/grave/redeliver"
 

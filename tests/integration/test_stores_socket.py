@@ -16,8 +16,8 @@ from tests.integration.stores_harness import JSON, MSGPACK, Subscriber, bodies, 
 
 from holdfast.errors import CorruptData, HoldfastError
 from holdfast.server.stores import socket as socket_module
-from holdfast.stores.commands import Command, Define, Deliver, Detach, Publish, Result
-from holdfast.stores.messages import Delivery, Message
+from holdfast.stores.values.commands import Command, Define, Deliver, Detach, Publish, Result
+from holdfast.stores.values.messages import Delivery, Message
 
 SHARED = {"type": "shared", "prefetch": 1_024}
 STANDARD = {"type": "standard", "prefetch": 1_024}

@@ -14,8 +14,8 @@ from tests.integration.stores_harness import MSGPACK, StoresServing, bodies, sto
 from holdfast.server.stores.deliveries import PIECE_BYTES
 from holdfast.server.stores.socket import UNSENT_BYTES_MAX
 from holdfast.server.stores.subscribers import Poller
-from holdfast.stores.commands import Attach, Publish
-from holdfast.stores.messages import Delivery, Message
+from holdfast.stores.values.commands import Attach, Publish
+from holdfast.stores.values.messages import Delivery, Message
 
 SHARED = {"type": "shared"}
 STANDARD = {"type": "standard"}

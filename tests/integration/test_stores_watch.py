@@ -12,7 +12,7 @@ from tests.integration.http_harness import run, until
 from tests.integration.stores_harness import JSON, MSGPACK, StoresServing, Subscriber, stores_serving, text64
 
 from holdfast.aio import StoreClient
-from holdfast.client.options import ClientOptions
+from holdfast.client.protocol.options import ClientOptions
 from holdfast.client.stores import StoreClient as BlockingClient
 from holdfast.client.stores import SubscriberOptions
 from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, NotFound, Unavailable

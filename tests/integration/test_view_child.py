@@ -12,8 +12,8 @@ import pytest
 from tests.integration.test_commit_service import Gate, lead
 
 from holdfast.commit.service import CommitService
-from holdfast.server.view_child import CLOSE_SECONDS, ViewChild
-from holdfast.server.view_messages import Report, ViewStart
+from holdfast.server.view.child import CLOSE_SECONDS, ViewChild
+from holdfast.server.view.messages import Report, ViewStart
 
 
 class Scripted(ViewChild):

@@ -18,7 +18,7 @@ from tests.crash.server_process import ServerProcess
 from tests.integration.test_client_server import PATIENT, free_port
 
 from holdfast.client import Client
-from holdfast.commit.transaction import Delete, RangeDelete, Transaction, Write
+from holdfast.commit.format.transaction import Delete, RangeDelete, Transaction, Write
 from holdfast.errors import Code, CorruptData
 from holdfast.view import View
 
@@ -43,7 +43,7 @@ def view_processes(server: ServerProcess) -> list[int]:
             if (
                 int(parent) == server.pid
                 and state != "Z"
-                and b"holdfast.server.view_process" in (folder / "cmdline").read_bytes()
+                and b"holdfast.server.view.process" in (folder / "cmdline").read_bytes()
             ):
                 found.append(int(folder.name))
     return found

@@ -39,7 +39,7 @@ NEEDS: Final = {
     **{f"from holdfast.aio import {name}": CLIENT for name in AIO_CLIENT_NAMES},
     "import holdfast.client": CLIENT,
     "from holdfast.client.stores import StoreClient": CLIENT,
-    "from holdfast.client.stores.asynchronous import StoreClient": CLIENT,
+    "from holdfast.client.aio.stores import StoreClient": CLIENT,
     "from holdfast.view import View": CLIENT,
     "import holdfast.spark": SPARK,
     **{f"from holdfast.spark import {name}": SPARK for name in SPARK_NAMES},

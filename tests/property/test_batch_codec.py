@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.commit.batch import (
+from holdfast.commit.format.batch import (
     BODY_SCHEMA,
     FIRST_SLOT,
     UNKNOWN_PLACE,
@@ -22,7 +22,7 @@ from holdfast.commit.batch import (
     encode_body,
     encode_object,
 )
-from holdfast.commit.transaction import Delete, PointRead, RangeDelete, RangeRead, Write
+from holdfast.commit.format.transaction import Delete, PointRead, RangeDelete, RangeRead, Write
 from holdfast.errors import CorruptData
 from holdfast.values import LeaderId, LogId, Slot, Version
 

@@ -14,13 +14,15 @@ from random import Random
 from unittest.mock import patch
 
 import pytest
+from tests.worlds.queue import CrashFiles
 
 from holdfast.errors import InvalidRequest
-from holdfast.queue import Queue, Trimmed, cursor_file, space
-from holdfast.queue.cursor import Cursor
-from holdfast.queue.page_files import PageDirectory
-from holdfast.queue.retention import ClosedPage
-from holdfast.testing.queue_world import CrashFiles
+from holdfast.queue import Queue, Trimmed
+from holdfast.queue.consumers import cursor_file
+from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.format.cursor import Cursor
+from holdfast.queue.log import space
+from holdfast.queue.log.retention import ClosedPage
 
 PAGE_BYTES = 4096
 SEEDS = 500 if os.environ.get("HOLDFAST_PROVE") == "1" else 12

@@ -11,12 +11,12 @@ from random import Random
 from unittest.mock import patch
 
 import pytest
+from tests.worlds.queue import CrashFiles
 
 from holdfast.errors import CorruptData
 from holdfast.queue import Queue
-from holdfast.queue.cursor import Cursor
-from holdfast.queue.page_files import PageDirectory
-from holdfast.testing.queue_world import CrashFiles
+from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.format.cursor import Cursor
 
 PAGE_BYTES = 4096
 SEEDS = 1000 if os.environ.get("HOLDFAST_PROVE") == "1" else 15
@@ -117,5 +117,5 @@ def trusting(_pages: PageDirectory, cursor: Cursor, last_seq: int) -> int:
 
 def test_a_place_that_is_trusted_is_caught() -> None:
     # The consumer's own is caught by hand-made crashes: tests/unit/queue/test_consumer.py.
-    with patch("holdfast.queue.work_opening.kept_in", trusting), pytest.raises((AssertionError, CorruptData)):
+    with patch("holdfast.queue.work.opening.kept_in", trusting), pytest.raises((AssertionError, CorruptData)):
         lose_power_often(range(60))

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.unit.commit.builders import BASE, genesis, identity
 
-from holdfast.commit.batch import Header, decode_body, decode_header
-from holdfast.commit.chain import ChainWalker
-from holdfast.commit.entry import CommitEntry
-from holdfast.commit.events import (
+from holdfast.commit.format.batch import Header, decode_body, decode_header
+from holdfast.commit.format.chain import ChainWalker
+from holdfast.commit.format.entry import CommitEntry
+from holdfast.commit.format.transaction import Committed, PointRead, Rejected, Transaction, Unanswered, Write
+from holdfast.commit.stages.events import (
     Answer,
     Arrived,
     CheckOwnership,
@@ -36,9 +37,8 @@ from holdfast.commit.events import (
     VersionAsked,
     VersionIs,
 )
-from holdfast.commit.persist import PersistRules
-from holdfast.commit.pipeline import Pipeline, PipelineRules
-from holdfast.commit.transaction import Committed, PointRead, Rejected, Transaction, Unanswered, Write
+from holdfast.commit.stages.persist import PersistRules
+from holdfast.commit.stages.pipeline import Pipeline, PipelineRules
 from holdfast.objects.port import CREATED, Refused, Unknown
 from holdfast.values import Instant, Slot
 

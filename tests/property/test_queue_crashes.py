@@ -13,7 +13,7 @@ from tests.property.queue_memory_files import Crash, MemoryFiles
 
 from holdfast.errors import Closed, HoldfastError
 from holdfast.queue import Gap, Queue, Trimmed
-from holdfast.queue.reader import read_mark
+from holdfast.queue.log.reader import read_mark
 
 SEEDS = range(4000 if os.environ.get("HOLDFAST_PROVE") else 250)
 

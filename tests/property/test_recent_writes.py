@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.commit.recent_generation import DeletedRanges, Generation, Merge, Run, Shape
-from holdfast.commit.recent_writes import RecentWrites
-from holdfast.commit.transaction import Delete, Operation, RangeDelete, Write
+from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
+from holdfast.commit.window.recent_generation import DeletedRanges, Generation, Merge, Run, Shape
+from holdfast.commit.window.recent_writes import RecentWrites
 
 ROOMY = 1 << 30
 

@@ -7,8 +7,8 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.stores.matcher import Matcher
-from holdfast.stores.matcher_index import MatcherIndex
+from holdfast.stores.matching.matcher import Matcher
+from holdfast.stores.matching.matcher_index import MatcherIndex
 
 NAMES = st.sampled_from(["a", "b", "c"])
 TEXTS = st.sampled_from(["", "x", "xy", "y", "1"])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from holdfast.client import Checkpoint, TransactionEvent
-from holdfast.commit.transaction import Delete, Operation, RangeDelete, Write
+from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
 from holdfast.errors import Closed, CorruptData, InvalidRequest, Unavailable
 from holdfast.view import View
 from holdfast.view.layer import Layer
@@ -315,7 +315,7 @@ def test_a_file_view_resumes_exactly_where_it_was_closed(tmp_path):
 KILLED = """
 import os, sys
 from holdfast.view import View
-from holdfast.commit.transaction import Write, RangeDelete
+from holdfast.commit.format.transaction import Write, RangeDelete
 view = View.sqlite(sys.argv[1])
 version = view.version
 while True:

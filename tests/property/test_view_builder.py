@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.commit.builders import genesis, record
 
-from holdfast.commit.batch import Header, LoggedTransaction, decode_header, encode_body, encode_object
-from holdfast.commit.transaction import Delete, Operation, PointRead, RangeDelete, RangeRead, Write
+from holdfast.commit.format.batch import Header, LoggedTransaction, decode_header, encode_body, encode_object
+from holdfast.commit.format.transaction import Delete, Operation, PointRead, RangeDelete, RangeRead, Write
 from holdfast.errors import CorruptData
-from holdfast.server.view_builder import ViewBuilder
+from holdfast.server.view.builder import ViewBuilder
 from holdfast.values import Version
 from holdfast.view import View
 from holdfast.view.view import Row

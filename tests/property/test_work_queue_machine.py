@@ -14,24 +14,24 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from tests.worlds.queue import CrashFiles
 
 from holdfast.errors import CorruptData, Fenced
 from holdfast.queue import Queue
-from holdfast.queue.work_command import Kind
-from holdfast.queue.work_job import Job
-from holdfast.queue.work_log import WorkLog
-from holdfast.queue.work_queue import WorkQueue
-from holdfast.testing.queue_world import CrashFiles
+from holdfast.queue.work.command import Kind
+from holdfast.queue.work.job import Job
+from holdfast.queue.work.log import WorkLog
+from holdfast.queue.work.work_queue import WorkQueue
 
 NS = 10**9
 VISIBILITY_S = 10
 DELIVERIES_MAX = 3
 PAGE_BYTES = 4096
 SMALL_LOG = (
-    patch("holdfast.queue.work_queue.LOG_PAGE_BYTES", PAGE_BYTES),
-    patch("holdfast.queue.work_queue.DEAD_PAGE_BYTES", PAGE_BYTES),
-    patch("holdfast.queue.work_opening.DEAD_PAGE_BYTES", PAGE_BYTES),
-    patch("holdfast.queue.work_log.COMMAND_BYTES_MAX", 512),
+    patch("holdfast.queue.work.work_queue.LOG_PAGE_BYTES", PAGE_BYTES),
+    patch("holdfast.queue.work.work_queue.DEAD_PAGE_BYTES", PAGE_BYTES),
+    patch("holdfast.queue.work.opening.DEAD_PAGE_BYTES", PAGE_BYTES),
+    patch("holdfast.queue.work.log.COMMAND_BYTES_MAX", 512),
 )
 
 
@@ -336,9 +336,9 @@ TAKE_READ_AHEAD = WorkQueue._take_read_ahead
 @pytest.mark.parametrize(
     ("place", "broken"),
     [
-        ("holdfast.queue.work_log.WorkLog.wait", waits_for_nothing),
-        ("holdfast.queue.work_log.WorkLog.record", writes_no_acknowledgement),
-        ("holdfast.queue.work_queue.WorkQueue._take_read_ahead", hands_out_one_more_than_it_writes),
+        ("holdfast.queue.work.log.WorkLog.wait", waits_for_nothing),
+        ("holdfast.queue.work.log.WorkLog.record", writes_no_acknowledgement),
+        ("holdfast.queue.work.work_queue.WorkQueue._take_read_ahead", hands_out_one_more_than_it_writes),
     ],
 )
 def test_a_broken_rule_is_caught(place: str, broken: object) -> None:

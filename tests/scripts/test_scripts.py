@@ -22,9 +22,10 @@ from pathlib import Path
 import pytest
 from tests.unit.commit.builders import BASE, at, genesis, pipeline, takeover, txn
 
-from holdfast.commit.batch import FIRST_SLOT, Kind, decode_header
-from holdfast.commit.entry import CommitEntry
-from holdfast.commit.events import (
+from holdfast.commit.format.batch import FIRST_SLOT, Kind, decode_header
+from holdfast.commit.format.entry import CommitEntry
+from holdfast.commit.format.transaction import Committed, PointRead, Precondition, Rejected
+from holdfast.commit.stages.events import (
     Answer,
     Arrived,
     CheckOwnership,
@@ -49,9 +50,8 @@ from holdfast.commit.events import (
     VersionAsked,
     VersionIs,
 )
-from holdfast.commit.persist import PersistRules
-from holdfast.commit.pipeline import Pipeline
-from holdfast.commit.transaction import Committed, PointRead, Precondition, Rejected
+from holdfast.commit.stages.persist import PersistRules
+from holdfast.commit.stages.pipeline import Pipeline
 from holdfast.objects.port import CREATED, CreateAnswer, Refused, Unknown
 from holdfast.values import Slot
 

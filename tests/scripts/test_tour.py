@@ -65,11 +65,11 @@ def test_every_place_that_the_tour_names_exists(file: str, name: str) -> None:
     ("file", "name"),
     [
         ("holdfast/commit/no_such_file.py", "Pipeline.step"),
-        ("holdfast/commit/pipeline.py", "NoSuchClass"),
-        ("holdfast/commit/pipeline.py", "NoSuchClass.step"),
-        ("holdfast/commit/pipeline.py", "Pipeline.no_such_method"),
-        ("holdfast/commit/batch.py", "no_such_function"),
-        ("holdfast/commit/batch.py", "encode_body.step"),
+        ("holdfast/commit/stages/pipeline.py", "NoSuchClass"),
+        ("holdfast/commit/stages/pipeline.py", "NoSuchClass.step"),
+        ("holdfast/commit/stages/pipeline.py", "Pipeline.no_such_method"),
+        ("holdfast/commit/format/batch.py", "no_such_function"),
+        ("holdfast/commit/format/batch.py", "encode_body.step"),
     ],
 )
 def test_a_wrong_place_is_reported(file: str, name: str) -> None:

@@ -8,11 +8,11 @@ from random import Random
 import pytest
 from tests.simulation.protocol_model import TOP, Searched, State, Thing, Variant, live_chain, recover, search, wander
 from tests.unit.commit.builders import bytes_of, genesis, record, rows, takeover
+from tests.worlds.log.shape import protocol_width
 
-from holdfast.commit import leadership
-from holdfast.commit.batch import FIRST_SLOT, Header
-from holdfast.commit.chain import ChainWalker
-from holdfast.testing.simulation.shape import protocol_width
+from holdfast.commit.format.batch import FIRST_SLOT, Header
+from holdfast.commit.format.chain import ChainWalker
+from holdfast.commit.leadership import leadership
 
 REAL = {
     "two slots wide": Variant(width=2, limit=5, leaders=3),

@@ -8,11 +8,10 @@ import sys
 from collections.abc import Callable
 
 import pytest
-
-from holdfast.testing.simulation.etiquette import SCENES, run_etiquette
-from holdfast.testing.simulation.mutants import MUTANTS, SEEDS_MAX, WAITING, catch
-from holdfast.testing.simulation.runner import Summary, coverage_table, run_seeds
-from holdfast.testing.simulation.world import EVENTS_MIN
+from tests.worlds.log.etiquette import SCENES, run_etiquette
+from tests.worlds.log.mutants import MUTANTS, SEEDS_MAX, WAITING, catch
+from tests.worlds.log.runner import Summary, coverage_table, run_seeds
+from tests.worlds.log.world import EVENTS_MIN
 
 FIXED_SEEDS = range(24)
 RecordProperty = Callable[[str, object], None]
@@ -71,7 +70,7 @@ def test_what_no_world_can_prove_yet_is_named() -> None:
 
 
 def test_one_seed_is_one_world_whatever_the_hash_seed() -> None:
-    program = "from holdfast.testing.simulation import run_world\nprint([run_world(s).digest for s in (1, 2, 3)])"
+    program = "from tests.worlds.log import run_world\nprint([run_world(s).digest for s in (1, 2, 3)])"
     digests = {
         subprocess.run(
             [sys.executable, "-c", program],

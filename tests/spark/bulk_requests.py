@@ -10,11 +10,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.commit.attempts import Attempts
-from holdfast.commit.entry import CommitEntry
-from holdfast.commit.resolve import Resolve
-from holdfast.commit.sequence import Sequence as SequenceStage
-from holdfast.commit.transaction import (
+from holdfast.commit.format.entry import CommitEntry
+from holdfast.commit.format.transaction import (
     Delete,
     Operation,
     PointRead,
@@ -26,8 +23,11 @@ from holdfast.commit.transaction import (
     Transaction,
     Write,
 )
+from holdfast.commit.stages.attempts import Attempts
+from holdfast.commit.stages.resolve import Resolve
+from holdfast.commit.stages.sequence import Sequence as SequenceStage
 from holdfast.errors import HoldfastError
-from holdfast.server.requests import problem_with
+from holdfast.server.http.requests import problem_with
 from holdfast.spark.bulk.sequencing import WHOLE_INPUT, Windows
 
 BASE = 300_000_000

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from holdfast.commit.batch import (
+from holdfast.commit.format.batch import (
     FIRST_SLOT,
     FLAG_LZ4,
     HEADER_BYTES,
@@ -27,8 +27,9 @@ from holdfast.commit.batch import (
     jump,
     object_name,
 )
-from holdfast.commit.chain import ChainWalker
-from holdfast.commit.leadership import (
+from holdfast.commit.format.chain import ChainWalker
+from holdfast.commit.format.transaction import Delete, Operation, PointRead, Precondition, RangeDelete, RangeRead, Write
+from holdfast.commit.leadership.leadership import (
     Frontier,
     Identity,
     NeedHeaders,
@@ -37,7 +38,6 @@ from holdfast.commit.leadership import (
     plan_recovery,
     read_page,
 )
-from holdfast.commit.transaction import Delete, Operation, PointRead, Precondition, RangeDelete, RangeRead, Write
 from holdfast.values import LeaderId, LogId, Slot, Version
 
 

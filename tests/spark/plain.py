@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from pyspark.sql import DataFrame
 from tests.spark.log_builder import PlainBatch, seq
 
-from holdfast.commit.batch import Kind
-from holdfast.commit.transaction import Delete, Operation, RangeDelete, Write
+from holdfast.commit.format.batch import Kind
+from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
 from holdfast.values import slot_text
 
 PlainRow = dict[str, object]

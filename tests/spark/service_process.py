@@ -12,7 +12,7 @@ from typing import Self
 
 from tests.spark.log_builder import read_plainly
 
-from holdfast.commit.batch import LoggedTransaction, slot_of
+from holdfast.commit.format.batch import LoggedTransaction, slot_of
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_SECONDS_MAX = 30

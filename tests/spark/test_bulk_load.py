@@ -29,8 +29,8 @@ from tests.spark.service_process import ServiceProcess
 from tests.spark.test_pipeline_cli import common
 
 from holdfast.client import Client
-from holdfast.commit.batch import Header, Kind, LoggedTransaction, decode_header, encode_object, slot_of
-from holdfast.commit.transaction import Delete, RangeDelete, Write
+from holdfast.commit.format.batch import Header, Kind, LoggedTransaction, decode_header, encode_object, slot_of
+from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.errors import Conflict, Fenced, InvalidRequest
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.spark.bulk.load import LoadOptions, LoadReport, load_requests
@@ -45,7 +45,7 @@ from holdfast.spark.bulk.staging import ChunkPlace, Staged, chunk_key, stage
 from holdfast.spark.bulk.verdict_table import write_verdicts
 from holdfast.spark.bulk.wave import BatchPlan, ReignPlan, batch_object
 from holdfast.spark.pipeline import audit
-from holdfast.spark.store_thread import StoreThread
+from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.values import Version
 
 __all__ = ["gateway", "s3_bucket", "s3_url"]

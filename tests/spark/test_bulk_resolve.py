@@ -19,13 +19,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 from tests.spark.bulk_requests import BASE, SCHEMA, Verdict, draw_requests, judge_plainly
 
-from holdfast.commit.attempts import Attempts
-from holdfast.commit.body_stream import REPEATED_BYTES_MAX
-from holdfast.commit.entry import CommitEntry
-from holdfast.commit.resolve import Resolve
-from holdfast.commit.transaction import PointRead, RangeDelete, RangeRead, Rejected, Transaction, Write
+from holdfast.commit.format.body_stream import REPEATED_BYTES_MAX
+from holdfast.commit.format.entry import CommitEntry
+from holdfast.commit.format.transaction import PointRead, RangeDelete, RangeRead, Rejected, Transaction, Write
+from holdfast.commit.stages.attempts import Attempts
+from holdfast.commit.stages.resolve import Resolve
 from holdfast.errors import InvalidRequest
-from holdfast.server.requests import problem_with
+from holdfast.server.http.requests import problem_with
 from holdfast.spark.bulk.request_chunk import Refusal, pack, read_stream
 from holdfast.spark.bulk.request_frame import RequestFormat
 from holdfast.spark.bulk.resolve import Resolution, resolve_requests

@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.spark.log_builder import LogBuilder
 
-from holdfast.commit.transaction import Write
+from holdfast.commit.format.transaction import Write
 from holdfast.errors import InvalidRequest
 from holdfast.spark import diagnose, with_decoded
 

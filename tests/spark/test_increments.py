@@ -9,11 +9,11 @@ from threading import Event
 import pytest
 from tests.spark.log_builder import LogBuilder
 
-from holdfast.commit.batch import slot_of
-from holdfast.commit.transaction import Write
+from holdfast.commit.format.batch import slot_of
+from holdfast.commit.format.transaction import Write
 from holdfast.errors import InvalidRequest, NotFound, Unavailable
-from holdfast.spark.pipeline.increments import Increment, log_head, next_increment
-from holdfast.spark.pipeline.runner import Schedule, StepReport, StepResult, run_pipeline
+from holdfast.spark.log.increments import Increment, log_head, next_increment
+from holdfast.spark.log.runner import Schedule, StepReport, StepResult, run_pipeline
 
 
 def haunted_log(root: Path) -> tuple[LogBuilder, int]:

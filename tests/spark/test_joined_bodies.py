@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from tests.spark.log_builder import random_log
 
-from holdfast.commit.batch import (
+from holdfast.commit.format.batch import (
     BODY_SCHEMA,
     FLAG_LZ4,
     HEADER_BYTES,
@@ -18,8 +18,8 @@ from holdfast.commit.batch import (
     encode_body,
     read_body_table,
 )
-from holdfast.commit.transaction import Delete, PointRead, RangeDelete, Write
-from holdfast.spark.joined_bodies import join_bodies
+from holdfast.commit.format.transaction import Delete, PointRead, RangeDelete, Write
+from holdfast.spark.source.joined_bodies import join_bodies
 
 HEAD = BODY_SCHEMA.serialize().size
 

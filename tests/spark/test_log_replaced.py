@@ -13,14 +13,14 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.spark.log_builder import LogBuilder
 from tests.spark.test_streaming import run_to_parquet, stream
 
-from holdfast.commit.batch import decode_body, decode_header, object_name
-from holdfast.commit.transaction import Write
+from holdfast.commit.format.batch import decode_body, decode_header, object_name
+from holdfast.commit.format.transaction import Write
 from holdfast.errors import Code, InvalidRequest
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.open import open_store
-from holdfast.spark.options import Mode, parse_read_options
-from holdfast.spark.source import HoldfastBatchReader
-from holdfast.spark.stream_source import HoldfastStreamReader, Offset
+from holdfast.spark.source.options import Mode, parse_read_options
+from holdfast.spark.source.source import HoldfastBatchReader
+from holdfast.spark.source.stream_source import HoldfastStreamReader, Offset
 
 GOLDEN = Path(__file__).parents[1] / "compat"
 SHORT, LONG = 2, 40

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.commit.batch import ItemKind
+from holdfast.commit.format.batch import ItemKind
 from holdfast.errors import Code, InvalidRequest
-from holdfast.spark.options import ReadOptions, parse_read_options
-from holdfast.spark.shapes import Shape
+from holdfast.spark.source.options import ReadOptions, parse_read_options
+from holdfast.spark.source.shapes import Shape
 
 URL = "file:///log"
 

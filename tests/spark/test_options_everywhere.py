@@ -13,14 +13,14 @@ import pytest
 from tests.s3_lane import gateway, s3_bucket
 from tests.spark.log_builder import LogBuilder, random_log, read_plainly
 
-from holdfast.commit.batch import FIRST_SLOT, object_name
+from holdfast.commit.format.batch import FIRST_SLOT, object_name
 from holdfast.errors import CorruptData
 from holdfast.objects.open import open_store
 from holdfast.objects.port import Created
-from holdfast.spark import options as read_options
-from holdfast.spark.options import Mode, parse_read_options
-from holdfast.spark.source import HoldfastBatchReader
-from holdfast.spark.stream_source import HoldfastStreamReader
+from holdfast.spark.source import options as read_options
+from holdfast.spark.source.options import Mode, parse_read_options
+from holdfast.spark.source.source import HoldfastBatchReader
+from holdfast.spark.source.stream_source import HoldfastStreamReader
 from holdfast.testing.rgw import Gateway
 
 __all__ = ["gateway", "s3_bucket"]

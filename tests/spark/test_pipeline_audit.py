@@ -19,8 +19,10 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from tests.spark.log_builder import LogBuilder, PlainBatch, read_plainly
+from tests.worlds.log.shape import draw_shape
+from tests.worlds.log.world import World
 
-from holdfast.commit.batch import (
+from holdfast.commit.format.batch import (
     FIRST_SLOT,
     VERSION_JUMP,
     Header,
@@ -30,19 +32,17 @@ from holdfast.commit.batch import (
     encode_object,
     object_name,
 )
-from holdfast.commit.transaction import PointRead, RangeDelete, Write
+from holdfast.commit.format.transaction import PointRead, RangeDelete, Write
 from holdfast.errors import CorruptData
 from holdfast.objects import memory
 from holdfast.objects.open import open_store
+from holdfast.spark.log import verify as verify_module
+from holdfast.spark.log.audit_piece import audit_piece
+from holdfast.spark.log.audit_survey import Finding, survey
+from holdfast.spark.log.verify import audit, heads_before
 from holdfast.spark.pipeline import Schedule, Verify, run_pipeline
-from holdfast.spark.pipeline import verify as verify_module
-from holdfast.spark.pipeline.audit_piece import audit_piece
-from holdfast.spark.pipeline.audit_survey import Finding, survey
-from holdfast.spark.pipeline.verify import audit, heads_before
-from holdfast.spark.plan import Piece, cut
-from holdfast.spark.store_thread import StoreThread
-from holdfast.testing.simulation.shape import draw_shape
-from holdfast.testing.simulation.world import World
+from holdfast.spark.runtime.store_thread import StoreThread
+from holdfast.spark.source.plan import Piece, cut
 from holdfast.values import LeaderId, LogId, Slot, slot_text
 
 Objects = dict[int, bytes]

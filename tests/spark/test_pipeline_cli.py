@@ -20,8 +20,8 @@ from tests.spark.log_builder import LogBuilder, random_log, read_plainly
 from tests.spark.test_pipeline_audit import damageable, world
 from tests.spark.test_pipeline_tables import content, content_of, expected
 
-from holdfast.commit.batch import object_name
-from holdfast.commit.transaction import Write
+from holdfast.commit.format.batch import object_name
+from holdfast.commit.format.transaction import Write
 from holdfast.objects.open import open_store
 from holdfast.objects.port import Created
 from holdfast.segments.table_location import table_location

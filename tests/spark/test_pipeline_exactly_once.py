@@ -12,11 +12,11 @@ from pyspark.sql import SparkSession
 from tests.spark.log_builder import LogBuilder, random_log
 from tests.spark.test_pipeline_tables import KINDS, Kind, content, expected, job, run
 
-from holdfast.commit.transaction import Write
+from holdfast.commit.format.transaction import Write
 from holdfast.errors import InvalidRequest, NotFound, Unavailable
+from holdfast.spark.log.runner import StepReport
 from holdfast.spark.pipeline import Changes, Latest, Schedule, run_pipeline
-from holdfast.spark.pipeline.delta_output import DeltaOutput
-from holdfast.spark.pipeline.runner import StepReport
+from holdfast.spark.tables.delta_output import DeltaOutput
 
 
 class Killed(BaseException):
@@ -132,7 +132,7 @@ def test_of_two_runners_at_one_step_one_commits(
 def test_a_store_that_stays_away_ends_the_run_after_its_retries(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builder: LogBuilder
 ) -> None:
-    from holdfast.spark.pipeline import runner
+    from holdfast.spark.log import runner
 
     monkeypatch.setattr(runner, "BACKOFF_SECONDS_MAX", 0.0)
     monkeypatch.setattr(runner, "RETRIES_MAX", 2)

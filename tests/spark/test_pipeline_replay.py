@@ -11,11 +11,11 @@ from pyspark.sql import Row, SparkSession
 from tests.spark.log_builder import random_log, read_plainly
 from tests.spark.plain import operation_row
 
-from holdfast.commit.batch import slot_of
-from holdfast.commit.transaction import Operation, RangeDelete
+from holdfast.commit.format.batch import slot_of
+from holdfast.commit.format.transaction import Operation, RangeDelete
 from holdfast.errors import Closed, Unavailable
+from holdfast.spark.log import replay as replay_module
 from holdfast.spark.pipeline import Replay, Schedule, run_pipeline
-from holdfast.spark.pipeline import replay as replay_module
 
 
 def objects_in(root: Path) -> dict[int, bytes]:

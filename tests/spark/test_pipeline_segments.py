@@ -11,14 +11,14 @@ from tests.spark.log_builder import random_log, read_plainly
 from tests.spark.plain import operation_rows, spark_rows
 from tests.spark.test_pipeline_audit import damageable, on_disk, world
 
-from holdfast.commit.batch import CLAIM_BYTES, ItemKind
+from holdfast.commit.format.batch import CLAIM_BYTES, ItemKind
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.segments.index import read_segment_index
+from holdfast.spark.log.runner import RunReport
 from holdfast.spark.pipeline import Segments, read_operations, run_pipeline
-from holdfast.spark.pipeline.runner import RunReport
-from holdfast.spark.pipeline.table_files import read_objects
-from holdfast.spark.segment_reading import segment_rows
-from holdfast.spark.shapes import RowFilter
+from holdfast.spark.source.segment_reading import segment_rows
+from holdfast.spark.source.shapes import RowFilter
+from holdfast.spark.tables.table_files import read_objects
 
 COLUMNS = "version,position,kind,key,end,value,request_id,seq,timestamp,leader_id"
 

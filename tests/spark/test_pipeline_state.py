@@ -12,10 +12,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from tests.spark.log_builder import LogBuilder, latest_plainly, random_log, read_plainly
 
-from holdfast.commit.transaction import Delete, Operation, RangeDelete, Write
+from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
 from holdfast.errors import InvalidRequest
 from holdfast.spark import last_version, materialise_latest
-from holdfast.spark.pipeline.coverage import Coverage, Place, RangeDeleted
+from holdfast.spark.tables.coverage import Coverage, Place, RangeDeleted
 
 
 def table(frame: DataFrame) -> dict[bytes, tuple[bytes, int]]:

@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 from tests.spark.log_builder import LogBuilder, latest_plainly, random_log, read_plainly
 from tests.spark.plain import operation_rows
 
-from holdfast.commit.transaction import Delete, RangeDelete, Write
+from holdfast.commit.format.transaction import Delete, RangeDelete, Write
+from holdfast.spark.log.runner import Job, RunReport
 from holdfast.spark.pipeline import Changes, History, Latest, Schedule, Snapshot, run_pipeline
-from holdfast.spark.pipeline.runner import Job, RunReport
 
 Kind = type[Changes] | type[Latest] | type[History]
 KINDS: list[Kind] = [Changes, Latest, History]

@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 from tests.spark.log_builder import LogBuilder, random_log, read_plainly
 
-from holdfast.commit.batch import (
+from holdfast.commit.format.batch import (
     CLAIM_BYTES,
     FIRST_SLOT,
     HEADER_BYTES,
@@ -21,13 +21,13 @@ from holdfast.commit.batch import (
     jump,
     object_name,
 )
-from holdfast.commit.transaction import Write
+from holdfast.commit.format.transaction import Write
 from holdfast.errors import CorruptData, HoldfastError, NotFound
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.port import Listed
-from holdfast.spark.options import ReadOptions, parse_read_options
-from holdfast.spark.plan import Chain, Plan, live_chain, plan_read
-from holdfast.spark.shapes import RowFilter
+from holdfast.spark.source.options import ReadOptions, parse_read_options
+from holdfast.spark.source.plan import Chain, Plan, live_chain, plan_read
+from holdfast.spark.source.shapes import RowFilter
 from holdfast.values import Version
 
 
@@ -77,7 +77,7 @@ def truncated_log() -> LogBuilder:
 def test_the_live_chain_found_by_sizes_is_the_one_found_by_walking(
     monkeypatch: pytest.MonkeyPatch, seed: int, range_slots: int
 ) -> None:
-    monkeypatch.setattr("holdfast.spark.plan.LIST_RANGE_SLOTS", range_slots)
+    monkeypatch.setattr("holdfast.spark.source.plan.LIST_RANGE_SLOTS", range_slots)
     builder = random_log(seed)
     walked = [batch.header.slot for batch in read_plainly(builder.objects)]
     chain = chain_of(builder)
@@ -222,7 +222,7 @@ def test_a_log_that_moves_while_it_is_listed_gives_a_state_it_passed_through(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Leaders write, lose PUTs and are deposed between the pages; nothing that was live before is missed or misread."""
-    monkeypatch.setattr("holdfast.spark.plan.LIST_RANGE_SLOTS", 3)
+    monkeypatch.setattr("holdfast.spark.source.plan.LIST_RANGE_SLOTS", 3)
     builder = random_log(seed, reigns=2)
     draw = builder.random
     before = [batch.header.slot for batch in read_plainly(builder.objects)]

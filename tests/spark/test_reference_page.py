@@ -13,8 +13,10 @@ from tests.spark.test_pipeline_docs import PYTHON
 
 from holdfast import StoreClient
 from holdfast.queue import Queue
-from holdfast.spark import options, queue_options, sink_options, store_options
+from holdfast.spark.messages import queue_options, store_options
 from holdfast.spark.pipeline import Segments, run_pipeline
+from holdfast.spark.sink import options as sink_options
+from holdfast.spark.source import options
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "spark.md"
 ROW = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)

@@ -29,12 +29,12 @@ from tests.spark.plain import operation_rows
 from tests.spark.service_process import ServiceProcess
 from tests.spark.test_pipeline_tables import content
 
-from holdfast.commit.batch import PREFIX, LoggedTransaction, object_name, slot_of
-from holdfast.commit.transaction import Write
+from holdfast.commit.format.batch import PREFIX, LoggedTransaction, object_name, slot_of
+from holdfast.commit.format.transaction import Write
 from holdfast.objects.port import ObjectStore
 from holdfast.spark import find_java
 from holdfast.spark.pipeline import Latest
-from holdfast.spark.store_thread import StoreThread
+from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.testing.rgw import Gateway
 
 __all__ = ["gateway", "s3_bucket"]

@@ -15,18 +15,18 @@ from tests.spark.plain import PlainRow, batch_rows, operation_rows, transaction_
 from tests.spark.test_plan import truncated_log
 
 import pyspark_holdfast
-from holdfast.commit.batch import FIRST_SLOT, object_name
-from holdfast.commit.transaction import Write
+from holdfast.commit.format.batch import FIRST_SLOT, object_name
+from holdfast.commit.format.transaction import Write
 from holdfast.errors import CorruptData
 from holdfast.objects import memory
 from holdfast.objects.open import open_store
-from holdfast.spark import scan as scan_module
-from holdfast.spark.options import parse_read_options
-from holdfast.spark.plan import plan_read
-from holdfast.spark.scan import BATCH_TRANSACTIONS, checked_objects, scan
-from holdfast.spark.shapes import RowFilter, Shape, arrow_schema, column_names
-from holdfast.spark.source import HoldfastBatchReader, HoldfastDataSource, spark_schema
-from holdfast.spark.store_thread import StoreThread
+from holdfast.spark.runtime.store_thread import StoreThread
+from holdfast.spark.source import scan as scan_module
+from holdfast.spark.source.options import parse_read_options
+from holdfast.spark.source.plan import plan_read
+from holdfast.spark.source.scan import BATCH_TRANSACTIONS, checked_objects, scan
+from holdfast.spark.source.shapes import RowFilter, Shape, arrow_schema, column_names
+from holdfast.spark.source.source import HoldfastBatchReader, HoldfastDataSource, spark_schema
 
 _names = itertools.count()
 

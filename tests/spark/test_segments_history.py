@@ -17,11 +17,11 @@ from tests.spark.log_builder import LogBuilder, random_log, read_plainly
 from tests.spark.service_process import ServiceProcess
 
 from holdfast import Client, NotFound
-from holdfast.commit.batch import SPAN_MAX, object_name
-from holdfast.commit.feed import Checkpoint, Event, LeaderChange, TransactionEvent
+from holdfast.commit.format.batch import SPAN_MAX, object_name
+from holdfast.commit.format.transaction import Delete, RangeDelete, Write
+from holdfast.commit.reading.feed import Checkpoint, Event, LeaderChange, TransactionEvent
+from holdfast.commit.reading.subscription import RolledBack, subscribe
 from holdfast.commit.service import CommitService, ServiceOptions
-from holdfast.commit.subscription import RolledBack, subscribe
-from holdfast.commit.transaction import Delete, RangeDelete, Write
 from holdfast.errors import CorruptData
 from holdfast.objects.memory import MemoryStore
 from holdfast.segments import history

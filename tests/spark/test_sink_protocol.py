@@ -13,12 +13,12 @@ import pytest
 from tests.spark.service_process import ServiceProcess
 
 from holdfast.client import Client, ClientOptions, NotCommitted
-from holdfast.commit.transaction import Operation, Transaction, Write
+from holdfast.commit.format.transaction import Operation, Transaction, Write
 from holdfast.errors import Code, Fenced, InvalidRequest
-from holdfast.spark import sink_task
-from holdfast.spark.sink_driver import Wanted, begin, finish, read_record
-from holdfast.spark.sink_options import WriteOptions
-from holdfast.spark.sink_records import (
+from holdfast.spark.sink import task as sink_task
+from holdfast.spark.sink.driver import Wanted, begin, finish, read_record
+from holdfast.spark.sink.options import WriteOptions
+from holdfast.spark.sink.records import (
     Record,
     StreamRange,
     encode,
@@ -27,7 +27,7 @@ from holdfast.spark.sink_records import (
     stream_range,
     token_of,
 )
-from holdfast.spark.sink_task import send_partition
+from holdfast.spark.sink.task import send_partition
 
 _applications = itertools.count()
 

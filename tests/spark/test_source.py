@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.spark.log_builder import LogBuilder, PlainBatch, random_log, read_plainly
 from tests.spark.plain import PlainRow, batch_rows, operation_rows, spark_rows, transaction_rows
 
-from holdfast.commit.batch import FIRST_SLOT, object_name
-from holdfast.commit.transaction import Delete, Write
+from holdfast.commit.format.batch import FIRST_SLOT, object_name
+from holdfast.commit.format.transaction import Delete, Write
 
 DEFAULT_COLUMNS = ("version", "seq", "request_id", "kind", "key", "end", "value", "timestamp")
 SEED = 4

@@ -16,14 +16,23 @@ from tests.spark.service_process import ServiceProcess
 
 from holdfast import StoreClient
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
-from holdfast.spark.options import Mode, parse_read_options
-from holdfast.spark.source import HoldfastDataSource
-from holdfast.spark.store_options import parse_store_options
-from holdfast.spark.store_reading import plan_store, store_rows
-from holdfast.spark.store_source import HoldfastStoreReader, HoldfastStoreStreamReader
-from holdfast.stores.commands import Acknowledge, Attach, Define, Deliver, Delivered, MapChange, Publish, Published
-from holdfast.stores.messages import Message
+from holdfast.spark.messages.store_options import parse_store_options
+from holdfast.spark.messages.store_reading import plan_store, store_rows
+from holdfast.spark.messages.store_source import HoldfastStoreReader, HoldfastStoreStreamReader
+from holdfast.spark.source.options import Mode, parse_read_options
+from holdfast.spark.source.source import HoldfastDataSource
 from holdfast.stores.service import StoreService
+from holdfast.stores.values.commands import (
+    Acknowledge,
+    Attach,
+    Define,
+    Deliver,
+    Delivered,
+    MapChange,
+    Publish,
+    Published,
+)
+from holdfast.stores.values.messages import Message
 
 PAGE_BYTES = 65_536
 WORK = {"work": {"type": "shared", "prefetch": 10_000}}

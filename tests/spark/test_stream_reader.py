@@ -12,15 +12,15 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.spark.log_builder import Leader, LogBuilder, random_log, read_plainly, seq
 from tests.spark.plain import PlainRow, batch_rows, operation_rows, transaction_rows
 
-from holdfast.commit.batch import FIRST_SLOT, HEADER_BYTES, SPAN_MAX, object_name
-from holdfast.commit.transaction import Write
+from holdfast.commit.format.batch import FIRST_SLOT, HEADER_BYTES, SPAN_MAX, object_name
+from holdfast.commit.format.transaction import Write
 from holdfast.errors import CorruptData, NotFound
 from holdfast.objects import memory
 from holdfast.objects.open import open_store
-from holdfast.spark import stream_tail
-from holdfast.spark.options import Mode, parse_read_options
-from holdfast.spark.shapes import Shape, column_names
-from holdfast.spark.stream_source import HoldfastStreamReader
+from holdfast.spark.source import stream_tail
+from holdfast.spark.source.options import Mode, parse_read_options
+from holdfast.spark.source.shapes import Shape, column_names
+from holdfast.spark.source.stream_source import HoldfastStreamReader
 from holdfast.values import Version
 
 _names = itertools.count()

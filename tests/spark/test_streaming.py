@@ -14,7 +14,7 @@ from tests.spark.log_builder import LogBuilder, random_log, read_plainly
 from tests.spark.plain import operation_rows, spark_rows
 from tests.spark.service_process import ServiceProcess
 
-from holdfast.commit.transaction import Delete, RangeDelete, Write
+from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.spark import read_log
 
 SECONDS_MAX = 240

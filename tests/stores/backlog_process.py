@@ -12,10 +12,10 @@ import resource
 import sys
 from collections import deque
 
-from holdfast.stores import checkpoints
-from holdfast.stores.commands import Define, Publish, Result
-from holdfast.stores.messages import Message
 from holdfast.stores.service import StoreService
+from holdfast.stores.storage import checkpoints
+from holdfast.stores.values.commands import Define, Publish, Result
+from holdfast.stores.values.messages import Message
 
 MEMORY_BYTES = 4 << 20
 PAGE_BYTES = 4 << 20

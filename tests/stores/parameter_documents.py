@@ -1,6 +1,7 @@
 """What is written about parameters: the tables of the reference, and the names that the reference system has for them.
 
-Owns: reading the tables of ``docs/reference/stores.md``. Does not own: what is true (``holdfast.stores.definitions``).
+Owns: reading the tables of ``docs/reference/stores.md``. Does not own: the parameters
+(``holdfast.stores.definitions``).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.stores.definition_words import DurableType
+from holdfast.stores.definitions.words import DurableType
 
 DOCUMENTS = Path(__file__).parents[2] / "docs" / "reference"
 EVERY_TYPE = frozenset(DurableType)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 
-from holdfast.stores import commands
-from holdfast.stores.commands import Acknowledged, Attached, Command, Delivered, Published
+from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
+
 from holdfast.stores.dead_letters import dead_letter_of
-from holdfast.stores.effects import Dying, Effect
-from holdfast.stores.messages import Message
-from holdfast.stores.state import State
-from holdfast.testing.stores_world.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
+from holdfast.stores.machine.state import State
+from holdfast.stores.values import commands
+from holdfast.stores.values.commands import Acknowledged, Attached, Command, Delivered, Published
+from holdfast.stores.values.effects import Dying, Effect
+from holdfast.stores.values.messages import Message
 
 Definition = dict[str, object]
 

@@ -8,20 +8,20 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
 
 from holdfast.errors import HoldfastError
-from holdfast.stores import commands
-from holdfast.stores.alarm import Alarm
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.messages import Message
-from holdfast.stores.state import State
-from holdfast.testing.stores_world.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
+from holdfast.stores.machine.state import State
+from holdfast.stores.timer import Alarm
+from holdfast.stores.values import commands
+from holdfast.stores.values.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.stores.commands import Command
-    from holdfast.stores.store import Store
+    from holdfast.stores.machine.store import Store
+    from holdfast.stores.values.commands import Command
 
 SUBSCRIBERS = ("ann", "bob")
 

@@ -9,16 +9,16 @@ from unittest.mock import Mock
 import pytest
 from tests.stores.state_harness import Machine
 
-from holdfast.stores import commands
-from holdfast.stores.commands import EXPIRE_LOOKS, Deliver, Expire, Expired
 from holdfast.stores.durables.backlog import SCAN_MAX
 from holdfast.stores.durables.keyed_residue import STEP_ENTRIES as STEP
-from holdfast.stores.effects import Changed
-from holdfast.stores.entry_cache import EntryCache
-from holdfast.stores.messages import Message
-from holdfast.stores.ports import BLOCK_MESSAGES, Entry
-from holdfast.stores.state import State
-from holdfast.stores.volatile import VolatileEntries
+from holdfast.stores.machine.state import State
+from holdfast.stores.storage.entry_cache import EntryCache
+from holdfast.stores.storage.volatile import VolatileEntries
+from holdfast.stores.values import commands
+from holdfast.stores.values.commands import EXPIRE_LOOKS, Deliver, Expire, Expired
+from holdfast.stores.values.effects import Changed
+from holdfast.stores.values.messages import Message
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Entry
 
 Clear = Callable[[Machine], commands.Command]
 KEYS = 10_000

@@ -13,7 +13,7 @@ from holdfast.server.stores.operations import LOOKS_MAX
 from holdfast.stores.durables.administration import browse_page
 from holdfast.stores.durables.backlog import CHUNK
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.messages import Message
+from holdfast.stores.values.messages import Message
 
 if TYPE_CHECKING:
     from pathlib import Path

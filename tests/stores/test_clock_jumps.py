@@ -11,15 +11,15 @@ import pytest
 
 from holdfast.errors import Unavailable
 from holdfast.server.stores.figures import figures_of
-from holdfast.stores import commands
-from holdfast.stores.alarm import WAIT_MS_MAX
-from holdfast.stores.backup import restore
 from holdfast.stores.clock import PACE_BITS, TRUSTED_MS, Boot, StoreClock
 from holdfast.stores.clock_anchor import ANCHOR_NAME, Anchor, read_anchor
-from holdfast.stores.commands import Published
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.messages import Message
+from holdfast.stores.repair.backup import restore
 from holdfast.stores.service import StoreService
+from holdfast.stores.timer import WAIT_MS_MAX
+from holdfast.stores.values import commands
+from holdfast.stores.values.commands import Published
+from holdfast.stores.values.messages import Message
 
 START_MS = 2_000_000_000_000
 DAY_MS = 86_400_000

@@ -9,13 +9,13 @@ from tests.stores.state_harness import Machine
 
 from holdfast.errors import Code, Conflict, InvalidRequest
 from holdfast.server.stores.definition_edits import patched, patched_part, patched_store, with_part
-from holdfast.stores import definition_losses
-from holdfast.stores.commands import Define, MapChange, Purge
-from holdfast.stores.definition_changes import beside
-from holdfast.stores.definition_parts import full_parts, with_parts
-from holdfast.stores.definitions import definition_of, with_known_prefetch
-from holdfast.stores.messages import Message
-from holdfast.stores.permissions import OPEN
+from holdfast.stores.definitions.changes import beside
+from holdfast.stores.definitions.definitions import definition_of, with_known_prefetch
+from holdfast.stores.definitions.parts import full_parts, with_parts
+from holdfast.stores.definitions.permissions import OPEN
+from holdfast.stores.machine import definition_losses
+from holdfast.stores.values.commands import Define, MapChange, Purge
+from holdfast.stores.values.messages import Message
 
 SHARED = {"type": "shared"}
 

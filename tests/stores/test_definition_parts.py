@@ -9,15 +9,16 @@ from typing import Any, cast
 import msgspec
 import pytest
 from tests.stores.state_harness import Machine
+from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.stores import definition_parts, definitions
-from holdfast.stores.commands import Define, Part, Record, Redefine
-from holdfast.stores.definition_parts import changed_paths, full_parts, parts_between, undoing, with_parts
-from holdfast.stores.definitions import ClusterDefinition, DurableDefinition, definition_of
-from holdfast.stores.redefine import definition_at
-from holdfast.stores.state import State
-from holdfast.testing.stores_world.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
+from holdfast.stores.definitions import definitions
+from holdfast.stores.definitions import parts as definition_parts
+from holdfast.stores.definitions.definitions import ClusterDefinition, DurableDefinition, definition_of
+from holdfast.stores.definitions.parts import changed_paths, full_parts, parts_between, undoing, with_parts
+from holdfast.stores.machine.redefine import definition_at
+from holdfast.stores.machine.state import State
+from holdfast.stores.values.commands import Define, Part, Record, Redefine
 
 SHARED = {"type": "shared"}
 

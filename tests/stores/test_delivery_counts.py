@@ -6,10 +6,10 @@ import pytest
 from tests.stores.state_harness import Machine
 
 from holdfast.errors import InvalidRequest, NotFound
-from holdfast.stores import commands
-from holdfast.stores.commands import Published, Redelivered
-from holdfast.stores.effects import Advise
-from holdfast.stores.messages import Message
+from holdfast.stores.values import commands
+from holdfast.stores.values.commands import Published, Redelivered
+from holdfast.stores.values.effects import Advise
+from holdfast.stores.values.messages import Message
 
 WORK = {"type": "shared", "max_delivery": 5, "ack_wait": "30s"}
 

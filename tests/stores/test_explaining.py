@@ -9,10 +9,10 @@ import pytest
 from tests.stores.state_harness import Machine
 
 from holdfast.errors import NotFound
-from holdfast.stores import commands
 from holdfast.stores.durables.holdings import HANDED_OUT_MAX
-from holdfast.stores.explaining import FATES, LETTERS_MAX, POSSIBLE, explain
-from holdfast.stores.messages import Message
+from holdfast.stores.machine.explaining import FATES, LETTERS_MAX, POSSIBLE, explain
+from holdfast.stores.values import commands
+from holdfast.stores.values.messages import Message
 
 
 def fates(machine: Machine, seq: int) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from tests.crash.server_process import ServerProcess
 
 from holdfast import Client, StoreClient
 from holdfast.objects.open import open_store
-from holdfast.stores.commands import Define, Publish
-from holdfast.stores.messages import Message
 from holdfast.stores.service import StoreService
+from holdfast.stores.values.commands import Define, Publish
+from holdfast.stores.values.messages import Message
 from holdfast.testing.rgw import free_port
 from holdfast.view.sqlite_file import open_for_writer
 

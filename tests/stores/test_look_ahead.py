@@ -9,16 +9,26 @@ from pathlib import Path
 import pytest
 from tests.integration.http_harness import run, until
 from tests.stores.state_harness import Machine
+from tests.worlds.stores.memory_ports import MemoryMessages
 
 from holdfast.errors import Closed, CorruptData, InvalidRequest, NotFound
-from holdfast.stores.commands import Acknowledge, Attach, Define, Deliver, Delivered, Drop, MapChange, Publish, Rewind
 from holdfast.stores.durables import look_ahead
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.look_ahead import LookAhead
-from holdfast.stores.messages import Message
-from holdfast.stores.ports import BLOCK_MESSAGES, Kept
 from holdfast.stores.service import StoreService
-from holdfast.testing.stores_world.memory_ports import MemoryMessages
+from holdfast.stores.values.commands import (
+    Acknowledge,
+    Attach,
+    Define,
+    Deliver,
+    Delivered,
+    Drop,
+    MapChange,
+    Publish,
+    Rewind,
+)
+from holdfast.stores.values.messages import Message
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Kept
 
 MANY = 3 * BLOCK_MESSAGES + 100
 MATCHED = {"type": "shared", "matcher": {"kind": "a"}, "retention_time": 36_000, "prefetch": 10_000}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.stores.state_harness import Machine
 
-from holdfast.stores import commands
 from holdfast.stores.durables import backlog
-from holdfast.stores.effects import Ready
-from holdfast.stores.messages import Message
+from holdfast.stores.values import commands
+from holdfast.stores.values.effects import Ready
+from holdfast.stores.values.messages import Message
 
 TTL_MS = 5_000
 DURABLES = {

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import CorruptData, InvalidRequest
-from holdfast.stores.commands import (
+from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.repair.repair import accept_recorded
+from holdfast.stores.storage.frames import encode_record
+from holdfast.stores.storage.message_log import MessageLog
+from holdfast.stores.storage.storage import Storage
+from holdfast.stores.values.commands import (
     RULES,
     Acknowledge,
     Acknowledged,
@@ -29,12 +34,7 @@ from holdfast.stores.commands import (
     Record,
     Result,
 )
-from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.frames import encode_record
-from holdfast.stores.message_log import MessageLog
-from holdfast.stores.messages import Message
-from holdfast.stores.repair import accept_recorded
-from holdfast.stores.storage import Storage
+from holdfast.stores.values.messages import Message
 
 PAGE_BYTES = 65_536
 DEFINITION = {

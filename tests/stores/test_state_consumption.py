@@ -6,10 +6,10 @@ import pytest
 from tests.stores.state_harness import Machine
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
-from holdfast.stores import commands
 from holdfast.stores.durables import key_ordered
-from holdfast.stores.effects import Advise, Displaced, Dying, Ready
-from holdfast.stores.messages import Message
+from holdfast.stores.values import commands
+from holdfast.stores.values.effects import Advise, Displaced, Dying, Ready
+from holdfast.stores.values.messages import Message
 
 SHARED = {"type": "shared"}
 

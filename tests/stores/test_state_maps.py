@@ -7,10 +7,10 @@ from tests.stores.state_harness import Machine
 
 from holdfast.errors import Code, Conflict, NotFound, Unavailable
 from holdfast.server.stores.figures import figures_of
-from holdfast.stores import commands
-from holdfast.stores.commands import MapLocked
-from holdfast.stores.effects import Advise
-from holdfast.stores.messages import Message
+from holdfast.stores.values import commands
+from holdfast.stores.values.commands import MapLocked
+from holdfast.stores.values.effects import Advise
+from holdfast.stores.values.messages import Message
 
 MAP = {"type": "map"}
 

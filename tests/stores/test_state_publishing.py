@@ -8,9 +8,10 @@ import pytest
 from tests.stores.state_harness import Machine
 
 from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, LimitExceeded, NotFound
-from holdfast.stores import commands, publishers
-from holdfast.stores.effects import Advise
-from holdfast.stores.messages import Message
+from holdfast.stores.machine import publishers
+from holdfast.stores.values import commands
+from holdfast.stores.values.effects import Advise
+from holdfast.stores.values.messages import Message
 
 SHARED = {"type": "shared"}
 DAY_MS = 86_400_000

@@ -13,16 +13,16 @@ from contextlib import suppress
 
 import msgspec
 import pytest
+from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
 
 from holdfast.errors import HoldfastError
-from holdfast.stores import commands
-from holdfast.stores.commands import RULES, Command, Record
 from holdfast.stores.durables import backlog, residue
 from holdfast.stores.durables.look_ahead import LookAhead
-from holdfast.stores.effects import Dying
-from holdfast.stores.messages import Message
-from holdfast.stores.state import State
-from holdfast.testing.stores_world.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
+from holdfast.stores.machine.state import State
+from holdfast.stores.values import commands
+from holdfast.stores.values.commands import RULES, Command, Record
+from holdfast.stores.values.effects import Dying
+from holdfast.stores.values.messages import Message
 
 SEEDS = range(2_000 if os.environ.get("HOLDFAST_PROVE") else 32)
 STEPS = 120

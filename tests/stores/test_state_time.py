@@ -6,10 +6,10 @@ import pytest
 from tests.stores.state_harness import Machine
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.stores import commands
 from holdfast.stores.durables import backlog, residue, retention
-from holdfast.stores.effects import Ready
-from holdfast.stores.messages import Message
+from holdfast.stores.values import commands
+from holdfast.stores.values.effects import Ready
+from holdfast.stores.values.messages import Message
 
 SHARED = {"type": "shared"}
 

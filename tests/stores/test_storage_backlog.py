@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tests.stores.backlog_process import BODY_BYTES, LOG_BYTES, MEMORY_BYTES
 
-from holdfast.stores.checkpoints import OVERDUE
-from holdfast.stores.commands import Attach, Deliver, Delivered
-from holdfast.stores.storage import Storage
+from holdfast.stores.storage.checkpoints import OVERDUE
+from holdfast.stores.storage.storage import Storage
+from holdfast.stores.values.commands import Attach, Deliver, Delivered
 
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
 PROCESS = Path(__file__).parent / "backlog_process.py"

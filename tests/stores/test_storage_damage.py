@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import AlreadyOpen, Code, CorruptData, HoldfastError, NotFound, Unavailable
-from holdfast.stores.backup import restore, verify
-from holdfast.stores.commands import Attach, Define, Deliver, Delivered, Publish
-from holdfast.stores.message_log import MessageLog
-from holdfast.stores.messages import Message
+from holdfast.stores.repair.backup import restore, verify
 from holdfast.stores.service import StoreService
-from holdfast.stores.storage import Storage
+from holdfast.stores.storage.message_log import MessageLog
+from holdfast.stores.storage.storage import Storage
+from holdfast.stores.values.commands import Attach, Define, Deliver, Delivered, Publish
+from holdfast.stores.values.messages import Message
 
 PAGE_BYTES = 65_536
 DEFINITION = json.dumps({"stores": {"s": {"durables": {"d": {"type": "shared"}}}}}).encode()

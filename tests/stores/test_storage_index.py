@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import CorruptData, Unavailable
-from holdfast.stores.block_cache import BlockCache, decode_block, encode_block
-from holdfast.stores.index import Checkpoint, Index
-from holdfast.stores.locations import LocationChanges
-from holdfast.stores.ports import BLOCK_MESSAGES, Block, Entry
+from holdfast.stores.storage.block_cache import BlockCache, decode_block, encode_block
+from holdfast.stores.storage.index import Checkpoint, Index
+from holdfast.stores.storage.locations import LocationChanges
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Entry
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import CorruptData
-from holdfast.stores.backup import verify
-from holdfast.stores.commands import Acknowledge, Attach, Define, Deliver, Delivered, MapChange, Publish
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.map import Map
-from holdfast.stores.index import Index
-from holdfast.stores.messages import Message
-from holdfast.stores.reading import StoreReader
-from holdfast.stores.row_checksum import row_crc
+from holdfast.stores.repair.backup import verify
+from holdfast.stores.repair.reading import StoreReader
 from holdfast.stores.service import StoreService
-from holdfast.stores.storage import Storage
+from holdfast.stores.storage.index import Index
+from holdfast.stores.storage.row_checksum import row_crc
+from holdfast.stores.storage.storage import Storage
+from holdfast.stores.values.commands import Acknowledge, Attach, Define, Deliver, Delivered, MapChange, Publish
+from holdfast.stores.values.messages import Message
 
 if TYPE_CHECKING:
     from pathlib import Path

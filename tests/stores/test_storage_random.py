@@ -12,14 +12,14 @@ import pytest
 from tests.stores.test_state_random import World
 
 from holdfast.errors import HoldfastError
-from holdfast.stores.checkpoints import Checkpoints
-from holdfast.stores.commands import RULES, Command, Record
-from holdfast.stores.compaction import Compaction
-from holdfast.stores.frames import encode_record
 from holdfast.stores.group_commit import GroupCommit
-from holdfast.stores.index import Index
-from holdfast.stores.message_log import MessageLog
-from holdfast.stores.storage import Storage
+from holdfast.stores.storage.checkpoints import Checkpoints
+from holdfast.stores.storage.compaction import Compaction
+from holdfast.stores.storage.frames import encode_record
+from holdfast.stores.storage.index import Index
+from holdfast.stores.storage.message_log import MessageLog
+from holdfast.stores.storage.storage import Storage
+from holdfast.stores.values.commands import RULES, Command, Record
 
 SEEDS = range(300 if os.environ.get("HOLDFAST_PROVE") else 8)
 STEPS = 150

@@ -18,8 +18,14 @@ from holdfast.cli.exits import Exit
 from holdfast.cli.main import main
 from holdfast.errors import AlreadyOpen, CorruptData, HoldfastError
 from holdfast.server.stores.store_metrics import store_metrics
-from holdfast.stores.backup import verify
-from holdfast.stores.commands import (
+from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.durables.map import Map
+from holdfast.stores.machine.drop_lost import CAUSE
+from holdfast.stores.repair.backup import verify
+from holdfast.stores.repair.repair import repair, survey
+from holdfast.stores.service import StoreService
+from holdfast.stores.storage.storage import Storage
+from holdfast.stores.values.commands import (
     Acknowledge,
     Attach,
     Define,
@@ -29,13 +35,7 @@ from holdfast.stores.commands import (
     Publish,
     Purge,
 )
-from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.map import Map
-from holdfast.stores.losing import CAUSE
-from holdfast.stores.messages import Message
-from holdfast.stores.repair import repair, survey
-from holdfast.stores.service import StoreService
-from holdfast.stores.storage import Storage
+from holdfast.stores.values.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,12 +25,19 @@ from holdfast.errors import (
     OutcomeUnknown,
     Unavailable,
 )
-from holdfast.queue.local_files import LocalFiles
-from holdfast.stores import backup as backup_module
-from holdfast.stores import checkpoints as checkpoints_module
-from holdfast.stores import compaction as compaction_module
-from holdfast.stores.backup import MANIFEST_NAME, restore, verify
-from holdfast.stores.commands import (
+from holdfast.queue.files.local import LocalFiles
+from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.group_commit import LONE_GROUPS
+from holdfast.stores.repair import backup as backup_module
+from holdfast.stores.repair.backup import MANIFEST_NAME, restore, verify
+from holdfast.stores.service import StoreService
+from holdfast.stores.storage import checkpoints as checkpoints_module
+from holdfast.stores.storage import compaction as compaction_module
+from holdfast.stores.storage.disk_limit import DiskUse
+from holdfast.stores.storage.index import Checkpoint, Index
+from holdfast.stores.storage.message_log import MessageLog
+from holdfast.stores.storage.storage import Storage
+from holdfast.stores.values.commands import (
     Acknowledge,
     Acknowledged,
     Attach,
@@ -46,15 +53,8 @@ from holdfast.stores.commands import (
     Purge,
     Result,
 )
-from holdfast.stores.disk_limit import DiskUse
-from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.effects import Applied, Effect
-from holdfast.stores.group_commit import LONE_GROUPS
-from holdfast.stores.index import Checkpoint, Index
-from holdfast.stores.message_log import MessageLog
-from holdfast.stores.messages import Message
-from holdfast.stores.service import StoreService
-from holdfast.stores.storage import Storage
+from holdfast.stores.values.effects import Applied, Effect
+from holdfast.stores.values.messages import Message
 
 PAGE_BYTES = 65_536
 WORK = {"work": {"type": "shared", "prefetch": 10_000}}

@@ -13,7 +13,10 @@ import pytest
 from tests.integration.http_harness import run, until
 
 from holdfast.errors import HoldfastError
-from holdfast.stores.commands import (
+from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.service import StoreService
+from holdfast.stores.storage.locations import Locations
+from holdfast.stores.values.commands import (
     Acknowledge,
     Attach,
     Command,
@@ -26,11 +29,8 @@ from holdfast.stores.commands import (
     Purge,
     Rewind,
 )
-from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.locations import Locations
-from holdfast.stores.messages import Message
-from holdfast.stores.ports import Unread
-from holdfast.stores.service import StoreService
+from holdfast.stores.values.messages import Message
+from holdfast.stores.values.ports import Unread
 
 RETAINS = {"type": "shared", "prefetch": 60_000, "retention_time": "1h"}
 DEFINITION = {"stores": {"s": {"durables": {"a": RETAINS, "m": {"type": "map"}, "last": {"type": "last_value"}}}}}
@@ -136,7 +136,7 @@ def test_a_command_that_meets_a_failed_read_ends_the_service_or_changed_nothing(
 def test_a_start_that_meets_a_failed_read_says_so_and_the_next_one_is_whole(
     filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.stores.index import Index
+    from holdfast.stores.storage.index import Index
 
     directory = tmp_path / "stores"
     shutil.copytree(filled, directory)

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from holdfast import errors
 from holdfast.cli.output import print_error
-from holdfast.client.messages import ServiceError, error_of
+from holdfast.client.protocol.messages import ServiceError, error_of
 from holdfast.client.stores import wire
 from holdfast.errors import (
     Closed,
@@ -28,11 +28,11 @@ from holdfast.errors import (
     Unavailable,
     statement_of,
 )
-from holdfast.server.responses import LeaderHint, error_answer, error_body, not_leading
+from holdfast.server.http.responses import LeaderHint, error_answer, error_body, not_leading
 from holdfast.server.stores import hosting, socket_frames
-from holdfast.server.view_messages import Damage
+from holdfast.server.view.messages import Damage
 from holdfast.stores import service
-from holdfast.stores.log_errors import not_done
+from holdfast.stores.storage.log_errors import not_done
 
 SOURCES: Final = Path(errors.__file__).parent
 PARTS: Final = ("it failed", "slot=7", "cause=refused", "wait, then look")

@@ -13,7 +13,7 @@ from holdfast import errors
 from holdfast.errors import Code, HoldfastError, Unavailable
 from holdfast.extras import MissingExtra
 from holdfast.queue import Gap, Trimmed
-from holdfast.queue.disk_errors import Refusal
+from holdfast.queue.files.disk_errors import Refusal
 
 PUBLIC = [getattr(errors, name) for name in errors.__all__]
 KINDS = [kind for kind in PUBLIC if isinstance(kind, type) and issubclass(kind, HoldfastError)]

@@ -52,7 +52,7 @@ async def _run(
     url: str, token: str | None, connections: int, seconds: float, value_bytes: int, newest: int, *, shown: bool
 ) -> dict[str, object]:
     from holdfast.aio import Client
-    from holdfast.commit.transaction import PointRead, Write
+    from holdfast.commit.format.transaction import PointRead, Write
 
     run = secrets.token_hex(4)
     value = secrets.token_bytes(value_bytes)

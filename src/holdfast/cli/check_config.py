@@ -6,7 +6,7 @@ import sys
 
 from holdfast.cli.options import ConfigOption, JsonOption, SetOption, configuration
 from holdfast.cli.output import print_json, print_line, print_table
-from holdfast.commit.scrub import requests_per_month
+from holdfast.commit.reading.verify import requests_per_month
 from holdfast.settings.model import LogSettings
 
 __all__ = ["check_config"]

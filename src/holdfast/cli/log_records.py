@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from holdfast.cli.operations import operation_fields, operation_text, short
 from holdfast.cli.output import base64_text, print_line
-from holdfast.commit.batch import Header, LoggedTransaction
-from holdfast.commit.transaction import PointRead, Precondition, RangeRead
+from holdfast.commit.format.batch import Header, LoggedTransaction
+from holdfast.commit.format.transaction import PointRead, Precondition, RangeRead
 from holdfast.values import slot_text
 
 __all__ = ["header_fields", "print_transaction", "transaction_fields"]

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.cli.output import Progress
-from holdfast.commit.batch import CLAIM_BYTES, FIRST_SLOT, PREFIX, Header, Kind, jump, slot_of
-from holdfast.commit.chain import ChainWalker, broken
-from holdfast.commit.leadership import Identity
-from holdfast.commit.reader import Reign, find_frontier, follow, reigns_back, start_after
-from holdfast.commit.takeover import init_log
+from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, PREFIX, Header, Kind, jump, slot_of
+from holdfast.commit.format.chain import ChainWalker, broken
+from holdfast.commit.leadership.leadership import Identity
+from holdfast.commit.leadership.takeover import init_log
+from holdfast.commit.reading.reader import Reign, find_frontier, follow, reigns_back, start_after
 from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.objects.port import Listed, ObjectStore
 from holdfast.values import LeaderId, LogId, Slot, slot_text

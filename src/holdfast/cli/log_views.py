@@ -18,10 +18,10 @@ from typing import Final, TypeVar
 from holdfast.cli.log_records import header_fields, print_transaction, transaction_fields
 from holdfast.cli.log_survey import Survey, check_reached, create_genesis, survey, verify_log, walker_after
 from holdfast.cli.output import print_fields, print_json, print_line, print_table, progress
-from holdfast.commit.batch import HEADER_BYTES, decode_body, decode_header, object_name
-from holdfast.commit.log_remains import refuse_remains, remains_around
-from holdfast.commit.reader import find_frontier, follow
-from holdfast.commit.takeover import newest_slot
+from holdfast.commit.format.batch import HEADER_BYTES, decode_body, decode_header, object_name
+from holdfast.commit.leadership.log_remains import refuse_remains, remains_around
+from holdfast.commit.leadership.takeover import newest_slot
+from holdfast.commit.reading.reader import find_frontier, follow
 from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.objects.credentials import require_credentials
 from holdfast.objects.open import open_store

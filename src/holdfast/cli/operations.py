@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.cli.output import base64_text, readable
-from holdfast.commit.transaction import Delete, Operation, RangeDelete, Write
+from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
 
 __all__ = ["operation_fields", "operation_text", "short"]
 

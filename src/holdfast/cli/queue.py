@@ -143,7 +143,7 @@ def dump(
 @commands.command()
 def verify(path: PathArgument, as_json: JsonOption = False) -> None:
     """Read every page and check every message. Exit code 6 when messages are lost, with every gap by place."""
-    from holdfast.cli import queue_checks
+    from holdfast.queue.repair import checks as queue_checks
 
     queue_checks.verify(path, as_json=as_json)
 
@@ -155,7 +155,7 @@ def repair(
     as_json: JsonOption = False,
 ) -> None:
     """Make everything readable that is whole. Damaged bytes are kept in files of their own; nothing is deleted."""
-    from holdfast.cli import queue_checks
+    from holdfast.queue.repair import checks as queue_checks
 
     queue_checks.repair(path, dry_run=dry_run, as_json=as_json)
 
@@ -177,7 +177,7 @@ def trim(
     as_json: JsonOption = False,
 ) -> None:
     """Remove the oldest pages, whole pages only. The page being written stays; so does what consumers still need."""
-    from holdfast.cli import queue_checks
+    from holdfast.queue.repair import checks as queue_checks
 
     queue_checks.trim(
         path,

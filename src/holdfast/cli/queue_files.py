@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound, PermissionDenied, Unavailable
-from holdfast.queue.file_names import FileNames
-from holdfast.queue.local_files import LocalFiles
-from holdfast.queue.page_files import PageDirectory
+from holdfast.queue.files.local import LocalFiles
+from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.format.file_names import FileNames
 
 __all__ = ["moment_ns", "opened_files", "parse_time", "paths_like", "system_errors", "writer_of"]
 

@@ -35,12 +35,12 @@ from holdfast.cli.queue_files import moment_ns, opened_files, parse_time, writer
 from holdfast.cli.queue_picture import DrawnPage, draw
 from holdfast.errors import InvalidRequest
 from holdfast.queue import Gap, Message, Queue, Trimmed
-from holdfast.queue.cursor_file import committed_seqs
-from holdfast.queue.identity_file import read_identity
-from holdfast.queue.opening import LogEnd, find_end
-from holdfast.queue.page_files import PageDirectory
-from holdfast.queue.page_header import HEADER_BYTES
-from holdfast.queue.reader import read_mark
+from holdfast.queue.consumers.cursor_file import committed_seqs
+from holdfast.queue.files.identity_file import read_identity
+from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.format.page_header import HEADER_BYTES
+from holdfast.queue.log.opening import LogEnd, find_end
+from holdfast.queue.log.reader import read_mark
 
 __all__ = ["counted", "dump", "info", "size_text", "tail"]
 

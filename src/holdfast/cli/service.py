@@ -28,7 +28,7 @@ from holdfast.errors import Unavailable
 
 if TYPE_CHECKING:
     from holdfast.client import Client, ClientOptions
-    from holdfast.client.endpoint import Endpoint
+    from holdfast.client.protocol.endpoint import Endpoint
     from holdfast.client.stores import StoreClient
 
 __all__ = [
@@ -154,7 +154,7 @@ def store_following(url: str, token: str | None, timeout: float | None, notice: 
 def _store_client(
     url: str, token: str | None, timeout: float | None, seconds: float, notice: WaitNotice, request_seconds: float
 ) -> Generator[StoreClient]:
-    from holdfast.client.endpoint import parse_endpoint
+    from holdfast.client.protocol.endpoint import parse_endpoint
     from holdfast.client.stores import StoreClient
 
     with StoreClient(url, token=token, options=_options(timeout, seconds, request_seconds)) as client:
@@ -178,8 +178,8 @@ def _client(
     url: str, token: str | None, timeout: float | None, seconds: float, notice: WaitNotice
 ) -> Generator[Client]:
     from holdfast.client import Client
-    from holdfast.client.effects import Wait, Woken
-    from holdfast.client.endpoint import parse_endpoint
+    from holdfast.client.protocol.effects import Wait, Woken
+    from holdfast.client.protocol.endpoint import parse_endpoint
 
     class TellingClient(Client):
         """A client that says when it waits before it tries again."""

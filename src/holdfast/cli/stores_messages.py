@@ -55,7 +55,7 @@ from holdfast.errors import (
 
 if TYPE_CHECKING:
     from holdfast.client.stores import Delivery, KeyChange, Receipt, Sent, StoreClient, Subscriber, Watch
-    from holdfast.stores.messages import FieldValue
+    from holdfast.stores.values.messages import FieldValue
 
 __all__ = ["browse", "commands", "explain", "message_text", "publish", "purge", "redeliver", "rewind", "tail", "watch"]
 
@@ -91,7 +91,7 @@ def publish(
     """
     from holdfast.client.stores import PublisherOptions
     from holdfast.client.stores.wire import publish_request
-    from holdfast.stores.messages import Message
+    from holdfast.stores.values.messages import Message
 
     fields = dict(_field(text) for text in field or ())
     # What all messages share is refused here, if it cannot be sent, and not by a thread of the publisher.

@@ -35,7 +35,7 @@ from holdfast.values import LogPosition, is_log_id
 from holdfast.values import parse_position as read_position
 
 if TYPE_CHECKING:
-    from holdfast.commit.transaction import Operation, Precondition, Transaction
+    from holdfast.commit.format.transaction import Operation, Precondition, Transaction
 
 __all__ = ["commit", "get", "status", "version"]
 
@@ -154,7 +154,7 @@ def get(
 
     Exit code 1 when there is no such key.
     """
-    from holdfast.commit.transaction import prefix_end
+    from holdfast.commit.format.transaction import prefix_end
 
     first = prefix if key is None else key
     if first is None or (key is not None and prefix is not None):
@@ -247,7 +247,7 @@ def _tell_more(last: bytes, end: bytes | None, *, as_json: bool) -> None:
 
 
 def _read_request(file: Path) -> Transaction:
-    from holdfast.commit.json_request import decode_json
+    from holdfast.commit.format.json_request import decode_json
 
     try:
         return decode_json(Path("/dev/stdin").read_bytes() if str(file) == "-" else file.read_bytes())
@@ -260,7 +260,7 @@ def _read_request(file: Path) -> Transaction:
 
 
 def _operation(text: str, encoding: Encoding) -> Operation:
-    from holdfast.commit.transaction import Delete, RangeDelete, Write
+    from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 
     key, equals, value = text.partition("=")
     if equals and key:
@@ -275,7 +275,7 @@ def _operation(text: str, encoding: Encoding) -> Operation:
 
 def _precondition(text: str, encoding: Encoding) -> tuple[Precondition, str | None]:
     """A precondition, and the log that its version belongs to where the text names one."""
-    from holdfast.commit.transaction import PointRead, RangeRead
+    from holdfast.commit.format.transaction import PointRead, RangeRead
 
     keys, at, place = text.rpartition("@")
     if not at:

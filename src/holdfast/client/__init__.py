@@ -11,11 +11,18 @@ from __future__ import annotations
 from holdfast.extras import needs
 
 with needs("client"):
-    from holdfast.client.blocking import BlockingTransaction, Client, Subscription
-    from holdfast.client.events import Checkpoint, Event, RolledBack, TransactionEvent
-    from holdfast.client.messages import CommitReceipt, Found, FoundRange, NotCommitted, StatusAnswer, VersionAnswer
-    from holdfast.client.options import ClientOptions
-    from holdfast.client.shell import Transacted
+    from holdfast.client.protocol.events import Checkpoint, Event, RolledBack, TransactionEvent
+    from holdfast.client.protocol.messages import (
+        CommitReceipt,
+        Found,
+        FoundRange,
+        NotCommitted,
+        StatusAnswer,
+        VersionAnswer,
+    )
+    from holdfast.client.protocol.options import ClientOptions
+    from holdfast.client.protocol.shell import Transacted
+    from holdfast.client.sync.client import BlockingTransaction, Client, Subscription
     from holdfast.values import LogPosition
 
 __all__ = [

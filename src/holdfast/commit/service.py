@@ -29,10 +29,7 @@ from typing import Any, Final
 import structlog
 from msgspec import Struct
 
-from holdfast.commit import events
-from holdfast.commit.attempt_history import AttemptHistory
-from holdfast.commit.attempts import judge_old
-from holdfast.commit.batch import (
+from holdfast.commit.format.batch import (
     FIRST_SLOT,
     HEADER_BYTES,
     PREFIX,
@@ -41,18 +38,12 @@ from holdfast.commit.batch import (
     decode_header,
     object_name,
 )
-from holdfast.commit.chain import broken
-from holdfast.commit.damage import DamageSeen
-from holdfast.commit.entry import CommitEntry
-from holdfast.commit.events import Put, ReadBack
-from holdfast.commit.feed import Feed, TransactionEvent
-from holdfast.commit.heartbeat import Heartbeat, parse_proof
-from holdfast.commit.leadership import Identity
-from holdfast.commit.metrics import ServiceMetrics
-from holdfast.commit.pipeline import Pipeline, PipelineRules
-from holdfast.commit.reader import read_header
-from holdfast.commit.status import Found
-from holdfast.commit.takeover import (
+from holdfast.commit.format.chain import broken
+from holdfast.commit.format.entry import CommitEntry
+from holdfast.commit.format.transaction import Unanswered
+from holdfast.commit.leadership.heartbeat import Heartbeat, parse_proof
+from holdfast.commit.leadership.leadership import Identity
+from holdfast.commit.leadership.takeover import (
     AskAsStandby,
     AskLeader,
     Clock,
@@ -62,8 +53,17 @@ from holdfast.commit.takeover import (
     now,
     take_the_lead,
 )
-from holdfast.commit.this_place import this_place
-from holdfast.commit.transaction import Unanswered
+from holdfast.commit.leadership.this_place import this_place
+from holdfast.commit.metrics import ServiceMetrics
+from holdfast.commit.reading.attempt_history import AttemptHistory
+from holdfast.commit.reading.damage import DamageSeen
+from holdfast.commit.reading.feed import Feed, TransactionEvent
+from holdfast.commit.reading.reader import read_header
+from holdfast.commit.reading.status import Found
+from holdfast.commit.stages import events
+from holdfast.commit.stages.attempts import judge_old
+from holdfast.commit.stages.events import Put, ReadBack
+from holdfast.commit.stages.pipeline import Pipeline, PipelineRules
 from holdfast.errors import (
     Backpressure,
     Code,

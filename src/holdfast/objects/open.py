@@ -47,7 +47,7 @@ def open_store(
             name = rest.strip("/")
             return MemoryStore(_memory.setdefault(name, MemoryObjects()), url=f"memory:{name}")
         case "file":
-            from holdfast.objects.directory import DirectoryStore
+            from holdfast.objects.directory.store import DirectoryStore
 
             return DirectoryStore.open(_directory_path(url), create_missing=create_missing)
         case "s3" | "gs" | "az":
@@ -69,7 +69,7 @@ def open_durable_reader(url: str, *, request_timeout_ms: int = 10_000, connectio
     Raises: InvalidRequest, also for ``memory:``, which no other process can read.
     """
     if url.partition(":")[0].lower() == "file":
-        from holdfast.objects.directory_reading import DurableDirectory
+        from holdfast.objects.directory.reading import DurableDirectory
 
         return DurableDirectory(_directory_path(url))
     if url.partition(":")[0].lower() == "memory":

@@ -33,9 +33,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
+    from holdfast.queue.consumers.persist_run import Stored
     from holdfast.queue.file_queue import FileQueue
-    from holdfast.queue.messages import Block, Gap, Message, Trimmed
-    from holdfast.queue.persist_run import Stored
+    from holdfast.queue.log.messages import Block, Gap, Message, Trimmed
     from holdfast.queue.queue import Queue
     from holdfast.queue.serializers import Serializer
     from holdfast.queue.sync_levels import SyncLevel, every
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 __all__ = ["Block", "FileQueue", "Gap", "Message", "Queue", "Serializer", "Stored", "SyncLevel", "Trimmed", "every"]
 
 _HOMES: Final = {
-    "Block": "messages",
+    "Block": "log.messages",
     "FileQueue": "file_queue",
-    "Gap": "messages",
-    "Message": "messages",
+    "Gap": "log.messages",
+    "Message": "log.messages",
     "Queue": "queue",
     "Serializer": "serializers",
-    "Stored": "persist_run",
+    "Stored": "consumers.persist_run",
     "SyncLevel": "sync_levels",
-    "Trimmed": "messages",
+    "Trimmed": "log.messages",
     "every": "sync_levels",
 }
 

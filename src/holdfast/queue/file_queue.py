@@ -25,10 +25,10 @@ from time import monotonic
 
 from holdfast.errors import Closed, Code, HoldfastError
 from holdfast.queue.arguments import whole_number
-from holdfast.queue.forks import poison_in_children
+from holdfast.queue.files.forks import poison_in_children
 from holdfast.queue.queue import Queue
 from holdfast.queue.sync_levels import sync_level
-from holdfast.queue.work_queue import DELIVERIES_MAX, LEASE_S_MAX, STARTED_MAX
+from holdfast.queue.work.work_queue import DELIVERIES_MAX, LEASE_S_MAX, STARTED_MAX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from holdfast.queue.serializers import Serializer
     from holdfast.queue.sync_levels import SyncLevel
-    from holdfast.queue.work_job import Job
-    from holdfast.queue.work_queue import WorkQueue
+    from holdfast.queue.work.job import Job
+    from holdfast.queue.work.work_queue import WorkQueue
 
     Found = TypeVar("Found")
 

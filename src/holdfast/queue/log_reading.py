@@ -16,10 +16,10 @@ from itertools import chain
 from holdfast.errors import Closed, InvalidRequest
 from holdfast.queue.arguments import whole_number
 from holdfast.queue.datetimes import moment_ns
-from holdfast.queue.disk_errors import refusals
-from holdfast.queue.following import Waiter
-from holdfast.queue.opening import find_end
-from holdfast.queue.reader import LogReader, read_mark
+from holdfast.queue.files.disk_errors import refusals
+from holdfast.queue.log.following import Waiter
+from holdfast.queue.log.opening import find_end
+from holdfast.queue.log.reader import LogReader, read_mark
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from datetime import datetime
     from typing import TypeVar
 
-    from holdfast.queue.index_reader import KeptIndexes
-    from holdfast.queue.messages import Block, Message
-    from holdfast.queue.page_files import PageDirectory
-    from holdfast.queue.page_header import PageHeader
-    from holdfast.queue.page_scan import Anchors
-    from holdfast.queue.reader import DamagePolicy
+    from holdfast.queue.files.index_reader import KeptIndexes
+    from holdfast.queue.files.pages import PageDirectory
+    from holdfast.queue.format.page_header import PageHeader
+    from holdfast.queue.log.messages import Block, Message
+    from holdfast.queue.log.page_scan import Anchors
+    from holdfast.queue.log.reader import DamagePolicy
+    from holdfast.queue.log.writer import Writer
     from holdfast.queue.serializers import Serializer
-    from holdfast.queue.writer import Writer
 
     Found = TypeVar("Found")
 

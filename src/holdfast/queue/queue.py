@@ -19,29 +19,29 @@ from weakref import WeakValueDictionary
 
 from holdfast.errors import Closed, Code, HoldfastError, NotFound, PermissionDenied
 from holdfast.queue.arguments import each_of, whole_number
-from holdfast.queue.background import Background
-from holdfast.queue.checksum import CRC32, checksum_for_writing
 from holdfast.queue.datetimes import lifetime_ns
-from holdfast.queue.disk_errors import Opening, refusals
-from holdfast.queue.dropped import close_when_dropped, locked_after_dropped
-from holdfast.queue.file_names import FileNames
-from holdfast.queue.forks import poison_in_children
-from holdfast.queue.identity_file import open_identity, read_identity
-from holdfast.queue.local_files import LocalFiles
+from holdfast.queue.files.disk_errors import Opening, refusals
+from holdfast.queue.files.dropped import close_when_dropped, locked_after_dropped
+from holdfast.queue.files.forks import poison_in_children
+from holdfast.queue.files.identity_file import open_identity, read_identity
+from holdfast.queue.files.local import LocalFiles
+from holdfast.queue.files.mark_file import MarkFile
+from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.files.sibling_names import check_new_queue
+from holdfast.queue.format.checksum import CRC32, checksum_for_writing
+from holdfast.queue.format.file_names import FileNames
+from holdfast.queue.format.page_header import PAGE_BYTES_MAX
+from holdfast.queue.log.background import Background
+from holdfast.queue.log.messages import Message, class_with_value
+from holdfast.queue.log.opening import find_end
+from holdfast.queue.log.page_supply import FIRST_PAGE_BYTES
+from holdfast.queue.log.reader import check_damage_policy, read_mark
+from holdfast.queue.log.space import Space, check_limits
+from holdfast.queue.log.tail_repair import mend
+from holdfast.queue.log.writer import Writer
 from holdfast.queue.log_reading import SEQ_MAX, LogReading
-from holdfast.queue.mark_file import MarkFile
-from holdfast.queue.mending import mend
-from holdfast.queue.messages import Message, class_with_value
-from holdfast.queue.neighbours import check_new_queue
-from holdfast.queue.opening import find_end
-from holdfast.queue.page_files import PageDirectory
-from holdfast.queue.page_header import PAGE_BYTES_MAX
-from holdfast.queue.page_supply import FIRST_PAGE_BYTES
-from holdfast.queue.reader import check_damage_policy, read_mark
 from holdfast.queue.serializers import Serializer, chosen_serializer, other_serializer, record_of, serializer_named
-from holdfast.queue.space import Space, check_limits
 from holdfast.queue.sync_levels import sync_level
-from holdfast.queue.writer import Writer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self, TypeVar
 
-    from holdfast.queue.consumer import Consumer
-    from holdfast.queue.file_port import FilePort
-    from holdfast.queue.reader import DamagePolicy
+    from holdfast.queue.consumers.consumer import Consumer
+    from holdfast.queue.files.port import FilePort
+    from holdfast.queue.log.reader import DamagePolicy
     from holdfast.queue.sync_levels import SyncLevel
-    from holdfast.queue.work_queue import WorkQueue
+    from holdfast.queue.work.work_queue import WorkQueue
 
     Found = TypeVar("Found")
 
@@ -367,7 +367,7 @@ class Queue(LogReading):
         that cannot be; ``PermissionDenied`` where nothing may be written; ``Unavailable``; ``Closed``.
         *Cost*: under a millisecond and a small data sync; two syncs more for a new name.
         """
-        from holdfast.queue.consumer import Consumer
+        from holdfast.queue.consumers.consumer import Consumer
 
         if self._closed:
             raise Closed("the queue is closed")
@@ -398,7 +398,7 @@ class Queue(LogReading):
         and ``hold`` are as for ``consumer``; a work queue holds unless it is told not to. *Raises*: as ``consumer``.
         *Cost*: replays about 128 KiB of commands, and a sync.
         """
-        from holdfast.queue.work_queue import WorkQueue
+        from holdfast.queue.work.work_queue import WorkQueue
 
         if self._closed:
             raise Closed("the queue is closed")
@@ -612,19 +612,19 @@ class _Held:
 
 def _first_held(pages: PageDirectory, writer: Writer) -> int | None:
     """For retention: the next message that a consumer which holds has yet to commit."""
-    from holdfast.queue.cursor_file import first_held_seq
+    from holdfast.queue.consumers.cursor_file import first_held_seq
 
     return first_held_seq(pages, lambda: writer.next_seq - 1)
 
 
 def _first_unconsumed(pages: PageDirectory, writer: Writer) -> int | None:
-    from holdfast.queue.cursor_file import first_unconsumed_seq
+    from holdfast.queue.consumers.cursor_file import first_unconsumed_seq
 
     return first_unconsumed_seq(pages, lambda: writer.next_seq - 1)
 
 
 def _sync_holds(pages: PageDirectory, failed: Callable[[OSError], None], *, every: bool) -> None:
-    from holdfast.queue.cursor_file import sync_holds
+    from holdfast.queue.consumers.cursor_file import sync_holds
 
     sync_holds(pages, failed, every=every)
 

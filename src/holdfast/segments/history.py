@@ -32,8 +32,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
-from holdfast.commit.feed import Checkpoint, EventBatch, TransactionEvent
-from holdfast.commit.transaction import Delete, Operation, RangeDelete, Write
+from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
+from holdfast.commit.reading.feed import Checkpoint, EventBatch, TransactionEvent
 from holdfast.errors import Code, CorruptData, HoldfastError, NotFound, statement_of
 from holdfast.objects.port import ObjectReader
 from holdfast.segments.index import Segment, SegmentIndex, read_segment_index

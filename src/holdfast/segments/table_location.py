@@ -19,7 +19,7 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.objects.directory import DirectoryStore
+from holdfast.objects.directory.store import DirectoryStore
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
 

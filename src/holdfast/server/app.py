@@ -19,9 +19,9 @@ from starlette.routing import Route as FrameworkRoute
 from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, NotFound
-from holdfast.server.front import Front
-from holdfast.server.responses import error_answer
-from holdfast.server.routes import Endpoint, Route
+from holdfast.server.gateway import Front
+from holdfast.server.http.responses import error_answer
+from holdfast.server.http.routes import Endpoint, Route
 
 __all__ = ["make_app"]
 

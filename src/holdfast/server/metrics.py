@@ -19,17 +19,17 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from holdfast.commit.metrics import LATENCY_BOUNDS_MS
-from holdfast.commit.scrub import Scrub
+from holdfast.commit.reading.verify import Scrub
 from holdfast.commit.service import CommitService
 from holdfast.objects.budget import LATENCY_BOUNDS_MS as STORE_BOUNDS_MS
 from holdfast.objects.budget import StoreMetrics
 from holdfast.server.buckets import cumulative_buckets
-from holdfast.server.embedded_view import EmbeddedView
-from holdfast.server.front import Front
-from holdfast.server.http_server import HttpServer
-from holdfast.server.sse import Subscriptions
+from holdfast.server.commit.sse import Subscriptions
+from holdfast.server.gateway import Front
+from holdfast.server.http.http_server import HttpServer
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.store_metrics import store_metrics
+from holdfast.server.view.embedded_view import EmbeddedView
 
 __all__ = ["ServerMetrics"]
 

@@ -15,9 +15,9 @@ from typing import Any, Final, cast
 import msgspec
 
 from holdfast.errors import Code
-from holdfast.server.auth import Role
-from holdfast.server.responses import STATUS_OF, ErrorAnswer
-from holdfast.server.routes import ANY_ROUTE_CODES, Route
+from holdfast.server.http.auth import Role
+from holdfast.server.http.responses import STATUS_OF, ErrorAnswer
+from holdfast.server.http.routes import ANY_ROUTE_CODES, Route
 
 __all__ = ["describe"]
 

@@ -21,11 +21,11 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from holdfast.commit.leadership.takeover import now
 from holdfast.commit.service import CommitService
-from holdfast.commit.takeover import now
 from holdfast.errors import Code, HoldfastError, Unavailable
 from holdfast.objects.budget import StoreMetrics
-from holdfast.server.front import Front
+from holdfast.server.gateway import Front
 
 __all__ = ["STALLED_MS_MAX", "StoreWatch"]
 

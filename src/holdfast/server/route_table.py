@@ -5,19 +5,19 @@ Owns: the complete list. Does not own: the rows, which stand with their handlers
 
 from __future__ import annotations
 
-from holdfast.server.commit_stream import ROUTES as STREAM_ROUTES
-from holdfast.server.embedded_view import EmbeddedView
-from holdfast.server.front import Front
+from holdfast.server.commit.commit_stream import ROUTES as STREAM_ROUTES
+from holdfast.server.commit.routes import ROUTES as LOG_ROUTES
+from holdfast.server.commit.sse import Subscriptions, subscribe_route
+from holdfast.server.gateway import Front
+from holdfast.server.health import health_routes
+from holdfast.server.http.routes import Route
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.openapi import describe
 from holdfast.server.readiness import StoreWatch
-from holdfast.server.routes import Route
-from holdfast.server.routes_health import health_routes
-from holdfast.server.routes_log import ROUTES as LOG_ROUTES
-from holdfast.server.routes_view import view_routes
-from holdfast.server.sse import Subscriptions, subscribe_route
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.store_routes import store_routes
+from holdfast.server.view.embedded_view import EmbeddedView
+from holdfast.server.view.routes import view_routes
 
 __all__ = ["route_table"]
 

@@ -36,40 +36,40 @@ import structlog
 import uvloop
 
 from holdfast import __version__
-from holdfast.commit.feed import EventBatch
-from holdfast.commit.persist import PersistRules
-from holdfast.commit.pipeline import PipelineRules
-from holdfast.commit.scrub import Scrub
+from holdfast.commit.reading.feed import EventBatch
+from holdfast.commit.reading.subscription import subscribe
+from holdfast.commit.reading.verify import Scrub
 from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
-from holdfast.commit.subscription import subscribe
+from holdfast.commit.stages.persist import PersistRules
+from holdfast.commit.stages.pipeline import PipelineRules
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest
 from holdfast.objects.budget import BudgetedStore, RetryPolicy
 from holdfast.objects.credentials import require_credentials
+from holdfast.objects.directory.time_slice import COMPUTING_NS, ask_for_time_slice
 from holdfast.objects.open import open_store
 from holdfast.objects.port import ObjectStore
 from holdfast.objects.time_limit import TimeLimited
-from holdfast.objects.time_slice import COMPUTING_NS, ask_for_time_slice
-from holdfast.server.ask_leader import ask_leader
-from holdfast.server.auth import Authenticator, Role
-from holdfast.server.embedded_view import EmbeddedView
-from holdfast.server.front import Front, FrontLimits
-from holdfast.server.http_server import HttpServer
-from holdfast.server.log_place import require_writable_place
+from holdfast.server.commit.ask_leader import ask_leader
+from holdfast.server.commit.log_place import require_writable_place
+from holdfast.server.commit.older_history import segment_history
+from holdfast.server.commit.replaced_log import require_places_of_this_log
+from holdfast.server.commit.sse import Subscriptions
+from holdfast.server.gateway import Front, FrontLimits
+from holdfast.server.http.auth import Authenticator, Role
+from holdfast.server.http.http_server import HttpServer
+from holdfast.server.http.responses import LeaderHint
+from holdfast.server.http.routes import Route
 from holdfast.server.logs import configure_logs
 from holdfast.server.metrics import ServerMetrics
-from holdfast.server.older_history import segment_history
 from holdfast.server.pandas_absent import keep_pandas_out
 from holdfast.server.readiness import StoreWatch
-from holdfast.server.replaced_log import require_places_of_this_log
-from holdfast.server.responses import LeaderHint
 from holdfast.server.route_table import route_table
-from holdfast.server.routes import Route
-from holdfast.server.sse import Subscriptions
 from holdfast.server.start_hints import hint_of
 from holdfast.server.stop_bound import StopBound
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.opening import Opening, read_definitions
-from holdfast.server.view_messages import ViewStart
+from holdfast.server.view.embedded_view import EmbeddedView
+from holdfast.server.view.messages import ViewStart
 from holdfast.settings import Settings
 
 __all__ = ["main"]

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from holdfast.extras import MissingExtra, needs
 
 if TYPE_CHECKING:
-    from holdfast.spark.decoding import with_decoded
-    from holdfast.spark.doctor import diagnose
-    from holdfast.spark.pipeline.state import last_version, materialise_latest
-    from holdfast.spark.reading import read_log
-    from holdfast.spark.source import HoldfastDataSource
-    from holdfast.spark.spark_session import find_java, session
+    from holdfast.spark.runtime.doctor import diagnose
+    from holdfast.spark.runtime.spark_session import find_java, session
+    from holdfast.spark.source.decoding import with_decoded
+    from holdfast.spark.source.reading import read_log
+    from holdfast.spark.source.source import HoldfastDataSource
+    from holdfast.spark.tables.state import last_version, materialise_latest
 
 if find_spec("pyspark") is None:
     raise MissingExtra("spark", "pyspark")
@@ -40,14 +40,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "diagnose": "doctor",
-    "with_decoded": "decoding",
-    "HoldfastDataSource": "source",
-    "find_java": "spark_session",
-    "last_version": "pipeline.state",
-    "materialise_latest": "pipeline.state",
-    "read_log": "reading",
-    "session": "spark_session",
+    "diagnose": "runtime.doctor",
+    "with_decoded": "source.decoding",
+    "HoldfastDataSource": "source.source",
+    "find_java": "runtime.spark_session",
+    "last_version": "tables.state",
+    "materialise_latest": "tables.state",
+    "read_log": "source.reading",
+    "session": "runtime.spark_session",
 }
 
 

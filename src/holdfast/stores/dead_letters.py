@@ -11,11 +11,11 @@ from typing import Final
 
 import msgspec
 
-from holdfast.stores.messages import FIELDS_MAX, Delivery, FieldValue, Message
+from holdfast.stores.values.messages import FIELDS_MAX, Delivery, FieldValue, Message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from holdfast.stores.effects import Dying
+    from holdfast.stores.values.effects import Dying
 
 __all__ = ["Origin", "dead_letter_of", "origin_of"]
 

@@ -34,7 +34,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.stores.message_log import MessageLog
+    from holdfast.stores.storage.message_log import MessageLog
 
     _Group = tuple[list[bytes], bool, list[Callable[[BaseException | None], None]], float]
 

@@ -31,12 +31,19 @@ from typing import Final
 from msgspec.structs import force_setattr, replace
 
 from holdfast.errors import Closed, CorruptData, HoldfastError, InvalidRequest, NotFound
-from holdfast.stores.alarm import Alarm
-from holdfast.stores.backup import Manifest, copy_stores
-from holdfast.stores.checkpoints import Checkpoints
 from holdfast.stores.clock import StoreClock
 from holdfast.stores.clock_keeper import ClockKeeper
-from holdfast.stores.commands import (
+from holdfast.stores.dead_letters import dead_letter_of
+from holdfast.stores.definitions.definitions import Persistence
+from holdfast.stores.group_commit import GroupCommit
+from holdfast.stores.repair.backup import Manifest, copy_stores
+from holdfast.stores.storage.checkpoints import Checkpoints
+from holdfast.stores.storage.compaction import Compaction, SpaceUse
+from holdfast.stores.storage.disk_limit import DiskLimit
+from holdfast.stores.storage.frames import encode_record
+from holdfast.stores.storage.log_errors import not_done, own_failure, perhaps_done
+from holdfast.stores.timer import Alarm
+from holdfast.stores.values.commands import (
     RULES,
     Command,
     DeadLetter,
@@ -52,25 +59,18 @@ from holdfast.stores.commands import (
     Result,
     Rewind,
 )
-from holdfast.stores.compaction import Compaction, SpaceUse
-from holdfast.stores.dead_letters import dead_letter_of
-from holdfast.stores.definitions import Persistence
-from holdfast.stores.disk_limit import DiskLimit
-from holdfast.stores.effects import Dying, Effect, Ready
-from holdfast.stores.frames import encode_record
-from holdfast.stores.group_commit import GroupCommit
-from holdfast.stores.log_errors import not_done, own_failure, perhaps_done
-from holdfast.stores.messages import Delivery
-from holdfast.stores.ports import Unread
+from holdfast.stores.values.effects import Dying, Effect, Ready
+from holdfast.stores.values.messages import Delivery
+from holdfast.stores.values.ports import Unread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from collections.abc import Set as AbstractSet
 
-    from holdfast.stores.commands import Rewind
-    from holdfast.stores.state import State
-    from holdfast.stores.storage import Storage
+    from holdfast.stores.machine.state import State
+    from holdfast.stores.storage.storage import Storage
+    from holdfast.stores.values.commands import Rewind
 
 __all__ = ["StoreService"]
 
@@ -130,7 +130,7 @@ class StoreService:
         *Raises*: ``AlreadyOpen``; ``CorruptData``; ``OSError``. *Cost*: applies what the log holds behind the last
         checkpoint, whatever the backlog.
         """
-        from holdfast.stores.storage import Storage
+        from holdfast.stores.storage.storage import Storage
 
         clock = clock if clock is not None else StoreClock()
         storage = await asyncio.to_thread(Storage.open, directory, page_bytes=page_bytes, memory_bytes=memory_bytes)

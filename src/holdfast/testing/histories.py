@@ -36,7 +36,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Literal
 
-from holdfast.commit.transaction import (
+from holdfast.commit.format.transaction import (
     Committed,
     Operation,
     PointRead,

@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 
-from holdfast.commit.transaction import Delete, Operation, RangeDelete, Write
+from holdfast.commit.format.transaction import Delete, Operation, RangeDelete, Write
 from holdfast.view.ordered_keys import OrderedKeys
 
 __all__ = ["Layer", "Stored"]

@@ -28,7 +28,7 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from holdfast.commit.transaction import Operation
+from holdfast.commit.format.transaction import Operation
 from holdfast.errors import Code, Unavailable
 from holdfast.view.layer import Layer, Stored
 from holdfast.view.sqlite_file import connect, open_for_writer, write_layer

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
-from holdfast.commit.transaction import Operation
+from holdfast.commit.format.transaction import Operation
 from holdfast.errors import Closed, Code, CorruptData, InvalidRequest
 from holdfast.values import LogPosition
 from holdfast.view.layer import Layer, Stored

@@ -7,12 +7,12 @@ import itertools
 from random import Random
 
 import pytest
+from tests.worlds.queue import CrashFiles, run_followers, run_world
+from tests.worlds.queue.ledger import moment
+from tests.worlds.queue.mutants import MUTANTS
 
 from holdfast.errors import Unavailable
 from holdfast.queue import Queue
-from holdfast.testing.queue_world import CrashFiles, run_followers, run_world
-from holdfast.testing.queue_world.ledger import moment
-from holdfast.testing.queue_world.mutants import MUTANTS
 
 PAGE_BYTES = 4096
 

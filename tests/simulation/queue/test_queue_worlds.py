@@ -8,11 +8,10 @@ import sys
 from collections.abc import Callable
 
 import pytest
-
-from holdfast.testing.queue_world.followers import FOLLOWER_KINDS, run_followers
-from holdfast.testing.queue_world.mutants import EQUIVALENT, MUTANTS, SEEDS_MAX, catch
-from holdfast.testing.queue_world.persisting import PERSIST_KINDS, run_persist
-from holdfast.testing.queue_world.runner import Summary, coverage_table, run_seeds
+from tests.worlds.queue.followers import FOLLOWER_KINDS, run_followers
+from tests.worlds.queue.mutants import EQUIVALENT, MUTANTS, SEEDS_MAX, catch
+from tests.worlds.queue.persisting import PERSIST_KINDS, run_persist
+from tests.worlds.queue.runner import Summary, coverage_table, run_seeds
 
 FIXED_WORLDS = 8
 FRESH_WORLDS = 8
@@ -103,7 +102,7 @@ def test_rules_that_no_world_can_prove_are_named() -> None:
 
 
 def test_one_seed_is_one_world_whatever_the_hash_seed() -> None:
-    program = "from holdfast.testing.queue_world import run_world\nprint([(run_world(s).digest) for s in (1, 2, 3)])"
+    program = "from tests.worlds.queue import run_world\nprint([(run_world(s).digest) for s in (1, 2, 3)])"
     digests = {
         subprocess.run(
             [sys.executable, "-c", program],

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from tests.worlds.stores.machine import Machine
+from tests.worlds.stores.stage import Stage
+from tests.worlds.stores.world import run_world
 
-from holdfast.stores import commands
-from holdfast.stores.commands import Command, Result
-from holdfast.stores.definitions import definition_of
+from holdfast.stores.definitions.definitions import definition_of
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.effects import Effect, Ready
-from holdfast.stores.messages import Message
-from holdfast.testing.stores_world.machine import Machine
-from holdfast.testing.stores_world.stage import Stage
-from holdfast.testing.stores_world.world import run_world
+from holdfast.stores.values import commands
+from holdfast.stores.values.commands import Command, Result
+from holdfast.stores.values.effects import Effect, Ready
+from holdfast.stores.values.messages import Message
 
 READY = Ready("s", "d")
 

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from tests.worlds.stores.mutants import MUTANTS, SEEDS_MAX, SMALL_BLOCK, catch
+from tests.worlds.stores.runner import Summary, coverage_table, run_seeds
+from tests.worlds.stores.world import run_world
 
-from holdfast.stores.ports import BLOCK_MESSAGES
-from holdfast.testing.stores_world.mutants import MUTANTS, SEEDS_MAX, SMALL_BLOCK, catch
-from holdfast.testing.stores_world.runner import Summary, coverage_table, run_seeds
-from holdfast.testing.stores_world.world import run_world
+from holdfast.stores.values.ports import BLOCK_MESSAGES
 
 FIXED_WORLDS = 10
 FRESH_WORLDS = 6
@@ -50,7 +50,7 @@ def test_fresh_worlds_keep_every_promise(
 
 def run_small_blocks(first: int, worlds: int, jobs: int, *more: str) -> str:
     """Worlds with blocks of 4 messages, in a process of their own."""
-    command = [sys.executable, "-m", "holdfast.testing.stores_world", "--block-messages", "4"]
+    command = [sys.executable, "-m", "tests.worlds.stores", "--block-messages", "4"]
     command += ["--first", str(first), "--worlds", str(worlds), "--jobs", str(jobs), *more]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -89,7 +89,7 @@ def test_every_broken_rule_of_small_blocks_is_noticed(record_property: RecordPro
 
 def test_one_seed_is_one_world_whatever_the_hash_seed() -> None:
     program = (
-        "from holdfast.testing.stores_world.world import run_world\n"
+        "from tests.worlds.stores.world import run_world\n"
         "print([run_world(seed, {'crowd': 0}).digest for seed in (1, 2, 3)])"
     )
     digests = {

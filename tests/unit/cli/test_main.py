@@ -17,11 +17,11 @@ from holdfast.cli import check_config
 from holdfast.cli.exits import Exit, exit_of
 from holdfast.cli.main import main
 from holdfast.cli.output import flush_output, print_json
-from holdfast.commit.batch import object_name
-from holdfast.commit.persist import PersistRules
-from holdfast.commit.pipeline import PipelineRules
+from holdfast.commit.format.batch import object_name
+from holdfast.commit.format.transaction import Transaction, Write
 from holdfast.commit.service import CommitEntry, CommitService, ServiceOptions
-from holdfast.commit.transaction import Transaction, Write
+from holdfast.commit.stages.persist import PersistRules
+from holdfast.commit.stages.pipeline import PipelineRules
 from holdfast.errors import (
     Backpressure,
     Closed,

@@ -17,7 +17,7 @@ from tests.unit.client.scripted_server import Answer, ScriptedServer, Stream
 
 from holdfast import aio
 from holdfast.client import Client
-from holdfast.commit.transaction import Write
+from holdfast.commit.format.transaction import Write
 from holdfast.errors import Closed
 
 PATIENT = dataclasses.replace(QUICK, request_timeout_ms=600_000)

@@ -14,10 +14,12 @@ from tests.unit.client.conftest import QUICK
 from tests.unit.client.scripted_server import Answer, CutInside, Drop, ScriptedServer, Silence, coded
 
 from holdfast import StoreClient, aio
-from holdfast.client import Client, CommitReceipt, NotCommitted, sockets, transports
-from holdfast.client.endpoint import Route, parse_endpoint
-from holdfast.client.http1 import AnswerReader, BadAnswer
-from holdfast.commit.transaction import PointRead, RangeDelete, Transaction, Write
+from holdfast.client import Client, CommitReceipt, NotCommitted
+from holdfast.client.aio import transports
+from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.http1 import AnswerReader, BadAnswer
+from holdfast.client.sync import sockets
+from holdfast.commit.format.transaction import PointRead, RangeDelete, Transaction, Write
 from holdfast.errors import (
     Backpressure,
     Code,

@@ -13,9 +13,9 @@ import pytest
 from tests.unit.client.conftest import QUICK
 from tests.unit.client.scripted_server import Answer, ScriptedServer
 
-from holdfast.client import sockets
-from holdfast.client.effects import Failed, Request, Send
-from holdfast.client.endpoint import parse_endpoint
+from holdfast.client.protocol.effects import Failed, Request, Send
+from holdfast.client.protocol.endpoint import parse_endpoint
+from holdfast.client.sync import sockets
 from holdfast.errors import Unavailable
 
 IMPATIENT = dataclasses.replace(QUICK, give_up_after_ms=20)

@@ -11,10 +11,11 @@ from tests.unit.client.conftest import QUICK
 from tests.unit.client.scripted_server import Answer, ScriptedServer, Stream, coded
 from tests.unit.client.test_subscription import transaction
 
-from holdfast.client import sockets, transports
-from holdfast.client.effects import Failed, Request, Send
-from holdfast.client.endpoint import Endpoint, parse_endpoint
-from holdfast.commit.transaction import Write
+from holdfast.client.aio import transports
+from holdfast.client.protocol.effects import Failed, Request, Send
+from holdfast.client.protocol.endpoint import Endpoint, parse_endpoint
+from holdfast.client.sync import sockets
+from holdfast.commit.format.transaction import Write
 from holdfast.errors import InvalidRequest
 from holdfast.spark.bulk.step_down import ask_to_step_down
 

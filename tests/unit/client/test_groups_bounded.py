@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 from tests.unit.client.conftest import QUICK
 
-from holdfast.client import core
-from holdfast.client.effects import Answer, Failed, Reply, Send, Wait, Woken
-from holdfast.client.endpoint import Route, parse_endpoint
-from holdfast.client.messages import NotCommitted
-from holdfast.commit.transaction import Transaction, Write
+from holdfast.client.protocol import core
+from holdfast.client.protocol.effects import Answer, Failed, Reply, Send, Wait, Woken
+from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.messages import NotCommitted
+from holdfast.commit.format.transaction import Transaction, Write
 from holdfast.errors import Code, OutcomeUnknown
 
 WITHIN_MS = 60_000.0

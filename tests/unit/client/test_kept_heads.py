@@ -11,10 +11,10 @@ from tests.unit.client.scripted_server import Answer, ScriptedServer
 
 from holdfast import aio
 from holdfast.client import Client
-from holdfast.client.effects import Request
-from holdfast.client.endpoint import Endpoint
-from holdfast.client.http1 import HEADS_KEPT_MAX, RequestEncoder
-from holdfast.commit.transaction import Write
+from holdfast.client.protocol.effects import Request
+from holdfast.client.protocol.endpoint import Endpoint
+from holdfast.client.protocol.http1 import HEADS_KEPT_MAX, RequestEncoder
+from holdfast.commit.format.transaction import Write
 
 COMMITTED = Answer(200, {"status": "committed", "version": 1, "leader_id": "ab" * 16, "request_id": None})
 TYPE = (("content-type", "application/json"),)

@@ -8,10 +8,11 @@ import pytest
 from tests.unit.client.conftest import QUICK
 from tests.unit.client.scripted_server import Answer, ScriptedServer, Silence
 
-from holdfast.client import http1, transports
-from holdfast.client.effects import Failed, Reply, Request, Send
-from holdfast.client.endpoint import parse_endpoint
-from holdfast.client.http1 import AnswerReader, BadAnswer, KnownHead
+from holdfast.client.aio import transports
+from holdfast.client.protocol import http1
+from holdfast.client.protocol.effects import Failed, Reply, Request, Send
+from holdfast.client.protocol.endpoint import parse_endpoint
+from holdfast.client.protocol.http1 import AnswerReader, BadAnswer, KnownHead
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 4\r\n\r\n"
 

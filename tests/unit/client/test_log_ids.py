@@ -9,8 +9,8 @@ from tests.unit.client.test_commit_retries import WRITE, asked_status_of, commit
 from tests.unit.client.test_subscription import checkpoint, event, query_of, transaction
 
 from holdfast.client import Client
-from holdfast.client.messages import position_of
-from holdfast.commit.transaction import PointRead, Transaction, Write
+from holdfast.client.protocol.messages import position_of
+from holdfast.commit.format.transaction import PointRead, Transaction, Write
 from holdfast.errors import Code, InvalidRequest, OutcomeUnknown
 from holdfast.values import LogPosition
 from holdfast.view import View

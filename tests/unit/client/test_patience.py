@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from tests.unit.client.conftest import QUICK
 
-from holdfast.client import core, stream
-from holdfast.client.effects import Answer, Decide, Effect, Failed, Open, Reply, Send, Wait, Woken
-from holdfast.client.endpoint import Route, parse_endpoint
-from holdfast.client.messages import status_request
+from holdfast.client.protocol import core, stream
+from holdfast.client.protocol.effects import Answer, Decide, Effect, Failed, Open, Reply, Send, Wait, Woken
+from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.messages import status_request
+from holdfast.client.protocol.transaction import ServiceSource, transact
 from holdfast.client.stores.administration import ask
-from holdfast.client.transaction import ServiceSource, transact
-from holdfast.commit.transaction import Transaction, Write
+from holdfast.commit.format.transaction import Transaction, Write
 from holdfast.errors import Backpressure, Conflict, HoldfastError, Unavailable
 
 WITHIN_MS = 1_000.0

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client import asynchronous, blocking
-from holdfast.client.options import ClientOptions
+from holdfast.client.aio import client as asynchronous
+from holdfast.client.protocol.options import ClientOptions
+from holdfast.client.sync import client as blocking
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "client.md").read_text(encoding="utf-8")
 INNER = {"run", "sleep", "session", "pool"}

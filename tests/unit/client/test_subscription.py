@@ -16,9 +16,9 @@ from tests.unit.client.conftest import QUICK
 from tests.unit.client.scripted_server import Answer, Drop, ScriptedServer, Stream, coded
 
 from holdfast.client import Checkpoint, Client, RolledBack
-from holdfast.client.sockets import Connection
-from holdfast.client.stream import Continuity, ServerSentEvents
-from holdfast.commit.transaction import Delete, RangeDelete, Write
+from holdfast.client.protocol.stream import Continuity, ServerSentEvents
+from holdfast.client.sync.sockets import Connection
+from holdfast.commit.format.transaction import Delete, RangeDelete, Write
 from holdfast.errors import Closed, Code, CorruptData, InvalidRequest, NotFound, PermissionDenied, Unavailable
 from holdfast.values import LogPosition
 

@@ -10,8 +10,8 @@ from tests.unit.client.conftest import QUICK
 from tests.unit.client.scripted_server import Answer, Drop, ScriptedServer, coded
 from tests.unit.client.test_commit_retries import VERSION, commits_of, committed, not_committed, status
 
-from holdfast.client.transaction import SnapshotMoved, TransactionBuilder, ViewSource
-from holdfast.commit.transaction import PointRead, RangeRead, Write
+from holdfast.client.protocol.transaction import SnapshotMoved, TransactionBuilder, ViewSource
+from holdfast.commit.format.transaction import PointRead, RangeRead, Write
 from holdfast.errors import Conflict
 from holdfast.view import View
 

@@ -18,8 +18,9 @@ from tests.unit.client.scripted_server import Answer as Said
 from tests.unit.client.scripted_server import Drop, ScriptedServer, Silence
 
 from holdfast import StoreClient, aio
-from holdfast.client import core, sockets, stream, transports
-from holdfast.client.effects import (
+from holdfast.client.aio import transports
+from holdfast.client.protocol import core, stream
+from holdfast.client.protocol.effects import (
     Answer,
     Chunk,
     Deliver,
@@ -34,16 +35,17 @@ from holdfast.client.effects import (
     Wait,
     Woken,
 )
-from holdfast.client.endpoint import Route, parse_endpoint
-from holdfast.client.http1 import AnswerReader
+from holdfast.client.protocol.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.http1 import AnswerReader
+from holdfast.client.protocol.unusable import problem_with
 from holdfast.client.stores.consuming import Consuming
 from holdfast.client.stores.options import PublisherOptions, SubscriberOptions
 from holdfast.client.stores.publishing import Publishing
 from holdfast.client.stores.steps import Connect
-from holdfast.client.unusable import problem_with
-from holdfast.commit.transaction import Transaction, Write
+from holdfast.client.sync import sockets
+from holdfast.commit.format.transaction import Transaction, Write
 from holdfast.errors import Code, HoldfastError, InvalidRequest, OutcomeUnknown, Unavailable
-from holdfast.stores.messages import Message
+from holdfast.stores.values.messages import Message
 
 A, B, X = (parse_endpoint(f"https://{name}.example:1") for name in "abx")
 BAD = InvalidRequest("the certificate does not verify", code=Code.BAD_CONFIGURATION)

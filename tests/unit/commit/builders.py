@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from holdfast.commit.batch import (
+from holdfast.commit.format.batch import (
     FIRST_SLOT,
     Header,
     Kind,
@@ -14,12 +14,12 @@ from holdfast.commit.batch import (
     jump,
     object_name,
 )
-from holdfast.commit.chain import next_slot
-from holdfast.commit.entry import CommitEntry
-from holdfast.commit.events import Put
-from holdfast.commit.leadership import Frontier, Identity, claim_header
-from holdfast.commit.pipeline import Pipeline, PipelineRules
-from holdfast.commit.transaction import Precondition, Transaction, Write
+from holdfast.commit.format.chain import next_slot
+from holdfast.commit.format.entry import CommitEntry
+from holdfast.commit.format.transaction import Precondition, Transaction, Write
+from holdfast.commit.leadership.leadership import Frontier, Identity, claim_header
+from holdfast.commit.stages.events import Put
+from holdfast.commit.stages.pipeline import Pipeline, PipelineRules
 from holdfast.values import Instant, LeaderId, LogId, Slot, Version
 
 LOG_ID = LogId((10**12 - 10**8).to_bytes(16, "big"))

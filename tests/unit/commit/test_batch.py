@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.commit.builders import genesis, logged, record, stored
 
-from holdfast.commit.batch import (
+from holdfast.commit.format.batch import (
     BODY_SCHEMA,
     FIRST_SLOT,
     Kind,
@@ -23,7 +23,7 @@ from holdfast.commit.batch import (
     read_body_table,
     slot_of,
 )
-from holdfast.commit.transaction import Delete, PointRead, RangeDelete, RangeRead, Write
+from holdfast.commit.format.transaction import Delete, PointRead, RangeDelete, RangeRead, Write
 from holdfast.errors import Code, CorruptData
 from holdfast.values import Slot
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from tests.unit.commit.builders import BASE, at, entry, pipeline, txn
 
-from holdfast.commit.entry import CommitEntry
-from holdfast.commit.events import (
+from holdfast.commit.format.entry import CommitEntry
+from holdfast.commit.format.transaction import PointRead
+from holdfast.commit.stages.events import (
     Answer,
     Arrived,
     Drain,
@@ -28,11 +29,10 @@ from holdfast.commit.events import (
     VersionAsked,
     VersionIs,
 )
-from holdfast.commit.persist import PersistRules
-from holdfast.commit.pipeline import Pipeline
-from holdfast.commit.release import PROOF_MS_MAX
-from holdfast.commit.sequence import HOLD_BACK
-from holdfast.commit.transaction import PointRead
+from holdfast.commit.stages.persist import PersistRules
+from holdfast.commit.stages.pipeline import Pipeline
+from holdfast.commit.stages.release import PROOF_MS_MAX
+from holdfast.commit.stages.sequence import HOLD_BACK
 from holdfast.objects.port import CREATED
 from holdfast.values import Slot
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from tests.unit.commit.builders import genesis, record, takeover
 
-from holdfast.commit.batch import FIRST_SLOT, VERSION_JUMP, Kind, jump
-from holdfast.commit.chain import ChainWalker, check_genesis, check_link
+from holdfast.commit.format.batch import FIRST_SLOT, VERSION_JUMP, Kind, jump
+from holdfast.commit.format.chain import ChainWalker, check_genesis, check_link
 from holdfast.errors import Code, CorruptData
 from holdfast.values import slot_text
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.commit.json_request import (
+from holdfast.commit.format.json_request import (
     JsonDelete,
     JsonPointRead,
     JsonRangeDelete,
@@ -20,7 +20,7 @@ from holdfast.commit.json_request import (
     decode_json,
     decode_json_lines,
 )
-from holdfast.commit.transaction import (
+from holdfast.commit.format.transaction import (
     Delete,
     PointRead,
     RangeDelete,

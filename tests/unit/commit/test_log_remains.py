@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.commit.log_remains import bind_stores, bound_log, refuse_remains, remains_around, require_bound
+from holdfast.commit.leadership.log_remains import bind_stores, bound_log, refuse_remains, remains_around, require_bound
 from holdfast.errors import Code, CorruptData, InvalidRequest, Unavailable
 from holdfast.objects.memory import MemoryStore
 

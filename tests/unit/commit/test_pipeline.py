@@ -5,9 +5,20 @@ from __future__ import annotations
 import pytest
 from tests.unit.commit.builders import BASE, FIRST_DATA, at, entry, genesis, of, pipeline, puts, takeover, txn
 
-from holdfast.commit.batch import Kind, decode_header, jump
-from holdfast.commit.entry import CommitEntry
-from holdfast.commit.events import (
+from holdfast.commit.format.batch import Kind, decode_header, jump
+from holdfast.commit.format.entry import CommitEntry
+from holdfast.commit.format.transaction import (
+    Committed,
+    PointRead,
+    Precondition,
+    RangeRead,
+    Rejected,
+    Reused,
+    Transaction,
+    Unanswered,
+    Write,
+)
+from holdfast.commit.stages.events import (
     Abandon,
     Answer,
     Arrived,
@@ -30,20 +41,9 @@ from holdfast.commit.events import (
     VersionAsked,
     VersionIs,
 )
-from holdfast.commit.persist import PersistRules
-from holdfast.commit.pipeline import Pipeline
-from holdfast.commit.release import PROOF_MS_MAX
-from holdfast.commit.transaction import (
-    Committed,
-    PointRead,
-    Precondition,
-    RangeRead,
-    Rejected,
-    Reused,
-    Transaction,
-    Unanswered,
-    Write,
-)
+from holdfast.commit.stages.persist import PersistRules
+from holdfast.commit.stages.pipeline import Pipeline
+from holdfast.commit.stages.release import PROOF_MS_MAX
 from holdfast.objects.port import CREATED, Refused, Unknown
 from holdfast.values import Slot
 

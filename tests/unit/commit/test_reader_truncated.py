@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from tests.unit.commit.builders import genesis, record
 
-from holdfast.commit.batch import Header, encode_object, object_name
-from holdfast.commit.chain import ChainWalker
-from holdfast.commit.reader import Reign, follow, start_after
+from holdfast.commit.format.batch import Header, encode_object, object_name
+from holdfast.commit.format.chain import ChainWalker
+from holdfast.commit.reading.reader import Reign, follow, start_after
 from holdfast.errors import CorruptData, NotFound
 from holdfast.objects.memory import MemoryStore
 

@@ -10,8 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.commit.builders import LOG_ID, bytes_of, genesis, identity, record, rows, takeover
 
-from holdfast.commit.batch import CLAIM_BYTES, FIRST_SLOT, SPAN_MAX, Header, Kind, encode_object, jump, object_name
-from holdfast.commit.leadership import (
+from holdfast.commit.format.batch import (
+    CLAIM_BYTES,
+    FIRST_SLOT,
+    SPAN_MAX,
+    Header,
+    Kind,
+    encode_object,
+    jump,
+    object_name,
+)
+from holdfast.commit.leadership.leadership import (
     Frontier,
     NeedHeaders,
     Page,

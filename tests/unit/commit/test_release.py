@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.unit.commit.builders import BASE, entry, genesis
 
-from holdfast.commit.entry import Batch, CommitEntry, Position
-from holdfast.commit.release import PROOF_MS_MAX, Release
-from holdfast.commit.transaction import Committed, Rejected, Unanswered
+from holdfast.commit.format.entry import Batch, CommitEntry, Position
+from holdfast.commit.format.transaction import Committed, Rejected, Unanswered
+from holdfast.commit.stages.release import PROOF_MS_MAX, Release
 
 
 def accepted(version: int) -> CommitEntry:

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from tests.unit.commit.builders import BASE, at, entry, pipeline, puts
 
-from holdfast.commit.batch import LoggedTransaction, decode_body, decode_header, encode_body
-from holdfast.commit.body_stream import REPEATED_BYTES_MAX, repeated_bytes
-from holdfast.commit.entry import request_bytes
-from holdfast.commit.events import Arrived
-from holdfast.commit.transaction import Delete, PointRead, Transaction
+from holdfast.commit.format.batch import LoggedTransaction, decode_body, decode_header, encode_body
+from holdfast.commit.format.body_stream import REPEATED_BYTES_MAX, repeated_bytes
+from holdfast.commit.format.entry import request_bytes
+from holdfast.commit.format.transaction import Delete, PointRead, Transaction
+from holdfast.commit.stages.events import Arrived
 from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
-from holdfast.server.requests import REQUEST_ID_LENGTH_MAX, problem_with
+from holdfast.server.http.requests import REQUEST_ID_LENGTH_MAX, problem_with
 from holdfast.settings import load_configuration
 from holdfast.settings.model import BATCH_SIZE, REQUEST_SIZE
 

@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.commit.builders import BASE
 
-from holdfast.commit.attempts import Attempts
-from holdfast.commit.entry import CommitEntry, Position
-from holdfast.commit.resolve import Resolve
-from holdfast.commit.transaction import (
+from holdfast.commit.format.entry import CommitEntry, Position
+from holdfast.commit.format.transaction import (
     Delete,
     FailedPrecondition,
     Operation,
@@ -26,6 +24,8 @@ from holdfast.commit.transaction import (
     Transaction,
     Write,
 )
+from holdfast.commit.stages.attempts import Attempts
+from holdfast.commit.stages.resolve import Resolve
 
 
 class Stage:

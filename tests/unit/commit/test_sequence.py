@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.unit.commit.builders import BASE, entry, txn
 
-from holdfast.commit.attempts import Attempts, Ban, Known, fingerprint
-from holdfast.commit.entry import CommitEntry
-from holdfast.commit.sequence import HOLD_BACK, Sequence
-from holdfast.commit.transaction import Committed, PointRead, Rejected, Reused, Transaction
+from holdfast.commit.format.entry import CommitEntry
+from holdfast.commit.format.transaction import Committed, PointRead, Rejected, Reused, Transaction
+from holdfast.commit.stages.attempts import Attempts, Ban, Known, fingerprint
+from holdfast.commit.stages.sequence import HOLD_BACK, Sequence
 from holdfast.errors import Code, InvalidRequest
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.unit.commit.builders import BASE, FIRST_DATA, at, entry, genesis, identity, of, pipeline, puts, txn
 
-from holdfast.commit.attempts import Attempts
-from holdfast.commit.batch import FIRST_SLOT, decode_header
-from holdfast.commit.entry import CommitEntry
-from holdfast.commit.events import (
+from holdfast.commit.format.batch import FIRST_SLOT, decode_header
+from holdfast.commit.format.entry import CommitEntry
+from holdfast.commit.format.transaction import Committed, PointRead, Reused, Unanswered
+from holdfast.commit.stages.attempts import Attempts
+from holdfast.commit.stages.events import (
     Arrived,
     CheckOwnership,
     Effect,
@@ -23,11 +24,10 @@ from holdfast.commit.events import (
     VersionAsked,
     VersionIs,
 )
-from holdfast.commit.persist import Persist, PersistRules, Verdict
-from holdfast.commit.pipeline import Pipeline
-from holdfast.commit.release import PROOF_MS_MAX
-from holdfast.commit.sequence import Sequence
-from holdfast.commit.transaction import Committed, PointRead, Reused, Unanswered
+from holdfast.commit.stages.persist import Persist, PersistRules, Verdict
+from holdfast.commit.stages.pipeline import Pipeline
+from holdfast.commit.stages.release import PROOF_MS_MAX
+from holdfast.commit.stages.sequence import Sequence
 from holdfast.objects.port import CREATED, Refused, Unknown
 from holdfast.values import Slot
 

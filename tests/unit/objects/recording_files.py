@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection
 from typing import Any
 
-from holdfast.objects.directory_files import PosixFiles
+from holdfast.objects.directory.files import PosixFiles
 
 
 class RecordingFiles:

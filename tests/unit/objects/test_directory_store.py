@@ -17,10 +17,10 @@ import pytest
 from tests.unit.objects.recording_files import RecordingFiles, failure
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
-from holdfast.objects import directory
-from holdfast.objects import directory_worker as worker
-from holdfast.objects.directory import DirectoryStore
-from holdfast.objects.directory_objects import DirectoryObjects
+from holdfast.objects.directory import store as directory
+from holdfast.objects.directory import worker
+from holdfast.objects.directory.objects import DirectoryObjects
+from holdfast.objects.directory.store import DirectoryStore
 from holdfast.objects.port import Created, Refused, Unknown
 
 Scenario = Callable[[DirectoryStore], Coroutine[None, None, None]]
@@ -224,7 +224,7 @@ def test_a_closed_store_answers_unknown_and_unavailable(tmp_path: Path) -> None:
 
 LEADER = """
 import asyncio, pathlib, sys
-from holdfast.objects.directory import DirectoryStore
+from holdfast.objects.directory.store import DirectoryStore
 
 async def main():
     store = DirectoryStore(pathlib.Path(sys.argv[1]))

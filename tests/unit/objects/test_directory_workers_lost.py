@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import Unavailable
-from holdfast.objects import directory
-from holdfast.objects import directory_worker as worker
-from holdfast.objects.directory import DirectoryStore
-from holdfast.objects.directory_files import PosixFiles
-from holdfast.objects.directory_objects import DirectoryObjects
+from holdfast.objects.directory import store as directory
+from holdfast.objects.directory import worker
+from holdfast.objects.directory.files import PosixFiles
+from holdfast.objects.directory.objects import DirectoryObjects
+from holdfast.objects.directory.store import DirectoryStore
 from holdfast.objects.port import Created, Unknown
 from holdfast.objects.time_limit import TimeLimited
 
@@ -252,7 +252,7 @@ def test_writers_that_are_left_go_on_where_no_process_can_be_started(
                 await no_start_is_under_way(store)
             assert played.starts_refused == 1, "a pause after a start that failed"
 
-    with caplog.at_level(logging.WARNING, "holdfast.objects.directory"):
+    with caplog.at_level(logging.WARNING, "holdfast.objects.directory.store"):
         asyncio.run(scenario())
     (record,) = caplog.records
     assert record.getMessage() == (f"a worker of the directory could not be started left=1 of=2 error={no_room()}")

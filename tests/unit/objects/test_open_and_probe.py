@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
-from holdfast.objects.directory import DirectoryStore
+from holdfast.objects.directory.store import DirectoryStore
 from holdfast.objects.faults import FaultRates, FaultyObjects, FaultyStore
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 from holdfast.objects.open import open_store

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from holdfast.objects import time_slice
+from holdfast.objects.directory import time_slice
 
 IN_A_PROCESS = """
 import os
-from holdfast.objects.time_slice import COMPUTING_NS, WAITING_NS, ask_for_time_slice, time_slice
+from holdfast.objects.directory.time_slice import COMPUTING_NS, WAITING_NS, ask_for_time_slice, time_slice
 nice, policy = os.nice(0), os.sched_getscheduler(0)
 agreed = ask_for_time_slice(COMPUTING_NS)
 assert not agreed or time_slice() == COMPUTING_NS

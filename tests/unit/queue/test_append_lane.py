@@ -12,7 +12,7 @@ import pytest
 from holdfast.aio import Queue
 from holdfast.errors import Backpressure, Closed, Code, Unavailable
 from holdfast.queue import Queue as BlockingQueue
-from holdfast.queue.local_files import LocalFiles
+from holdfast.queue.files.local import LocalFiles
 
 PAGE_BYTES = 300_000
 """One frame of a shared append goes into a page, a second does not."""

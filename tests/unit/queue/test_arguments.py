@@ -14,7 +14,7 @@ import pytest
 from holdfast import aio
 from holdfast.errors import InvalidRequest, LimitExceeded
 from holdfast.queue import Queue, every
-from holdfast.queue.local_files import LocalFiles
+from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.serializers import Serializer
 
 

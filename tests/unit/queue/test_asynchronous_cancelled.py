@@ -22,9 +22,9 @@ import pytest
 from holdfast.aio import Queue
 from holdfast.errors import Closed, Unavailable
 from holdfast.queue import Queue as BlockingQueue
-from holdfast.queue import work_queue as work_queue_module
-from holdfast.queue.append_lane import AppendLane
-from holdfast.queue.local_files import LocalFiles
+from holdfast.queue.aio.append_lane import AppendLane
+from holdfast.queue.files.local import LocalFiles
+from holdfast.queue.work import work_queue as work_queue_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import ParamSpec, TypeVar
 
-    from holdfast.queue.messages import Message
-    from holdfast.queue.work_job import Job
+    from holdfast.queue.log.messages import Message
+    from holdfast.queue.work.job import Job
 
     P = ParamSpec("P")
     T = TypeVar("T")
@@ -452,7 +452,7 @@ def test_closing_lets_a_trim_end_that_has_begun(tmp_path: Path, monkeypatch: pyt
             ended.append("close")
             super().close()
 
-    monkeypatch.setattr("holdfast.queue.asynchronous.BlockingQueue", Noted)
+    monkeypatch.setattr("holdfast.queue.aio.queue.BlockingQueue", Noted)
 
     async def main() -> None:
         threads = gated_threads()

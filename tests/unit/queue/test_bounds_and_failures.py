@@ -11,12 +11,12 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.worlds.queue import CrashFiles
 
 from holdfast.errors import Backpressure, Closed, Code, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.queue import Queue, Trimmed
-from holdfast.queue.local_files import LocalFiles
+from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.serializers import Serializer
-from holdfast.testing.queue_world import CrashFiles
 
 SMALL = 16 << 10
 MESSAGE = b"x" * 1000

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.queue import Queue, checksum
-from holdfast.queue.checksum import CRC32, checksum_for_reading, checksum_for_writing
+from holdfast.queue import Queue
+from holdfast.queue.format import checksum
+from holdfast.queue.format.checksum import CRC32, checksum_for_reading, checksum_for_writing
 
 SIZES = (0, 1, 3, 20, 63, 64, 65, 127, 1000, 4097, 100_000)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.queue import Queue, queue
-from holdfast.queue.consumer import Consumer
-from holdfast.queue.cursor_file import CursorFile
-from holdfast.queue.page_files import PageDirectory
-from holdfast.queue.space import Space
+from holdfast.queue.consumers.consumer import Consumer
+from holdfast.queue.consumers.cursor_file import CursorFile
+from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.log.space import Space
 
 PAGE_BYTES = 4096
 COUNT = 300

@@ -22,12 +22,12 @@ import pytest
 
 from holdfast.errors import AlreadyOpen, Backpressure, Closed, Code, InvalidRequest
 from holdfast.queue import Gap, Queue, Trimmed
-from holdfast.queue import cursor_file as cursor_file_module
-from holdfast.queue.cursor import HISTORY_PAGES_MAX, cursor_pages, decode_cursor, encode_cursor, kept_seq
-from holdfast.queue.cursor_file import committed_seqs, read_cursor
-from holdfast.queue.local_files import LocalFiles
-from holdfast.queue.page_header import PageHeader
-from holdfast.queue.slots import SLOT_BYTES
+from holdfast.queue.consumers import cursor_file as cursor_file_module
+from holdfast.queue.consumers.cursor_file import committed_seqs, read_cursor
+from holdfast.queue.files.local import LocalFiles
+from holdfast.queue.format.cursor import HISTORY_PAGES_MAX, cursor_pages, decode_cursor, encode_cursor, kept_seq
+from holdfast.queue.format.page_header import PageHeader
+from holdfast.queue.format.slots import SLOT_BYTES
 
 SMALL = 4096
 MESSAGE = b"x" * 100  # about thirty to a page of 4 KiB
@@ -587,7 +587,9 @@ def test_a_reset_in_another_process_syncs_every_page_before_its_place_and_then_t
 
 
 def test_a_cursor_that_trusts_its_number_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.queue.consumer.kept_in", lambda _pages, cursor, last: min(cursor.committed_seq, last))
+    monkeypatch.setattr(
+        "holdfast.queue.consumers.consumer.kept_in", lambda _pages, cursor, last: min(cursor.committed_seq, last)
+    )
     folder = tmp_path / "files"
     folder.mkdir()
     with pytest.raises(AssertionError, match="nobody has seen"):
@@ -603,7 +605,7 @@ def test_a_cursor_that_remembers_one_page_is_caught(tmp_path: Path, monkeypatch:
             return min(cursor.committed_seq, here.base_seq - 1)  # type: ignore[attr-defined]
         return min(cursor.committed_seq, last_seq)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr("holdfast.queue.consumer.kept_in", trusting)
+    monkeypatch.setattr("holdfast.queue.consumers.consumer.kept_in", trusting)
     folder = tmp_path / "files"
     folder.mkdir()
     with pytest.raises(AssertionError, match="nobody has seen"):
@@ -612,14 +614,14 @@ def test_a_cursor_that_remembers_one_page_is_caught(tmp_path: Path, monkeypatch:
 
 def test_a_slot_written_in_place_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cursor_file_module, "slot_offset", lambda _generation: 0)
-    monkeypatch.setattr("holdfast.queue.slots.slot_offset", lambda _generation: 0)
+    monkeypatch.setattr("holdfast.queue.format.slots.slot_offset", lambda _generation: 0)
     assert SLOT_BYTES == 512
     with pytest.raises(AssertionError):
         a_torn_write_leaves_the_value_before(tmp_path)
 
 
 def test_a_cursor_synced_before_the_log_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.queue.consumer import Consumer
+    from holdfast.queue.consumers.consumer import Consumer
 
     monkeypatch.setattr(Consumer, "_sync_log", lambda _self, _seq, _history: None)
     with pytest.raises(AssertionError):

@@ -16,12 +16,13 @@ from typing import Any, Self
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.worlds.queue import CrashFiles
 
-from holdfast.queue import Queue, consumer, hand_outs
-from holdfast.queue.consumer import Consumer
-from holdfast.queue.hand_outs import HandOuts, Owner
-from holdfast.queue.messages import Message
-from holdfast.testing.queue_world import CrashFiles
+from holdfast.queue import Queue
+from holdfast.queue.consumers import consumer, hand_outs
+from holdfast.queue.consumers.consumer import Consumer
+from holdfast.queue.consumers.hand_outs import HandOuts, Owner
+from holdfast.queue.log.messages import Message
 
 COUNT = 6
 INTERRUPTS = 2000 if os.environ.get("HOLDFAST_PROVE") == "1" else 60

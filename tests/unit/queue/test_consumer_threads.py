@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from holdfast.aio import Queue as AsyncQueue
 from holdfast.errors import Closed, InvalidRequest, LimitExceeded
-from holdfast.queue import Queue, hand_outs
-from holdfast.queue import consumer as blocking_consumer
-from holdfast.queue.consumer import Consumer
-from holdfast.queue.hand_outs import HandOuts, Owner
-from holdfast.queue.messages import Message
+from holdfast.queue import Queue
+from holdfast.queue.consumers import consumer as blocking_consumer
+from holdfast.queue.consumers import hand_outs
+from holdfast.queue.consumers.consumer import Consumer
+from holdfast.queue.consumers.hand_outs import HandOuts, Owner
+from holdfast.queue.log.messages import Message
 
 THREADS = 6
 COUNT = 12_000

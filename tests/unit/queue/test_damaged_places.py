@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.errors import Backpressure
 from holdfast.queue import Queue
-from holdfast.queue.cursor import encode_cursor
-from holdfast.queue.slots import encode_slot
+from holdfast.queue.format.cursor import encode_cursor
+from holdfast.queue.format.slots import encode_slot
 
 PAGE_BYTES = 4096
 DAMAGED = {

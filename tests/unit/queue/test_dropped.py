@@ -16,9 +16,10 @@ import pytest
 
 from holdfast.aio import Queue as AsyncQueue
 from holdfast.errors import AlreadyOpen, Closed, Unavailable
-from holdfast.queue import Queue, dropped
-from holdfast.queue.dropped import _Closer
-from holdfast.queue.messages import Message
+from holdfast.queue import Queue
+from holdfast.queue.files import dropped
+from holdfast.queue.files.dropped import _Closer
+from holdfast.queue.log.messages import Message
 
 
 @pytest.mark.parametrize("lifetime", [None, timedelta(days=1)], ids=["", "with a helper thread"])

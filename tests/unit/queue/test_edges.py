@@ -13,14 +13,14 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+from tests.worlds.queue import CrashFiles
 
 from holdfast.errors import Closed, Code, CorruptData, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.queue import Queue, Trimmed
-from holdfast.queue.cursor_file import committed_seqs
-from holdfast.queue.frame import HEAD_BYTES, compress_body, encode_head, page_seed
-from holdfast.queue.local_files import LocalFiles
-from holdfast.queue.page_header import HEADER_BYTES, decode_header
-from holdfast.testing.queue_world import CrashFiles
+from holdfast.queue.consumers.cursor_file import committed_seqs
+from holdfast.queue.files.local import LocalFiles
+from holdfast.queue.format.frame import HEAD_BYTES, compress_body, encode_head, page_seed
+from holdfast.queue.format.page_header import HEADER_BYTES, decode_header
 
 MESSAGE = b"x" * 1000
 
@@ -110,7 +110,7 @@ def test_the_bound_of_a_message_is_of_what_is_read_and_not_of_what_it_is_compres
 
 
 def test_a_batch_that_could_not_be_read_again_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.queue.writer.RAW_BODY_BYTES_MAX", 5000)
+    monkeypatch.setattr("holdfast.queue.log.writer.RAW_BODY_BYTES_MAX", 5000)
     with Queue(tmp_path / "q", compression=6) as queue:
         with pytest.raises(LimitExceeded):
             queue.append_many([bytes(1000)] * 5, atomic=True)
@@ -297,7 +297,7 @@ def test_messages_behind_damage_are_found_in_a_page_of_many_to_the_byte(tmp_path
 def test_messages_behind_damage_are_found_by_an_index_of_any_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.queue.index_reader.RECORDS_AT_ONCE", 2)
+    monkeypatch.setattr("holdfast.queue.files.index_reader.RECORDS_AT_ONCE", 2)
     with Queue(tmp_path / "q", background=False) as queue:
         for place in range(20):
             queue.append_many([b"%d" % place] * 2)

@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.errors import Closed
 from holdfast.queue import Queue
-from holdfast.queue.local_files import LocalFiles
+from holdfast.queue.files.local import LocalFiles
 
 PATIENCE_S = 60.0
 PAGE_BYTES = 64 << 10

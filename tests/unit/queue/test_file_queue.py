@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from holdfast.errors import Closed, Code, HoldfastError, Unavailable
 from holdfast.queue import FileQueue, Queue, Serializer
-from holdfast.queue.local_files import LocalFiles
-from holdfast.queue.work_log import WorkLog
-from holdfast.queue.work_queue import WorkQueue
+from holdfast.queue.files.local import LocalFiles
+from holdfast.queue.work.log import WorkLog
+from holdfast.queue.work.work_queue import WorkQueue
 
 INTERRUPTED_FILES = ("file_queue.py", "work_queue.py", "work_log.py")
 CALLS: dict[str, Callable[[FileQueue], object]] = {

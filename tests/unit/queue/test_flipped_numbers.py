@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.queue import Gap, Queue, Trimmed
-from holdfast.queue.frame import HEAD, HEAD_BYTES
-from holdfast.queue.page_header import HEADER_BYTES
+from holdfast.queue.format.frame import HEAD, HEAD_BYTES
+from holdfast.queue.format.page_header import HEADER_BYTES
 
 CHECK_OFFSET = 4
 LENGTH_OFFSET = 0

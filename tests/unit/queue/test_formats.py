@@ -7,9 +7,9 @@ import random
 import pytest
 
 from holdfast.errors import CorruptData
-from holdfast.queue.checksum import CRC32, CRC32C, checksum_for_reading
-from holdfast.queue.file_names import FileNames
-from holdfast.queue.frame import (
+from holdfast.queue.format.checksum import CRC32, CRC32C, checksum_for_reading
+from holdfast.queue.format.file_names import FileNames
+from holdfast.queue.format.frame import (
     HEAD,
     HEAD_BYTES,
     SEQ_MASK,
@@ -20,10 +20,10 @@ from holdfast.queue.frame import (
     payloads,
     split_batches,
 )
-from holdfast.queue.identity import Identity, decode_identity, encode_identity
-from holdfast.queue.page_header import PageHeader, decode_header, encode_header
-from holdfast.queue.slots import SLOT_BYTES, encode_slot, newest_slot, slot_offset
-from holdfast.queue.write_mark import DurableMark, WriteMark, decode_mark, encode_mark
+from holdfast.queue.format.identity import Identity, decode_identity, encode_identity
+from holdfast.queue.format.page_header import PageHeader, decode_header, encode_header
+from holdfast.queue.format.slots import SLOT_BYTES, encode_slot, newest_slot, slot_offset
+from holdfast.queue.format.write_mark import DurableMark, WriteMark, decode_mark, encode_mark
 
 
 @pytest.mark.parametrize("checksum_id", [CRC32, CRC32C])

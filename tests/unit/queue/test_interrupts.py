@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from holdfast.queue import Queue
-from holdfast.queue.frame import single_packers
-from holdfast.queue.local_files import LocalFiles
-from holdfast.queue.log_tail import LogTail
-from holdfast.queue.open_page import OpenPage
-from holdfast.queue.page_supply import PageSupply
-from holdfast.queue.sync_progress import SyncProgress
-from holdfast.queue.writer import Writer
+from holdfast.queue.files.local import LocalFiles
+from holdfast.queue.format.frame import single_packers
+from holdfast.queue.log.log_tail import LogTail
+from holdfast.queue.log.open_page import OpenPage
+from holdfast.queue.log.page_supply import PageSupply
+from holdfast.queue.log.sync_progress import SyncProgress
+from holdfast.queue.log.writer import Writer
 
 
 class Interrupting(LocalFiles):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.queue import Queue
-from holdfast.queue.local_files import LocalFiles
+from holdfast.queue.files.local import LocalFiles
 
 
 def test_a_listing_is_whole_while_another_is_on_its_way(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.worlds.queue import CrashFiles
 
 from holdfast.queue import Gap, Queue, Trimmed
-from holdfast.queue.slots import newest_slot
-from holdfast.testing.queue_world import CrashFiles
+from holdfast.queue.format.slots import newest_slot
 
 PAGE_BYTES = 4096
 LAST = 60

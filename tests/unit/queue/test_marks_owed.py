@@ -5,11 +5,11 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from tests.worlds.queue import CrashFiles
 
-from holdfast.queue.slots import newest_slot
+from holdfast.queue.format.slots import newest_slot
+from holdfast.queue.format.write_mark import WriteMark, decode_mark
 from holdfast.queue.stores_log import StoresLog as Queue
-from holdfast.queue.write_mark import WriteMark, decode_mark
-from holdfast.testing.queue_world import CrashFiles
 
 PAGE_BYTES = 4096
 

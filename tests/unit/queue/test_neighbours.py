@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.errors import InvalidRequest
 from holdfast.queue import Queue
-from holdfast.queue.cursor_file import committed_seqs
-from holdfast.queue.file_names import FileNames
+from holdfast.queue.consumers.cursor_file import committed_seqs
+from holdfast.queue.format.file_names import FileNames
 
 NAMES = [
     "a",

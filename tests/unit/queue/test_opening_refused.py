@@ -13,7 +13,7 @@ from tests.mount_namespace import mount_namespace
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, PermissionDenied, Unavailable
 from holdfast.queue import Queue
-from holdfast.queue.local_files import LocalFiles
+from holdfast.queue.files.local import LocalFiles
 
 OPERATIONS = ["make_directory", "open_directory", "names", "create", "open", "read", "write", "sync_data", "lock"]
 

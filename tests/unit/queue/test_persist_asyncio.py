@@ -18,8 +18,9 @@ import pytest
 import holdfast
 import holdfast.aio
 from holdfast.errors import AlreadyOpen, Closed, InvalidRequest
-from holdfast.queue import Queue, Serializer, Stored, asynchronous_persist
-from holdfast.queue.persist_run import PersistRun
+from holdfast.queue import Queue, Serializer, Stored
+from holdfast.queue.aio import persist as asynchronous_persist
+from holdfast.queue.consumers.persist_run import PersistRun
 
 PAGE_BYTES = 4096
 WAIT_S = 60

@@ -15,8 +15,8 @@ import pytest
 from holdfast.aio import Queue as AsyncQueue
 from holdfast.errors import AlreadyOpen, InvalidRequest, PermissionDenied
 from holdfast.queue import Gap, Queue, Trimmed
-from holdfast.queue.frame import HEAD_BYTES
-from holdfast.queue.local_files import LocalFiles
+from holdfast.queue.files.local import LocalFiles
+from holdfast.queue.format.frame import HEAD_BYTES
 
 
 @pytest.mark.parametrize("path", ["data/mail", "mail"])

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from holdfast.queue.recovery import Following, Here, Owed, Step, decide
+from holdfast.queue.log.recovery import Following, Here, Owed, Step, decide
 
 SEAL, NOTHING, INVALID, EXHAUSTED = Here.SEAL, Here.NOTHING, Here.INVALID, Here.EXHAUSTED
 NONE, PREPARED, CONTINUES = Following.NONE, Following.PREPARED, Following.CONTINUES

@@ -14,18 +14,18 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.worlds.queue.files import CrashFiles
 
 from holdfast import aio
 from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, Unavailable
 from holdfast.queue import Queue
-from holdfast.queue.consumer import Consumer
-from holdfast.queue.cursor_file import committed_seqs, first_held_seq
-from holdfast.queue.file_names import FileNames
-from holdfast.queue.page_files import PageDirectory
-from holdfast.queue.reader import read_mark
-from holdfast.queue.work_job import Job
-from holdfast.queue.work_queue import WorkQueue
-from holdfast.testing.queue_world.files import CrashFiles
+from holdfast.queue.consumers.consumer import Consumer
+from holdfast.queue.consumers.cursor_file import committed_seqs, first_held_seq
+from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.format.file_names import FileNames
+from holdfast.queue.log.reader import read_mark
+from holdfast.queue.work.job import Job
+from holdfast.queue.work.work_queue import WorkQueue
 
 OPERATIONS = ["names", "create", "open", "size", "modified_ns", "size_of", "read", "write", "allocate", "truncate"]
 OPERATIONS += ["sync_data", "sync_directory", "rename", "unlink", "lock", "map"]

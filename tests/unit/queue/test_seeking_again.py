@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.queue import Gap, Queue
-from holdfast.queue.reader import LogReader
+from holdfast.queue.log.reader import LogReader
 
 START_NS = 1_700_000_000_000_000_000
 MESSAGES = 100

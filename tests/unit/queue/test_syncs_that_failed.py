@@ -14,11 +14,11 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.worlds.queue import CrashFiles
 
 from holdfast.errors import Closed, Code, HoldfastError
 from holdfast.queue import Gap, Message, Queue, Trimmed
-from holdfast.queue.slots import newest_slot
-from holdfast.testing.queue_world import CrashFiles
+from holdfast.queue.format.slots import newest_slot
 
 SEEDS = range(40)
 

@@ -9,17 +9,17 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tests.worlds.queue import CrashFiles
 
 from holdfast import aio
 from holdfast.errors import Closed, Code
 from holdfast.queue import Queue
-from holdfast.queue.durability import Durability, SyncTarget
-from holdfast.queue.file_names import FileNames
-from holdfast.queue.local_files import LocalFiles
-from holdfast.queue.mark_file import MarkFile
-from holdfast.queue.page_files import PageDirectory
-from holdfast.queue.write_mark import DurableMark, mark_value
-from holdfast.testing.queue_world import CrashFiles
+from holdfast.queue.files.local import LocalFiles
+from holdfast.queue.files.mark_file import MarkFile
+from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.format.file_names import FileNames
+from holdfast.queue.format.write_mark import DurableMark, mark_value
+from holdfast.queue.log.durability import Durability, SyncTarget
 
 PAGE_BYTES = 4096
 

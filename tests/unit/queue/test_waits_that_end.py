@@ -15,7 +15,7 @@ import pytest
 from holdfast import aio
 from holdfast.errors import Closed
 from holdfast.queue import Queue
-from holdfast.queue.local_files import LocalFiles
+from holdfast.queue.files.local import LocalFiles
 
 TINY_S = 1e-6
 

@@ -24,15 +24,15 @@ import pytest
 
 from holdfast.errors import AlreadyOpen, Closed, Code, CorruptData, Fenced, InvalidRequest, Unavailable
 from holdfast.queue import Queue, Trimmed
-from holdfast.queue.cursor_file import committed_seqs
-from holdfast.queue.local_files import LocalFiles
-from holdfast.queue.work_clock import WorkClock
-from holdfast.queue.work_dead_letter import DeadLetter
-from holdfast.queue.work_job import Job
-from holdfast.queue.work_log import WorkLog
-from holdfast.queue.work_machine import WorkMachine
-from holdfast.queue.work_opening import find_state
-from holdfast.queue.work_queue import WorkQueue
+from holdfast.queue.consumers.cursor_file import committed_seqs
+from holdfast.queue.files.local import LocalFiles
+from holdfast.queue.work.clock import WorkClock
+from holdfast.queue.work.dead_letter import DeadLetter
+from holdfast.queue.work.job import Job
+from holdfast.queue.work.log import WorkLog
+from holdfast.queue.work.machine import WorkMachine
+from holdfast.queue.work.opening import find_state
+from holdfast.queue.work.work_queue import WorkQueue
 
 NS = 10**9
 SMALL = 4096
@@ -810,7 +810,7 @@ def test_a_timer_that_begins_anew_at_a_restart_is_caught(tmp_path: Path, monkeyp
             machine._push(clock() + 30 * NS, seq)
         return machine
 
-    monkeypatch.setattr("holdfast.queue.work_queue.find_state", reset)
+    monkeypatch.setattr("holdfast.queue.work.work_queue.find_state", reset)
     with pytest.raises(AssertionError, match="a lease ended late"):
         deadlines_survive(tmp_path / "files")
 
@@ -828,12 +828,12 @@ def test_a_command_that_is_not_written_is_caught(tmp_path: Path, monkeypatch: py
 
 
 def test_a_dead_letter_that_is_not_looked_for_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.queue.work_opening.find_buried", lambda _queue, _name, _machine: None)
+    monkeypatch.setattr("holdfast.queue.work.opening.find_buried", lambda _queue, _name, _machine: None)
     with pytest.raises(AssertionError, match="twice among the dead letters"):
         a_dead_letter_is_there_once_whenever_it_is_killed(tmp_path / "files")
 
 
 def test_a_work_queue_that_trusts_its_numbers_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.queue.work_opening.kept_in", lambda _pages, cursor, _last: cursor.committed_seq)
+    monkeypatch.setattr("holdfast.queue.work.opening.kept_in", lambda _pages, cursor, _last: cursor.committed_seq)
     with pytest.raises((AssertionError, CorruptData)):
         a_crash_takes_messages_that_were_done(tmp_path / "files", 100)

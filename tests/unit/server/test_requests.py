@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.commit.json_request import decode_json
-from holdfast.commit.transaction import Committed, Transaction
+from holdfast.commit.format.json_request import decode_json
+from holdfast.commit.format.transaction import Committed, Transaction
 from holdfast.errors import Code, InvalidRequest
-from holdfast.server.commit_stream import ItemReader, JsonLines, MsgpackItems
-from holdfast.server.requests import decode_msgpack, problem_with
-from holdfast.server.responses import CommitAnswers, CommittedAnswer, LeaderHint, encode
-from holdfast.server.routes import key_from_text
+from holdfast.server.commit.commit_stream import ItemReader, JsonLines, MsgpackItems
+from holdfast.server.http.requests import decode_msgpack, problem_with
+from holdfast.server.http.responses import CommitAnswers, CommittedAnswer, LeaderHint, encode
+from holdfast.server.http.routes import key_from_text
 
 KEYS = st.binary(max_size=12)
 VERSIONS = st.none() | st.integers(0, 2**53 - 1)

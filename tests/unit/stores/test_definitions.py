@@ -8,9 +8,8 @@ from dataclasses import fields
 import pytest
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.stores.definition_changes import beside, check_change, differences
-from holdfast.stores.definition_parts import changed_paths
-from holdfast.stores.definitions import (
+from holdfast.stores.definitions.changes import beside, check_change, differences
+from holdfast.stores.definitions.definitions import (
     BUILT_IN_TEMPLATES,
     PARAMETER_TYPES,
     ClusterDefinition,
@@ -21,7 +20,8 @@ from holdfast.stores.definitions import (
     durable_of,
     parse_definition,
 )
-from holdfast.stores.matcher import Matcher
+from holdfast.stores.definitions.parts import changed_paths
+from holdfast.stores.matching.matcher import Matcher
 
 KI, MI, GI = 1 << 10, 1 << 20, 1 << 30
 

@@ -6,20 +6,20 @@ from array import array
 from random import Random
 
 import pytest
+from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
 
 from holdfast.errors import Backpressure, Code, Conflict, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
-from holdfast.stores.commands import MapChange
-from holdfast.stores.definitions import Discard, DurableDefinition, DurableType
+from holdfast.stores.definitions.definitions import Discard, DurableDefinition, DurableType
 from holdfast.stores.durables import locks
 from holdfast.stores.durables.backlog import Shelf
 from holdfast.stores.durables.last_value import LastValue
 from holdfast.stores.durables.locks import Locks
 from holdfast.stores.durables.map import Change, Map
-from holdfast.stores.expiry import Budget
-from holdfast.stores.messages import Message
-from holdfast.stores.ports import BLOCK_MESSAGES
-from holdfast.stores.reference_counts import ReferenceCounts
-from holdfast.testing.stores_world.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
+from holdfast.stores.values.commands import MapChange
+from holdfast.stores.values.expiry import Budget
+from holdfast.stores.values.messages import Message
+from holdfast.stores.values.ports import BLOCK_MESSAGES
+from holdfast.stores.values.reference_counts import ReferenceCounts
 
 
 class Ground:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import pytest
 
 from holdfast.errors import InvalidRequest
-from holdfast.stores.matcher import ALTERNATIVES_MAX, EVERYTHING, VALUES_MAX, Matcher, Test
-from holdfast.stores.matcher_index import MatcherIndex
-from holdfast.stores.messages import FieldValue
+from holdfast.stores.matching.matcher import ALTERNATIVES_MAX, EVERYTHING, VALUES_MAX, Matcher, Test
+from holdfast.stores.matching.matcher_index import MatcherIndex
+from holdfast.stores.values.messages import FieldValue
 
 
 @pytest.mark.parametrize(

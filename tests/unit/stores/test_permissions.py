@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import Code, InvalidRequest, PermissionDenied
-from holdfast.server.auth import Authenticator, Role
+from holdfast.server.http.auth import Authenticator, Role
 from holdfast.server.stores.access import StoreAccess
-from holdfast.stores import commands
-from holdfast.stores.definitions import definition_of
-from holdfast.stores.permissions import CLUSTER, OPEN, RIGHTS, Permissions, Right, right_for, token_hash
+from holdfast.stores.definitions.definitions import definition_of
+from holdfast.stores.definitions.permissions import CLUSTER, OPEN, RIGHTS, Permissions, Right, right_for, token_hash
+from holdfast.stores.values import commands
 
 ROLES = {
     "trader": {"stores": {"orders": ["publish", "subscribe"], "quotes-*": ["subscribe"]}},

@@ -6,14 +6,14 @@ from array import array
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.worlds.stores.memory_ports import MemoryBlocks
 
 from holdfast.stores.durables.holdings import Holding, Holdings
 from holdfast.stores.durables.returned import Returned
-from holdfast.stores.expiry import Deadlines
-from holdfast.stores.ports import BLOCK_MESSAGES
-from holdfast.stores.reference_counts import ReferenceCounts
-from holdfast.stores.sequence_set import SequenceSet
-from holdfast.testing.stores_world.memory_ports import MemoryBlocks
+from holdfast.stores.values.expiry import Deadlines
+from holdfast.stores.values.ports import BLOCK_MESSAGES
+from holdfast.stores.values.reference_counts import ReferenceCounts
+from holdfast.stores.values.sequence_set import SequenceSet
 
 NUMBERS = st.integers(1, 40)
 RUNS = st.tuples(NUMBERS, st.integers(0, 6)).map(lambda run: (run[0], run[0] + run[1]))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.commit.transaction import (
+from holdfast.commit.format.transaction import (
     Committed,
     Delete,
     FailedPrecondition,

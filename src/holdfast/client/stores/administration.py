@@ -15,14 +15,14 @@ from typing import Final, Literal
 
 import msgspec
 
-from holdfast.client.core import Patience, Session, answer_too_large
-from holdfast.client.effects import Failed, Procedure, Reply, Request, Send, Woken
-from holdfast.client.messages import retry_after_ms
-from holdfast.client.patience import COORDINATION_CODES
+from holdfast.client.protocol.core import Patience, Session, answer_too_large
+from holdfast.client.protocol.effects import Failed, Procedure, Reply, Request, Send, Woken
+from holdfast.client.protocol.messages import retry_after_ms
+from holdfast.client.protocol.retry_budget import COORDINATION_CODES
 from holdfast.client.stores.answer_codes import PASSING_CODES, is_unclear
 from holdfast.client.stores.wire import coded_error, decode, durable_path, map_path, query_of, request_of
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound, OutcomeUnknown, Unavailable
-from holdfast.stores.messages import Delivery
+from holdfast.stores.values.messages import Delivery
 
 __all__ = [
     "ClusterCommand",

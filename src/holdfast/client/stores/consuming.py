@@ -38,10 +38,10 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Final
 
-from holdfast.client.core import Session
-from holdfast.client.effects import Wait
-from holdfast.client.endpoint import Endpoint, Unusable
-from holdfast.client.messages import ServiceError
+from holdfast.client.protocol.core import Session
+from holdfast.client.protocol.effects import Wait
+from holdfast.client.protocol.endpoint import Endpoint, Unusable
+from holdfast.client.protocol.messages import ServiceError
 from holdfast.client.stores.acknowledging import Acknowledging, OnAnswer
 from holdfast.client.stores.answer_codes import PASSING_CODES
 from holdfast.client.stores.options import FOR_EVER, SubscriberOptions
@@ -67,7 +67,7 @@ from holdfast.client.stores.wire import (
     subscribe_target,
 )
 from holdfast.errors import Closed, Code, CorruptData, HoldfastError, Unavailable
-from holdfast.stores.messages import Delivery
+from holdfast.stores.values.messages import Delivery
 
 __all__ = ["Consuming"]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.stores.messages import Delivery
+from holdfast.stores.values.messages import Delivery
 
 __all__ = ["RETRY_DELAY", "RETRY_DELAY_MAX", "Failures", "OnError", "at_least_one"]
 

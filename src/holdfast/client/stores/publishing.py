@@ -48,11 +48,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from holdfast.client.core import Session
-from holdfast.client.effects import Failed, Reply, Request, Send, Wait
-from holdfast.client.endpoint import Endpoint, Unusable
-from holdfast.client.messages import retry_after_ms
-from holdfast.client.patience import COORDINATION_CODES
+from holdfast.client.protocol.core import Session
+from holdfast.client.protocol.effects import Failed, Reply, Request, Send, Wait
+from holdfast.client.protocol.endpoint import Endpoint, Unusable
+from holdfast.client.protocol.messages import retry_after_ms
+from holdfast.client.protocol.retry_budget import COORDINATION_CODES
 from holdfast.client.stores.answer_codes import RETRIED_CODES, is_unclear
 from holdfast.client.stores.blockage import WARN_AFTER_MS, Blockage, kind_of
 from holdfast.client.stores.options import FOR_EVER, PublisherOptions
@@ -67,7 +67,7 @@ from holdfast.errors import (
     OutcomeUnknown,
     Unavailable,
 )
-from holdfast.stores.messages import Message
+from holdfast.stores.values.messages import Message
 
 __all__ = ["LINGER", "Publishing"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from holdfast.client.stores.wire import Receipt
 from holdfast.errors import HoldfastError
-from holdfast.stores.messages import Message
+from holdfast.stores.values.messages import Message
 
 __all__ = ["Failure", "Sent"]
 

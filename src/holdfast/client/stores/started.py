@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from holdfast.client.stores.wire import started_frame
-from holdfast.stores.messages import Delivery
+from holdfast.stores.values.messages import Delivery
 
 __all__ = ["EXACT_MESSAGES", "INTERVAL_MS", "StartedReports"]
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from holdfast.client.effects import Wait
-from holdfast.client.endpoint import Endpoint
+from holdfast.client.protocol.effects import Wait
+from holdfast.client.protocol.endpoint import Endpoint
 
 __all__ = ["Advisory", "Connect", "Ended", "Step", "Talk"]
 

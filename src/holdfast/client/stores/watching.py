@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from holdfast.client.core import Session
+from holdfast.client.protocol.core import Session
 from holdfast.client.stores.consuming import Consuming
 from holdfast.client.stores.options import SubscriberOptions
 from holdfast.client.stores.wire import ChangesFrame, CurrentFrame, KeyChange

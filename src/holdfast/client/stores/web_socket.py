@@ -20,7 +20,7 @@ from websockets.http11 import Response
 from websockets.typing import Subprotocol
 from websockets.uri import WebSocketURI
 
-from holdfast.client.endpoint import Endpoint
+from holdfast.client.protocol.endpoint import Endpoint
 from holdfast.client.stores.wire import SUBPROTOCOL
 
 __all__ = ["Happening", "Hung", "Opened", "Payload", "Pong", "Refused", "TooLarge", "WebSocket"]

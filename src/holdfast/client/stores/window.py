@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.client.stores.wire import AttachedFrame
-from holdfast.stores.messages import Delivery
+from holdfast.stores.values.messages import Delivery
 
 __all__ = ["Window"]
 

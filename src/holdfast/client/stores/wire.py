@@ -17,10 +17,10 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from holdfast.client.effects import Reply, Request
-from holdfast.client.messages import ServiceError, error_of
+from holdfast.client.protocol.effects import Reply, Request
+from holdfast.client.protocol.messages import ServiceError, error_of
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
-from holdfast.stores.messages import Delivery, Message
+from holdfast.stores.values.messages import Delivery, Message
 
 __all__ = [
     "SUBPROTOCOL",

@@ -18,9 +18,9 @@ from hashlib import sha256
 from typing import Final
 
 from holdfast.errors import Code, HoldfastError, PermissionDenied
-from holdfast.server.auth import TOKEN_HINT, Authenticator, Role
-from holdfast.server.kept_errors import without_traceback
-from holdfast.stores.permissions import CLUSTER, Permissions, Right
+from holdfast.server.http.auth import TOKEN_HINT, Authenticator, Role
+from holdfast.server.http.kept_errors import without_traceback
+from holdfast.stores.definitions.permissions import CLUSTER, Permissions, Right
 
 __all__ = ["StoreAccess"]
 

@@ -34,9 +34,9 @@ import structlog
 from holdfast.errors import Code, Conflict, HoldfastError
 from holdfast.server.stores.service_port import StoreServicePort
 from holdfast.server.stores.subscribers import SHARE_MAX, Polled, Poller, Problem, Run, Subscriber
-from holdfast.stores.commands import Acknowledge, Attach, Attached, Deliver, Delivered, Detach, Result
-from holdfast.stores.messages import Delivery
-from holdfast.stores.sequence_set import SequenceSet
+from holdfast.stores.values.commands import Acknowledge, Attach, Attached, Deliver, Delivered, Detach, Result
+from holdfast.stores.values.messages import Delivery
+from holdfast.stores.values.sequence_set import SequenceSet
 
 __all__ = ["PIECE_BYTES", "Backlog", "Deliveries", "wall_ms"]
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from holdfast.stores.definitions import TemplateDefinition
+from holdfast.stores.definitions.definitions import TemplateDefinition
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.last_value import LastValue
-from holdfast.stores.messages import Delivery
-from holdfast.stores.store import Durable, Store
+from holdfast.stores.machine.store import Durable, Store
+from holdfast.stores.values.messages import Delivery
 
 if TYPE_CHECKING:
     from holdfast.server.stores.hosting import OpenStores

@@ -20,8 +20,8 @@ import structlog
 
 from holdfast.errors import Backpressure, Code, Conflict, HoldfastError, InternalError, NotFound, Unavailable
 from holdfast.private_files import make_private_directory
-from holdfast.server.front import OVERLOADED_RETRY_AFTER_MS, Front
-from holdfast.server.responses import not_leading
+from holdfast.server.gateway import OVERLOADED_RETRY_AFTER_MS, Front
+from holdfast.server.http.responses import not_leading
 from holdfast.server.stores.access import StoreAccess
 from holdfast.server.stores.deliveries import Deliveries
 from holdfast.server.stores.figures import still_held, waiting, with_replayed
@@ -30,16 +30,16 @@ from holdfast.server.stores.operations import StoreOperations
 from holdfast.server.stores.parking import ParkingLog
 from holdfast.server.stores.statistics import Statistics
 from holdfast.server.stores.subscribers import Run
+from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.effects import Advise, Changed, Effect
-from holdfast.stores.messages import Delivery
-from holdfast.stores.permissions import Right
 from holdfast.stores.service import StoreService
+from holdfast.stores.values.effects import Advise, Changed, Effect
+from holdfast.stores.values.messages import Delivery
 
 if TYPE_CHECKING:
     from holdfast.server.stores.socket import SubscribeSocket
     from holdfast.stores.durables.holdings import Holding
-    from holdfast.stores.state import State
+    from holdfast.stores.machine.state import State
 
 __all__ = ["OpenStores", "StoreHost"]
 

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest
-from holdfast.server.front import Front
-from holdfast.server.kept_errors import without_traceback
-from holdfast.server.responses import error_answer
+from holdfast.server.gateway import Front
+from holdfast.server.http.kept_errors import without_traceback
+from holdfast.server.http.responses import error_answer
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.operations import POLL_MESSAGES_DEFAULT, PollRequest, PollUnderWay
 from holdfast.server.stores.subscribers import address_of
 from holdfast.server.stores.wire import MSGPACK, AckRequest, PublishRequest, decode, format_of
-from holdfast.stores.permissions import Right
+from holdfast.stores.definitions.permissions import Right
 
 __all__ = ["HOT_PREFIXES", "LINE_BYTES_MAX", "Answer", "HotRequest", "HotStores"]
 

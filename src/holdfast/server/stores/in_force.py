@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from holdfast.errors import NotFound
-from holdfast.stores.definitions import (
+from holdfast.stores.definitions.definitions import (
     ClusterDefinition,
     DurableDefinition,
     StoreDefinition,
 )
-from holdfast.stores.state import State
+from holdfast.stores.machine.state import State
 
 __all__ = ["DEFAULT_DURABLE", "InForce"]
 

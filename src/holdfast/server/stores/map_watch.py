@@ -31,7 +31,7 @@ from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
 from holdfast.server.stores.service_port import StoreServicePort
 from holdfast.server.stores.socket_frames import ChangesFrame, CurrentFrame, KeyChange
 from holdfast.stores.durables.map import Map
-from holdfast.stores.state import State
+from holdfast.stores.machine.state import State
 
 __all__ = ["MapWatch", "Watched", "Watcher", "WatchedMap"]
 

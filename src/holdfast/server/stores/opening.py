@@ -16,22 +16,22 @@ from typing import Final
 
 import structlog
 
-from holdfast.commit.log_remains import bind_stores, bound_log, require_bound
+from holdfast.commit.leadership.log_remains import bind_stores, bound_log, require_bound
 from holdfast.errors import AlreadyOpen, Code, Conflict, InvalidRequest, Unavailable
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.settings import StoresSettings
 from holdfast.settings.documents import read_document
 from holdfast.stores.clock import StoreClock
-from holdfast.stores.commands import Redefine
-from holdfast.stores.definition_changes import beside, differences
-from holdfast.stores.definition_parts import parts_between
-from holdfast.stores.definitions import (
+from holdfast.stores.definitions.changes import beside, differences
+from holdfast.stores.definitions.definitions import (
     ClusterDefinition,
     StoreDefinition,
     definition_of,
     with_known_prefetch,
 )
+from holdfast.stores.definitions.parts import parts_between
 from holdfast.stores.service import StoreService
+from holdfast.stores.values.commands import Redefine
 
 __all__ = ["Opening", "read_definitions"]
 

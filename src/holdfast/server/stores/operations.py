@@ -32,7 +32,14 @@ from holdfast.server.stores.wire import (
     published_bytes,
     ranges_of,
 )
-from holdfast.stores.commands import (
+from holdfast.stores.definitions.definitions import DurableDefinition, DurableType, PublisherMode
+from holdfast.stores.durables.administration import Browsed, browse_page
+from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.durables.map import Map
+from holdfast.stores.machine.state import State
+from holdfast.stores.machine.store import Durable
+from holdfast.stores.matching.matcher import Matcher
+from holdfast.stores.values.commands import (
     Acknowledge,
     Acknowledged,
     Attach,
@@ -41,14 +48,7 @@ from holdfast.stores.commands import (
     Published,
     Result,
 )
-from holdfast.stores.definitions import DurableDefinition, DurableType, PublisherMode
-from holdfast.stores.durables.administration import Browsed, browse_page
-from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.map import Map
-from holdfast.stores.matcher import Matcher
-from holdfast.stores.messages import Delivery
-from holdfast.stores.state import State
-from holdfast.stores.store import Durable
+from holdfast.stores.values.messages import Delivery
 
 __all__ = [
     "POLL_MESSAGES_DEFAULT",

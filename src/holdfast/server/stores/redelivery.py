@@ -15,17 +15,17 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest
-from holdfast.server.routes import Answer
+from holdfast.server.http.routes import Answer
 from holdfast.server.stores.hosting import OpenStores
 from holdfast.server.stores.store_call import StoreCall
 from holdfast.server.stores.wire import MESSAGES_MAX, Sequence
-from holdfast.stores.commands import Drop, Published, Redeliver, Redelivered, Resend
 from holdfast.stores.dead_letters import origin_of
+from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.matcher import Matcher
-from holdfast.stores.messages import Delivery
-from holdfast.stores.permissions import Right
-from holdfast.stores.sequence_set import SequenceSet
+from holdfast.stores.matching.matcher import Matcher
+from holdfast.stores.values.commands import Drop, Published, Redeliver, Redelivered, Resend
+from holdfast.stores.values.messages import Delivery
+from holdfast.stores.values.sequence_set import SequenceSet
 
 __all__ = ["REDELIVER_MAX", "RedeliverRequest", "RedeliveredAnswer", "redeliver"]
 

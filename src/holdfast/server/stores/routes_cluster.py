@@ -19,12 +19,12 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.errors import Code, InvalidRequest, Unavailable
-from holdfast.server.routes import Answer, Route
+from holdfast.server.http.routes import Answer, Route
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.routes_messages import NothingMore
 from holdfast.server.stores.store_call import DOCUMENT, StoreCall, store_route
-from holdfast.stores.disk_limit import disk_use
-from holdfast.stores.permissions import Right
+from holdfast.stores.definitions.permissions import Right
+from holdfast.stores.storage.disk_limit import disk_use
 
 __all__ = ["cluster_routes"]
 

@@ -17,18 +17,18 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound
-from holdfast.server.routes import Answer, Route
+from holdfast.server.http.routes import Answer, Route
 from holdfast.server.stores import definition_edits as edits
 from holdfast.server.stores.figures import durable_document, store_document, template_document
 from holdfast.server.stores.filtering import filtered
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.routes_messages import NothingMore, flag
 from holdfast.server.stores.store_call import DOCUMENT, StoreCall, parameter, store_route
-from holdfast.stores.commands import Attach, Attached, Detach, Done, Part, Redefine, Unsubscribe
-from holdfast.stores.definition_parts import full_parts, parts_between
-from holdfast.stores.definitions import ClusterDefinition, DurableType, definition_of, with_known_prefetch
-from holdfast.stores.permissions import Right
-from holdfast.stores.redefine import Revision, definition_at
+from holdfast.stores.definitions.definitions import ClusterDefinition, DurableType, definition_of, with_known_prefetch
+from holdfast.stores.definitions.parts import full_parts, parts_between
+from holdfast.stores.definitions.permissions import Right
+from holdfast.stores.machine.redefine import Revision, definition_at
+from holdfast.stores.values.commands import Attach, Attached, Detach, Done, Part, Redefine, Unsubscribe
 
 __all__ = ["definition_routes"]
 

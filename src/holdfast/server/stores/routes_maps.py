@@ -16,13 +16,13 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.errors import Code, InvalidRequest, NotFound
-from holdfast.server.routes import Answer, Parameter, Route
+from holdfast.server.http.routes import Answer, Parameter, Route
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.routes_messages import NothingMore
 from holdfast.server.stores.store_call import StoreCall, parameter, store_route
 from holdfast.server.stores.wire import Key, Number
-from holdfast.stores.commands import Done, MapChange, MapChanged, MapLock, MapLocked, MapUnlock
-from holdfast.stores.permissions import Right
+from holdfast.stores.definitions.permissions import Right
+from holdfast.stores.values.commands import Done, MapChange, MapChanged, MapLock, MapLocked, MapUnlock
 
 __all__ = ["map_routes"]
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.server.routes import Answer, Route
+from holdfast.server.http.routes import Answer, Route
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.operations import (
     POLL_MESSAGES_DEFAULT,
@@ -31,11 +31,11 @@ from holdfast.server.stores.wire import (
     PublishAnswer,
     PublishRequest,
 )
-from holdfast.stores.commands import Done, Drop, Purge, Purged, Rewind
+from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.explaining import explain
-from holdfast.stores.messages import KEY_BYTES_MAX, Delivery
-from holdfast.stores.permissions import Right
+from holdfast.stores.machine.explaining import explain
+from holdfast.stores.values.commands import Done, Drop, Purge, Purged, Rewind
+from holdfast.stores.values.messages import KEY_BYTES_MAX, Delivery
 
 __all__ = ["NothingMore", "flag", "message_routes"]
 

@@ -6,11 +6,11 @@ Owns: the row. Does not own: the WebSocket, which is served below the framework 
 from __future__ import annotations
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.server.routes import Answer, Route
+from holdfast.server.http.routes import Answer, Route
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.routes_messages import NothingMore
 from holdfast.server.stores.store_call import StoreCall, parameter, store_route
-from holdfast.stores.permissions import Right
+from holdfast.stores.definitions.permissions import Right
 
 __all__ = ["subscribe_routes"]
 

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 from holdfast.errors import HoldfastError
-from holdfast.stores.commands import Command, Result
-from holdfast.stores.messages import Delivery
+from holdfast.stores.values.commands import Command, Result
+from holdfast.stores.values.messages import Delivery
 
 __all__ = ["Answered", "StoreServicePort"]
 

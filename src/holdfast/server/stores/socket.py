@@ -37,9 +37,9 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
-from holdfast.server.front import Front
-from holdfast.server.kept_errors import without_traceback
-from holdfast.server.responses import STATUS_OF, error_answer
+from holdfast.server.gateway import Front
+from holdfast.server.http.kept_errors import without_traceback
+from holdfast.server.http.responses import STATUS_OF, error_answer
 from holdfast.server.stores.deliveries import wall_ms
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.map_watch import MapWatch, WatchedMap
@@ -67,10 +67,10 @@ from holdfast.server.stores.socket_frames import (
 )
 from holdfast.server.stores.subscribers import Subscriber, address_of
 from holdfast.server.stores.wire import WireFormat, ranges_of
-from holdfast.stores.commands import Acknowledge, Acknowledged, Attach, Attached, Result
-from holdfast.stores.definitions import DurableDefinition, DurableType
-from holdfast.stores.messages import Delivery
-from holdfast.stores.permissions import Permissions, Right
+from holdfast.stores.definitions.definitions import DurableDefinition, DurableType
+from holdfast.stores.definitions.permissions import Permissions, Right
+from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Result
+from holdfast.stores.values.messages import Delivery
 
 __all__ = ["SubscribeSocket"]
 

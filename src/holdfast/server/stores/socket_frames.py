@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.server.stores.wire import MESSAGES_MAX, Milliseconds, Sequence, WireFormat
-from holdfast.stores.messages import Delivery
+from holdfast.stores.values.messages import Delivery
 
 __all__ = [
     "CREDIT_MAX",

@@ -15,9 +15,9 @@ from typing import Final
 import structlog
 
 from holdfast.server.stores.figures import figures_of
-from holdfast.stores.disk_limit import disk_use
+from holdfast.stores.machine.state import State
 from holdfast.stores.service import StoreService
-from holdfast.stores.state import State
+from holdfast.stores.storage.disk_limit import disk_use
 
 __all__ = ["Statistics"]
 

@@ -11,12 +11,12 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 from holdfast.errors import Code, HoldfastError, InvalidRequest
-from holdfast.server.auth import Role
-from holdfast.server.routes import Answer, Call, Parameter, Route
+from holdfast.server.http.auth import Role
+from holdfast.server.http.routes import Answer, Call, Parameter, Route
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.operations import PollUnderWay
 from holdfast.server.stores.wire import MSGPACK, WireFormat, decode, encode, format_of
-from holdfast.stores.permissions import CLUSTER, Right
+from holdfast.stores.definitions.permissions import CLUSTER, Right
 
 __all__ = ["DOCUMENT", "JSON", "STORE_CODES", "StoreCall", "parameter", "path_parameters", "store_route"]
 

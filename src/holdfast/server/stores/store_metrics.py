@@ -17,8 +17,8 @@ from holdfast.server.buckets import cumulative_buckets
 from holdfast.server.stores.figures import DurableFigures, figures_of
 from holdfast.server.stores.hosting import OpenStores, StoreHost
 from holdfast.server.stores.latency import LATENCY_BOUNDS_SECONDS
-from holdfast.stores.disk_limit import disk_use
-from holdfast.stores.store import Store
+from holdfast.stores.machine.store import Store
+from holdfast.stores.storage.disk_limit import disk_use
 
 __all__ = ["store_metrics"]
 

@@ -5,7 +5,7 @@ Owns: the complete list. Does not own: the rows, which stand with their handlers
 
 from __future__ import annotations
 
-from holdfast.server.routes import Route
+from holdfast.server.http.routes import Route
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.routes_cluster import cluster_routes
 from holdfast.server.stores.routes_definitions import definition_routes

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 from holdfast.errors import HoldfastError
-from holdfast.stores.messages import Delivery
-from holdfast.stores.sequence_set import SequenceSet
+from holdfast.stores.values.messages import Delivery
+from holdfast.stores.values.sequence_set import SequenceSet
 
 if TYPE_CHECKING:
     from holdfast.server.stores.deliveries import Deliveries

@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.stores.commands import Acknowledged, Published
-from holdfast.stores.messages import FIELD_BYTES_MAX, FIELDS_MAX, KEY_BYTES_MAX, Delivery, Message
+from holdfast.stores.values.commands import Acknowledged, Published
+from holdfast.stores.values.messages import FIELD_BYTES_MAX, FIELDS_MAX, KEY_BYTES_MAX, Delivery, Message
 
 __all__ = [
     "MSGPACK",

@@ -16,7 +16,7 @@ from typing import Final, Literal
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
-from holdfast.commit.batch import VERSION_JUMP
+from holdfast.commit.format.batch import VERSION_JUMP
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.bulk.ingest import Ingest
 from holdfast.spark.bulk.load import WAVE_DEFAULT, LoadOptions, load_requests
@@ -27,10 +27,10 @@ from holdfast.spark.bulk.resolve import Resolution, resolve_requests
 from holdfast.spark.bulk.sequencing import Fate, Windows
 from holdfast.spark.bulk.staging import stage
 from holdfast.spark.bulk.verdict_table import write_verdicts
-from holdfast.spark.command_session import command_session
-from holdfast.spark.pipeline.command import Made, Told
-from holdfast.spark.pipeline.increments import log_head
-from holdfast.spark.pipeline.task_errors import task_errors
+from holdfast.spark.log.increments import log_head
+from holdfast.spark.log.task_errors import task_errors
+from holdfast.spark.runtime.command_session import command_session
+from holdfast.spark.tables.command import Made, Told
 
 __all__ = ["BulkCommand", "RequestSource"]
 

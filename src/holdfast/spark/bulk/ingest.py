@@ -42,15 +42,15 @@ from zlib import crc32
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from holdfast.commit.attempt_history import AttemptHistory
-from holdfast.commit.attempts import Attempts, Known, fingerprint
-from holdfast.commit.batch import SPAN_MAX, Header, LoggedTransaction, encode_body, encode_object
-from holdfast.commit.entry import CommitEntry, request_bytes
-from holdfast.commit.pipeline import PipelineRules
-from holdfast.commit.resolve import Resolve
-from holdfast.commit.sequence import Sequence as SequenceStage
-from holdfast.commit.takeover import now
-from holdfast.commit.transaction import Committed, Rejected, Reused, Transaction, Write
+from holdfast.commit.format.batch import SPAN_MAX, Header, LoggedTransaction, encode_body, encode_object
+from holdfast.commit.format.entry import CommitEntry, request_bytes
+from holdfast.commit.format.transaction import Committed, Rejected, Reused, Transaction, Write
+from holdfast.commit.leadership.takeover import now
+from holdfast.commit.reading.attempt_history import AttemptHistory
+from holdfast.commit.stages.attempts import Attempts, Known, fingerprint
+from holdfast.commit.stages.pipeline import PipelineRules
+from holdfast.commit.stages.resolve import Resolve
+from holdfast.commit.stages.sequence import Sequence as SequenceStage
 from holdfast.errors import Code, HoldfastError, InvalidRequest, Unavailable
 from holdfast.objects.port import ObjectStore
 from holdfast.segments.table_location import table_location
@@ -68,10 +68,10 @@ from holdfast.spark.bulk.reign import POLITELY, BulkLeading, Reign
 from holdfast.spark.bulk.request_chunk import pack
 from holdfast.spark.bulk.request_frame import AS_NAMED, RequestFormat, frame_errors, in_order
 from holdfast.spark.bulk.verdict_table import INVALID_CODES, VERDICTS
-from holdfast.spark.pipeline.delta_output import DeltaOutput
-from holdfast.spark.pipeline.table_files import write_table
-from holdfast.spark.pipeline.task_errors import task_errors
-from holdfast.spark.store_thread import StoreThread, is_directory
+from holdfast.spark.log.task_errors import task_errors
+from holdfast.spark.runtime.store_thread import StoreThread, is_directory
+from holdfast.spark.tables.delta_output import DeltaOutput
+from holdfast.spark.tables.table_files import write_table
 
 __all__ = ["Ingest", "IngestCounts"]
 

@@ -20,14 +20,14 @@ import msgspec
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
-from holdfast.commit.batch import FIRST_SLOT, Header, Kind, object_name
-from holdfast.commit.reader import LoggedBatch, read_header
-from holdfast.commit.transaction import Write
+from holdfast.commit.format.batch import FIRST_SLOT, Header, Kind, object_name
+from holdfast.commit.format.transaction import Write
+from holdfast.commit.reading.reader import LoggedBatch, read_header
 from holdfast.errors import Code, CorruptData
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.bulk.load_progress import newest_of_log
 from holdfast.spark.bulk.parsed_requests import ParsedRequest
-from holdfast.spark.pipeline.task_errors import task_errors
+from holdfast.spark.log.task_errors import task_errors
 
 __all__ = ["GroupRecord", "Told", "record_key", "records_nearby", "records_of_log", "requests_digest"]
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.commit.batch import ItemKind
+from holdfast.commit.format.batch import ItemKind
 from holdfast.spark.bulk.sequencing import ordinals_of
 from holdfast.spark.bulk.sweep import Ordinals, Problem
 

@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 from pyspark.sql import DataFrame, SparkSession
 
-from holdfast.commit.batch import SPAN_MAX, VERSION_JUMP, Header
+from holdfast.commit.format.batch import SPAN_MAX, VERSION_JUMP, Header
 from holdfast.errors import Code, InvalidRequest
 from holdfast.spark.bulk.load_progress import (
     LoadProgress,
@@ -56,7 +56,7 @@ from holdfast.spark.bulk.sequencing import Fate, Windows
 from holdfast.spark.bulk.staging import ChunkPlace, Staged, stage
 from holdfast.spark.bulk.verdict_table import write_verdicts
 from holdfast.spark.bulk.wave import BatchPlan, ReignPlan, write_wave
-from holdfast.spark.store_thread import StoreThread, is_directory
+from holdfast.spark.runtime.store_thread import StoreThread, is_directory
 
 __all__ = ["LoadOptions", "LoadReport", "load_requests"]
 

@@ -18,11 +18,11 @@ import msgspec
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
-from holdfast.commit.batch import FIRST_SLOT, Header, ItemKind, Kind, object_name, read_body_table
-from holdfast.commit.reader import read_header
+from holdfast.commit.format.batch import FIRST_SLOT, Header, ItemKind, Kind, object_name, read_body_table
+from holdfast.commit.reading.reader import read_header
 from holdfast.errors import Code, CorruptData
 from holdfast.objects.port import ObjectStore
-from holdfast.spark.pipeline.task_errors import task_errors
+from holdfast.spark.log.task_errors import task_errors
 
 __all__ = ["LoadProgress", "decode_progress", "newest_nearby", "newest_of_log", "progress_key"]
 

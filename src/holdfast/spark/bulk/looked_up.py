@@ -31,8 +31,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
-from holdfast.commit.batch import FIRST_SLOT, decode_body, decode_header, object_name
-from holdfast.commit.transaction import Operation, Write
+from holdfast.commit.format.batch import FIRST_SLOT, decode_body, decode_header, object_name
+from holdfast.commit.format.transaction import Operation, Write
 from holdfast.objects.port import ObjectReader
 from holdfast.spark.bulk.load_progress import progress_key
 from holdfast.spark.bulk.parsed_requests import operations_at
@@ -40,8 +40,8 @@ from holdfast.spark.bulk.request_chunk import read_stream
 from holdfast.spark.bulk.resolve import Resolution
 from holdfast.spark.bulk.sequencing import Fate
 from holdfast.spark.bulk.staging import ChunkPlace, Staged, chunk_key, require_judged
-from holdfast.spark.pipeline.task_errors import task_errors
-from holdfast.spark.store_thread import PlannedObjectsThread
+from holdfast.spark.log.task_errors import task_errors
+from holdfast.spark.runtime.store_thread import PlannedObjectsThread
 
 __all__ = ["asked_changes", "logged_changes", "look_up"]
 

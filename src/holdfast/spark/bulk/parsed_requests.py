@@ -17,8 +17,8 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from holdfast.commit.batch import ItemKind
-from holdfast.commit.transaction import (
+from holdfast.commit.format.batch import ItemKind
+from holdfast.commit.format.transaction import (
     Delete,
     Operation,
     PointRead,

@@ -14,7 +14,7 @@ import random
 import time
 from typing import Final
 
-from holdfast.commit.batch import HEADER_BYTES, Header, decode_header, object_name
+from holdfast.commit.format.batch import HEADER_BYTES, Header, decode_header, object_name
 from holdfast.errors import Code, CorruptData, Fenced, NotFound, Unavailable
 from holdfast.objects.port import Created, ObjectStore, Refused, Unknown
 from holdfast.values import slot_text

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final
 
-from holdfast.commit.batch import PREFIX, Header, Kind, encode_object, jump, object_name
-from holdfast.commit.leadership import Identity, somebody_is_past
-from holdfast.commit.takeover import Takeover, TakeoverOptions, newest_slot, take_the_lead
+from holdfast.commit.format.batch import PREFIX, Header, Kind, encode_object, jump, object_name
+from holdfast.commit.leadership.leadership import Identity, somebody_is_past
+from holdfast.commit.leadership.takeover import Takeover, TakeoverOptions, newest_slot, take_the_lead
 from holdfast.errors import Code, Fenced, InvalidRequest
 from holdfast.objects.port import ObjectStore
 from holdfast.spark.bulk.put import put_batch
 from holdfast.spark.bulk.step_down import ask_to_step_down
-from holdfast.spark.store_thread import StoreThread
+from holdfast.spark.runtime.store_thread import StoreThread
 from holdfast.values import LeaderId, LogId, Slot, Version
 
 __all__ = ["POLITELY", "BulkLeading", "Reign"]

@@ -36,7 +36,7 @@ from holdfast.spark.bulk.rounds import Resolved, resolve_in_rounds
 from holdfast.spark.bulk.sequencing import WHOLE_INPUT, Fate, Sequencing, Windows, sequence_requests
 from holdfast.spark.bulk.staging import Staged, chunk_key
 from holdfast.spark.bulk.sweep import REJECTED, conflicting_changes, load_loops, sweep
-from holdfast.spark.pipeline.task_errors import task_errors
+from holdfast.spark.log.task_errors import task_errors
 
 __all__ = ["Resolution", "resolve_requests"]
 

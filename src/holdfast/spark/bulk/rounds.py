@@ -48,7 +48,7 @@ from holdfast.spark.bulk.sweep import (
     conflicting_changes,
     sweep,
 )
-from holdfast.spark.pipeline.task_errors import task_errors
+from holdfast.spark.log.task_errors import task_errors
 
 __all__ = ["Resolved", "resolve_in_rounds"]
 

@@ -28,7 +28,7 @@ from pyspark.sql import DataFrame
 from holdfast.errors import InvalidRequest
 from holdfast.spark.bulk.request_chunk import pack
 from holdfast.spark.bulk.request_frame import RequestFormat, frame_errors, in_order
-from holdfast.spark.pipeline.task_errors import task_errors
+from holdfast.spark.log.task_errors import task_errors
 
 __all__ = ["ChunkPlace", "Staged", "chunk_key", "other_requests", "require_judged", "stage"]
 

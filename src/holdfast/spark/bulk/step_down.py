@@ -14,8 +14,8 @@ import urllib.error
 import urllib.request
 from typing import Final
 
-from holdfast.client.endpoint import parse_endpoint
-from holdfast.client.shell import token_of
+from holdfast.client.protocol.endpoint import parse_endpoint
+from holdfast.client.protocol.shell import token_of
 from holdfast.errors import InvalidRequest
 
 __all__ = ["ask_to_step_down"]

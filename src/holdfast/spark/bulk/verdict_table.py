@@ -32,9 +32,9 @@ from holdfast.spark.bulk.request_chunk import read_stream, stream
 from holdfast.spark.bulk.resolve import Resolution
 from holdfast.spark.bulk.sequencing import Fate
 from holdfast.spark.bulk.staging import ChunkPlace, Staged, chunk_key, other_requests, require_judged
-from holdfast.spark.pipeline.delta_output import DeltaOutput
-from holdfast.spark.pipeline.table_files import FILES_TYPE, new_files, told, write_table
-from holdfast.spark.pipeline.task_errors import task_errors
+from holdfast.spark.log.task_errors import task_errors
+from holdfast.spark.tables.delta_output import DeltaOutput
+from holdfast.spark.tables.table_files import FILES_TYPE, new_files, told, write_table
 
 __all__ = ["INVALID_CODES", "VERDICTS", "write_verdicts"]
 

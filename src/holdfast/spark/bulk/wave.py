@@ -39,13 +39,13 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name that every Spark program uses
 
-from holdfast.commit.batch import BODY_SCHEMA, Header, ItemKind, encode_object
+from holdfast.commit.format.batch import BODY_SCHEMA, Header, ItemKind, encode_object
 from holdfast.spark.bulk.put import put_batch
 from holdfast.spark.bulk.request_chunk import read_stream
 from holdfast.spark.bulk.sequencing import BELOW, Fate
 from holdfast.spark.bulk.staging import Staged, require_judged
-from holdfast.spark.pipeline.task_errors import task_errors
-from holdfast.spark.store_thread import StoreThread
+from holdfast.spark.log.task_errors import task_errors
+from holdfast.spark.runtime.store_thread import StoreThread
 
 __all__ = ["BatchPlan", "ReignPlan", "WaveResult", "batch_object", "write_wave"]
 

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from heapq import nsmallest
 
-from holdfast.stores.commands import Redeliver, Redelivered
 from holdfast.stores.durables.aging import is_swept, release_one_retained, wants, without_expired
 from holdfast.stores.durables.backlog import Backlog
 from holdfast.stores.durables.residue import Residue
 from holdfast.stores.durables.retention import leave_retained
 from holdfast.stores.durables.returned import HANDED_OUT, Returned
-from holdfast.stores.matcher import Matcher
-from holdfast.stores.sequence_set import SequenceSet
+from holdfast.stores.matching.matcher import Matcher
+from holdfast.stores.values.commands import Redeliver, Redelivered
+from holdfast.stores.values.sequence_set import SequenceSet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.stores.durables.consumption import Consumption
-    from holdfast.stores.ports import Kept
+    from holdfast.stores.values.ports import Kept
 
 __all__ = ["Browsed", "browse", "browse_page", "drop", "is_waiting", "purge", "redeliver"]
 

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from holdfast.stores.durables.arrivals import Arrivals
 from holdfast.stores.durables.backlog import Found, expires_ms
-from holdfast.stores.expiry import Deadlines, earlier
-from holdfast.stores.ports import BLOCK_MESSAGES
+from holdfast.stores.values.expiry import Deadlines, earlier
+from holdfast.stores.values.ports import BLOCK_MESSAGES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.stores.durables.consumption import Consumption
-    from holdfast.stores.expiry import Budget
-    from holdfast.stores.ports import Kept
+    from holdfast.stores.values.expiry import Budget
+    from holdfast.stores.values.ports import Kept
 
 __all__ = [
     "arrived_ms",

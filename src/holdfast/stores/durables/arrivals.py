@@ -11,8 +11,8 @@ Failure model: pure.
 
 from __future__ import annotations
 
-from holdfast.stores.expiry import Deadlines, earlier
-from holdfast.stores.ports import BLOCK_MESSAGES
+from holdfast.stores.values.expiry import Deadlines, earlier
+from holdfast.stores.values.ports import BLOCK_MESSAGES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

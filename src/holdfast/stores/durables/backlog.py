@@ -19,18 +19,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from holdfast.stores.commands import RULES
-from holdfast.stores.expiry import Deadlines
-from holdfast.stores.ports import BLOCK_MESSAGES, Block, Kept, Messages
-from holdfast.stores.reference_counts import MAP_VALUE
-from holdfast.stores.sequence_set import SequenceSet
+from holdfast.stores.values.commands import RULES
+from holdfast.stores.values.expiry import Deadlines
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Kept, Messages
+from holdfast.stores.values.reference_counts import MAP_VALUE
+from holdfast.stores.values.sequence_set import SequenceSet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.stores.matcher import Matcher
-    from holdfast.stores.reference_counts import ReferenceCounts
+    from holdfast.stores.matching.matcher import Matcher
+    from holdfast.stores.values.reference_counts import ReferenceCounts
 
 __all__ = ["SCAN_MAX", "Backlog", "Fate", "Found", "Shelf", "expires_ms", "fate"]
 

@@ -27,8 +27,7 @@ without a dead-letter store are *parked*: they wait for an operator, and also ex
 from __future__ import annotations
 
 from holdfast.errors import NotFound
-from holdfast.stores.commands import FIRST_RULES, STEPWISE_RULES, Acknowledge, Acknowledged
-from holdfast.stores.definitions import Discard, DurableDefinition
+from holdfast.stores.definitions.definitions import Discard, DurableDefinition
 from holdfast.stores.durables import administration, aging, consumption_state
 from holdfast.stores.durables.backlog import SCAN_MAX, Backlog, Found, Shelf
 from holdfast.stores.durables.consumption_state import ConsumptionState, Tally
@@ -36,18 +35,19 @@ from holdfast.stores.durables.discarding import admits, discard_old
 from holdfast.stores.durables.holdings import Held, Holding, Holdings, joined
 from holdfast.stores.durables.retention import expire_retained, retention_next_ms
 from holdfast.stores.durables.returned import HANDED_OUT, Returned, count_after
-from holdfast.stores.effects import Advise, Displaced, Dying, Effect, Ready
-from holdfast.stores.expiry import Budget, Deadlines, earlier
-from holdfast.stores.ports import BLOCK_MESSAGES
-from holdfast.stores.sequence_set import SequenceSet
+from holdfast.stores.values.commands import FIRST_RULES, STEPWISE_RULES, Acknowledge, Acknowledged
+from holdfast.stores.values.effects import Advise, Displaced, Dying, Effect, Ready
+from holdfast.stores.values.expiry import Budget, Deadlines, earlier
+from holdfast.stores.values.ports import BLOCK_MESSAGES
+from holdfast.stores.values.sequence_set import SequenceSet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.stores.batch import Batch
     from holdfast.stores.durables.residue import Residue
-    from holdfast.stores.ports import Kept
+    from holdfast.stores.values.batch import Batch
+    from holdfast.stores.values.ports import Kept
 
     Started = list[tuple[int, int]] | None
 

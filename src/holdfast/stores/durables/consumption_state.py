@@ -14,7 +14,7 @@ from holdfast.stores.durables.administration import browse
 from holdfast.stores.durables.aging import arrived_ms
 from holdfast.stores.durables.holdings import Holding
 from holdfast.stores.durables.retention import retained
-from holdfast.stores.sequence_set import SequenceSet
+from holdfast.stores.values.sequence_set import SequenceSet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

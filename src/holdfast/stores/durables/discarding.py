@@ -6,17 +6,17 @@ Failure model: pure.
 
 from __future__ import annotations
 
-from holdfast.stores import expiry
-from holdfast.stores.definitions import Discard
-from holdfast.stores.expiry import Budget
-from holdfast.stores.ports import BLOCK_MESSAGES
+from holdfast.stores.definitions.definitions import Discard
+from holdfast.stores.values import expiry
+from holdfast.stores.values.expiry import Budget
+from holdfast.stores.values.ports import BLOCK_MESSAGES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.stores.batch import Batch
     from holdfast.stores.durables.consumption import Consumption
+    from holdfast.stores.values.batch import Batch
 
 __all__ = ["admits", "discard_old", "is_over"]
 

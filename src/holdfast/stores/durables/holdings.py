@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right, insort
 from heapq import heappop, heappush
 from itertools import pairwise
 
-from holdfast.stores.sequence_set import SequenceSet
+from holdfast.stores.values.sequence_set import SequenceSet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

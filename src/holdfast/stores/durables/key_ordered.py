@@ -20,13 +20,13 @@ from holdfast.stores.durables.backlog import SCAN_MAX
 from holdfast.stores.durables.holdings import Held, Holding, Holdings
 from holdfast.stores.durables.returned import count_after
 from holdfast.stores.durables.shared import Shared
-from holdfast.stores.expiry import Budget
+from holdfast.stores.values.expiry import Budget
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from holdfast.stores.definitions import DurableDefinition
+    from holdfast.stores.definitions.definitions import DurableDefinition
     from holdfast.stores.durables.backlog import Shelf
 
 __all__ = ["WAITING_MAX", "KeyOrdered"]

@@ -17,11 +17,11 @@ from typing import Final
 
 import msgspec
 
-from holdfast.stores.commands import STEPWISE_RULES
 from holdfast.stores.durables.backlog import Shelf
 from holdfast.stores.durables.keyed_residue import KeyedResidue, KeyedResidueState
-from holdfast.stores.expiry import Budget
-from holdfast.stores.ports import BLOCK_MESSAGES, Entries, Entry, Kept
+from holdfast.stores.values.commands import STEPWISE_RULES
+from holdfast.stores.values.expiry import Budget
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Entries, Entry, Kept
 
 __all__ = ["KeyedMessages", "KeyedState", "key_of"]
 

@@ -14,7 +14,7 @@ import msgspec
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.stores.durables.backlog import Shelf
-    from holdfast.stores.ports import Entries, Entry
+    from holdfast.stores.values.ports import Entries, Entry
 
 __all__ = ["KeyedResidue", "KeyedResidueState"]
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.errors import Code, Conflict, InvalidRequest, LimitExceeded, Unavailable
-from holdfast.stores.definition_values import TIME_MS_MAX
-from holdfast.stores.expiry import Deadlines
+from holdfast.stores.definitions.values import TIME_MS_MAX
+from holdfast.stores.values.expiry import Deadlines
 
 __all__ = ["LOCKS_MAX", "WHOLE_MAP", "Lock", "Locks", "LocksState"]
 

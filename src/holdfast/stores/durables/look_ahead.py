@@ -15,7 +15,7 @@ from array import array
 from typing import Final, NamedTuple
 
 from holdfast.stores.durables.backlog import expires_ms
-from holdfast.stores.ports import BLOCK_MESSAGES
+from holdfast.stores.values.ports import BLOCK_MESSAGES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

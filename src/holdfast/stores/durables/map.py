@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.errors import Backpressure, Code, Conflict, InvalidRequest
-from holdfast.stores.commands import MapChange
-from holdfast.stores.definitions import Discard, DurableDefinition
+from holdfast.stores.definitions.definitions import Discard, DurableDefinition
 from holdfast.stores.durables.backlog import Shelf
 from holdfast.stores.durables.keyed import KeyedMessages, KeyedState
 from holdfast.stores.durables.locks import Locks, LocksState
-from holdfast.stores.expiry import Budget
-from holdfast.stores.messages import KEY_BYTES_MAX, Message
-from holdfast.stores.ports import Entries, Entry, Kept
+from holdfast.stores.values.commands import MapChange
+from holdfast.stores.values.expiry import Budget
+from holdfast.stores.values.messages import KEY_BYTES_MAX, Message
+from holdfast.stores.values.ports import Entries, Entry, Kept
 
 __all__ = ["Change", "Map", "MapState", "Plan"]
 

@@ -14,14 +14,14 @@ from typing import Final
 import msgspec
 
 from holdfast.stores.durables.backlog import SCAN_MAX, Backlog, expires_ms
-from holdfast.stores.matcher import Matcher
-from holdfast.stores.ports import BLOCK_MESSAGES
-from holdfast.stores.sequence_set import SequenceSet
+from holdfast.stores.matching.matcher import Matcher
+from holdfast.stores.values.ports import BLOCK_MESSAGES
+from holdfast.stores.values.sequence_set import SequenceSet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.stores.durables.backlog import Shelf
-    from holdfast.stores.ports import Kept
+    from holdfast.stores.values.ports import Kept
 
 __all__ = ["STEP_MESSAGES", "Residue", "ResidueState"]
 

@@ -13,17 +13,17 @@ from holdfast.stores.durables.aging import without_expired
 from holdfast.stores.durables.backlog import Backlog, Found, expires_ms
 from holdfast.stores.durables.look_ahead import LookAhead, Looked
 from holdfast.stores.durables.residue import Residue
-from holdfast.stores.ports import BLOCK_MESSAGES
-from holdfast.stores.sequence_set import SequenceSet
+from holdfast.stores.values.ports import BLOCK_MESSAGES
+from holdfast.stores.values.sequence_set import SequenceSet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.stores.commands import Rewind
     from holdfast.stores.durables.consumption import Consumption
-    from holdfast.stores.expiry import Budget
-    from holdfast.stores.ports import Block
+    from holdfast.stores.values.commands import Rewind
+    from holdfast.stores.values.expiry import Budget
+    from holdfast.stores.values.ports import Block
 
 __all__ = [
     "RETENTION_STEP_MS",

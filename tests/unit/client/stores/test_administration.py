@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.client.core import Session
-from holdfast.client.effects import Answer, Procedure, Reply, Send, Wait, Woken
-from holdfast.client.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.core import Session
+from holdfast.client.protocol.effects import Answer, Procedure, Reply, Send, Wait, Woken
+from holdfast.client.protocol.endpoint import Route, parse_endpoint
 from holdfast.client.stores.administration import Revision, browse, set_entry
 from holdfast.errors import CorruptData, OutcomeUnknown
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from holdfast.client.core import Session
-from holdfast.client.effects import Wait
-from holdfast.client.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.core import Session
+from holdfast.client.protocol.effects import Wait
+from holdfast.client.protocol.endpoint import Route, parse_endpoint
 from holdfast.client.stores.consuming import Consuming
 from holdfast.client.stores.options import SubscriberOptions
 from holdfast.client.stores.steps import Connect, Ended, Talk

@@ -7,9 +7,9 @@ import random
 import msgspec
 import pytest
 
-from holdfast.client.core import Session
-from holdfast.client.effects import Failed, Reply, Send, Wait
-from holdfast.client.endpoint import Route, parse_endpoint
+from holdfast.client.protocol.core import Session
+from holdfast.client.protocol.effects import Failed, Reply, Send, Wait
+from holdfast.client.protocol.endpoint import Route, parse_endpoint
 from holdfast.client.stores.options import PublisherOptions
 from holdfast.client.stores.publishing import LINGER, Publishing
 from holdfast.client.stores.sent import Sent
@@ -24,7 +24,7 @@ from holdfast.errors import (
     PermissionDenied,
     Unavailable,
 )
-from holdfast.stores.messages import Message
+from holdfast.stores.values.messages import Message
 
 
 class Body(msgspec.Struct):

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-import holdfast.client.stores.asynchronous as asynchronous
-import holdfast.client.stores.blocking as blocking
+import holdfast.client.aio.stores as asynchronous
+import holdfast.client.sync.stores as blocking
 from holdfast.client.stores.options import PublisherOptions, SubscriberOptions
 from holdfast.errors import Code
-from holdfast.server.responses import STATUS_OF
-from holdfast.stores.definitions import PARAMETER_TYPES, ClusterDefinition, StoreDefinition
-from holdfast.stores.matcher import Matcher
-from holdfast.stores.permissions import Right
+from holdfast.server.http.responses import STATUS_OF
+from holdfast.stores.definitions.definitions import PARAMETER_TYPES, ClusterDefinition, StoreDefinition
+from holdfast.stores.definitions.permissions import Right
+from holdfast.stores.matching.matcher import Matcher
 
 DOCS = Path(__file__).resolve().parents[4] / "docs" / "reference"
 PAGE = (DOCS / "stores.md").read_text(encoding="utf-8")

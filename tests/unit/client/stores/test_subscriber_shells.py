@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.client.core import Session
-from holdfast.client.endpoint import Route, parse_endpoint
-from holdfast.client.stores import asynchronous_subscriber, blocking_subscriber
+from holdfast.client.aio import subscriber as asynchronous_subscriber
+from holdfast.client.protocol.core import Session
+from holdfast.client.protocol.endpoint import Route, parse_endpoint
 from holdfast.client.stores.consuming import Consuming
 from holdfast.client.stores.options import SubscriberOptions
 from holdfast.client.stores.steps import Connect, Talk
-from holdfast.stores.messages import Delivery
+from holdfast.client.sync import subscriber as blocking_subscriber
+from holdfast.stores.values.messages import Delivery
 
 
 class Clock:

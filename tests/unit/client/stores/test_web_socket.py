@@ -8,7 +8,7 @@ from websockets.http11 import Request
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from holdfast.client.endpoint import parse_endpoint
+from holdfast.client.protocol.endpoint import parse_endpoint
 from holdfast.client.stores.web_socket import Happening, Hung, Opened, Payload, Pong, Refused, TooLarge, WebSocket
 from holdfast.client.stores.wire import SUBPROTOCOL
 

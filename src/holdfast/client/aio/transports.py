@@ -1,0 +1,425 @@
+"""Connections of the asyncio client: transports, their pool, one exchange on one of them.
+
+Owns: transports, their bounds, and that none outlives its client. Does not own: what is sent or what a failure means
+(``core``).
+
+Failure model: once a request was given to the transport it may have been accepted; only a connection that could not be
+made was certainly not. A cancelled exchange drops its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from holdfast.client.protocol.effects import Failed, Open, Reply, Send
+from holdfast.client.protocol.endpoint import Endpoint
+from holdfast.client.protocol.http1 import AnswerReader, AnswerTooLarge, BadAnswer, KnownHead, RequestEncoder
+from holdfast.client.protocol.options import ClientOptions
+from holdfast.client.protocol.shell import now_ms
+from holdfast.client.protocol.unusable import problem_with, reason_of
+from holdfast.errors import Closed
+
+__all__ = ["Connection", "Departures", "Incoming", "Pool", "connected"]
+
+PAUSE_READING_BYTES = 1 << 20
+RECEIVE_BYTES = 1 << 16
+GOODBYE_S_MAX = 1.0
+BUSY = "every connection of this client is busy"
+
+Made = TypeVar("Made", bound=asyncio.BaseProtocol)
+
+
+class Departures:
+    """Transports that were told to close and have not yet, and connects that were told to stop.
+
+    With TLS a close waits for the other side's. A loop that ends before it leaves the socket open, and uvloop's then
+    refuses to end at all, so whoever closes transports waits here before it says that it is closed.
+    """
+
+    def __init__(self) -> None:
+        self._leaving: dict[object, Callable[[], object]] = {}
+        self._over: asyncio.Future[None] | None = None
+
+    def add(self, leaving: object, cut_off: Callable[[], object]) -> None:
+        """It was told to end, and whoever sees its end says ``remove``. ``cut_off`` ends it at once."""
+        self._leaving[leaving] = cut_off
+
+    def stop(self, connecting: asyncio.Task[None]) -> None:
+        """Cancel a task that makes a connection."""
+        if not connecting.done():
+            self.add(connecting, connecting.cancel)
+            connecting.add_done_callback(self.remove)
+            connecting.cancel()
+
+    def remove(self, leaving: object) -> None:
+        """It has ended."""
+        self._leaving.pop(leaving, None)
+        if not self._leaving and self._over is not None and not self._over.done():
+            self._over.set_result(None)
+
+    async def over(self) -> None:
+        """Until all have closed. Who takes longer than ``GOODBYE_S_MAX`` is cut off."""
+        await self._wait()
+        if self._leaving:
+            for cut_off in list(self._leaving.values()):
+                cut_off()
+            await self._wait()
+        await asyncio.sleep(0)  # a transport gives its socket back after it has told its protocol
+
+    async def _wait(self) -> None:
+        if not self._leaving:
+            return
+        if self._over is None or self._over.done():
+            self._over = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._over], timeout=GOODBYE_S_MAX)
+
+
+class Incoming(asyncio.BufferedProtocol, ABC):
+    """A protocol whose bytes arrive in a buffer of its own, and come to ``data_received``.
+
+    Without one asyncio makes room for 256 KiB each time, which the allocator has from the system and gives back: that
+    cost more processor time than all that is done with a short answer.
+    """
+
+    def __init__(self) -> None:
+        self._incoming = memoryview(bytearray(RECEIVE_BYTES))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the transport puts what comes next."""
+        del sizehint
+        return self._incoming
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So many bytes came."""
+        self.data_received(bytes(self._incoming[:nbytes]))
+
+    @abstractmethod
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+
+
+class Connection(Incoming):
+    """One transport and the answer it is in the middle of.
+
+    The time of an exchange costs no timer of its own: one is set where none is, and when it is due it looks whether the
+    exchange of then is late, or waits on for it.
+    """
+
+    def __init__(self, departures: Departures) -> None:
+        super().__init__()
+        self._departures = departures
+        self.transport: asyncio.Transport | None = None
+        self._reader: AnswerReader | None = None
+        self._changed: asyncio.Future[None] | None = None
+        self._failure: BaseException | None = None
+        self._paused = False
+        self._deadline: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.known_head = KnownHead()
+        self.perhaps_tls = False
+        """See ``AnswerReader``."""
+        self.lost = False
+        self.idle_since_ms = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The transport is ready."""
+        # Not asserted: uvloop's transports do not derive from asyncio's.
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """More of the answer."""
+        reader = self._reader
+        if reader is None:  # an idle connection that speaks out of turn is of no further use
+            self.close()
+            return
+        try:
+            reader.feed(data)
+        except BadAnswer as error:
+            self._failure = error
+            self.close()
+        if reader.buffered > PAUSE_READING_BYTES and reader.status == 200 and not self._paused and self.transport:
+            self._paused = True
+            self.transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing more will come."""
+        self.lost = True
+        self._forget_time()
+        if self.transport is not None:
+            self._departures.remove(self.transport)
+            self.transport = None
+        if self._reader is not None and self._failure is None:
+            try:
+                if exc is not None:
+                    raise BadAnswer(f"the connection broke: {exc}") from exc
+                self._reader.end_of_input()
+            except BadAnswer as error:
+                self._failure = error
+        self._wake()
+
+    def start(self, data: bytes, reader: AnswerReader, deadline: float | None = None) -> None:
+        """Send a request; its answer goes to ``reader``. ``changed`` raises TimeoutError at the loop's ``deadline``."""
+        self._reader = reader
+        if deadline is not None:
+            self._deadline = deadline
+            if self._timer is None or self._timer.when() > deadline:
+                self._set_timer(deadline)
+        if self.transport is None:  # lost since it was taken
+            self._failure = BadAnswer("the connection broke")
+            return
+        self.transport.write(data)
+
+    def _set_timer(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(deadline, self._look_at_time)
+
+    def _look_at_time(self) -> None:
+        self._timer = None
+        deadline, reader = self._deadline, self._reader
+        if deadline is None or reader is None or reader.complete or self._failure is not None:
+            return
+        if asyncio.get_running_loop().time() < deadline:
+            self._set_timer(deadline)
+            return
+        self._failure = TimeoutError()
+        self._wake()
+
+    def _forget_time(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def changed(self) -> None:
+        """Until more has arrived. Raises: BadAnswer when nothing more will; TimeoutError."""
+        if self._failure is not None:
+            raise self._failure
+        if self._paused and self.transport is not None:
+            self._paused = False
+            self.transport.resume_reading()
+        self._changed = asyncio.get_running_loop().create_future()
+        try:
+            await self._changed
+        finally:
+            self._changed = None
+
+    def finish(self, at_ms: float) -> None:
+        """The answer is complete; the connection is idle since then."""
+        self._reader = None
+        self._deadline = None
+        self.idle_since_ms = at_ms
+        self.perhaps_tls = False
+        if self._paused and self.transport is not None:
+            self._paused = False
+            self.transport.resume_reading()
+
+    def close(self) -> None:
+        """Drop the connection, whatever it is in the middle of."""
+        self.lost = True
+        self._forget_time()
+        if self.transport is not None:
+            self._departures.add(self.transport, self.transport.abort)
+            self.transport.abort()
+
+    def _wake(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+
+class Pool:
+    """At most ``connections_max`` connections; the one used last is used first."""
+
+    def __init__(self, options: ClientOptions, token: str | None, tls: ssl.SSLContext | None) -> None:
+        self._options = options
+        self._requests = RequestEncoder(token)
+        self._tls = tls
+        self._slots = asyncio.Semaphore(int(options.connections_max))
+        self._idle: dict[Endpoint, list[Connection]] = {}
+        self._everything: set[Connection] = set()
+        self._making: dict[asyncio.Timeout, None] = {}
+        self._departures = Departures()
+        self.closed = False
+
+    async def exchange(self, effect: Send) -> Reply | Failed:
+        """Send one request and collect its answer."""
+        connection: Connection | None = None
+        reader: AnswerReader | None = None
+        deadline = asyncio.get_running_loop().time() + effect.timeout_ms / 1000
+        try:
+            if self._slots.locked():
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await self._slots.acquire()
+                except TimeoutError:
+                    return Failed(now_ms(), False, BUSY, asked=False)
+            else:
+                await self._slots.acquire()  # does not wait
+            try:
+                connection = self._take(effect.endpoint)
+                if connection is None:
+                    connection = await self.connect(effect.endpoint, deadline)
+                data = self._requests.encode(effect.request, effect.endpoint)
+                known, perhaps_tls = connection.known_head, connection.perhaps_tls
+                reader = AnswerReader(self._options.response_bytes_max, known, perhaps_tls=perhaps_tls)
+                connection.start(data, reader, deadline)
+                while not reader.complete:
+                    await connection.changed()
+            finally:
+                self._slots.release()
+            at_ms = now_ms()
+            if reader.reusable and not connection.lost and not self.closed:
+                self.give_back(effect.endpoint, connection, at_ms)
+                connection = None
+            return Reply(at_ms, reader.status, reader.headers, reader.take())
+        except (OSError, UnicodeError, BadAnswer) as error:  # a timeout is an OSError too
+            reason, problem = reason_of(error), problem_with(effect.endpoint, error)
+            if reader is None or problem is not None:  # nothing was sent, or to nobody who could read it
+                return Failed(now_ms(), False, reason, problem=problem)
+            partial = reader.take() if reader.status == 200 else b""
+            too_large = isinstance(error, AnswerTooLarge)
+            return Failed(now_ms(), True, reason, partial, reader.headers, too_large=too_large)
+        finally:
+            if connection is not None:
+                self.drop(connection)
+
+    async def open(self, effect: Open) -> tuple[Connection, AnswerReader]:
+        """A connection of its own for a stream, its head read. Raises: OSError, BadAnswer."""
+        deadline = asyncio.get_running_loop().time() + effect.timeout_ms / 1000
+        async with asyncio.timeout_at(deadline):
+            connection = await self.connect(effect.endpoint, deadline)
+            try:
+                reader = AnswerReader(self._options.event_bytes_max, perhaps_tls=connection.perhaps_tls)
+                connection.start(self._requests.encode(effect.request, effect.endpoint), reader)
+                while not reader.status or (reader.status != 200 and not reader.complete):
+                    await connection.changed()
+            except BaseException:
+                self.drop(connection)
+                raise
+            return connection, reader
+
+    async def connect(self, endpoint: Endpoint, deadline: float) -> Connection:
+        """A new connection, or a failure before the loop's ``deadline``. Raises: OSError, Closed."""
+        self._require_open()
+        bound = asyncio.timeout(None)  # ``close`` sets it
+        try:
+            async with bound:
+                self._making[bound] = None
+                connection = await self._connected(endpoint, deadline)
+        except TimeoutError:
+            self._require_open()
+            raise
+        finally:
+            self._making.pop(bound, None)
+            self._departures.remove(bound)
+        self._everything.add(connection)
+        connection.perhaps_tls = not endpoint.secure
+        try:
+            self._require_open()  # ``close`` may have come since the last step of the connect: nothing is sent any more
+        except Closed:
+            self.drop(connection)
+            raise
+        return connection
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise Closed("this client is closed")
+
+    async def _connected(self, endpoint: Endpoint, deadline: float) -> Connection:
+        if endpoint.secure and self._tls is None:
+            self._tls = ssl.create_default_context()  # once: it reads every authority of the system
+        return await connected(self._made, endpoint, self._tls, deadline)
+
+    def _made(self) -> Connection:
+        return Connection(self._departures)
+
+    def give_back(self, endpoint: Endpoint, connection: Connection, at_ms: float) -> None:
+        """The answer was taken: the connection may carry another request. Those idle for too long are dropped."""
+        connection.finish(at_ms)
+        self._idle.setdefault(endpoint, []).append(connection)
+        # The last used goes first, so those that only a burst needed would never be looked at again.
+        for idle in self._idle.values():
+            while idle and self._is_stale(idle[0], at_ms):
+                self.drop(idle.pop(0))
+
+    def _is_stale(self, connection: Connection, at_ms: float) -> bool:
+        return connection.lost or at_ms - connection.idle_since_ms >= self._options.idle_connection_ms
+
+    def _take(self, endpoint: Endpoint) -> Connection | None:
+        idle = self._idle.get(endpoint)
+        if not idle:
+            return None
+        at_ms = now_ms()
+        while idle:
+            connection = idle.pop()
+            if not self._is_stale(connection, at_ms):
+                return connection
+            self.drop(connection)
+        return None
+
+    def drop(self, connection: Connection) -> None:
+        """Close a connection for good."""
+        connection.close()
+        self._everything.discard(connection)
+
+    def close(self) -> None:
+        """Drop every connection, those too that are being made."""
+        self.closed = True
+        self._idle.clear()
+        making, self._making = self._making, {}
+        for bound in making:
+            self._departures.add(bound, lambda: None)  # it ends with its task's next step
+            bound.reschedule(asyncio.get_running_loop().time())
+        for connection in list(self._everything):
+            self.drop(connection)
+
+    async def departed(self) -> None:
+        """Until every connection that was dropped has closed its socket, made or half made."""
+        await self._departures.over()
+
+
+async def connected(made: Callable[[], Made], endpoint: Endpoint, tls: ssl.SSLContext | None, deadline: float) -> Made:
+    """The protocol that ``made`` made, connected to the first address of ``endpoint`` that answers.
+
+    Each address has its share of the time to the loop's ``deadline``, so one that does not answer leaves some for the
+    others. Raises: OSError, UnicodeError.
+    """
+    loop = asyncio.get_running_loop()
+    if endpoint.unix_path is not None:
+        async with asyncio.timeout_at(deadline):
+            return (await loop.create_unix_connection(made, endpoint.unix_path))[1]
+    context = tls if endpoint.secure else None
+    name = endpoint.host if endpoint.secure else None
+    async with asyncio.timeout_at(deadline):
+        addresses = await _addresses_of(endpoint)
+    failure: OSError | None = None
+    for tried, (host, port) in enumerate(addresses):
+        now = loop.time()
+        try:
+            async with asyncio.timeout_at(now + (deadline - now) / (len(addresses) - tried)):
+                return (await loop.create_connection(made, host, port, ssl=context, server_hostname=name))[1]
+        except ssl.SSLError:
+            raise
+        except OSError as error:  # a time-out is one
+            failure = error
+    try:
+        raise failure if failure is not None else OSError("the name has no address")
+    finally:
+        failure = None  # or it and its traceback would keep each other
+
+
+async def _addresses_of(endpoint: Endpoint) -> list[tuple[str, int]]:
+    """The addresses of its name, without a look-up where it is one."""
+    try:
+        ipaddress.ip_address(endpoint.host)
+    except ValueError:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+        return [(str(address[0]), int(address[1])) for *_, address in found]
+    return [(endpoint.host, endpoint.port)]

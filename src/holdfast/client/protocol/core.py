@@ -1,0 +1,496 @@
+"""The protocol of one client operation, as procedures without I/O.
+
+Owns: when to send, when to repeat, when to ask, whom to ask, when to stop. Does not own: bytes (``messages``), sockets,
+clocks and random numbers (the shells), streams of events (``stream``).
+
+The rules for a commit, in the order they are tried on each answer:
+
+    the answer                                   what is known   what happens
+    200 committed / not_committed                the outcome     it is returned
+    coded 503 overloaded, not_leader, 429        not accepted    wait (Retry-After, jitter), the same attempt again
+    not sent: no connection, last byte not out   not accepted    wait with jitter, the same attempt again
+    a stream of commits cut on its way out       unknown         ask status until it is final, item by item
+    coded 504, 409 leader_changed, 5xx           unknown         ask status until it is final
+    uncoded 429, 5xx (some proxy)                unknown         ask status until it is final
+    sent, then silence or a broken connection    unknown         ask status until it is final
+    any other coded error                        refused         it is raised
+
+An *attempt* is (request_id, read_version). The same attempt is sent again only while every earlier sending of it is
+known not to have been accepted. Asking status closes an attempt for good, so after ``not_committed`` a new attempt
+(new request id) may be made without ever committing twice.
+
+Failure model: every loop has a bound in time or count. An operation that runs out while its outcome is unknown raises
+``OutcomeUnknown`` with the request id and ``min_version``, all that is needed to ask later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.client.protocol.effects import Failed, Procedure, Reply, Request, Send
+from holdfast.client.protocol.endpoint import Endpoint
+from holdfast.client.protocol.messages import (
+    REFUSED_BEFORE_ACCEPTANCE,
+    CommitReceipt,
+    Found,
+    FoundRange,
+    NotCommitted,
+    Place,
+    ServiceError,
+    StatusAnswer,
+    VersionAnswer,
+    commit_request,
+    commits_request,
+    decode_body,
+    decode_commit,
+    decode_items,
+    key_request,
+    range_request,
+    service_error,
+    status_request,
+    version_request,
+)
+from holdfast.client.protocol.options import ClientOptions
+from holdfast.client.protocol.retry_budget import COORDINATION_CODES, Patience, Session, pause
+from holdfast.commit.format.transaction import Operation, Precondition, RangeDelete, Transaction, prefix_end
+from holdfast.errors import (
+    Code,
+    CorruptData,
+    HoldfastError,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    OutcomeUnknown,
+    PermissionDenied,
+)
+from holdfast.values import LogPosition
+
+__all__ = [
+    "Grouping",
+    "ItemResult",
+    "Patience",
+    "Session",
+    "answer_too_large",
+    "ask_status",
+    "attempt",
+    "bounds_of",
+    "commit",
+    "commit_group",
+    "get",
+    "pause",
+    "read_range",
+    "version",
+]
+
+COMMIT_ATTEMPTS_MAX = 8
+"""How many attempts one ``commit`` makes on its own when asking closed the ones before."""
+
+REPEATABLE_CODES = (
+    REFUSED_BEFORE_ACCEPTANCE
+    | COORDINATION_CODES
+    | {
+        Code.STORE_UNAVAILABLE,
+        Code.VIEW_BEHIND,
+        Code.LAGGING,
+        Code.CLOSED,
+        Code.OUTCOME_UNKNOWN,
+        Code.INTERNAL,
+    }
+)
+"""Errors after which a harmless request (one that reads, or asks for an outcome) is repeated."""
+
+
+def _exchange(
+    session: Session, patience: Patience, request: Request, timeout_ms: float
+) -> Procedure[tuple[Endpoint, Reply | Failed]]:
+    """Send once to the place believed to lead, and say which place that was. Raises: as ``Patience.missed``."""
+    asked = session.route.current
+    answer = yield Send(asked, request, timeout_ms)
+    assert isinstance(answer, Reply | Failed), "a Send is answered by Reply or Failed"
+    patience.now_ms = answer.now_ms
+    if isinstance(answer, Failed):
+        patience.missed(asked, answer)
+    return asked, answer
+
+
+def _harmless(session: Session, request: Request, now_ms: float, within_ms: float) -> Procedure[Reply]:
+    """A request that may be repeated: until it succeeds, is refused for good, or time is up."""
+    return (yield from _patiently(session, request, Patience(session, now_ms, within_ms)))
+
+
+def _patiently(session: Session, request: Request, patience: Patience) -> Procedure[Reply]:
+    """The same with a patience of the caller's, which knows afterwards what time it is."""
+    now_ms = patience.now_ms
+    while True:
+        timeout_ms = min(session.options.request_timeout_ms, patience.left_ms(now_ms))
+        asked, answer = yield from _exchange(session, patience, request, timeout_ms)
+        failure: HoldfastError
+        if isinstance(answer, Reply):
+            if answer.status == 200:
+                return answer
+            error = service_error(answer)
+            repeat = (
+                error.code in REPEATABLE_CODES if error is not None else answer.status >= 500 or answer.status == 429
+            )
+            failure = session.refused(error, answer.status)
+        else:
+            repeat = not answer.too_large
+            failure = patience.unreachable("the service cannot be reached", asked, answer)
+            if answer.too_large:
+                failure = answer_too_large(session.options)
+        if not repeat or patience.spent(answer.now_ms):
+            raise failure
+        now_ms = yield from pause(session, patience, asked, answer)
+        if patience.spent(now_ms):  # another try would have no time, and its failure would say less
+            raise failure
+
+
+def answer_too_large(options: ClientOptions) -> LimitExceeded:
+    """The error for an answer above the client's own bound."""
+    return LimitExceeded(
+        "the answer is larger than this client takes",
+        hint="ask for less, or raise response_bytes_max",
+        response_bytes_max=options.response_bytes_max,
+    )
+
+
+def version(session: Session, now_ms: float, *, local: bool) -> Procedure[VersionAnswer]:
+    """The service's version. Raises: Unavailable, PermissionDenied, Fenced, CorruptData, Backpressure."""
+    reply = yield from _harmless(session, version_request(local=local), now_ms, session.options.give_up_after_ms)
+    answer = decode_body(reply, VersionAnswer)
+    session.saw(answer.version, answer.log_id)
+    return answer
+
+
+def get(session: Session, key: bytes, at: Place | None, now_ms: float) -> Procedure[Found | None]:
+    """The value of a key in the service's view, never older than ``at``. Raises: as ``version``, InvalidRequest."""
+    try:
+        reply = yield from _harmless(
+            session, key_request(key, _placed(session, at)), now_ms, session.options.give_up_after_ms
+        )
+    except NotFound:
+        return None
+    return decode_body(reply, Found)
+
+
+def bounds_of(begin: bytes | None, end: bytes | None, prefix: bytes | None) -> tuple[bytes, bytes | None]:
+    """The range that was asked for, by its bounds or by a prefix. Raises: InvalidRequest (malformed).
+
+    >>> bounds_of(None, None, b"seat/"), bounds_of(b"a", None, None)
+    ((b'seat/', b'seat0'), (b'a', None))
+    """
+    if prefix is None:
+        return begin or b"", end
+    if begin is not None or end is not None:
+        raise InvalidRequest("prefix excludes begin and end: it is a range by itself")
+    return prefix, prefix_end(prefix)
+
+
+def read_range(
+    session: Session, begin: bytes, end: bytes | None, limit: int, at: Place | None, now_ms: float
+) -> Procedure[FoundRange]:
+    """Keys of ``[begin, end)`` in the service's view, not older than ``at``. Raises: as ``version``, InvalidRequest."""
+    request = range_request(begin, end, limit, _placed(session, at))
+    reply = yield from _harmless(session, request, now_ms, session.options.give_up_after_ms)
+    return decode_body(reply, FoundRange)
+
+
+def _placed(session: Session, place: Place | None) -> LogPosition | None:
+    return None if place is None else session.placed(place)
+
+
+def ask_status(session: Session, request_id: str, min_version: Place, now_ms: float) -> Procedure[StatusAnswer]:
+    """The final outcome of an attempt. Asking closes it: an attempt that has not committed never will.
+
+    Raises: OutcomeUnknown when nobody could say within ``resolve_within_ms``; InvalidRequest; PermissionDenied.
+    """
+    patience = Patience(session, now_ms, session.options.resolve_within_ms)
+    return (yield from _ask_status(session, request_id, session.placed(min_version), patience))
+
+
+def _ask_status(
+    session: Session, request_id: str, min_version: LogPosition, patience: Patience
+) -> Procedure[StatusAnswer]:
+    request = status_request(request_id, min_version)
+    try:
+        reply = yield from _patiently(session, request, patience)
+    except (InvalidRequest, PermissionDenied):
+        raise
+    except HoldfastError as error:
+        raise _unknown(request_id, min_version.version, Code.OUTCOME_UNKNOWN) from error
+    answer = decode_body(reply, StatusAnswer)
+    if answer.status == "committed":
+        if answer.version is None:
+            raise CorruptData("a committed status names no version", request_id=request_id)
+        session.saw(answer.version, min_version.log_id)
+    return answer
+
+
+def _unknown(request_id: str | None, min_version: int | None, code: Code) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        "whether the transaction committed is not known",
+        code=code,
+        hint="ask status with this request id and min_version",
+        request_id=request_id,
+        min_version=min_version,
+    )
+
+
+def _settle(session: Session, txn: Transaction, now_ms: float) -> Procedure[CommitReceipt | NotCommitted]:
+    """After an unknown outcome: ask until it is final."""
+    return (yield from _settle_with(session, txn, Patience(session, now_ms, session.options.resolve_within_ms)))
+
+
+def _settle_with(session: Session, txn: Transaction, patience: Patience) -> Procedure[CommitReceipt | NotCommitted]:
+    assert txn.request_id is not None, "an attempt has an id"
+    assert txn.read_version is not None, "an attempt has a read version"
+    try:
+        asked = LogPosition(txn.read_version, txn.log_id)
+        answer = yield from _ask_status(session, txn.request_id, asked, patience)
+    except OutcomeUnknown:
+        raise
+    except HoldfastError as error:
+        raise _unknown(txn.request_id, txn.read_version, Code.OUTCOME_UNKNOWN) from error
+    if answer.status == "committed" and answer.version is not None:
+        return CommitReceipt(answer.version, "", txn.request_id)
+    if answer.status == "not_committed":
+        return NotCommitted("banned", (), txn.read_version, "", txn.request_id)
+    raise _unknown(txn.request_id, txn.read_version, Code.LOG_TRUNCATED)
+
+
+def attempt(session: Session, txn: Transaction, now_ms: float) -> Procedure[CommitReceipt | NotCommitted]:
+    """One attempt until its outcome is final; ``txn`` has a request id and a read version.
+
+    Raises: OutcomeUnknown; Unavailable or Backpressure when it was never accepted in time; what the service refuses
+    with.
+    """
+    patience = Patience(session, now_ms, session.options.give_up_after_ms)
+    request = commit_request(txn)
+    while True:
+        asked, answer = yield from _exchange(session, patience, request, session.options.request_timeout_ms)
+        if isinstance(answer, Failed):
+            if answer.perhaps_accepted:
+                return (yield from _settle(session, txn, answer.now_ms))
+            if patience.spent(answer.now_ms):
+                raise patience.unreachable("the service cannot be reached", asked, answer)
+        elif answer.status == 200:
+            verdict = decode_commit(answer.body)
+            if verdict is None:
+                return (yield from _settle(session, txn, answer.now_ms))
+            session.saw(verdict.version, txn.log_id)
+            return verdict
+        else:
+            error = service_error(answer)
+            if _is_unknown(error, answer.status):
+                if error is not None and error.code in COORDINATION_CODES and session.options.follow_leader:
+                    session.route.follow(asked, error.leader_address)
+                verdict = yield from _settle(session, txn, answer.now_ms)
+                named_another = error is not None and error.code in COORDINATION_CODES and txn.leader_id is not None
+                if isinstance(verdict, NotCommitted) and named_another:
+                    raise session.refused(error, answer.status)
+                return verdict
+            if error is None or error.code not in REFUSED_BEFORE_ACCEPTANCE or patience.spent(answer.now_ms):
+                raise session.refused(error, answer.status)
+        yield from pause(session, patience, asked, answer)
+
+
+def _is_unknown(error: ServiceError | None, status: int) -> bool:
+    """Whether an error answer to a commit leaves its outcome open."""
+    if error is None:  # not from the service: a proxy may have sent the request on before it failed
+        return status >= 500 or status in (408, 429) or status < 400
+    if error.code in REFUSED_BEFORE_ACCEPTANCE:
+        return False
+    return status >= 500 or error.code in COORDINATION_CODES
+
+
+def commit(
+    session: Session,
+    operations: Sequence[Operation],
+    preconditions: Sequence[Precondition],
+    *,
+    read_version: int | None,
+    request_id: str | None,
+    leader_id: str | None,
+    log_id: str | None,
+    entropy: str,
+    now_ms: float,
+) -> Procedure[CommitReceipt | NotCommitted]:
+    """A commit until its outcome is final.
+
+    What the caller left open is chosen here: the read version (the newest one known, or the service's) and the request
+    id (from ``entropy``, a fresh one for every attempt). An attempt of our own choosing that ended without a verdict on
+    its content, closed by asking or too old from the start, is made anew; one with the caller's id is not. The log is
+    the one that the versions belong to: the caller's, or the one last heard of.
+    """
+    check_transaction(operations, preconditions, read_version)
+    chosen = read_version is None
+    number = 0
+    while True:
+        if chosen:
+            newest = session.newest
+            if newest is None:
+                newest = (yield from version(session, now_ms, local=True)).position
+            read_version, of_log = newest.version, log_id or newest.log_id
+        else:
+            of_log = log_id or session.log_id
+        txn = Transaction(
+            operations=list(operations),
+            preconditions=list(preconditions),
+            request_id=request_id if request_id is not None else f"{entropy}-{number}",
+            leader_id=leader_id,
+            read_version=read_version,
+            log_id=of_log,
+        )
+        try:
+            verdict = yield from attempt(session, txn, now_ms)
+        except InvalidRequest as error:
+            of_another_log = error.code in (Code.FUTURE_VERSION, Code.LOG_MISMATCH)
+            if not of_another_log or not chosen or number > 0 or log_id is not None or preconditions:
+                raise
+            session.newest = None  # another log answers at this address now, and nothing was read from the one before
+            number += 1
+            continue
+        if isinstance(verdict, CommitReceipt):
+            return verdict
+        closed_by_us = verdict.reason == "banned" and request_id is None
+        # Also a second time: after a change of leader every version from before is too old, that of an attempt made
+        # anew among them. The answer told a newer one.
+        stale_choice = verdict.reason == "too_old" and chosen and request_id is None
+        number += 1
+        if not (closed_by_us or stale_choice) or number >= COMMIT_ATTEMPTS_MAX:
+            return verdict
+
+
+def check_transaction(
+    operations: Sequence[Operation], preconditions: Sequence[Precondition], read_version: int | None
+) -> None:
+    """Refuse here what the service would refuse. Raises: InvalidRequest."""
+    if not operations:
+        raise InvalidRequest("a commit needs at least one operation", code=Code.NO_OPERATIONS)
+    for operation in operations:
+        if isinstance(operation, RangeDelete) and operation.end is not None and operation.begin >= operation.end:
+            raise InvalidRequest("a range needs begin < end", code=Code.BAD_RANGE)
+    if read_version is None and any(item.version is None for item in preconditions):
+        raise InvalidRequest(
+            "a precondition needs its own version or a read version",
+            code=Code.READ_VERSION_REQUIRED,
+            hint="pass read_version, the version the decision was made at",
+        )
+
+
+ItemResult = CommitReceipt | NotCommitted | HoldfastError
+
+
+def commit_group(session: Session, txns: list[Transaction], now_ms: float) -> Procedure[list[ItemResult]]:
+    """One request of a stream of commits; one result per item, in order.
+
+    Every item has a request id and a read version. Items whose line never came are settled by asking, one by one:
+    each is then committed, or closed as ``NotCommitted("banned")`` and safe to submit anew. ``resolve_within_ms``
+    bounds the asking about all of them: an item that it does not reach is ``OutcomeUnknown``, and not asked about.
+    """
+    patience = Patience(session, now_ms, session.options.give_up_after_ms)
+    request = commits_request(txns)
+    while True:
+        asked, answer = yield from _exchange(session, patience, request, session.options.request_timeout_ms)
+        if isinstance(answer, Failed):
+            if answer.perhaps_accepted:
+                return (yield from _settle_items(session, txns, decode_items(answer.partial), answer.now_ms))
+            if patience.spent(answer.now_ms):
+                raise patience.unreachable("the service cannot be reached", asked, answer)
+        elif answer.status == 200:
+            return (yield from _settle_items(session, txns, decode_items(answer.body), answer.now_ms))
+        else:
+            error = service_error(answer)
+            if _is_unknown(error, answer.status):
+                return (yield from _settle_items(session, txns, [], answer.now_ms))
+            if error is None or error.code not in REFUSED_BEFORE_ACCEPTANCE or patience.spent(answer.now_ms):
+                raise session.refused(error, answer.status)
+        yield from pause(session, patience, asked, answer)
+
+
+def _settle_items(
+    session: Session,
+    txns: list[Transaction],
+    lines: list[CommitReceipt | NotCommitted | ServiceError],
+    now_ms: float,
+) -> Procedure[list[ItemResult]]:
+    if len(lines) > len(txns):
+        raise CorruptData("more results than items", items=len(txns), results=len(lines))
+    end_ms = now_ms + session.options.resolve_within_ms
+    results: list[ItemResult] = []
+    for index, txn in enumerate(txns):
+        line = lines[index] if index < len(lines) else None
+        if isinstance(line, CommitReceipt | NotCommitted):
+            session.saw(line.version, txn.log_id)
+            results.append(line)
+        elif line is not None and not _is_unknown(line, _item_status(line)):
+            results.append(session.refused(line, _item_status(line)))
+        elif now_ms >= end_ms:
+            results.append(_unknown(txn.request_id, txn.read_version, Code.OUTCOME_UNKNOWN))
+        else:
+            # One bound for all, but waits of its own for each: an answer about one item tells of the service again.
+            patience = Patience(session, now_ms, end_ms - now_ms)
+            try:
+                results.append((yield from _settle_with(session, txn, patience)))
+            except OutcomeUnknown as error:
+                results.append(error)
+            now_ms = patience.now_ms
+    return results
+
+
+def _item_status(error: ServiceError) -> int:
+    """A line carries no HTTP status; only whether the code leaves the outcome open matters."""
+    open_codes = (Code.OUTCOME_UNKNOWN, Code.INTERNAL, Code.CLOSED, Code.STORE_UNAVAILABLE, Code.CORRUPT_LOG)
+    return 500 if error.code in open_codes else 400
+
+
+class Grouping:
+    """Cuts a stream of transactions into requests, and gives each item what names its attempt."""
+
+    def __init__(self, session: Session, start: LogPosition, entropy: str) -> None:
+        self._session = session
+        self._options = session.options
+        self._read_version, self._log_id = start.version, start.log_id
+        self._entropy = entropy
+        self._number = 0
+        self._group: list[Transaction] = []
+        self._size = 0
+
+    def add(self, txn: Transaction) -> list[Transaction]:
+        """Take one; the group that is full with it, or nothing. Raises: InvalidRequest."""
+        check_transaction(txn.operations, txn.preconditions, txn.read_version)
+        newest = self._session.newest  # long streams outlive the conflict window of their start
+        if newest is not None and newest.log_id == self._log_id:
+            self._read_version = max(newest.version, self._read_version)
+        self._group.append(
+            Transaction(
+                operations=txn.operations,
+                preconditions=txn.preconditions,
+                request_id=txn.request_id if txn.request_id is not None else f"{self._entropy}-{self._number}",
+                leader_id=txn.leader_id,
+                read_version=txn.read_version if txn.read_version is not None else self._read_version,
+                log_id=txn.log_id if txn.log_id is not None else self._log_id,
+            )
+        )
+        self._number += 1
+        self._size += _size_of(txn)
+        full = (
+            len(self._group) >= self._options.commits_per_request_max or self._size >= self._options.commits_bytes_max
+        )
+        return self.rest() if full else []
+
+    def rest(self) -> list[Transaction]:
+        """What waits for a request."""
+        group, self._group, self._size = self._group, [], 0
+        return group
+
+
+def _size_of(txn: Transaction) -> int:
+    total = 64
+    for operation in txn.operations:
+        total += 64
+        if isinstance(operation, RangeDelete):
+            total += len(operation.begin) + len(operation.end or b"")
+        else:
+            total += len(operation.key) + len(getattr(operation, "value", b""))
+    return total

@@ -1,0 +1,170 @@
+"""What a client procedure asks of its shell, and what the shell answers.
+
+Owns: the closed list of effects and answers, and the type of a procedure. Does not own: sockets, clocks, randomness
+(the shells), or what to ask for next (``core``, ``stream``).
+
+A procedure is a generator: it yields one effect at a time and is sent that effect's answer. It never blocks, reads no
+clock and draws no random number, so the blocking and the asyncio client run the very same procedure. Time arrives in
+every answer as ``now_ms`` of a clock that never steps back.
+
+Failure model: a request has three answers. ``Reply``: the whole answer arrived. ``Failed(perhaps_accepted=False)``:
+the request cannot have been accepted, because its last byte was never handed over (no byte at all, where the service
+accepts it in parts). ``Failed(perhaps_accepted=True)``:
+unknown. A shell in doubt says unknown.
+
+They are structs and not dataclasses because each request makes several: a frozen dataclass costs seven times as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from holdfast.client.protocol.endpoint import Endpoint
+    from holdfast.client.protocol.events import Event
+    from holdfast.client.protocol.transaction import TransactionBuilder
+    from holdfast.errors import HoldfastError
+
+__all__ = [
+    "Answer",
+    "AwaitVersion",
+    "Chunk",
+    "Decide",
+    "Deliver",
+    "Effect",
+    "Failed",
+    "Open",
+    "Opened",
+    "Procedure",
+    "Receive",
+    "Reply",
+    "Request",
+    "Send",
+    "Wait",
+    "Woken",
+]
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One HTTP request, without what belongs to the connection (host, token, framing).
+
+    ``accepted_in_parts``: the service acts on the body as it arrives, so its first byte may already be accepted.
+    """
+
+    method: str
+    target: str
+    body: bytes = b""
+    headers: tuple[tuple[str, str], ...] = ()
+    accepted_in_parts: bool = False
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Send the request once and collect the whole answer. Answered by ``Reply`` or ``Failed``."""
+
+    endpoint: Endpoint
+    request: Request
+    timeout_ms: float
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """Sleep for a time drawn evenly from the two bounds. Answered by ``Woken``. ``reason`` is for people."""
+
+    at_least_ms: float
+    at_most_ms: float
+    reason: str = ""
+
+
+class Decide(msgspec.Struct, frozen=True):
+    """Let the caller's function read and write through the builder. Answered by ``Woken``; its exceptions end all."""
+
+    builder: TransactionBuilder
+
+
+class AwaitVersion(msgspec.Struct, frozen=True):
+    """Wait until the transaction's view holds everything up to ``version``. Answered by ``Woken`` or ``Failed``."""
+
+    version: int
+    timeout_ms: float
+
+
+class Open(msgspec.Struct, frozen=True):
+    """Close the open stream, if any, and open this one. Answered by ``Opened``, ``Reply`` (refused) or ``Failed``."""
+
+    endpoint: Endpoint
+    request: Request
+    timeout_ms: float
+
+
+class Receive(msgspec.Struct, frozen=True):
+    """Wait for more bytes of the open stream. Answered by ``Chunk`` or ``Failed`` (it ended, broke or fell silent)."""
+
+    timeout_ms: float
+
+
+class Deliver(msgspec.Struct, frozen=True):
+    """Hand these events to the caller; the answer, ``Woken``, comes when the caller asks for more."""
+
+    events: tuple[Event, ...]
+
+
+Effect = Send | Wait | Decide | AwaitVersion | Open | Receive | Deliver
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The whole answer. Header names are lowercase."""
+
+    now_ms: float
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """No whole answer. ``partial`` is what arrived of its body.
+
+    ``problem``: why that place cannot be talked to before somebody mends a configuration. It ends an operation and says
+    that nothing was accepted, so what was perhaps accepted has none. ``too_large``: the answer exceeds what this client
+    takes, so asking the same again is of no use. ``asked``: False where this client had no connection free, which tells
+    nothing of the place.
+    """
+
+    now_ms: float
+    perhaps_accepted: bool
+    reason: str
+    partial: bytes = b""
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    problem: HoldfastError | None = None
+    too_large: bool = False
+    asked: bool = True
+
+    def __post_init__(self) -> None:
+        if self.perhaps_accepted and self.problem is not None:  # no assert: an optimised run must not lose a commit
+            raise AssertionError("what was perhaps accepted has no problem that ends an operation")
+
+
+class Woken(msgspec.Struct, frozen=True):
+    """The effect is done."""
+
+    now_ms: float
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """The stream is open: status 200, bytes follow."""
+
+    now_ms: float
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """Some bytes of the stream, never none."""
+
+    now_ms: float
+    data: bytes
+
+
+Answer = Reply | Failed | Woken | Opened | Chunk
+
+Result = TypeVar("Result")
+Procedure = Generator[Effect, Answer, Result]

@@ -1,0 +1,366 @@
+"""Requests and answers of the HTTP API as the client speaks them.
+
+Owns: the request for each route, and the meaning of each answer's bytes. Does not own: when to send, repeat or ask
+(``core``, ``stream``).
+
+Failure model: bytes that are not what the API describes are never guessed at. An error is trusted as *refused before it
+was accepted* only when its body carries one of our codes: a proxy's own 502 or 503 says nothing about the commit.
+Unknown fields in answers are ignored, so that a newer service can add some.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Final, Literal, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from holdfast.client.protocol.effects import Reply, Request
+from holdfast.commit.format.transaction import FailedPrecondition, RejectedBecause, Transaction
+from holdfast.errors import (
+    Backpressure,
+    Closed,
+    Code,
+    Conflict,
+    CorruptData,
+    Fenced,
+    HoldfastError,
+    InternalError,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    OutcomeUnknown,
+    PermissionDenied,
+    Unavailable,
+)
+from holdfast.values import LogPosition, parse_position
+
+__all__ = [
+    "CommitReceipt",
+    "Found",
+    "FoundRange",
+    "ItemError",
+    "NotCommitted",
+    "Place",
+    "REFUSED_BEFORE_ACCEPTANCE",
+    "ServiceError",
+    "StatusAnswer",
+    "VersionAnswer",
+    "base64url",
+    "commit_request",
+    "commits_request",
+    "decode_body",
+    "decode_commit",
+    "decode_items",
+    "error_of",
+    "key_request",
+    "position_of",
+    "range_request",
+    "retry_after_ms",
+    "service_error",
+    "status_request",
+    "version_request",
+]
+
+Place = int | str | LogPosition
+"""A version as a caller names it: a number, ``VERSION@LOGID``, or a position that something else returned."""
+
+JSON_TYPE: Final = "application/json"
+NDJSON_TYPE: Final = "application/x-ndjson"
+
+
+class CommitReceipt(msgspec.Struct, frozen=True, tag_field="status", tag="committed"):
+    """The transaction is durable at ``version``."""
+
+    version: int
+    leader_id: str
+    request_id: str | None = None
+
+
+class NotCommitted(msgspec.Struct, frozen=True, tag_field="status", tag="not_committed"):
+    """This attempt is not committed and never will be. ``version`` is durable and worth retrying from.
+
+    ``reason`` is ``banned`` when its outcome was asked for before it could commit: asking closes an attempt for good.
+    """
+
+    reason: RejectedBecause = "banned"
+    conflicts: tuple[FailedPrecondition, ...] = ()
+    version: int = 0
+    leader_id: str = ""
+    request_id: str | None = None
+
+    def error(self) -> Conflict:
+        """The same as an exception; ``fields`` carry ``version``, ``conflicts`` and ``request_id``."""
+        return Conflict(
+            "the transaction was not committed",
+            code=Code(self.reason),
+            hint="read again from this version, decide again, commit again",
+            version=self.version,
+            conflicts=tuple((item.precondition, item.version) for item in self.conflicts),
+            request_id=self.request_id,
+        )
+
+
+class StatusAnswer(msgspec.Struct, frozen=True):
+    """The final outcome of an attempt; ``version`` is set when it committed."""
+
+    status: Literal["committed", "not_committed", "log_truncated"]
+    version: int | None = None
+
+
+class VersionAnswer(msgspec.Struct, frozen=True):
+    """A version, the leader that vouches for it, and the log it belongs to (None from a service before log ids)."""
+
+    version: int
+    leader_id: str
+    log_id: str | None = None
+
+    @property
+    def position(self) -> LogPosition:
+        """The version together with its log: what ``subscribe(after=...)`` takes."""
+        return LogPosition(self.version, self.log_id)
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A key's value and the version that wrote it."""
+
+    key: bytes
+    value: bytes
+    version: int
+
+
+class FoundRange(msgspec.Struct, frozen=True):
+    """Keys in byte order as of ``version``; ``more`` when the limit cut the range short."""
+
+    items: tuple[Found, ...]
+    version: int
+    more: bool = False
+
+
+class ServiceError(msgspec.Struct, frozen=True):
+    """The inside of an error body."""
+
+    code: str
+    message: str = ""
+    leader_id: str | None = None
+    leader_address: str | None = None
+    retry_after_ms: int | None = None
+    roll_back_to: int | None = None
+    hint: str = ""
+    log_id: str | None = None
+
+
+class _ErrorBody(msgspec.Struct, frozen=True):
+    error: ServiceError
+
+
+class ItemError(msgspec.Struct, frozen=True):
+    """The result of an item of a stream of commits that got an error instead of a verdict."""
+
+    error: ServiceError
+    index: int = -1
+
+
+REFUSED_BEFORE_ACCEPTANCE: Final = frozenset({Code.OVERLOADED, Code.RATE_LIMITED, Code.NOT_LEADER})
+"""A commit answered with one of these was not accepted: the same attempt may be sent again."""
+
+REPLACED_HINT: Final = "the log was replaced, or this is another service: read it again from its start"
+
+_COMMIT: Final = msgspec.json.Decoder(CommitReceipt | NotCommitted)
+_ERROR: Final = msgspec.json.Decoder(_ErrorBody)
+_ITEM_ERROR: Final = msgspec.json.Decoder(ItemError)
+_JSON: Final = msgspec.json.Encoder()
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+Shape = TypeVar("Shape", StatusAnswer, VersionAnswer, Found, FoundRange)
+
+
+def base64url(data: bytes) -> str:
+    """How keys travel in paths and queries."""
+    return base64.urlsafe_b64encode(data).decode("ascii").rstrip("=")
+
+
+def commit_request(txn: Transaction) -> Request:
+    """``POST /v1/commit``."""
+    return Request("POST", "/v1/commit", _JSON.encode(txn), (("content-type", JSON_TYPE),))
+
+
+def commits_request(txns: list[Transaction]) -> Request:
+    """``POST /v1/commits`` as newline-delimited JSON, one result line per item."""
+    body = _JSON.encode_lines(txns)
+    headers = (("content-type", NDJSON_TYPE), ("accept", NDJSON_TYPE))
+    return Request("POST", "/v1/commits", body, headers, accepted_in_parts=True)
+
+
+def position_of(place: Place) -> LogPosition:
+    """The position that a caller names. Raises: InvalidRequest."""
+    match place:
+        case LogPosition():
+            return place
+        case str():
+            position = parse_position(place)
+        case _:
+            position = LogPosition(place) if place >= 0 else None
+    if position is None:
+        raise InvalidRequest("a position is a version, VERSION@LOGID or VERSION~LEADER@LOGID", position=place)
+    return position
+
+
+def status_request(request_id: str, min_version: LogPosition) -> Request:
+    """``GET /v1/status/{request_id}``."""
+    return Request("GET", f"/v1/status/{quote(request_id, safe='')}?min_version={min_version}")
+
+
+def version_request(*, local: bool) -> Request:
+    """``GET /v1/version``."""
+    return Request("GET", "/v1/version?consistency=local" if local else "/v1/version")
+
+
+def key_request(key: bytes, at: LogPosition | None) -> Request:
+    """``GET /v1/keys/{key}``."""
+    target = f"/v1/keys/{base64url(key)}"
+    return Request("GET", target if at is None else f"{target}?at={at}")
+
+
+def range_request(begin: bytes, end: bytes | None, limit: int, at: LogPosition | None) -> Request:
+    """``GET /v1/range``."""
+    query: dict[str, str | int] = {"begin": base64url(begin), "limit": limit}
+    if end is not None:
+        query["end"] = base64url(end)
+    if at is not None:
+        query["at"] = str(at)
+    return Request("GET", f"/v1/range?{urlencode(query)}")
+
+
+def decode_body(reply: Reply, shape: type[Shape]) -> Shape:
+    """The body of a successful answer. Raises: CorruptData."""
+    try:
+        return msgspec.json.decode(reply.body, type=shape)
+    except _UNREADABLE as error:
+        raise CorruptData("the service answered something the API does not describe", status=reply.status) from error
+
+
+def decode_commit(body: bytes) -> CommitReceipt | NotCommitted | None:
+    """The verdict in a commit's answer, or None when it is unreadable."""
+    try:
+        verdict: CommitReceipt | NotCommitted = _COMMIT.decode(body)
+    except _UNREADABLE:
+        return None
+    return verdict
+
+
+def decode_items(body: bytes) -> list[CommitReceipt | NotCommitted | ServiceError]:
+    """The result lines of a stream of commits. An incomplete or unreadable line ends them: what follows is unknown."""
+    results: list[CommitReceipt | NotCommitted | ServiceError] = []
+    lines = body.split(b"\n")
+    for line in lines[:-1]:  # what follows the last line end is an incomplete line
+        verdict = decode_commit(line)
+        if verdict is None:
+            try:
+                error = _ITEM_ERROR.decode(line).error
+                Code(error.code)
+            except (*_UNREADABLE, ValueError):  # a code that we have never heard of says nothing about the item
+                break
+            results.append(error)
+        else:
+            results.append(verdict)
+    return results
+
+
+def service_error(reply: Reply) -> ServiceError | None:
+    """The coded error in an answer, or None when it carries none."""
+    try:
+        error = _ERROR.decode(reply.body).error
+        Code(error.code)
+    except (*_UNREADABLE, ValueError):
+        return None
+    return error
+
+
+def retry_after_ms(error: ServiceError | None, headers: Mapping[str, str]) -> int | None:
+    """How long to wait at least: the body's milliseconds, else the header's seconds."""
+    if error is not None and error.retry_after_ms is not None:
+        return max(0, error.retry_after_ms)
+    text = headers.get("retry-after", "")
+    return int(text) * 1000 if text.isascii() and text.isdigit() and len(text) <= 6 else None
+
+
+_KINDS: Final[Mapping[Code, type[HoldfastError]]] = {
+    Code.MALFORMED: InvalidRequest,
+    Code.NO_OPERATIONS: InvalidRequest,
+    Code.FUTURE_VERSION: InvalidRequest,
+    Code.BAD_BASE64: InvalidRequest,
+    Code.BAD_RANGE: InvalidRequest,
+    Code.BAD_REQUEST_ID: InvalidRequest,
+    Code.READ_VERSION_REQUIRED: InvalidRequest,
+    Code.BAD_CONFIGURATION: InvalidRequest,
+    Code.REQUEST_ID_REUSED: InvalidRequest,
+    Code.METHOD_NOT_ALLOWED: InvalidRequest,
+    Code.ROLLED_BACK: InvalidRequest,
+    Code.LOG_MISMATCH: InvalidRequest,
+    Code.VIEW_DISABLED: InvalidRequest,
+    Code.TOO_LARGE: LimitExceeded,
+    Code.CONFLICT: Conflict,
+    Code.TOO_OLD: Conflict,
+    Code.BANNED: Conflict,
+    Code.OUTCOME_UNKNOWN: OutcomeUnknown,
+    Code.NOT_LEADER: Unavailable,
+    Code.LEADER_CHANGED: Fenced,
+    Code.LEADER_ALIVE: Fenced,
+    Code.DEPOSED: Fenced,
+    Code.NOT_FOUND: NotFound,
+    Code.LOG_EMPTY: NotFound,
+    Code.LOG_TRUNCATED: NotFound,
+    Code.CORRUPT_LOG: CorruptData,
+    Code.CORRUPT_BATCH: CorruptData,
+    Code.CORRUPT_QUEUE: CorruptData,
+    Code.STORE_UNAVAILABLE: Unavailable,
+    Code.STORE_UNFIT: CorruptData,
+    Code.OVERLOADED: Backpressure,
+    Code.RATE_LIMITED: Backpressure,
+    Code.LAGGING: Unavailable,
+    Code.VIEW_BEHIND: Unavailable,
+    Code.CLOSED: Closed,
+    Code.UNAUTHENTICATED: PermissionDenied,
+    Code.PERMISSION_DENIED: PermissionDenied,
+    Code.INTERNAL: InternalError,
+    Code.STORE_FULL: Backpressure,
+    Code.CLUSTER_FULL: Backpressure,
+    Code.MESSAGE_TOO_LARGE: LimitExceeded,
+    Code.DISK_LIMIT: Backpressure,
+    Code.NO_QUORUM: Unavailable,
+    Code.DURABLE_COLLISION: Fenced,
+    Code.MATCHER_MISMATCH: InvalidRequest,
+    Code.TYPE_MISMATCH: InvalidRequest,
+    Code.TOO_MANY_DURABLES: LimitExceeded,
+    Code.SEQUENCE_GAP: Conflict,
+    Code.UNKNOWN_PUBLISHER: Conflict,
+    Code.REVISION_MISMATCH: Conflict,
+    Code.DELETES_MESSAGES: Conflict,
+    Code.LOCK_HELD: Conflict,
+    Code.NOT_HOLDER: Conflict,
+    Code.NO_SUCH_KEY: NotFound,
+    Code.ALREADY_OPEN: Conflict,
+}
+
+
+def error_of(error: ServiceError | None, status: int) -> HoldfastError:
+    """The exception for an error answer; one without a code of ours is named by its status."""
+    if error is None:
+        if status >= 500:
+            return Unavailable("something before the service answered with an error", status=status)
+        return InternalError("the service answered something the API does not describe", status=status)
+    code = Code(error.code)
+    return _KINDS.get(code, InternalError)(
+        error.message or code.value,
+        code=code,
+        hint=error.hint or (REPLACED_HINT if code is Code.LOG_MISMATCH else ""),
+        retry_after_ms=error.retry_after_ms,
+        leader_id=error.leader_id,
+        leader_address=error.leader_address,
+        roll_back_to=error.roll_back_to,
+        log_id=error.log_id,
+    )

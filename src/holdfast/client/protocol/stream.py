@@ -1,0 +1,379 @@
+"""Following the change stream: decoding, proving that nothing is missing, and coming back.
+
+Owns: the text of server-sent events, the continuity proof, the resume point, the reconnecting procedure. Does not own:
+sockets and clocks (the shells), what a reader does with events (``holdfast.view``).
+
+The proof. Every transaction event names the version of the committed transaction before it in the log. On an unfiltered
+stream that must be the last one delivered; at the start, when that is not known, it must not be above the start point.
+Anything else raises ``CorruptData`` naming the versions: this reader stops rather than skip. A filtered stream leaves
+transactions out by design, so there only the order is checked and ``proves_completeness`` is False.
+
+Coming back. After a break the stream is opened again behind the last thing that was delivered (``Last-Event-ID``), with
+jittered waits that double and start anew whenever something arrives. Events that arrive twice are dropped.
+
+The log. A start point without a log id belongs to the log that answers first. From then on every start point carries
+the id that the last event had, and only the service judges it: another log refuses it, which ends the stream
+(``log_mismatch``).
+
+Failure model: a broken, silent, lagging or refused connection costs time, never an event. With ``durable=False`` what
+was delivered may be taken back: ``RolledBack(to)`` says so, and the proof goes on from the newest transaction that is
+left.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+from urllib.parse import urlencode
+
+import msgspec
+
+from holdfast.client.protocol.core import REPEATABLE_CODES, Patience, Session, pause
+from holdfast.client.protocol.effects import Chunk, Deliver, Failed, Open, Opened, Procedure, Receive, Reply, Request
+from holdfast.client.protocol.events import Checkpoint, Event, RolledBack, TransactionEvent
+from holdfast.client.protocol.messages import base64url, service_error
+from holdfast.commit.format.transaction import Operation
+from holdfast.errors import CorruptData, InvalidRequest
+from holdfast.values import LogPosition
+
+__all__ = ["Continuity", "Delivery", "Filter", "ServerSentEvents", "follow"]
+
+REMEMBERED_VERSIONS_MAX: Final = 1 << 20
+REPEATABLE_STATUSES: Final = frozenset({408, 429, 500, 502, 503, 504})
+
+
+class _TransactionData(msgspec.Struct, frozen=True, gc=False):
+    version: int
+    prev_version: int
+    leader_id: str
+    timestamp: datetime
+    operations: tuple[Operation, ...]
+    request_id: str | None = None
+
+
+class _CheckpointData(msgspec.Struct, frozen=True, gc=False):
+    committed_version: int
+    leader_id: str
+
+
+class _LogData(msgspec.Struct, frozen=True, gc=False):
+    log_id: str
+
+
+class _LeaderChangeData(msgspec.Struct, frozen=True, gc=False):
+    roll_back_to: int
+    leader_id: str = ""
+
+
+_TRANSACTION: Final = msgspec.json.Decoder(_TransactionData)
+_CHECKPOINT: Final = msgspec.json.Decoder(_CheckpointData)
+_LOG: Final = msgspec.json.Decoder(_LogData)
+_LEADER_CHANGE: Final = msgspec.json.Decoder(_LeaderChangeData)
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which keys a stream carries; all of them unless a bound is given. ``prefix`` excludes the other two."""
+
+    begin: bytes | None = None
+    end: bytes | None = None
+    prefix: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if self.prefix is not None and (self.begin is not None or self.end is not None):
+            raise InvalidRequest("a filter is either a prefix or a range")
+
+    @property
+    def everything(self) -> bool:
+        """Nothing is left out."""
+        return not self.begin and self.end is None and not self.prefix
+
+    def query(self) -> dict[str, str]:
+        """As query parameters."""
+        bounds = (("begin", self.begin), ("end", self.end), ("prefix", self.prefix))
+        return {name: base64url(value) for name, value in bounds if value}
+
+
+class ServerSentEvents:
+    """Bytes in, (event, id, data) out. Comments and unknown fields are dropped; lines end with LF or CRLF."""
+
+    def __init__(self, event_bytes_max: int) -> None:
+        self._event_bytes_max = event_bytes_max
+        self._line: list[bytes] = []
+        self._kind = b""
+        self._id = b""
+        self._data: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> list[tuple[bytes, bytes, bytes]]:
+        """The events completed by these bytes. Raises: CorruptData when one exceeds the bound."""
+        if b"\n" not in data:  # a piece of a long line: joined once, when its end is here
+            self._line.append(data)
+            self._size += len(data)
+            self._check_size()
+            return []
+        if self._line:
+            self._size -= sum(map(len, self._line))
+            data = b"".join((*self._line, data))
+            self._line.clear()
+        lines = data.split(b"\n")
+        rest = lines.pop()
+        events: list[tuple[bytes, bytes, bytes]] = []
+        for raw in lines:
+            line = raw[:-1] if raw.endswith(b"\r") else raw
+            if not line:
+                if self._data:
+                    events.append((self._kind, self._id, b"\n".join(self._data)))
+                self._kind, self._data, self._size = b"", [], 0
+                continue
+            name, _, value = line.partition(b":")
+            value = value[1:] if value.startswith(b" ") else value
+            if name == b"data":
+                self._data.append(value)
+                self._size += len(value)
+            elif name == b"event":
+                self._kind = value
+            elif name == b"id":
+                self._id = value
+        if rest:
+            self._line.append(rest)
+            self._size += len(rest)
+        self._check_size()
+        return events
+
+    def _check_size(self) -> None:
+        if self._size > self._event_bytes_max:
+            raise CorruptData("an event exceeds the bound", event_bytes_max=self._event_bytes_max)
+
+
+class Continuity:
+    """What was delivered, and whether the next event follows it.
+
+    ``position``: everything at or below was delivered (or was left out by the filter). ``log_id``: the log that it
+    belongs to, None while that is not known. ``last_transaction``: the newest transaction delivered and not taken back,
+    when known.
+    """
+
+    def __init__(self, after: int, *, durable: bool, filtered: bool, log_id: str | None = None) -> None:
+        self.position = after
+        self.log_id = log_id
+        self._start = after
+        self.last_transaction: int | None = None
+        self.committed_version = 0
+        self.last_id = ""
+        self._durable = durable
+        self._filtered = filtered
+        self._settled_transaction: int | None = None  # the newest one that no rollback can reach
+        self._not_durable_yet: deque[int] = deque()
+
+    @property
+    def proves_completeness(self) -> bool:
+        """Whether a missing transaction would be noticed."""
+        return not self._filtered
+
+    def accept(self, kind: bytes, event_id: bytes, data: bytes) -> Event | None:
+        """The event to deliver, or None when it was delivered before. Raises: CorruptData."""
+        event: Event | None
+        log_id = event_id.rpartition(b"@")[2].decode("latin-1") if b"@" in event_id else self.log_id
+        try:
+            match kind:
+                case b"log":
+                    named = _LOG.decode(data).log_id
+                    self.log_id = self.log_id or named
+                    return None
+                case b"transaction":
+                    event = self._transaction(_TRANSACTION.decode(data), b"~" not in event_id, log_id)
+                case b"checkpoint":
+                    event = self._checkpoint(_CHECKPOINT.decode(data), log_id)
+                case b"leader_change":
+                    event = self._leader_change(_LEADER_CHANGE.decode(data), log_id)
+                case _:
+                    return None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise CorruptData("an event is unreadable", event=kind.decode("latin-1"), after=self.position) from error
+        if event is not None:
+            self.log_id = log_id
+        if isinstance(event, TransactionEvent):
+            self.last_id = event_id.decode("latin-1")
+        elif event is not None:
+            # Behind a checkpoint or a rollback the position says more than the last transaction's id does.
+            self.last_id = "" if self.position != self.last_transaction else self.last_id
+        return event
+
+    def _transaction(self, data: _TransactionData, is_durable: bool, log_id: str | None) -> TransactionEvent | None:
+        if not data.prev_version < data.version:
+            raise CorruptData("an event does not follow itself", version=data.version, prev_version=data.prev_version)
+        if data.version <= self.position:
+            if self.last_transaction is not None and data.version <= self.last_transaction:
+                return None  # delivered before a reconnect
+            if data.version <= self._start:
+                return None
+            raise CorruptData(
+                "a transaction arrived after the stream said it was past it", version=data.version, past=self.position
+            )
+        if not self._filtered:
+            expected = self.last_transaction
+            if expected is not None and data.prev_version != expected:
+                raise self._gap(data, expected)
+            if expected is None and data.prev_version > self.position:
+                raise self._gap(data, self.position)
+        self.last_transaction = self.position = data.version
+        if is_durable:
+            self.committed_version = max(self.committed_version, data.version)
+            self._settled_transaction = data.version
+        else:
+            self._not_durable_yet.append(data.version)
+            if len(self._not_durable_yet) > REMEMBERED_VERSIONS_MAX:
+                self._settled_transaction = self._not_durable_yet.popleft()
+        return TransactionEvent(
+            data.version,
+            data.prev_version,
+            data.request_id,
+            data.leader_id,
+            round(data.timestamp.timestamp() * 1000),
+            data.operations,
+            is_durable,
+            log_id,
+        )
+
+    def _gap(self, data: _TransactionData, expected: int) -> CorruptData:
+        return CorruptData(
+            "transactions are missing from the stream",
+            version=data.version,
+            prev_version=data.prev_version,
+            last_delivered=expected,
+            hint="do not apply what follows; read the log from the last delivered version",
+        )
+
+    def _checkpoint(self, data: _CheckpointData, log_id: str | None) -> Checkpoint | None:
+        if data.committed_version < self.committed_version:
+            return None
+        self.committed_version = data.committed_version
+        while self._not_durable_yet and self._not_durable_yet[0] <= data.committed_version:
+            self._settled_transaction = self._not_durable_yet.popleft()
+        if self._durable:
+            self.position = max(self.position, data.committed_version)
+        return Checkpoint(data.committed_version, data.leader_id, log_id)
+
+    def _leader_change(self, data: _LeaderChangeData, log_id: str | None) -> RolledBack | None:
+        if data.roll_back_to < self.committed_version:
+            raise CorruptData(
+                "durable transactions were rolled back", roll_back_to=data.roll_back_to, durable=self.committed_version
+            )
+        if self._durable:
+            return None
+        while self._not_durable_yet and self._not_durable_yet[-1] > data.roll_back_to:
+            self._not_durable_yet.pop()
+        if self.last_transaction is not None and self.last_transaction > data.roll_back_to:
+            left = self._not_durable_yet[-1] if self._not_durable_yet else self._settled_transaction
+            self.last_transaction = left if left is not None and left <= data.roll_back_to else None
+        self.position = min(self.position, data.roll_back_to)
+        return RolledBack(data.roll_back_to, data.leader_id, log_id)
+
+
+class Delivery:
+    """Events between the procedure and the caller, so that stopping in the middle of a batch loses none of the rest."""
+
+    def __init__(self, continuity: Continuity) -> None:
+        self._continuity = continuity
+        self._waiting: deque[Event] = deque()
+        self._position = LogPosition(continuity.position, continuity.log_id)
+
+    @property
+    def position(self) -> LogPosition:
+        """Everything at or below was handed out."""
+        continuity = self._continuity
+        return self._position if self._waiting else LogPosition(continuity.position, continuity.log_id)
+
+    def offer(self, events: tuple[Event, ...]) -> None:
+        """These were proved to come next."""
+        self._waiting.extend(events)
+
+    def take_one(self, *, checkpoints: bool) -> Event | None:
+        """The next event, or None when there is none yet."""
+        while self._waiting:
+            event = self._waiting.popleft()
+            if isinstance(event, TransactionEvent):
+                self._position = LogPosition(event.version, event.log_id)
+            elif isinstance(event, RolledBack):
+                self._position = LogPosition(min(self._position.version, event.to), event.log_id)
+            if checkpoints or not isinstance(event, Checkpoint):
+                return event
+        return None
+
+    def take_all(self) -> tuple[Event, ...]:
+        """Everything that waits, checkpoints included."""
+        events = tuple(self._waiting)
+        self._waiting.clear()
+        self._position = self.position
+        return events
+
+
+def _stream_request(continuity: Continuity, keys: Filter, *, durable: bool) -> Request:
+    after = str(LogPosition(continuity.position, continuity.log_id))
+    query = {"after": after, "durable": "true" if durable else "false", **keys.query()}
+    headers: tuple[tuple[str, str], ...] = (("accept", "text/event-stream"),)
+    if continuity.last_id:
+        headers += (("last-event-id", continuity.last_id),)
+    return Request("GET", f"/v1/subscribe?{urlencode(query)}", b"", headers)
+
+
+def follow(session: Session, continuity: Continuity, keys: Filter, *, durable: bool, now_ms: float) -> Procedure[None]:
+    """Deliver events for ever. ``continuity`` is where it stands, readable between two deliveries.
+
+    Raises: CorruptData (a gap, an unreadable event); NotFound (log_truncated); InvalidRequest (rolled_back,
+    log_mismatch and others, bad_configuration where no place can be talked to); PermissionDenied; Unavailable when
+    nothing arrived for ``stream_give_up_after_ms``.
+    """
+    options = session.options
+    patience = Patience(session, now_ms, options.stream_give_up_after_ms)
+    while True:
+        asked = session.route.current
+        answer = yield Open(asked, _stream_request(continuity, keys, durable=durable), options.request_timeout_ms)
+        if isinstance(answer, Opened):
+            heard, answer = yield from _read(session, continuity)
+            if heard:
+                patience = Patience(session, answer.now_ms, options.stream_give_up_after_ms)
+        assert isinstance(answer, Reply | Failed), "an Open is answered by Opened, Reply or Failed"
+        if isinstance(answer, Reply):
+            error = service_error(answer)
+            repeat = error.code in REPEATABLE_CODES if error is not None else answer.status in REPEATABLE_STATUSES
+            if not repeat or patience.spent(answer.now_ms):
+                raise session.refused(error, answer.status)
+        else:
+            patience.missed(asked, answer)
+            if patience.spent(answer.now_ms):
+                raise patience.unreachable("the stream cannot be opened", asked, answer, continuity.position)
+        yield from pause(session, patience, asked, answer)
+
+
+def _read(session: Session, continuity: Continuity) -> Procedure[tuple[bool, Failed]]:
+    """Deliver what the open stream brings until it ends; whether anything came, and why it ended."""
+    decoder = ServerSentEvents(session.options.event_bytes_max)
+    heard = False
+    while True:
+        answer = yield Receive(session.options.stream_silence_ms)
+        if isinstance(answer, Failed):
+            return heard, answer
+        assert isinstance(answer, Chunk), "a Receive is answered by Chunk or Failed"
+        heard = True
+        lagging = False
+        events: list[Event] = []
+        try:
+            for kind, event_id, data in decoder.feed(answer.data):
+                if kind == b"lagging":
+                    lagging = True
+                    break
+                event = continuity.accept(kind, event_id, data)
+                if event is not None:
+                    events.append(event)
+        except CorruptData:
+            if events:  # what was proved before the damage is delivered before the damage is told
+                yield Deliver(tuple(events))
+            raise
+        if events:
+            yield Deliver(tuple(events))
+        if lagging:
+            return True, Failed(answer.now_ms, False, "the service said that this reader is lagging")

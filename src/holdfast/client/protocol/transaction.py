@@ -1,0 +1,314 @@
+"""A transaction being built: reads through the service or a view, writes collected, what was read remembered.
+
+Owns: which preconditions a read leaves behind, what a read sees of the transaction's own writes, and the loop that
+makes the transaction anew on a conflict. Does not own: carrying out reads and waits (the shells), one commit's
+retries (``core``).
+
+What a read promises. The source may be newer than the transaction's read version, never older. A key that was found
+with version v is recorded as unchanged after max(v, read version); an absent one as unchanged after the read version;
+a range as unchanged after the version its answer vouches for. If every precondition holds at the commit, every value
+read is the current one there, so committed transactions are strictly serializable.
+
+What the function sees before that. Every value it sees was current at one version: the first read may move the read
+version forward, and a later read that finds something newer ends the attempt (``SnapshotMoved``), which is made anew
+from there. One thing is not noticed until the commit refuses it: a key that was deleted after the read version reads
+as absent.
+
+Failure model: the function may run several times; it must have no effect but through the builder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from holdfast.client.protocol import core
+from holdfast.client.protocol.effects import AwaitVersion, Decide, Failed, Procedure, Woken
+from holdfast.client.protocol.messages import CommitReceipt, Found, FoundRange
+from holdfast.commit.format.transaction import (
+    Delete,
+    Operation,
+    PointRead,
+    Precondition,
+    RangeDelete,
+    RangeRead,
+    Transaction,
+    Write,
+)
+from holdfast.errors import Conflict, InvalidRequest, Unavailable
+from holdfast.values import LogPosition
+
+__all__ = ["ReadableView", "ServiceSource", "SnapshotMoved", "Source", "TransactionBuilder", "ViewSource", "transact"]
+
+
+RANGE_PAGE: Final = 1_000
+"""Keys asked for at once."""
+
+
+class Source(Protocol):
+    """Where a transaction reads. Answers are never older than ``at``."""
+
+    @property
+    def log_id(self) -> str | None:
+        """The log that ``begin_version`` belongs to; None when it is not known."""
+        ...
+
+    def get(self, key: bytes, at: int, now_ms: float) -> Procedure[tuple[bytes, int] | None]:
+        """A key's value and version."""
+        ...
+
+    def range(self, begin: bytes, end: bytes | None, limit: int, at: int, now_ms: float) -> Procedure[FoundRange]:
+        """At most ``limit`` keys of ``[begin, end)`` in byte order."""
+        ...
+
+    def begin_version(self, newer_than: int | None, now_ms: float) -> Procedure[int]:
+        """A version to read at; at least ``newer_than``."""
+        ...
+
+
+class ServiceSource:
+    """Reads through ``/v1/keys`` and ``/v1/range``."""
+
+    def __init__(self, session: core.Session) -> None:
+        self._session = session
+        self._log_id: str | None = None
+
+    @property
+    def log_id(self) -> str | None:
+        """See ``Source``."""
+        return self._log_id
+
+    def get(self, key: bytes, at: int, now_ms: float) -> Procedure[tuple[bytes, int] | None]:
+        """See ``Source``."""
+        found = yield from core.get(self._session, key, LogPosition(at, self._log_id), now_ms)
+        return None if found is None else (found.value, found.version)
+
+    def range(self, begin: bytes, end: bytes | None, limit: int, at: int, now_ms: float) -> Procedure[FoundRange]:
+        """See ``Source``."""
+        return (yield from core.read_range(self._session, begin, end, limit, LogPosition(at, self._log_id), now_ms))
+
+    def begin_version(self, newer_than: int | None, now_ms: float) -> Procedure[int]:
+        """See ``Source``. The preconditions make the outcome right, so any durable version does: no quorum is asked."""
+        if newer_than is not None:
+            return newer_than
+        answer = yield from core.version(self._session, now_ms, local=True)
+        self._log_id = answer.log_id
+        return answer.version
+
+
+class ReadableView(Protocol):
+    """What a transaction needs of a view; ``holdfast.view.View`` is one."""
+
+    @property
+    def version(self) -> int:
+        """Everything up to here is applied."""
+        ...
+
+    @property
+    def log_id(self) -> str | None:
+        """The log whose state it is; None while that is not known."""
+        ...
+
+    def get(self, key: bytes) -> tuple[bytes, int] | None:
+        """A key's value and version."""
+        ...
+
+    def range(self, begin: bytes, end: bytes | None, limit: int) -> Sequence[tuple[bytes, bytes, int]]:
+        """Key, value, version in byte order."""
+        ...
+
+
+class ViewSource:
+    """Reads the caller's own view."""
+
+    def __init__(self, session: core.Session, view: ReadableView) -> None:
+        self._session = session
+        self._view = view
+
+    @property
+    def log_id(self) -> str | None:
+        """See ``Source``."""
+        return self._view.log_id
+
+    # A view on its own is at least as new as any version it gave out, and asks nobody: some arguments have no use.
+
+    def get(self, key: bytes, at: int, now_ms: float) -> Procedure[tuple[bytes, int] | None]:  # noqa: ARG002
+        """See ``Source``."""
+        yield from ()
+        return self._view.get(key)
+
+    def range(
+        self,
+        begin: bytes,
+        end: bytes | None,
+        limit: int,
+        at: int,  # noqa: ARG002
+        now_ms: float,  # noqa: ARG002
+    ) -> Procedure[FoundRange]:
+        """See ``Source``. The view may move on while it is read: its version from before the read is vouched for."""
+        yield from ()
+        version = self._view.version
+        rows = self._view.range(begin, end, limit + 1)
+        items = tuple(Found(*row) for row in rows[:limit])
+        return FoundRange(items, max([version, *(item.version for item in items)]), len(rows) > limit)
+
+    def begin_version(self, newer_than: int | None, now_ms: float) -> Procedure[int]:  # noqa: ARG002
+        """See ``Source``: the view's version, once it has caught up with ``newer_than``."""
+        if newer_than is not None and self._view.version < newer_than:
+            options = self._session.options
+            answer = yield AwaitVersion(newer_than, options.give_up_after_ms)
+            assert isinstance(answer, Woken | Failed), "an AwaitVersion is answered by Woken or Failed"
+            if isinstance(answer, Failed):
+                raise Unavailable("the view does not catch up", view_version=self._view.version, version=newer_than)
+        return self._view.version
+
+
+class SnapshotMoved(Conflict):
+    """What is read now does not belong with what was read before. Let it pass: the transaction is made anew."""
+
+
+class TransactionBuilder:
+    """One attempt in the making. Later operations win over earlier ones, and reads see them."""
+
+    def __init__(self, source: Source, read_version: int) -> None:
+        self._source = source
+        self.read_version = read_version
+        self.moved_to: int | None = None
+        self.operations: list[Operation] = []
+        self._points: dict[bytes, int] = {}
+        self._ranges: list[RangeRead] = []
+        self._own: dict[bytes, bytes | None] = {}
+        self._cleared: list[tuple[bytes, bytes | None]] = []
+
+    @property
+    def preconditions(self) -> list[Precondition]:
+        """What the reads so far demand."""
+        points: list[Precondition] = [PointRead(key, version) for key, version in self._points.items()]
+        return points + list(self._ranges)
+
+    def write(self, key: bytes, value: bytes) -> None:
+        """Set ``key`` to ``value`` when the transaction commits."""
+        self.operations.append(Write(key, value))
+        self._own[key] = value
+
+    def delete(self, key: bytes) -> None:
+        """Remove ``key`` when the transaction commits."""
+        self.operations.append(Delete(key))
+        self._own[key] = None
+
+    def delete_range(self, begin: bytes, end: bytes | None = None) -> None:
+        """Remove every key of ``[begin, end)`` when the transaction commits. Raises: InvalidRequest."""
+        if end is not None and begin >= end:
+            raise InvalidRequest("a range needs begin < end")
+        self.operations.append(RangeDelete(begin, end))
+        self._cleared.append((begin, end))
+        for key in [key for key in self._own if _inside(key, begin, end)]:
+            self._own[key] = None
+
+    def require_unchanged(self, key: bytes, version: int | None = None) -> None:
+        """Demand that nobody changed ``key`` after ``version`` (default: the read version), without reading it."""
+        wanted = self.read_version if version is None else version
+        self._points[key] = min(wanted, self._points.get(key, wanted))
+
+    def reading(self, key: bytes, now_ms: float) -> Procedure[bytes | None]:
+        """Read one key."""
+        if key in self._own:
+            return self._own[key]
+        if any(_inside(key, begin, end) for begin, end in self._cleared):
+            return None
+        found = yield from self._source.get(key, self.read_version, now_ms)
+        if found is not None:
+            self._saw(found[1])
+        version = self.read_version
+        # Two reads of one key at different versions: the older is the one that both have to agree with.
+        self._points[key] = min(version, self._points.get(key, version))
+        return None if found is None else found[0]
+
+    def reading_range(
+        self, begin: bytes, end: bytes | None, limit: int, now_ms: float
+    ) -> Procedure[list[tuple[bytes, bytes]]]:
+        """Read at most ``limit`` keys of ``[begin, end)``; what is recorded ends where the reading ended."""
+        if limit <= 0 or (end is not None and begin >= end):
+            raise InvalidRequest("a range needs begin < end and a limit above zero")
+        rows: list[tuple[bytes, bytes]] = []
+        cursor = begin
+        while True:
+            page = min(limit, RANGE_PAGE)
+            answer = yield from self._source.range(cursor, end, page, self.read_version, now_ms)
+            bound = answer.items[-1].key + b"\0" if answer.more and answer.items else end
+            self._saw(max((item.version for item in answer.items), default=0))
+            self._ranges.append(RangeRead(cursor, bound, max(self.read_version, answer.version)))
+            rows.extend(self._with_own_writes(answer.items, cursor, bound))
+            if len(rows) >= limit or not (answer.more and answer.items):
+                return rows[:limit]
+            assert bound is not None, "a range that was cut ends at its last key"
+            cursor = bound
+
+    def _saw(self, version: int) -> None:
+        """A read found something of this version. Raises: SnapshotMoved when earlier reads may be older than that."""
+        if version <= self.read_version:
+            return
+        if self._points or self._ranges:
+            self.moved_to = version
+            raise SnapshotMoved("a read is newer than those before it", read_version=self.read_version, version=version)
+        self.read_version = version
+
+    def _with_own_writes(self, items: Sequence[Found], begin: bytes, end: bytes | None) -> list[tuple[bytes, bytes]]:
+        merged: dict[bytes, bytes] = {
+            item.key: item.value
+            for item in items
+            if not any(_inside(item.key, low, high) for low, high in self._cleared)
+        }
+        for key, value in self._own.items():
+            if _inside(key, begin, end):
+                if value is None:
+                    merged.pop(key, None)
+                else:
+                    merged[key] = value
+        return sorted(merged.items())
+
+
+def _inside(key: bytes, begin: bytes, end: bytes | None) -> bool:
+    return key >= begin and (end is None or key < end)
+
+
+def transact(session: core.Session, source: Source, entropy: str, now_ms: float) -> Procedure[CommitReceipt | None]:
+    """Decide and commit until it holds; None when the function wrote nothing.
+
+    Raises: Conflict (the last one) after ``attempts_max`` attempts or ``give_up_after_ms``; what reads and commits
+    raise.
+    """
+    patience = core.Patience(session, now_ms, session.options.give_up_after_ms)
+    newer_than: int | None = None
+    number = 0
+    while True:
+        builder = TransactionBuilder(source, (yield from source.begin_version(newer_than, now_ms)))
+        decided = yield Decide(builder)
+        assert isinstance(decided, Woken), "a Decide is answered by Woken"
+        if builder.moved_to is not None:
+            number += 1
+            now_ms, newer_than = decided.now_ms, builder.moved_to
+            if number >= session.options.attempts_max or patience.spent(now_ms):
+                raise Conflict("the data moves faster than it is read", version=newer_than)
+            continue
+        if not builder.operations:
+            return None
+        txn = Transaction(
+            operations=builder.operations,
+            preconditions=builder.preconditions,
+            request_id=f"{entropy}-{number}",
+            read_version=builder.read_version,
+            log_id=source.log_id,
+        )
+        verdict = yield from core.attempt(session, txn, decided.now_ms)
+        if isinstance(verdict, CommitReceipt):
+            return verdict
+        number += 1
+        if number >= session.options.attempts_max:
+            raise verdict.error()
+        woken = yield patience.next_wait(decided.now_ms)
+        assert isinstance(woken, Woken), "a Wait is answered by Woken"
+        now_ms = woken.now_ms
+        if patience.spent(now_ms):
+            raise verdict.error()
+        newer_than = verdict.version if verdict.version > builder.read_version else None

@@ -1,0 +1,1 @@
+"""The blocking clients and the sockets that they use."""

@@ -1,0 +1,277 @@
+"""Connections of the blocking client: sockets, their pool, one exchange on one of them.
+
+Owns: sockets and their bounds. Does not own: what is sent or what a failure means (``core``).
+
+Failure model: a request whose last byte was not handed to the kernel was not accepted, unless the service accepts it in
+parts; any later failure is unknown. An error of ``ssl`` is of the handshake: TLS that breaks later is a broken
+connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import threading
+
+from holdfast.client.protocol.effects import Failed, Reply, Request, Send
+from holdfast.client.protocol.endpoint import Endpoint
+from holdfast.client.protocol.http1 import AnswerReader, AnswerTooLarge, BadAnswer, KnownHead, RequestEncoder
+from holdfast.client.protocol.options import ClientOptions
+from holdfast.client.protocol.shell import now_ms
+from holdfast.client.protocol.unusable import problem_with, reason_of
+from holdfast.errors import Closed
+
+__all__ = ["Connection", "Pool", "left_s"]
+
+RECEIVE_BYTES = 1 << 16
+"""Room for what a read may bring. For twice as much the allocator goes to the system, each time anew."""
+BUSY = "every connection of this client is busy"
+
+
+class Connection:
+    """One socket and the answer it is in the middle of. Making it ends within ``timeout_s``, but for the look-up."""
+
+    def __init__(self, endpoint: Endpoint, tls: ssl.SSLContext | None, timeout_s: float) -> None:
+        end_ms = now_ms() + timeout_s * 1000
+        plain = _connected(endpoint, end_ms)
+        if endpoint.secure:
+            context = tls if tls is not None else ssl.create_default_context()
+            try:
+                plain.settimeout(left_s(end_ms))
+                plain = context.wrap_socket(plain, server_hostname=endpoint.host)
+            except BaseException:
+                plain.close()
+                raise
+        self.socket = plain
+        self.known_head = KnownHead()
+        self.perhaps_tls = not endpoint.secure
+        """See ``AnswerReader``."""
+        self.idle_since_ms = 0.0
+
+    def send(self, data: bytes, timeout_s: float) -> None:
+        """Hand over all of it. Raises: OSError."""
+        self.socket.settimeout(timeout_s)
+        try:
+            self.socket.sendall(data)
+        except ssl.SSLError as error:
+            raise _broken(error) from error
+
+    def send_unless_answered(self, data: bytes, timeout_s: float, reader: AnswerReader) -> bool:
+        """Hand over all of it (then True) or stop where the other side does, if it has answered. Raises: OSError,
+        BadAnswer.
+
+        Who refuses a request need not read it: the answer is there, and then nobody takes the rest.
+        """
+        try:
+            self.send(data, timeout_s)
+        except OSError:
+            self.socket.settimeout(0)
+            with contextlib.suppress(OSError):  # that there is nothing more is one, too
+                while not reader.complete and (arrived := self.socket.recv(RECEIVE_BYTES)):
+                    reader.feed(arrived)
+            if not reader.complete:
+                raise
+            return False
+        return True
+
+    def receive(self, reader: AnswerReader, timeout_s: float) -> None:
+        """Wait for some bytes. Raises: OSError, BadAnswer."""
+        self.socket.settimeout(max(timeout_s, 0.001))
+        try:
+            data = self.socket.recv(RECEIVE_BYTES)
+        except ssl.SSLError as error:
+            raise _broken(error) from error
+        if data:
+            reader.feed(data)
+        else:
+            reader.end_of_input()
+
+    def is_alive(self) -> bool:
+        """An idle connection that is readable was closed by the peer, or speaks out of turn."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        return not poll.poll(0)
+
+    def cut_off(self) -> None:
+        """Wake whoever waits for it in another thread, who finds it at its end. That thread closes it."""
+        with contextlib.suppress(OSError):
+            # Not by the method of a TLS socket, which would forget the TLS of what is still to be read.
+            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket."""
+        with contextlib.suppress(OSError):
+            self.socket.close()
+
+
+def _broken(error: ssl.SSLError) -> ConnectionError:
+    """What is told of TLS that breaks behind its handshake: ``unusable`` takes an error of ``ssl`` for one of that."""
+    return ConnectionError(f"the connection broke: {error}")
+
+
+def _connected(endpoint: Endpoint, end_ms: float) -> socket.socket:
+    """A socket to the first of its addresses that answers. Raises: OSError."""
+    if endpoint.unix_path is not None:
+        return _connected_to(endpoint.unix_path, socket.AF_UNIX, left_s(end_ms))
+    found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    failure: OSError | None = None
+    for tried, (family, _, _, _, address) in enumerate(found):
+        try:
+            # Each has its share of what is left, so one that does not answer leaves time for the others.
+            plain = _connected_to(address, family, left_s(end_ms) / (len(found) - tried))
+        except OSError as error:
+            failure = error
+        else:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return plain
+    try:
+        raise failure if failure is not None else OSError("the name has no address")
+    finally:
+        failure = None  # or it and its traceback would keep each other
+
+
+def _connected_to(address: object, family: int, timeout_s: float) -> socket.socket:
+    plain = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        plain.settimeout(timeout_s)
+        plain.connect(address)  # type: ignore[arg-type]  # whatever getaddrinfo gave for this family
+    except BaseException:
+        plain.close()
+        raise
+    return plain
+
+
+class Pool:
+    """At most ``connections_max`` connections; the one used last is used first."""
+
+    def __init__(self, options: ClientOptions, token: str | None, tls: ssl.SSLContext | None) -> None:
+        self._options = options
+        self._requests = RequestEncoder(token)
+        self._tls = tls
+        self._slots = threading.BoundedSemaphore(int(options.connections_max))
+        self._lock = threading.Lock()
+        self._idle: dict[Endpoint, list[Connection]] = {}
+        self._streams: set[Connection] = set()
+        self.closed = False
+
+    def exchange(self, effect: Send) -> Reply | Failed:
+        """Send one request and collect its answer."""
+        end_ms = now_ms() + effect.timeout_ms
+        if not self._slots.acquire(timeout=effect.timeout_ms / 1000):
+            return Failed(now_ms(), False, BUSY, asked=False)
+        connection: Connection | None = None
+        reader = AnswerReader(self._options.response_bytes_max)
+        sent = False
+        try:
+            connection = self._take(effect.endpoint) or self._connect(effect.endpoint, end_ms)
+            data, time_left_s = self._requests.encode(effect.request, effect.endpoint), left_s(end_ms)
+            reader.known, reader.perhaps_tls = connection.known_head, connection.perhaps_tls
+            sent = effect.request.accepted_in_parts
+            whole = connection.send_unless_answered(data, time_left_s, reader)
+            sent = True
+            while not reader.complete:
+                connection.receive(reader, left_s(end_ms))
+            if whole and reader.reusable:
+                self.give_back(effect.endpoint, connection)
+                connection = None
+            return Reply(now_ms(), reader.status, reader.headers, reader.take())
+        except (OSError, UnicodeError, BadAnswer) as error:
+            problem = problem_with(effect.endpoint, error)
+            partial = reader.take() if reader.status == 200 else b""
+            accepted = sent and problem is None
+            too_large = isinstance(error, AnswerTooLarge)
+            return Failed(now_ms(), accepted, reason_of(error), partial, reader.headers, problem, too_large)
+        finally:
+            if connection is not None:
+                connection.close()
+            self._slots.release()
+
+    def open(self, endpoint: Endpoint, request: Request, timeout_ms: float) -> tuple[Connection, AnswerReader]:
+        """A connection of its own for a stream, its head read. Raises: OSError, BadAnswer, Closed."""
+        self._require_open()
+        end_ms = now_ms() + timeout_ms
+        connection = self._connect(endpoint, end_ms)
+        try:
+            connection.send(self._requests.encode(request, endpoint), left_s(end_ms))
+            reader = AnswerReader(self._options.event_bytes_max, perhaps_tls=connection.perhaps_tls)
+            while not reader.status or (reader.status != 200 and not reader.complete):
+                connection.receive(reader, left_s(end_ms))
+            with self._lock:
+                self._require_open()  # ``close`` does not see what is not in the set yet
+                self._streams.add(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection, reader
+
+    def hang_up(self, connection: Connection) -> None:
+        """The stream on this connection is over."""
+        with self._lock:
+            self._streams.discard(connection)
+        connection.close()
+
+    def _connect(self, endpoint: Endpoint, end_ms: float) -> Connection:
+        if endpoint.secure and self._tls is None:
+            self._tls = ssl.create_default_context()  # once: it reads every authority of the system
+        connection = Connection(endpoint, self._tls, left_s(end_ms))
+        if self.closed:  # meanwhile: nothing is sent any more
+            connection.close()
+            self._require_open()
+        return connection
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise Closed("this client is closed")
+
+    def _take(self, endpoint: Endpoint) -> Connection | None:
+        while True:
+            with self._lock:
+                self._require_open()
+                idle = self._idle.get(endpoint)
+                connection = idle.pop() if idle else None
+            if connection is None:
+                return None
+            if not self._is_stale(connection) and connection.is_alive():
+                return connection
+            connection.close()
+
+    def give_back(self, endpoint: Endpoint, connection: Connection) -> None:
+        """The answer was taken: the connection may carry another request. Those idle for too long are closed."""
+        connection.idle_since_ms = now_ms()
+        connection.perhaps_tls = False
+        unwanted: list[Connection] = []
+        with self._lock:
+            if self.closed:
+                unwanted.append(connection)
+            else:
+                self._idle.setdefault(endpoint, []).append(connection)
+            # The last used goes first, so those that only a burst needed would never be looked at again.
+            for idle in self._idle.values():
+                while idle and self._is_stale(idle[0]):
+                    unwanted.append(idle.pop(0))
+        for each in unwanted:
+            each.close()
+
+    def _is_stale(self, connection: Connection) -> bool:
+        return now_ms() - connection.idle_since_ms >= self._options.idle_connection_ms
+
+    def close(self) -> None:
+        """Close what is idle, and wake who waits for a stream."""
+        with self._lock:
+            self.closed = True
+            for stream in self._streams:
+                stream.cut_off()
+            idle = [connection for connections in self._idle.values() for connection in connections]
+            self._idle.clear()
+        for connection in idle:
+            connection.close()
+
+
+def left_s(end_ms: float) -> float:
+    """Seconds until then. Raises: TimeoutError when it is past."""
+    left_ms = end_ms - now_ms()
+    if left_ms <= 0:
+        raise TimeoutError("the request took too long")
+    return left_ms / 1000

@@ -1,0 +1,442 @@
+"""The batch object, byte by byte.
+
+Owns: object names, the 512-byte header, the body's columns, and the checks that tell a good object from a damaged one.
+Does not own: which objects are live (``chain``) and which may be written (``leadership``, ``persist``).
+
+Name: ``batches/`` and the slot as 20 decimal digits. A claim is exactly 512 bytes; every other object is at least 1,024
+bytes (padded with zeros), so a listing's sizes tell claims from data.
+
+Header, little-endian, 512 bytes:
+
+    offset  bytes  field
+    0       8      magic ``HOLDFAST``
+    8       2      format version, 1
+    10      1      kind: 1 claim, 2 data, 3 resign
+    11      1      flags: bit 0, the body's buffers are compressed with lz4
+    12      4      transactions: how many the body holds
+    16      16     log_id
+    32      8      slot
+    40      8      claim: slot of this leader's claim (a claim: its own slot)
+    48      8      prev: slot of the predecessor in the chain (genesis: its own slot)
+    56      8      epoch: 1 at genesis, one more at each claim
+    64      16     leader_id
+    80      16     nonce
+    96      8      first_version
+    104     8      last_version
+    112     8      prev_version: the last committed transaction's version before this object
+    120     8      window_floor: the oldest read version that resolve accepted for this batch
+    128     8      durable: the writer's watermark slot when this was frozen (claim: prev; genesis: its own slot)
+    136     8      truncated_through: versions at or below may have been removed; 0, none
+    144     8      time_ms: milliseconds since the Unix epoch, never falling along the chain
+    152     8      body_length: bytes of the body, without padding
+    160     4      CRC-32 of the body
+    164     2      length of the address
+    166     256    the leader's advertised address, UTF-8
+    422     16     boot id of the machine on which the address is valid; zero: unknown
+    438     8      inode of the namespace there: of the network, or of mounts for a ``unix:`` address; 0: unknown
+    446     62     zero
+    508     4      CRC-32 of bytes 0..507
+
+Body: one Arrow IPC stream with the columns of ``BODY_SCHEMA``, one row per item in commit order. An object without
+transactions has no body: then ``first_version = last_version``, every version at or below it is settled, and the last
+committed transaction is the one in ``prev_version``. With transactions, ``first_version`` and ``last_version`` are
+those of the first and the last of them.
+
+Valid when: both CRCs match, the size fits the kind, and the object's name is its slot.
+"""
+
+# pyarrow ships no types, so its tables are unknown to the checker; ours are not.
+# pyright: reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import pairwise
+from typing import Final
+
+import pyarrow as pa
+from msgspec import Struct
+
+from holdfast.commit.format.body_stream import END_OF_STREAM, encode_record_batch
+from holdfast.commit.format.transaction import Delete, Operation, PointRead, Precondition, RangeDelete, RangeRead, Write
+from holdfast.errors import Code, CorruptData
+from holdfast.values import LeaderId, LogId, Slot, Version, parse_slot, slot_text
+
+__all__ = [
+    "BODY_SCHEMA",
+    "CLAIM_BYTES",
+    "DATA_BYTES_MIN",
+    "FIRST_SLOT",
+    "HEADER_BYTES",
+    "PREFIX",
+    "SPAN_MAX",
+    "UNKNOWN_PLACE",
+    "VERSION_JUMP",
+    "Header",
+    "ItemKind",
+    "Kind",
+    "LoggedTransaction",
+    "Place",
+    "decode_body",
+    "decode_header",
+    "encode_body",
+    "encode_object",
+    "jump",
+    "object_name",
+    "read_body_table",
+    "slot_of",
+]
+
+PREFIX: Final = "batches/"
+FIRST_SLOT: Final = Slot(2**64 - 1)
+SPAN_MAX: Final = 1000
+"""W: the widest span of unacknowledged slots, and the size of the one LIST page that recovery reads."""
+VERSION_JUMP: Final = 100_000_000
+HEADER_BYTES: Final = 512
+CLAIM_BYTES: Final = HEADER_BYTES
+DATA_BYTES_MIN: Final = 1024
+ADDRESS_BYTES_MAX: Final = 256
+MAGIC: Final = b"HOLDFAST"
+FORMAT_VERSION: Final = 1
+FLAG_LZ4: Final = 1
+
+_FIELDS: Final = struct.Struct("<8sHBBI16sQQQQ16s16sQQQQQQQQIH256s16sQ62x")
+_CRC: Final = struct.Struct("<I")
+assert _FIELDS.size + _CRC.size == HEADER_BYTES, "the header is 512 bytes"
+
+
+class Kind(IntEnum):
+    """What an object is."""
+
+    CLAIM = 1
+    DATA = 2
+    RESIGN = 3
+
+
+class ItemKind(IntEnum):
+    """What one row of a body is."""
+
+    WRITE = 0
+    DELETE = 1
+    RANGE_DELETE = 2
+    POINT_READ = 3
+    RANGE_READ = 4
+
+
+BODY_SCHEMA: Final = pa.schema(
+    [
+        pa.field("version", pa.uint64(), nullable=False),
+        pa.field("request_id", pa.utf8()),
+        pa.field("read_version", pa.uint64()),
+        pa.field("kind", pa.uint8(), nullable=False),
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("end", pa.binary()),
+        pa.field("value", pa.large_binary()),
+        pa.field("at", pa.uint64()),
+    ]
+)
+_SCHEMA_MESSAGE: Final[bytes] = BODY_SCHEMA.serialize().to_pybytes()
+_LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an address is valid: one boot of one machine, and one namespace on it. Zeros: unknown."""
+
+    boot_id: bytes = bytes(16)
+    namespace: int = 0
+
+    def is_known(self) -> bool:
+        """Whether it says anything: two unknown places are not one."""
+        return bool(self.namespace) and any(self.boot_id)
+
+
+UNKNOWN_PLACE: Final = Place()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The first 512 bytes of every object, as values. ``size`` of the whole object follows from it."""
+
+    kind: Kind
+    log_id: LogId
+    slot: Slot
+    claim: Slot
+    prev: Slot
+    epoch: int
+    leader_id: LeaderId
+    nonce: bytes
+    first_version: Version
+    last_version: Version
+    prev_version: Version
+    window_floor: Version
+    durable: Slot
+    truncated_through: Version
+    time_ms: int
+    address: str
+    transactions: int = 0
+    body_length: int = 0
+    body_crc: int = 0
+    flags: int = 0
+    place: Place = UNKNOWN_PLACE
+
+    @property
+    def last_transaction_version(self) -> Version:
+        """The version of the last committed transaction at or before this object."""
+        return self.last_version if self.transactions else self.prev_version
+
+    def object_bytes(self) -> int:
+        """The size of the whole object in bytes, padding included."""
+        if self.kind is Kind.CLAIM:
+            return CLAIM_BYTES
+        return max(HEADER_BYTES + self.body_length, DATA_BYTES_MIN)
+
+
+class LoggedTransaction(Struct, frozen=True, gc=False):
+    """One committed transaction as the log keeps it, with the preconditions that it passed. Treat as immutable."""
+
+    version: int
+    request_id: str | None
+    read_version: int | None
+    operations: list[Operation]
+    preconditions: list[Precondition]
+
+
+def object_name(slot: int) -> str:
+    """The object's name.
+
+    >>> object_name(FIRST_SLOT)
+    'batches/18446744073709551615'
+    """
+    return PREFIX + slot_text(slot)
+
+
+def slot_of(name: str) -> Slot | None:
+    """The slot that an object name stands for, or None when it is not a batch's name."""
+    return parse_slot(name[len(PREFIX) :]) if name.startswith(PREFIX) else None
+
+
+def jump(claim: int) -> Slot:
+    """J(c): where the data of the claim at ``c`` start. Every slot strictly between is dead for ever."""
+    return Slot(claim - 1 if claim == FIRST_SLOT else claim - SPAN_MAX)
+
+
+def encode_object(header: Header, body: bytes = b"") -> bytes:
+    """The whole object. The header's lengths and CRCs are taken from ``body``; those in ``header`` are ignored."""
+    address = header.address.encode()
+    if len(address) > ADDRESS_BYTES_MAX:
+        raise ValueError(f"address longer than {ADDRESS_BYTES_MAX} bytes: {header.address}")
+    head = _FIELDS.pack(
+        MAGIC,
+        FORMAT_VERSION,
+        header.kind,
+        header.flags,
+        header.transactions,
+        header.log_id,
+        header.slot,
+        header.claim,
+        header.prev,
+        header.epoch,
+        header.leader_id,
+        header.nonce,
+        header.first_version,
+        header.last_version,
+        header.prev_version,
+        header.window_floor,
+        header.durable,
+        header.truncated_through,
+        header.time_ms,
+        len(body),
+        zlib.crc32(body),
+        len(address),
+        address,
+        header.place.boot_id,
+        header.place.namespace,
+    )
+    whole = head + _CRC.pack(zlib.crc32(head)) + body
+    if header.kind is not Kind.CLAIM and len(whole) < DATA_BYTES_MIN:
+        whole = whole.ljust(DATA_BYTES_MIN, b"\0")
+    return whole
+
+
+def decode_header(data: bytes, *, slot: int) -> Header:
+    """The header of the object found in ``slot``; ``data`` may be longer than the header.
+
+    Raises: CorruptData naming the slot and the broken rule.
+    """
+
+    def corrupt(rule: str, **facts: str | int) -> CorruptData:
+        return CorruptData(rule, code=Code.CORRUPT_BATCH, facts={"slot": slot_text(slot), **facts})
+
+    if len(data) < HEADER_BYTES:
+        raise corrupt("object is shorter than its header", bytes=len(data))
+    head = bytes(data[: HEADER_BYTES - _CRC.size])
+    if not head.startswith(MAGIC):
+        raise corrupt("object does not start with the magic of a batch")
+    (
+        _magic,
+        format_version,
+        kind,
+        flags,
+        transactions,
+        log_id,
+        own_slot,
+        claim,
+        prev,
+        epoch,
+        leader_id,
+        nonce,
+        first_version,
+        last_version,
+        prev_version,
+        window_floor,
+        durable,
+        truncated_through,
+        time_ms,
+        body_length,
+        body_crc,
+        address_length,
+        address,
+        boot_id,
+        namespace,
+    ) = _FIELDS.unpack(head)
+    if format_version != FORMAT_VERSION:
+        raise corrupt("object has an unknown format version", format_version=format_version)
+    if zlib.crc32(head) != _CRC.unpack_from(data, HEADER_BYTES - _CRC.size)[0]:
+        raise corrupt("header CRC does not match")
+    if own_slot != slot:
+        raise corrupt("header names another slot", header_slot=slot_text(own_slot))
+    if kind not in (Kind.CLAIM, Kind.DATA, Kind.RESIGN) or address_length > ADDRESS_BYTES_MAX:
+        raise corrupt("header has an impossible field", kind=kind, address_length=address_length)
+    if kind == Kind.CLAIM and (body_length or claim != slot):
+        raise corrupt("claim has a body or names another claim")
+    if (transactions == 0) != (body_length == 0):
+        raise corrupt("transaction count does not fit the body", transactions=transactions, body_length=body_length)
+    return Header(
+        kind=Kind(kind),
+        log_id=log_id,
+        slot=Slot(own_slot),
+        claim=Slot(claim),
+        prev=Slot(prev),
+        epoch=epoch,
+        leader_id=leader_id,
+        nonce=nonce,
+        first_version=Version(first_version),
+        last_version=Version(last_version),
+        prev_version=Version(prev_version),
+        window_floor=Version(window_floor),
+        durable=Slot(durable),
+        truncated_through=Version(truncated_through),
+        time_ms=time_ms,
+        address=address[:address_length].decode("utf-8", "replace"),
+        transactions=transactions,
+        body_length=body_length,
+        body_crc=body_crc,
+        flags=flags,
+        place=Place(boot_id, namespace) if namespace else UNKNOWN_PLACE,
+    )
+
+
+def encode_body(transactions: Iterable[LoggedTransaction], *, compress: bool = False) -> bytes:
+    """The Arrow IPC stream of these transactions, empty bytes for none.
+
+    Cost: O(rows); compressing reads the stream back once.
+    """
+    message = encode_record_batch(transactions)
+    if not message:
+        return b""
+    stream = b"".join((_SCHEMA_MESSAGE, message, END_OF_STREAM))
+    if not compress:
+        return stream
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, BODY_SCHEMA, options=_LZ4) as writer:
+        writer.write_table(pa.ipc.open_stream(stream).read_all())
+    return bytes(sink.getvalue())
+
+
+def body_bytes(data: bytes, header: Header) -> memoryview:
+    """The body inside a whole object, checked against its header.
+
+    Raises: CorruptData when it is cut short or its CRC does not match.
+    """
+    body = memoryview(data)[HEADER_BYTES : HEADER_BYTES + header.body_length]
+    if len(body) != header.body_length or len(data) != header.object_bytes():
+        raise CorruptData(
+            "object size does not fit its header",
+            code=Code.CORRUPT_BATCH,
+            slot=slot_text(header.slot),
+            bytes=len(data),
+            expected=header.object_bytes(),
+        )
+    if zlib.crc32(body) != header.body_crc:
+        raise CorruptData("body CRC does not match", code=Code.CORRUPT_BATCH, slot=slot_text(header.slot))
+    return body
+
+
+def read_body_table(data: bytes, header: Header) -> pa.Table:
+    """The body of a whole object as an Arrow table with the columns of ``BODY_SCHEMA``, without copying it.
+
+    Raises: CorruptData.
+    """
+    body = body_bytes(data, header)
+    if not header.transactions:
+        return BODY_SCHEMA.empty_table()
+    try:
+        table = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptData(
+            "body is not an Arrow stream", code=Code.CORRUPT_BATCH, slot=slot_text(header.slot)
+        ) from error
+    if not table.schema.equals(BODY_SCHEMA):
+        raise CorruptData("body has other columns", code=Code.CORRUPT_BATCH, slot=slot_text(header.slot))
+    return table
+
+
+def decode_body(data: bytes, header: Header) -> list[LoggedTransaction]:
+    """The transactions of a whole object, in commit order.
+
+    Raises: CorruptData, also when the rows do not keep the versions that the header promises.
+    """
+    table = read_body_table(data, header)
+    found = list(_group(table))
+    versions = [txn.version for txn in found]
+    fits = not found or (versions[0] == header.first_version and versions[-1] == header.last_version)
+    if len(found) != header.transactions or not fits or any(a >= b for a, b in pairwise(versions)):
+        raise CorruptData(
+            "rows do not keep the versions of the header", code=Code.CORRUPT_BATCH, slot=slot_text(header.slot)
+        )
+    return found
+
+
+def _group(table: pa.Table) -> Iterator[LoggedTransaction]:
+    columns = [column.to_pylist() for column in table.columns]
+    current: int | None = None
+    request_id: str | None = None
+    read_version: int | None = None
+    operations: list[Operation] = []
+    preconditions: list[Precondition] = []
+    for version, rid, read, kind, key, end, value, at in zip(*columns, strict=True):
+        if version != current:
+            if current is not None:
+                yield LoggedTransaction(current, request_id, read_version, operations, preconditions)
+            current, request_id, read_version = version, rid, read
+            operations, preconditions = [], []
+        match kind:
+            case ItemKind.WRITE:
+                operations.append(Write(key, value))
+            case ItemKind.DELETE:
+                operations.append(Delete(key))
+            case ItemKind.RANGE_DELETE:
+                operations.append(RangeDelete(key, end))
+            case ItemKind.POINT_READ:
+                preconditions.append(PointRead(key, at))
+            case ItemKind.RANGE_READ:
+                preconditions.append(RangeRead(key, end, at))
+            case _:
+                raise CorruptData("row has an unknown kind", code=Code.CORRUPT_BATCH, kind=kind)
+    if current is not None:
+        yield LoggedTransaction(current, request_id, read_version, operations, preconditions)

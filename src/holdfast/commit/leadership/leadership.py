@@ -1,0 +1,271 @@
+"""Taking the lead: recovery as a decision table over one LIST page, and the claim that follows from it.
+
+Owns: where the next leader claims, what it refuses to start on, and what a newest key says about who leads.
+Does not own: asking the store, and whether it is polite to claim now (both ``takeover_machine``).
+
+Why one page is enough: zombies of any earlier leader lie strictly between the newest claim and its jump. If the latest
+leader wrote data, the newest key is its own and names its claim. If not, everything newer than its claim is a zombie,
+at most W - 1 of them, so the claim is in the page. See ``docs/explain/log-protocol.md``.
+
+The table (k1 is the newest key, c the newest claim, J its jump, "own" the listed keys at or below J):
+
+    row  listing                                       frontier F                         predecessor P
+    1    empty, and a new log is allowed               2^64-1                             none: genesis
+    2    empty otherwise                               refused: log_empty
+    3    a key that is not a slot                      refused: names the key
+    4    no own key (also: only zombies above c)       J                                  c
+    5    own keys without a hole                       k1 - 1                             k1
+    6    own keys with a hole in (k1, min(J, k1+W-1)]  the highest (oldest) hole          F + 1, or c when F = J
+    7    F at or above the durable of a header read    refused: an acknowledged slot has gone
+    8    an epoch, log id or claim that does not fit   refused: names the slot
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from holdfast.commit.format.batch import (
+    CLAIM_BYTES,
+    FIRST_SLOT,
+    SPAN_MAX,
+    UNKNOWN_PLACE,
+    VERSION_JUMP,
+    Header,
+    Kind,
+    Place,
+    decode_header,
+    encode_object,
+    jump,
+    slot_of,
+)
+from holdfast.commit.format.chain import broken, next_slot
+from holdfast.errors import Code, CorruptData, NotFound
+from holdfast.values import LeaderId, LogId, Slot, Version, slot_text
+
+__all__ = [
+    "Frontier",
+    "Identity",
+    "NeedHeaders",
+    "Page",
+    "claim_header",
+    "encode_claim",
+    "first_base",
+    "first_headers",
+    "plan_recovery",
+    "read_page",
+    "somebody_is_past",
+    "walk_on",
+]
+
+FIRST_BASE_MIN = 100_000_000
+FIRST_BASE_MAX = 10**12
+GUESSES_MAX = 64
+"""How many headers recovery may read in one parallel round on a guess; a guess saves a round trip, never decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The newest keys of the log as one LIST page: ``slots`` ascending (newest first), ``claims`` those of claim
+    size."""
+
+    slots: tuple[Slot, ...]
+    claims: frozenset[Slot]
+
+
+@dataclass(frozen=True, slots=True)
+class NeedHeaders:
+    """The decision needs the headers of these slots, which must be read and passed in as well."""
+
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """Where to claim. ``predecessor`` is None only at genesis; ``epoch`` is that of the claim to be written."""
+
+    slot: Slot
+    predecessor: Header | None
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who claims: fresh random 128-bit values per process start, the address to advertise and where it is valid."""
+
+    leader_id: LeaderId
+    nonce_seed: bytes
+    address: str
+    place: Place = UNKNOWN_PLACE
+
+
+def read_page(rows: Sequence[tuple[str, int]]) -> Page:
+    """The page from (object name, size) rows in listing order. Raises: CorruptData naming a key that is not a slot."""
+    slots: list[Slot] = []
+    claims: set[Slot] = set()
+    for name, size in rows[:SPAN_MAX]:
+        slot = slot_of(name)
+        if slot is None:
+            raise CorruptData(
+                "a key under batches/ is not a slot",
+                code=Code.CORRUPT_LOG,
+                key=name,
+                hint="move the foreign object away; nothing but Holdfast may write under batches/",
+            )
+        slots.append(slot)
+        if size == CLAIM_BYTES:
+            claims.add(slot)
+    if any(a >= b for a, b in pairwise(slots)):
+        raise CorruptData("the store does not list in order", code=Code.STORE_UNFIT, newest=slot_text(slots[0]))
+    return Page(tuple(slots), frozenset(claims))
+
+
+def first_headers(page: Page) -> tuple[Slot, ...]:
+    """The headers worth reading at once: the newest key, the newest claim listed, and every possible predecessor."""
+    if not page.slots:
+        return ()
+    wanted = [page.slots[0]]
+    if page.claims:
+        wanted.append(min(page.claims))
+    listed = frozenset(page.slots)
+    wanted += [slot for slot in page.slots[1:] if slot - 1 not in listed][: GUESSES_MAX - len(wanted)]
+    return tuple(dict.fromkeys(wanted))
+
+
+def plan_recovery(page: Page, objects: Mapping[Slot, bytes], *, allow_new: bool) -> Frontier | NeedHeaders:
+    """Decide the frontier, or say which headers are still needed.
+
+    Shape: ``objects`` holds the first 512 bytes of slots read so far.
+    Raises: NotFound (``log_empty``), CorruptData (rows 7 and 8), and then nothing has been written.
+    """
+    if not page.slots:
+        if allow_new:
+            return Frontier(FIRST_SLOT, None, 1)
+        raise NotFound(
+            "log is empty",
+            code=Code.LOG_EMPTY,
+            hint="if this is meant to be a new log, run `holdfast log init URL` or start with --init; "
+            "if it is not, look whether the disk is mounted and the URL is right",
+        )
+    newest = page.slots[0]
+    if newest not in objects:
+        return NeedHeaders((newest,))
+    head = decode_header(objects[newest], slot=newest)
+    claim_slot = newest if head.kind is Kind.CLAIM else head.claim
+    if page.claims:
+        claim_slot = min(claim_slot, *page.claims)
+    listed = frozenset(page.slots)
+    if claim_slot in listed and claim_slot not in objects:
+        return NeedHeaders((claim_slot,))
+    claim = decode_header(objects[claim_slot], slot=claim_slot) if claim_slot in listed else None
+    frontier, predecessor_slot = _frontier(page.slots, claim_slot)
+    if predecessor_slot not in objects:
+        return NeedHeaders((predecessor_slot,))
+    predecessor = decode_header(objects[predecessor_slot], slot=predecessor_slot)
+    _refuse_what_does_not_fit(head, claim, claim_slot, predecessor, frontier)
+    return Frontier(frontier, predecessor, predecessor.epoch + 1)
+
+
+def walk_on(head: Header, found: Header | None) -> Frontier | Header | None:
+    """One step of a walk along the log of a living leader: ``found`` stands in the slot after ``head``, None: nothing.
+
+    The frontier when the log ends here, the next head when it goes on, None where only a listing can tell.
+    A busy leader fills slots faster than a listing and its headers answer: whoever listed again and again would lose
+    every claim. The walk is the chain's own rule, so it ends where a listing would have found the end.
+    """
+    if found is None:
+        return Frontier(next_slot(head), head, head.epoch + 1)
+    of_one_reign = (found.log_id, found.leader_id, found.epoch) == (head.log_id, head.leader_id, head.epoch)
+    return found if of_one_reign and found.kind is not Kind.CLAIM and found.prev == head.slot else None
+
+
+def _frontier(slots: Sequence[Slot], claim: Slot) -> tuple[Slot, Slot]:
+    """Rows 4 to 6: the frontier and its predecessor's slot."""
+    newest = slots[0]
+    start = jump(claim)
+    if newest > start:
+        return start, claim
+    listed = frozenset(slots)
+    oldest = min(start, newest + SPAN_MAX - 1)
+    holes = (slot for slot in range(oldest, newest, -1) if slot not in listed)
+    frontier = Slot(next(holes, newest - 1))
+    return frontier, claim if frontier == start else Slot(frontier + 1)
+
+
+def _refuse_what_does_not_fit(
+    head: Header, claim: Header | None, claim_slot: Slot, predecessor: Header, frontier: Slot
+) -> None:
+    """Rows 7 and 8. ``claim`` is None when it is older than the page; then the newest object is its leader's own."""
+    for header in (head, predecessor) if claim is None else (head, claim, predecessor):
+        if frontier >= header.durable:
+            raise broken(
+                "an acknowledged slot has gone",
+                frontier,
+                durable=slot_text(header.durable),
+                told_by=slot_text(header.slot),
+            )
+        if header.log_id != predecessor.log_id:
+            raise broken("object belongs to another log", header.slot)
+    if claim is not None and claim.kind is not Kind.CLAIM:
+        raise broken("object of claim size is no claim", claim_slot)
+    epoch = head.epoch if claim is None else claim.epoch
+    own = head.slot <= jump(claim_slot) or head.slot == claim_slot
+    if own and (head.epoch != epoch or head.claim != claim_slot):
+        raise broken("newest object is not of the newest claim", head.slot, claim=slot_text(claim_slot))
+    if not own and head.epoch >= epoch:
+        raise broken("a dead object has the epoch of a live one", head.slot, epoch=head.epoch)
+    if predecessor.epoch != epoch or predecessor.claim != claim_slot:
+        raise broken("predecessor is not of the newest claim", predecessor.slot, claim=slot_text(claim_slot))
+
+
+def first_base(log_id: LogId) -> Version:
+    """The base of a new log: between 1e8 and 1e12, as random as its id.
+
+    Two logs at one address almost never share versions, so a version of one is rarely a version of the other.
+
+    >>> first_base(LogId(bytes(16))), first_base(LogId(b"~" * 16))
+    (100000000, 304838410366)
+    """
+    return Version(FIRST_BASE_MIN + int.from_bytes(log_id, "big") % (FIRST_BASE_MAX - FIRST_BASE_MIN))
+
+
+def claim_header(frontier: Frontier, identity: Identity, *, nonce: bytes, log_id: LogId, wall_ms: int) -> Header:
+    """The claim to be written at the frontier. ``log_id`` is used only at genesis; later claims copy it."""
+    before = frontier.predecessor
+    base = Version(before.last_version + VERSION_JUMP) if before else first_base(log_id)
+    return Header(
+        kind=Kind.CLAIM,
+        log_id=before.log_id if before else log_id,
+        slot=frontier.slot,
+        claim=frontier.slot,
+        prev=before.slot if before else frontier.slot,
+        epoch=frontier.epoch,
+        leader_id=identity.leader_id,
+        nonce=nonce,
+        first_version=base,
+        last_version=base,
+        prev_version=before.last_transaction_version if before else Version(0),
+        window_floor=base,
+        durable=before.slot if before else frontier.slot,
+        truncated_through=before.truncated_through if before else Version(0),
+        time_ms=max(wall_ms, before.time_ms) if before else wall_ms,
+        address=identity.address,
+        place=identity.place,
+    )
+
+
+def encode_claim(header: Header) -> bytes:
+    """The 512 bytes of a claim."""
+    data = encode_object(header)
+    assert len(data) == CLAIM_BYTES, "a claim is a header and nothing more"
+    return data
+
+
+def somebody_is_past(newest: Slot | None, *, oldest_free: Slot) -> bool:
+    """Whether a newest key shows a leader beyond this one.
+
+    ``oldest_free`` is the oldest slot at or below this leader's jump that it has not sent. A later leader's data start
+    below everything this one can have sent, so a key there is not this leader's own.
+    """
+    return newest is not None and newest <= oldest_free

@@ -1,0 +1,257 @@
+"""The shell of a takeover: it carries out what ``takeover_machine`` asks for, on one object store.
+
+Owns: sending the machine's requests, each with a bound in time, and telling its steps to the log of the process. Does
+not own: any decision (``takeover_machine``, ``leadership``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, assert_never
+from urllib.parse import urlsplit
+
+import structlog
+
+from holdfast.commit.format.batch import HEADER_BYTES, PREFIX, object_name
+from holdfast.commit.leadership import takeover_events as t
+from holdfast.commit.leadership.leadership import Identity, read_page
+from holdfast.commit.leadership.takeover_events import Takeover
+from holdfast.commit.leadership.takeover_machine import TakeoverMachine, TakeoverRules
+from holdfast.errors import Closed, HoldfastError, NotFound, Unavailable
+from holdfast.objects.port import ObjectStore, Unknown
+from holdfast.objects.probe import clean_up, probe
+from holdfast.values import Instant, LogId, Slot
+
+__all__ = ["AskLeader", "Clock", "Takeover", "TakeoverOptions", "init_log", "newest_slot", "now", "take_the_lead"]
+
+log = structlog.get_logger("holdfast.commit.leadership.takeover")
+
+AskLeader = Callable[[str], Awaitable[str | None]]
+"""Ask the process at an advertised address who it is: its leader id in hexadecimal, empty when it does not lead or does
+not lead yet, or None without an answer."""
+
+AskAsStandby = Callable[[str, str], Awaitable[str | None]]
+"""As ``AskLeader``, with a proof that the asker can read the log, so that the leader counts the question."""
+
+Clock = Callable[[], Instant]
+"""Both clocks, read together."""
+
+REQUEST_S_MAX: Final = 10.0
+"""How long one round of requests may hang before it counts as failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeoverOptions:
+    """How to come to lead. ``patience_s`` bounds how long an unreachable store is tried.
+
+    ``standby``: a leader that is alive is followed until it is gone. ``following`` is then called with its id and its
+    address whenever it has answered. The times are those of ``TakeoverRules``.
+    """
+
+    allow_new: bool = False
+    take_over: bool = False
+    standby: bool = False
+    following: Callable[[str, str], None] | None = None
+    silence_ms: float = 2_000.0
+    heartbeat_ms: float = 500.0
+    fresh_ms: float = 60_000.0
+    unheard_ms: float = 65_000.0
+    patience_s: float = 60.0
+    ask_leader: AskLeader | None = None
+    ask_as_standby: AskAsStandby | None = None
+    """How a standby asks; without it a standby asks by ``ask_leader``."""
+    probe: bool = True
+
+    def rules(self, *, shared_by_machines: bool, only_new: bool = False) -> TakeoverRules:
+        """The same, for the machine."""
+        return TakeoverRules(
+            allow_new=self.allow_new,
+            only_new=only_new,
+            take_over=self.take_over,
+            standby=self.standby,
+            probe=self.probe,
+            asks=self.ask_leader is not None or (self.standby and self.ask_as_standby is not None),
+            shared_by_machines=shared_by_machines,
+            patience_ms=self.patience_s * 1000.0,
+            silence_ms=self.silence_ms,
+            heartbeat_ms=self.heartbeat_ms,
+            fresh_ms=self.fresh_ms,
+            unheard_ms=self.unheard_ms,
+        )
+
+
+def now() -> Instant:
+    """Both clocks, read together."""
+    return Instant(time.clock_gettime(time.CLOCK_BOOTTIME) * 1000.0, int(time.time() * 1000))
+
+
+async def newest_slot(store: ObjectStore) -> Slot | None:
+    """The newest slot listed, None for an empty log. Raises: Unavailable, CorruptData."""
+    rows = await store.list(PREFIX, limit=1)
+    page = read_page([(row.key, row.size) for row in rows])
+    return page.slots[0] if page.slots else None
+
+
+async def take_the_lead(
+    store: ObjectStore, identity: Identity, log_id: LogId, options: TakeoverOptions, clock: Clock = now
+) -> Takeover:
+    """Recover, claim, and check that nobody is past the claim.
+
+    Raises: Unavailable (the store did not answer within ``patience_s``), NotFound ``log_empty``, CorruptData, Closed
+    ``leader_alive`` naming the leader, InvalidRequest ``store_unfit``.
+    After a crash: the claim may or may not stand; either way the next takeover decides by what it lists.
+    """
+    rules = options.rules(shared_by_machines=_is_shared_by_machines(store))
+    return await Driver(store, TakeoverMachine(identity, log_id, rules), options, clock).run()
+
+
+async def init_log(store: ObjectStore, identity: Identity, log_id: LogId, *, patience_s: float = 60.0) -> bool:
+    """Write the genesis claim if the whole prefix lists empty. True when this call created the log, False when it
+    exists.
+
+    Raises: Unavailable, InvalidRequest ``store_unfit``.
+    """
+    if await store.list(PREFIX, limit=1):
+        return False
+    options = TakeoverOptions(allow_new=True, patience_s=patience_s)
+    rules = options.rules(shared_by_machines=True, only_new=True)
+    try:
+        await Driver(store, TakeoverMachine(identity, log_id, rules), options, now).run()
+    except Closed:
+        return False
+    return True
+
+
+def _is_shared_by_machines(store: ObjectStore) -> bool:
+    """Whether processes on other machines can reach the store, where the same address may be another place."""
+    return urlsplit(store.url).scheme != "file"
+
+
+class Driver:
+    """Carries out the effects of one machine. At most one request and the probe are under way at a time."""
+
+    def __init__(self, store: ObjectStore, steps: TakeoverMachine, options: TakeoverOptions, clock: Clock) -> None:
+        self._store = store
+        self._machine = steps
+        self._options = options
+        self._clock = clock
+        self._probing: asyncio.Task[t.Event] | None = None
+        self._probed: list[str] = []
+        self._cleaning: asyncio.Task[None] | None = None
+
+    async def run(self) -> Takeover:
+        """Step the machine to its end."""
+        try:
+            effects = self._machine.begin(self._clock())
+            while True:
+                request: t.Request | t.Wait | None = None
+                for effect in effects:
+                    match effect:
+                        case t.Led(takeover=takeover):
+                            return takeover
+                        case t.Fail(error=error):
+                            raise error
+                        case t.Probe():
+                            self._probing = asyncio.ensure_future(self._probe())
+                        case t.CleanUp():
+                            self._cleaning = asyncio.ensure_future(self._clean_up())
+                        case t.StandBy(leader_id=leader_id, address=address):
+                            if self._options.following is not None:
+                                self._options.following(leader_id, address)
+                        case _:
+                            request = effect
+                effects = self._machine.step(await self._next_event(request))
+        finally:
+            await self._end()
+
+    async def _next_event(self, request: t.Request | t.Wait | None) -> t.Event:
+        """The answer to ``request``; the probe's is taken when the machine waits for nothing else."""
+        if request is not None:
+            return await self._carry_out(request)
+        probing, self._probing = self._probing, None
+        assert probing is not None, "a machine that waits for nothing has ended"
+        return await probing
+
+    async def _end(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)
+        if self._cleaning is not None:
+            await self._cleaning
+        await self._clean_up()
+
+    async def _clean_up(self) -> None:
+        names, self._probed = self._probed, []
+        if names:
+            await clean_up(self._store, names)
+
+    async def _probe(self) -> t.Event:
+        try:
+            self._probed = await probe(self._store)
+        except HoldfastError as error:
+            return t.Probed(self._clock(), error)
+        return t.Probed(self._clock(), None)
+
+    async def _carry_out(self, effect: t.Request | t.Wait) -> t.Event:
+        clock = self._clock
+        match effect:
+            case t.Wait(ms=ms, reason=reason, facts=facts):
+                if reason:
+                    tell = log.info if reason == "waiting_for_silence" else log.warning
+                    tell(reason, **facts)
+                await asyncio.sleep(ms / 1000.0)
+                return t.Woken(clock())
+            case t.AskLeader():
+                return t.LeaderAnswered(clock(), await self._ask_leader(effect))
+            case t.SendClaim(slot=slot, data=data):
+                try:
+                    async with asyncio.timeout(REQUEST_S_MAX):
+                        created = await self._store.create(object_name(slot), data)
+                except TimeoutError:
+                    created = Unknown("no answer in time")
+                return t.ClaimAnswered(clock(), created)
+            case _:
+                try:
+                    async with asyncio.timeout(REQUEST_S_MAX):
+                        return await self._ask_store(effect)
+                except TimeoutError:
+                    return t.Failed(clock(), Unavailable("the object store did not answer in time"))
+                except HoldfastError as error:
+                    return t.Failed(clock(), error)
+
+    async def _ask_leader(self, question: t.AskLeader) -> str | None:
+        options = self._options
+        if options.standby and options.ask_as_standby is not None:
+            return await options.ask_as_standby(question.address, question.proof)
+        assert options.ask_leader is not None, "only a machine that can ask does"
+        return await options.ask_leader(question.address)
+
+    async def _ask_store(
+        self,
+        effect: t.ListPage | t.ReadHeaders | t.ListNewest | t.ReadHeader | t.ReadClaim,
+    ) -> t.Event:
+        store, clock = self._store, self._clock
+        match effect:
+            case t.ListPage(limit=limit):
+                rows = await store.list(PREFIX, limit=limit)
+                return t.PageListed(clock(), [(row.key, row.size) for row in rows])
+            case t.ReadHeaders(slots=slots):
+                found = await asyncio.gather(*(store.read(object_name(slot), length=HEADER_BYTES) for slot in slots))
+                return t.HeadersRead(clock(), dict(zip(slots, found, strict=True)))
+            case t.ListNewest():
+                return t.NewestListed(clock(), await newest_slot(store))
+            case t.ReadHeader(slot=slot):
+                return t.HeaderRead(clock(), await self._header(slot))
+            case t.ReadClaim(slot=slot):
+                return t.ClaimRead(clock(), await self._header(slot))
+            case _:
+                assert_never(effect)
+
+    async def _header(self, slot: Slot) -> bytes | None:
+        try:
+            return await self._store.read(object_name(slot), length=HEADER_BYTES)
+        except NotFound:
+            return None

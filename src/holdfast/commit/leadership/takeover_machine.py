@@ -1,0 +1,684 @@
+"""Taking the lead as a step machine: from the first listing to a claim that stands and was checked.
+
+Owns: the order of recovery's requests, their retries, and politeness towards a leader that is alive (liveness only,
+safety never depends on it). Does not own: where the claim goes (``leadership``), sending anything (``takeover``).
+
+    state        leaves when                                         to
+    find         page and headers decide the frontier                consider
+    consider     the last record allows a claim                      claim; otherwise ask its leader
+    ask          the leader answers                                  failed, or follow as a standby
+                 it does not                                         watch
+    follow       a question gets no answer                           find, then watch
+    watch        no new key for as long as the rules say, and every  claim (found again, and its leader asked a last
+                 question without an answer                          time, when that took a while)
+    claim        created, or refused by this very claim              check
+                 refused by another object                           find (walk on with ``take_over``)
+    check        the newest key is not past the claim                leads
+
+The probe runs beside the first states and has passed before the claim is sent. Every request is repeated after a
+failure, with capped exponential backoff and full jitter, until ``patience_ms`` is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+from holdfast.commit.format.batch import FIRST_SLOT, SPAN_MAX, Header, Kind, decode_header, jump
+from holdfast.commit.format.chain import has_gone, next_slot
+from holdfast.commit.leadership.heartbeat import encode_proof
+from holdfast.commit.leadership.leadership import (
+    Frontier,
+    Identity,
+    Page,
+    claim_header,
+    encode_claim,
+    first_headers,
+    plan_recovery,
+    read_page,
+    somebody_is_past,
+    walk_on,
+)
+from holdfast.commit.leadership.takeover_events import (
+    Answer,
+    AskLeader,
+    ClaimAnswered,
+    ClaimRead,
+    CleanUp,
+    Effect,
+    Event,
+    Fail,
+    Failed,
+    HeaderRead,
+    HeadersRead,
+    LeaderAnswered,
+    Led,
+    ListNewest,
+    ListPage,
+    NewestListed,
+    PageListed,
+    Probe,
+    Probed,
+    ReadClaim,
+    ReadHeader,
+    ReadHeaders,
+    Request,
+    SendClaim,
+    StandBy,
+    Takeover,
+    Wait,
+    Woken,
+)
+from holdfast.errors import Closed, Code, HoldfastError, NotFound, Unavailable
+from holdfast.objects.port import Created, Unknown
+from holdfast.values import Instant, LeaderId, LogId, Slot, slot_text
+
+__all__ = ["TakeoverMachine", "TakeoverRules"]
+
+STALE_MS: Final = 50.0
+"""A frontier older than this is found again before it is claimed, and its leader asked when that is another one."""
+MISSING_MS_MAX: Final = 5_000.0
+"""How long an object that is needed may be missing: retention, which removes the oldest, is met once or twice."""
+RETRY_BASE_MS: Final = 50.0
+RETRY_MAX_MS: Final = 2_000.0
+DOUBLINGS_MAX: Final = 30
+RESTARTS_MAX: Final = 100
+POLL_MS_MAX: Final = 500.0
+MISSES_MIN: Final = 2
+"""So many questions in a row must stay without an answer before a standby claims."""
+POLLS_OF_A_WINDOW: Final = 20
+QUESTION_MS_MAX: Final = 500.0
+"""A standby repeats a question that is older than this before it claims."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeoverRules:
+    """The bounds of a takeover.
+
+    ``only_new``: lead a new log or none. ``asks``: there is a way to ask a leader who it is. ``shared_by_machines``:
+    the same address may be another place.
+    """
+
+    allow_new: bool = False
+    only_new: bool = False
+    take_over: bool = False
+    standby: bool = False
+    probe: bool = True
+    asks: bool = False
+    shared_by_machines: bool = True
+    patience_ms: float = 60_000.0
+    silence_ms: float = 2_000.0
+    heartbeat_ms: float = 500.0
+    fresh_ms: float = 60_000.0
+    """A standby that had an answer within this time knows that its leader writes heartbeats by now."""
+    unheard_ms: float = 65_000.0
+    """How long the log is silent before a standby claims that had no answer: two of the slow heartbeats, and more."""
+
+
+_ANSWERS: Final[Mapping[type[Request], type[Answer]]] = {
+    ListPage: PageListed,
+    ReadHeaders: HeadersRead,
+    ListNewest: NewestListed,
+    ReadHeader: HeaderRead,
+    AskLeader: LeaderAnswered,
+    SendClaim: ClaimAnswered,
+    ReadClaim: ClaimRead,
+}
+
+Then = Callable[[Instant], list[Effect]]
+
+
+class TakeoverMachine:
+    """One try to lead. Step it with the answer to each effect; it ends with Led or Fail.
+
+    Besides the probe, at most one request or wait is under way. An answer that belongs to none raises and changes
+    nothing. After a crash: the claim may or may not stand; the next takeover decides by what it lists.
+    """
+
+    def __init__(self, identity: Identity, log_id: LogId, rules: TakeoverRules) -> None:
+        self._identity = identity
+        self._log_id = log_id
+        self._rules = rules
+        self.ended = False
+        self._request: Request | None = None
+        self._answered: Callable[[Instant, Answer], list[Effect]] = self._page_listed
+        self._waking: Then | None = None
+        self._since_ms = 0.0
+        self._round_ms = 0.0
+        self._missing_since_ms: float | None = None
+        self._tries = 0
+        self._draws = 0
+        self._probing = False
+        self._until_probed: Then | None = None
+        self._found: Then = self._consider
+        self._page = Page((), frozenset())
+        self._objects: dict[Slot, bytes] = {}
+        self._waits = 0
+        self._frontier = Frontier(FIRST_SLOT, None, 1)
+        self._head: Header | None = None
+        self._steps_left = 0
+        self._chased: Callable[[Instant, Frontier | None], list[Effect]] = self._chased_for_a_claim
+        self._started_ms = 0.0
+        self._found_ms = 0.0
+        self._asked_ms = 0.0
+        self._waited_ms = 0.0
+        self._restarts = 0
+        self._changes = 0
+        self._watched_id: LeaderId | None = None
+        self._following = False
+        self._questioned_ms = 0.0
+        self._heard_ms: float | None = None
+        self._missed = 0
+        self._newest: Slot | None = None
+        self._newest_ms = 0.0
+        self._silent_newest: Slot | None = None
+        self._silent_since_ms: float | None = None
+        self._watched_since_ms = 0.0
+        self._looked_ms = 0.0
+        self._wrote = False
+        self._claim: Header | None = None
+        self._checked_ms = 0.0
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def begin(self, now: Instant) -> list[Effect]:
+        """The first effects."""
+        self._started_ms = now.boot_ms
+        self._probing = self._rules.probe
+        probe: list[Effect] = [Probe()] if self._rules.probe else []
+        return probe + self._find(now, self._first_found)
+
+    def step(self, event: Event) -> list[Effect]:
+        """Take one event and return what is to be done about it."""
+        if self.ended:
+            return []
+        try:
+            return self._take(event)
+        except HoldfastError as error:
+            self.ended = True
+            return [Fail(error)]
+
+    def _take(self, event: Event) -> list[Effect]:
+        now = event.now
+        match event:
+            case Probed(error=error):
+                assert self._probing, "only a probe is answered by Probed"
+                if isinstance(error, Unavailable) and now.boot_ms - self._started_ms < self._rules.patience_ms:
+                    return self._probe_again(error)
+                self._probing = False
+                if error is not None:
+                    raise error
+                then, self._until_probed = self._until_probed, None
+                return then(now) if then is not None else []
+            case Woken():
+                waking, self._waking = self._waking, None
+                assert waking is not None, "only a wait is answered by Woken"
+                return waking(now)
+            case Failed(error=error):
+                assert self._request is not None, "only a request fails"
+                return self._failed(now, error)
+            case _:
+                request = self._request
+                assert request is not None and isinstance(event, _ANSWERS[type(request)]), "an answer fits its request"
+                self._request = None
+                return self._answered(now, event)
+
+    def _probe_again(self, error: Unavailable) -> list[Effect]:
+        """After a probe without a clear answer; what was found before it is then found again."""
+        assert self._until_probed is not None, "the driver takes the probe's answer when the machine waits for it"
+        self._until_probed = lambda now: self._find(now, self._first_found)
+        ms = self._backoff_ms()
+        return self._wait(ms, lambda _: [Probe()], "store_unavailable", error=str(error), tries=self._tries)
+
+    def _send(
+        self, now: Instant, request: Request, answered: Callable[[Instant, Answer], list[Effect]]
+    ) -> list[Effect]:
+        """Send a request for the first time; its patience begins now."""
+        self._since_ms = self._round_ms = now.boot_ms
+        self._missing_since_ms, self._tries = None, 0
+        self._request, self._answered = request, answered
+        return [request]
+
+    def _go_on_with(self, request: Request, answered: Callable[[Instant, Answer], list[Effect]]) -> list[Effect]:
+        """Send the next request of a round, within the patience of that round."""
+        self._request, self._answered = request, answered
+        return [request]
+
+    def _wait(self, ms: float, waking: Then, reason: str = "", **facts: object) -> list[Effect]:
+        self._waking = waking
+        return [Wait(ms, reason, facts)]
+
+    def _failed(self, now: Instant, error: HoldfastError) -> list[Effect]:
+        """A request without an answer is sent again, a round of them from its start, until patience is over."""
+        request, self._request = self._request, None
+        assert request is not None, "only a request fails"
+        if isinstance(request, ReadClaim):
+            if isinstance(error, Unavailable):
+                return self._claim_again(now, str(error))
+            return self._lost(now)
+        waited_ms = now.boot_ms - self._since_ms
+        if isinstance(error, NotFound) and error.code is Code.NOT_FOUND:
+            # Removed by retention since it was listed: list again. What is still needed then was lost.
+            if self._is_lost(now):
+                raise has_gone(error) from error
+        elif not isinstance(error, Unavailable):
+            raise error
+        elif waited_ms >= self._rules.patience_ms:
+            patience_s = self._rules.patience_ms / 1000.0
+            raise Unavailable("the store does not answer", patience_s=patience_s, last=str(error)) from error
+        again = ListPage(SPAN_MAX) if isinstance(request, ListPage | ReadHeaders) else request
+        answered = self._page_listed if isinstance(again, ListPage) else self._answered
+
+        def send_again(now: Instant) -> list[Effect]:
+            self._round_ms = now.boot_ms
+            if isinstance(again, ListNewest):
+                self._checked_ms = now.boot_ms
+            return self._go_on_with(again, answered)
+
+        return self._wait(self._backoff_ms(), send_again, "store_unavailable", error=str(error), tries=self._tries)
+
+    def _is_lost(self, now: Instant) -> bool:
+        """Whether an object that is missing has been so for long, in a round that began not long ago.
+
+        A process that was frozen since its listing may miss whatever retention has removed meanwhile.
+        """
+        if self._missing_since_ms is None:
+            self._missing_since_ms = now.boot_ms
+        missing_ms = now.boot_ms - self._missing_since_ms
+        is_fresh = now.boot_ms - self._round_ms < MISSING_MS_MAX or self._tries >= RESTARTS_MAX
+        return is_fresh and missing_ms >= min(self._rules.patience_ms, MISSING_MS_MAX)
+
+    def _backoff_ms(self) -> float:
+        self._tries += 1
+        return self._draw() * min(RETRY_MAX_MS, RETRY_BASE_MS * 2.0 ** min(self._tries, DOUBLINGS_MAX))
+
+    def _draw(self) -> float:
+        """A fraction in [0, 1), drawn from the identity, so that the machine stays deterministic."""
+        self._draws += 1
+        key = self._identity.nonce_seed
+        digest = blake2b(self._draws.to_bytes(8, "little") + b"wait", key=key, digest_size=8).digest()
+        return int.from_bytes(digest, "little") / 2**64
+
+    # -- find: where the log ends -------------------------------------------------------------------------------------
+
+    def _find(self, now: Instant, found: Then) -> list[Effect]:
+        self._found = found
+        return self._send(now, ListPage(SPAN_MAX), self._page_listed)
+
+    def _page_listed(self, now: Instant, answer: Answer) -> list[Effect]:
+        assert isinstance(answer, PageListed), "a page was asked for"
+        self._page = read_page(answer.rows)
+        self._see(now, self._page.slots[0] if self._page.slots else None)
+        self._objects = {}
+        self._waits = 1
+        wanted = first_headers(self._page)
+        return self._read(wanted) if wanted else self._decide(now)
+
+    def _read(self, slots: tuple[Slot, ...]) -> list[Effect]:
+        self._waits += 1
+        return self._go_on_with(ReadHeaders(slots), self._headers_read)
+
+    def _headers_read(self, now: Instant, answer: Answer) -> list[Effect]:
+        assert isinstance(answer, HeadersRead), "headers were asked for"
+        self._objects.update(answer.objects)
+        return self._decide(now)
+
+    def _decide(self, now: Instant) -> list[Effect]:
+        plan = plan_recovery(self._page, self._objects, allow_new=self._rules.allow_new)
+        if not isinstance(plan, Frontier):
+            return self._read(plan.slots)
+        self._frontier = plan
+        return self._found(now)
+
+    def _first_found(self, now: Instant) -> list[Effect]:
+        """The probe has passed before anybody is asked, and before anything is written."""
+        if self._probing:
+            self._until_probed = self._first_found
+            return []
+        if self._rules.only_new and self._frontier.predecessor is not None:
+            raise _alive("the log exists", self._frontier.predecessor)
+        self._found_ms = now.boot_ms
+        self._changes = 0
+        return self._consider(now)
+
+    # -- consider and ask: is it polite to claim now? -----------------------------------------------------------------
+
+    def _consider(self, now: Instant) -> list[Effect]:
+        """Do not claim over a leader that is alive, nor over one that wrote a moment ago."""
+        self._asked_ms = now.boot_ms
+        self._heard_ms, self._missed, self._silent_since_ms = None, 0, None
+        self._following = False
+        self._wrote = False
+        newest = self._frontier.predecessor
+        self._watched_id = None if newest is None else newest.leader_id
+        if newest is None or self._rules.take_over or _may_be_followed_at_once(newest):
+            return self._at_peace(now)
+        return self._ask(now)
+
+    def _ask(self, now: Instant) -> list[Effect]:
+        newest = self._frontier.predecessor
+        assert newest is not None, "only a leader is asked"
+        if not self._rules.asks or not newest.address:
+            return self._judge(now, None)
+        return self._send(now, _question(newest), self._leader_answered)
+
+    def _leader_answered(self, now: Instant, answer: Answer) -> list[Effect]:
+        assert isinstance(answer, LeaderAnswered), "a leader was asked"
+        newest = self._frontier.predecessor
+        assert newest is not None, "only a leader is asked"
+        if answer.answer == newest.leader_id.hex():
+            return self._alive(now, newest)
+        return self._judge(now, answer.answer)
+
+    def _alive(self, now: Instant, newest: Header) -> list[Effect]:
+        """The leader answers: leave the log to it."""
+        if not self._rules.standby:
+            raise _alive("another leader is alive", newest)
+        self._heard_ms, self._missed, self._silent_since_ms = now.boot_ms, 0, None
+        self._following = True
+        # Drawn, so that several standbys do not claim together.
+        ms = self._question_ms()
+        return [StandBy(newest.leader_id.hex(), newest.address), *self._wait(ms, self._ask)]
+
+    def _question_ms(self) -> float:
+        return self._rules.heartbeat_ms * (1.0 + self._draw()) / 8.0
+
+    def _judge(self, now: Instant, answer: str | None) -> list[Effect]:
+        """The leader does not answer as one: it is gone, or resigned, or is watched for signs of life."""
+        newest = self._frontier.predecessor
+        assert newest is not None, "only a leader is judged"
+        self._missed += 1
+        self._questioned_ms = now.boot_ms
+        if self._silent_since_ms is not None:
+            return self._look(now)
+        if not self._rules.shared_by_machines and self._has_left(newest, answer):
+            return self._at_peace(now)
+        if self._following:
+            # It may have resigned, or another has come to lead since it was followed.
+            self._following = False
+            return self._find(now, self._followed_found)
+        if answer == "":
+            # It may have been asked to step down by the very question.
+            return self._chase(now, self._chased_for_a_resign)
+        return self._watch(now)
+
+    def _has_left(self, newest: Header, answer: str | None) -> bool:
+        """Whether the old leader is gone, because another process has its address.
+
+        The same text is another address on another machine and in another network namespace, and proves nothing there.
+        """
+        place = self._identity.place
+        if not place.is_known() or newest.place != place:
+            return False
+        if newest.address == self._identity.address and newest.address:
+            return True
+        if newest.kind is Kind.CLAIM:
+            # A process that answers that it does not lead may have sent this claim, and lead in a moment.
+            return bool(answer)
+        return answer is not None
+
+    def _followed_found(self, now: Instant) -> list[Effect]:
+        """The end of the log after a leader that was followed gave no answer."""
+        newest = self._frontier.predecessor
+        if newest is None or _may_be_followed_at_once(newest) or newest.leader_id != self._watched_id:
+            return self._consider(now)
+        return self._watch(now)
+
+    def _chased_for_a_resign(self, now: Instant, end: Frontier | None) -> list[Effect]:
+        if end is not None and end.predecessor is not None and end.predecessor.kind is Kind.RESIGN:
+            return self._at_peace(now)
+        return self._watch(now)
+
+    # -- watch: is the log silent? ------------------------------------------------------------------------------------
+
+    def _watch(self, now: Instant) -> list[Effect]:
+        """Only new keys count, never how old the newest object says it is: that is the other machine's clock."""
+        return self._send(now, ListNewest(), self._first_listed)
+
+    def _see(self, now: Instant, newest: Slot | None) -> bool:
+        """Note the newest key; whether it is another one than before."""
+        if newest == self._newest:
+            return False
+        self._newest, self._newest_ms = newest, now.boot_ms
+        return True
+
+    def _first_listed(self, now: Instant, answer: Answer) -> list[Effect]:
+        assert isinstance(answer, NewestListed), "the newest key was asked for"
+        newest = self._frontier.predecessor
+        assert newest is not None, "only a leader is watched"
+        since_ms = now.boot_ms
+        if not self._see(now, answer.newest) and self._heard_ms is not None and self._silent_since_ms is None:
+            # The first listings after the last answer show one key. A leader that is alive and is not asked writes
+            # half of ``silence_ms`` after the last question, so the time before its listing counts up to there.
+            since_ms = max(self._heard_ms, self._newest_ms - self._rules.silence_ms / 2.0)
+        self._silent_since_ms = since_ms
+        self._watched_since_ms = self._looked_ms = now.boot_ms
+        return self._wait(
+            self._poll_ms(now),
+            self._poll,
+            "waiting_for_silence",
+            silence_ms=self._silence_ms(now),
+            leader_id=newest.leader_id.hex(),
+            leader_address=newest.address or None,
+        )
+
+    def _silence_ms(self, now: Instant) -> float:
+        """For how long the log must get no new key."""
+        rules = self._rules
+        if not rules.standby:
+            # A dead leader leaves what was in flight, and a slow one writes again: they differ in the next key.
+            return 2.0 * (rules.silence_ms + rules.heartbeat_ms) if self._wrote else rules.silence_ms
+        if self._heard_ms is not None and now.boot_ms - self._heard_ms <= rules.fresh_ms:
+            return rules.silence_ms + rules.heartbeat_ms
+        return rules.unheard_ms
+
+    def _poll_ms(self, now: Instant) -> float:
+        assert self._silent_since_ms is not None, "a silence has a beginning"
+        left_ms = max(self._silent_since_ms + self._silence_ms(now) - now.boot_ms, 0.0)
+        if not self._rules.standby:
+            return min(self._rules.silence_ms / 4, POLL_MS_MAX)
+        return min(left_ms, max(self._question_ms(), left_ms / POLLS_OF_A_WINDOW))
+
+    def _poll(self, now: Instant) -> list[Effect]:
+        """Each time it is asked, too: a process that was paused answers again."""
+        return self._ask(now)
+
+    def _look(self, now: Instant) -> list[Effect]:
+        return self._send(now, ListNewest(), self._listed_again)
+
+    def _listed_again(self, now: Instant, answer: Answer) -> list[Effect]:
+        assert isinstance(answer, NewestListed), "the newest key was asked for"
+        newest = self._frontier.predecessor
+        assert newest is not None and self._silent_since_ms is not None, "only a leader is watched"
+        looked_ms, self._looked_ms = self._looked_ms, now.boot_ms
+        if self._see(now, answer.newest):
+            if self._rules.standby:
+                return self._find(now, self._followed_found)
+            if looked_ms >= self._watched_since_ms + self._rules.silence_ms:
+                raise _alive("another leader is writing", newest)
+            # A killed leader may have had requests in flight: at first, each new key begins a longer silence.
+            self._wrote, self._silent_since_ms = True, now.boot_ms
+        enough = self._missed >= MISSES_MIN or not self._rules.standby
+        if now.boot_ms < self._silent_since_ms + self._silence_ms(now) or not enough:
+            return self._wait(max(self._poll_ms(now), 1.0), self._poll)
+        self._silent_newest = self._newest
+        return self._at_peace(now)
+
+    def _at_peace(self, now: Instant) -> list[Effect]:
+        """Politeness allows a claim; what was found before a wait may not be the end of the log any more."""
+        if now.boot_ms - self._asked_ms <= STALE_MS:
+            return self._stake(now)
+        return self._find(now, self._found_again)
+
+    def _found_again(self, now: Instant) -> list[Effect]:
+        newest = self._frontier.predecessor
+        if newest is None or _may_be_followed_at_once(newest):
+            return self._stake(now)
+        if newest.leader_id == self._watched_id:
+            return self._found_silent(now, newest)
+        # Another has come to lead meanwhile, whom nobody has asked.
+        self._changes += 1
+        if self._changes >= RESTARTS_MAX and not self._rules.standby:
+            raise _changing_hands()
+        return self._consider(now)
+
+    def _found_silent(self, now: Instant, newest: Header) -> list[Effect]:
+        """A leader that was watched may have written since the last look, or answer again after a pause."""
+        if self._silent_since_ms is None:
+            return self._stake(now)
+        if self._newest != self._silent_newest:
+            if self._rules.standby:
+                return self._watch(now)
+            raise _alive("another leader is writing", newest)
+        just_asked = self._rules.standby and now.boot_ms - self._questioned_ms <= QUESTION_MS_MAX
+        if just_asked or not self._rules.asks or not newest.address:
+            return self._stake(now)
+        return self._send(now, _question(newest), self._last_answered)
+
+    def _last_answered(self, now: Instant, answer: Answer) -> list[Effect]:
+        assert isinstance(answer, LeaderAnswered), "a leader was asked"
+        newest = self._frontier.predecessor
+        assert newest is not None, "only a leader is asked"
+        return self._alive(now, newest) if answer.answer == newest.leader_id.hex() else self._stake(now)
+
+    # -- claim and check ----------------------------------------------------------------------------------------------
+
+    def _stake(self, now: Instant) -> list[Effect]:
+        """R2: send the claim alone until it is created or another object stands there."""
+        identity = self._identity
+        counted = self._restarts.to_bytes(4, "little") + b"claim"
+        self._waited_ms = now.boot_ms - self._found_ms
+        self._claim = claim = claim_header(
+            self._frontier,
+            identity,
+            nonce=blake2b(counted, key=identity.nonce_seed, digest_size=16).digest(),
+            log_id=self._log_id,
+            wall_ms=now.wall_ms,
+        )
+        return self._send(now, SendClaim(claim.slot, encode_claim(claim)), self._claim_answered)
+
+    def _claim_answered(self, now: Instant, answer: Answer) -> list[Effect]:
+        assert isinstance(answer, ClaimAnswered) and self._claim is not None, "a claim was sent"
+        match answer.answer:
+            case Created():
+                return self._check(now)
+            case Unknown(final=True, detail=detail):
+                slot = slot_text(self._claim.slot)
+                raise Unavailable("the store takes nothing any more", slot=slot, cause=detail)
+            case Unknown(detail=detail):
+                return self._claim_again(now, detail)
+            case _:
+                return self._go_on_with(ReadClaim(self._claim.slot), self._claim_read)
+
+    def _claim_read(self, now: Instant, answer: Answer) -> list[Effect]:
+        """The object that refused the claim is this claim, sent before, or another one, or has gone."""
+        assert isinstance(answer, ClaimRead) and self._claim is not None, "a claim was sent"
+        if answer.data is None:
+            return self._claim_again(now, "refused, but nothing there")
+        try:
+            own = decode_header(answer.data, slot=self._claim.slot).nonce == self._claim.nonce
+        except HoldfastError:
+            own = False
+        return self._check(now) if own else self._lost(now)
+
+    def _claim_again(self, now: Instant, detail: str) -> list[Effect]:
+        claim = self._claim
+        assert claim is not None, "a claim was sent"
+        if now.boot_ms - self._since_ms >= self._rules.patience_ms:
+            raise Unavailable("the store did not take the claim", slot=slot_text(claim.slot), answer=detail)
+
+        def send_again(_: Instant) -> list[Effect]:
+            return self._go_on_with(SendClaim(claim.slot, encode_claim(claim)), self._claim_answered)
+
+        ms = self._backoff_ms()
+        slot = slot_text(claim.slot)
+        return self._wait(ms, send_again, "claim_sent_again", slot=slot, tries=self._tries, answer=detail)
+
+    def _check(self, now: Instant) -> list[Effect]:
+        """Look whether a leader is past the claim. The listing proves ownership from when it was sent."""
+        self._checked_ms = now.boot_ms
+        return [CleanUp(), *self._send(now, ListNewest(), self._checked)]
+
+    def _checked(self, now: Instant, answer: Answer) -> list[Effect]:
+        assert isinstance(answer, NewestListed) and self._claim is not None, "the newest key was asked for"
+        if somebody_is_past(answer.newest, oldest_free=jump(self._claim.slot)):
+            return self._lost(now)
+        return self._lead(now)
+
+    def _lead(self, now: Instant) -> list[Effect]:
+        assert self._claim is not None, "a claim stands"
+        self.ended = True
+        before = self._frontier.predecessor
+        takeover = Takeover(
+            self._claim,
+            self._checked_ms,
+            waits=self._waits + 2,
+            took_ms=now.boot_ms - self._started_ms,
+            restarts=self._restarts,
+            deposed_leader_id=before.leader_id.hex() if before is not None and before.kind is not Kind.RESIGN else None,
+            steps_ms={"polite_wait": self._waited_ms},
+        )
+        return [Led(takeover)]
+
+    def _lost(self, now: Instant) -> list[Effect]:
+        """Another leader was there first."""
+        assert self._claim is not None, "a claim was sent"
+        self._restarts += 1
+        if self._restarts >= RESTARTS_MAX:
+            raise _changing_hands()
+        if self._rules.take_over:
+            return self._chase(now, self._chased_for_a_claim)
+        return self._find(now, self._first_found)
+
+    # -- walking on after a leader that writes faster than a listing answers ------------------------------------------
+
+    def _chase(self, now: Instant, chased: Callable[[Instant, Frontier | None], list[Effect]]) -> list[Effect]:
+        """Where the log ends by now, walked on from its old end; None when only a listing can tell."""
+        self._chased, self._steps_left, self._head = chased, SPAN_MAX, self._frontier.predecessor
+        if self._head is None:
+            return chased(now, None)
+        return self._send(now, ReadHeader(next_slot(self._head)), self._walked)
+
+    def _walked(self, now: Instant, answer: Answer) -> list[Effect]:
+        assert isinstance(answer, HeaderRead) and self._head is not None, "a header was asked for"
+        slot = next_slot(self._head)
+        step = walk_on(self._head, None if answer.data is None else decode_header(answer.data, slot=slot))
+        self._steps_left -= 1
+        if not isinstance(step, Header):
+            return self._chased(now, step)
+        if not self._steps_left:
+            return self._chased(now, None)
+        self._head = step
+        return self._go_on_with(ReadHeader(next_slot(step)), self._walked)
+
+    def _chased_for_a_claim(self, now: Instant, end: Frontier | None) -> list[Effect]:
+        if end is None:
+            return self._find(now, self._first_found)
+        self._frontier = end
+        return self._stake(now)
+
+
+def _question(newest: Header) -> AskLeader:
+    return AskLeader(newest.address, encode_proof(newest.slot, newest.nonce))
+
+
+def _may_be_followed_at_once(newest: Header) -> bool:
+    """Whether the last record says that nobody leads: it resigned, or the log was only initialised."""
+    initialised = newest.epoch == 1 and newest.kind is Kind.CLAIM and not newest.address
+    return newest.kind is Kind.RESIGN or initialised
+
+
+def _alive(trouble: str, newest: Header) -> Closed:
+    return Closed(
+        trouble,
+        code=Code.LEADER_ALIVE,
+        leader_id=newest.leader_id.hex(),
+        leader_address=newest.address,
+        hint="stop it, or start with --take-over, or wait for it with --standby",
+    )
+
+
+def _changing_hands() -> Unavailable:
+    return Unavailable("other leaders claimed the log again and again", code=Code.LEADER_CHANGED)

@@ -1,0 +1,250 @@
+"""Reading the log: forward along the live chain, and back along its claims.
+
+Owns: which objects to ask for, prefetching, finding where a version starts. Does not own: the rules of the chain
+(``chain``), what a subscriber is shown (``subscription``).
+
+Failure model: a read that fails raises Unavailable and may be begun again from the last header seen. A broken chain or
+a bad CRC raises CorruptData naming slot and rule. A slot that is missing is the end of the log, never an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.commit.format.batch import (
+    FIRST_SLOT,
+    HEADER_BYTES,
+    PREFIX,
+    SPAN_MAX,
+    Header,
+    Kind,
+    LoggedTransaction,
+    decode_body,
+    decode_header,
+    jump,
+    object_name,
+)
+from holdfast.commit.format.chain import ChainWalker, broken, has_gone
+from holdfast.commit.leadership.leadership import Frontier, NeedHeaders, first_headers, plan_recovery, read_page
+from holdfast.errors import Code, HoldfastError, NotFound
+from holdfast.objects.port import ObjectReader, ObjectStore
+from holdfast.values import Slot, slot_text
+
+__all__ = [
+    "LoggedBatch",
+    "Reign",
+    "damage_unless_truncated",
+    "find_frontier",
+    "follow",
+    "has_gone",
+    "read_frontier",
+    "read_header",
+    "reigns_back",
+    "start_after",
+]
+
+PREFETCH: Final = 16
+LISTINGS: Final = 3
+"""How often the end is looked for while what was listed, or what that leads to, is not there any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedBatch:
+    """One live object: its header and the whole bytes, decoded on demand."""
+
+    header: Header
+    data: bytes
+
+    def transactions(self) -> list[LoggedTransaction]:
+        """The transactions in commit order. Raises: CorruptData."""
+        return decode_body(self.data, self.header)
+
+
+@dataclass(frozen=True, slots=True)
+class Reign:
+    """One leader's part of the chain: its claim, and the object before the claim (None at genesis).
+
+    The reign's objects stand from ``jump(claim.slot)`` down to the next claim's ``prev``.
+    """
+
+    claim: Header
+    before: Header | None
+
+    @property
+    def base(self) -> int:
+        """The version that the claim commits."""
+        return self.claim.last_version
+
+    @property
+    def rolled_back_to(self) -> int:
+        """The last version that the log kept before this reign; what was handed out between it and the base is void."""
+        return self.before.last_version if self.before is not None else 0
+
+
+async def read_header(store: ObjectReader, slot: int) -> Header | None:
+    """The header in a slot, None when it is empty. Raises: Unavailable, CorruptData."""
+    try:
+        data = await store.read(object_name(slot), length=HEADER_BYTES)
+    except NotFound:
+        return None
+    return decode_header(data, slot=slot)
+
+
+def _removed(slot: int) -> NotFound:
+    return NotFound("the log was removed here", code=Code.LOG_TRUNCATED, slot=slot_text(slot))
+
+
+def damage_unless_truncated(error: NotFound, newest: Header) -> HoldfastError:
+    """What a missing object means: ``error`` where the log says that it was truncated, damage where it does not."""
+    if newest.truncated_through:
+        return error
+    return has_gone(error)
+
+
+async def _read_whole(store: ObjectReader, slot: int) -> bytes | None:
+    try:
+        return await store.read(object_name(slot))
+    except NotFound:
+        return None
+
+
+async def follow(
+    store: ObjectReader, walker: ChainWalker, *, until: Slot | None = None, prefetch: int = PREFETCH
+) -> AsyncGenerator[LoggedBatch, None]:
+    """Walk the chain on from where ``walker`` stands, claims included, until the log ends (or after slot ``until``).
+
+    ``walker`` is kept at the last header yielded, so that a caller may go on later.
+    Cost: one GET per object, up to ``prefetch`` of them in flight, read ahead of the chain on a guess.
+    Raises: Unavailable, CorruptData, NotFound when the log ends before ``until``: something was removed.
+    """
+    ahead: deque[tuple[int, asyncio.Task[bytes | None]]] = deque()
+    try:
+        while True:
+            wanted = walker.next_slot
+            if until is not None and walker.head is not None and walker.head.slot == until:
+                return
+            while ahead and ahead[0][0] != wanted:
+                ahead.popleft()[1].cancel()
+            following = ahead[-1][0] - 1 if ahead else wanted
+            while len(ahead) < prefetch and following >= 0 and (until is None or following >= until or not ahead):
+                ahead.append((following, asyncio.ensure_future(_read_whole(store, following))))
+                following -= 1
+            data = await ahead.popleft()[1]
+            if data is None:
+                if until is not None:
+                    raise _removed(wanted)
+                return
+            header = decode_header(data, slot=wanted)
+            walker.accept(header)
+            yield LoggedBatch(header, data)
+    finally:
+        for _, task in ahead:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
+
+
+async def read_frontier(store: ObjectStore, *, allow_new: bool) -> tuple[Frontier, int]:
+    """Where the log ends by one listing, as recovery decides it, and how many sequential waits that took.
+
+    Cost: one LIST and mostly one round of header reads, two at times.
+    Raises: NotFound (``log_empty`` unless ``allow_new``; or what was listed was removed), Unavailable, CorruptData.
+    """
+    rows = await store.list(PREFIX, limit=SPAN_MAX)
+    page = read_page([(row.key, row.size) for row in rows])
+    waits = 1
+    objects: dict[Slot, bytes] = {}
+    wanted = first_headers(page)
+    while True:
+        if wanted:
+            waits += 1
+            found = await asyncio.gather(*(store.read(object_name(slot), length=HEADER_BYTES) for slot in wanted))
+            objects.update(zip(wanted, found, strict=True))
+        plan = plan_recovery(page, objects, allow_new=allow_new)
+        if isinstance(plan, Frontier):
+            return plan, waits
+        assert isinstance(plan, NeedHeaders), "recovery decides or asks"
+        wanted = plan.slots
+
+
+async def find_frontier(store: ObjectStore) -> tuple[Header, Header] | None:
+    """The newest live object and its claim; None for an empty log.
+
+    Cost: ``read_frontier``, and one more header read. Raises: Unavailable, CorruptData, also for an object that each of
+    ``LISTINGS`` listings needs and that is not there: what retention removed since a listing, the next does not need.
+    """
+    frontier = await _settled_frontier(store)
+    head = frontier.predecessor
+    if head is None:
+        return None
+    claim = head if head.kind is Kind.CLAIM else await read_header(store, head.claim)
+    if claim is None:
+        raise broken("claim has gone", head.claim)
+    return head, claim
+
+
+async def _settled_frontier(store: ObjectStore) -> Frontier:
+    listings = LISTINGS
+    while True:
+        listings -= 1
+        try:
+            frontier, _ = await read_frontier(store, allow_new=True)
+            return frontier
+        except NotFound as error:
+            if listings == 0:
+                raise has_gone(error) from error
+
+
+async def reigns_back(store: ObjectReader, claim: Header) -> AsyncGenerator[Reign, None]:
+    """The reigns from that of ``claim`` back to genesis.
+
+    Cost: two header reads per reign. Raises: Unavailable, CorruptData when a claim has gone, NotFound when what it
+    follows has.
+    """
+    while True:
+        if claim.slot == FIRST_SLOT:
+            yield Reign(claim, None)
+            return
+        before = await read_header(store, claim.prev)
+        if before is None:
+            # Retention may have removed the data before an old claim; claims themselves are never removed.
+            raise _removed(claim.prev)
+        yield Reign(claim, before)
+        earlier = before if before.kind is Kind.CLAIM else await read_header(store, before.claim)
+        if earlier is None:
+            raise broken("claim has gone", before.claim)
+        claim = earlier
+
+
+async def start_after(store: ObjectReader, reign: Reign, newest: Header, version: int) -> ChainWalker:
+    """A walker standing on the last object of ``reign`` whose ``last_version`` is at or below ``version``.
+
+    ``newest`` is the newest object of the reign. What it yields first holds the first transaction after ``version``.
+    Where retention has removed that object, and nothing behind ``version``, it stands before the next one.
+    Cost: about log2(objects in the reign) header reads. Raises: Unavailable, CorruptData, NotFound when removed.
+    """
+    if newest.slot == reign.claim.slot:
+        return ChainWalker(reign.claim, reign.claim)
+    older, newer = jump(reign.claim.slot) + 1, newest.slot
+    # Invariant: slots from `older` on (older ones) end at or below `version`; what is newer than `newer` does not.
+    standing: Header | None = reign.claim
+    if newest.last_version <= version:
+        return ChainWalker(newest, reign.claim)
+    while newer < older - 1:
+        middle = (older + newer) // 2
+        header = await read_header(store, middle)
+        if header is None:
+            older, standing = middle, None  # what retention removes is the oldest of all
+        elif header.last_version <= version:
+            older, standing = middle, header
+        else:
+            newer = Slot(middle)
+    if standing is not None:
+        return ChainWalker(standing, reign.claim)
+    following = newest if newer == newest.slot else await read_header(store, newer)
+    if following is None or following.prev_version > version:
+        raise _removed(newer + 1)
+    return ChainWalker.behind_removed(newer, reign.claim)

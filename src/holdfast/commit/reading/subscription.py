@@ -1,0 +1,305 @@
+"""One subscriber's stream: history from the store, then live events, with no gap and no repeat.
+
+Owns: where a stream starts, the hand-over between older history, the log and live, and the proof of it
+(``prev_version``). Does not own: the live rings (``feed``), older history (``OlderHistory``), encoding and filters
+(``server``).
+
+The hand-over: history is read until the live ring still holds everything after the last version yielded; then the
+stream goes on in the ring from exactly that version. A subscriber that falls out of the ring reads history again.
+
+Where older history is kept elsewhere too (segments), it is read from there as far as that goes, and from the log behind
+its last version: from the object that holds the next one, of which what was shown is left out. Where it breaks off, the
+log goes on from the last version shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+from holdfast.commit.format.batch import Header
+from holdfast.commit.format.chain import ChainWalker
+from holdfast.commit.reading.feed import Channel, Checkpoint, Event, EventBatch, Feed, LeaderChange, TransactionEvent
+from holdfast.commit.reading.reader import Reign, damage_unless_truncated, follow, reigns_back, start_after
+from holdfast.commit.service import CommitService
+from holdfast.errors import (
+    Backpressure,
+    Code,
+    CorruptData,
+    HoldfastError,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)
+
+__all__ = ["OlderHistory", "RolledBack", "subscribe"]
+
+
+class OlderHistory(Protocol):
+    """History that is kept beside the log. ``through`` is asked before anything else."""
+
+    async def through(self, log_id: str) -> int:
+        """Everything of this log up to this version is there; 0 for nothing."""
+        ...
+
+    def events(self, after: int, until: int) -> AsyncGenerator[EventBatch]:
+        """As the log would give them. Raises: CorruptData, Unavailable, where the log has to go on."""
+        ...
+
+    async def rolled_back_to(self, version: int) -> tuple[int, str] | None:
+        """Where a stream at ``version`` has to go back to, whose reign has left the log, and who leads from there."""
+        ...
+
+
+class RolledBack(HoldfastError):
+    """The starting point belongs to a leader that was deposed before it became durable. Start from ``roll_back_to``."""
+
+    default_code = Code.ROLLED_BACK
+
+    def __init__(self, roll_back_to: int, leader_id: str) -> None:
+        super().__init__("this version was rolled back", roll_back_to=roll_back_to, hint="start after roll_back_to")
+        self.roll_back_to = roll_back_to
+        self.leader_id = leader_id
+
+
+async def subscribe(
+    service: CommitService,
+    *,
+    after: int,
+    durable: bool = True,
+    bytes_behind_max: int = 10 << 20,
+    older: OlderHistory | None = None,
+) -> AsyncIterator[EventBatch]:
+    """The events after version ``after``, as batches that became visible together; endless until the reign ends.
+
+    Live batches are shared by all subscribers and must not be changed. With ``durable`` false, transactions come as
+    soon as they are accepted, and checkpoints say what became durable; the last batch is then a LeaderChange.
+    Raises: InvalidRequest ``future_version``, RolledBack, NotFound ``log_truncated``, Backpressure ``lagging`` (this
+    subscriber had caught up and fell more than ``bytes_behind_max`` behind the live end), Fenced ``leader_changed``
+    (the version may be a later leader's), Unavailable, CorruptData.
+    """
+    feed = service.feed
+    caught_up = False
+    feed.subscribers += 1
+    feed.resolved_subscribers += not durable
+    try:
+        if after > service.pipeline.sequence.assigned:
+            # A later leader may have handed it out: its reader must not be turned away for good by who was deposed.
+            await service.version()
+            if after > service.pipeline.sequence.assigned:
+                raise InvalidRequest("version was never handed out", code=Code.FUTURE_VERSION, version=after)
+        if after < service.claim.last_version:
+            async for batch, reached in _history(service, older, after, durable):
+                yield batch
+                after = reached
+        elif after >= service.local_version():
+            # Nothing to tell yet: say so, instead of leaving a new subscriber in doubt until the next commit.
+            caught_up = True
+            settled = Checkpoint(service.local_version(), service.leader_id)
+            yield EventBatch(after, 64, service.log_id, (settled,))
+        channel = feed.durable if durable else feed.resolved
+        async for batch in _live(service, channel, after, bytes_behind_max, caught_up):
+            yield batch
+    except NotFound as error:
+        found = damage_unless_truncated(error, service.durable_header())
+        if isinstance(found, CorruptData):
+            service.damage.note("stream", found)
+        raise found from error
+    except CorruptData as error:
+        service.damage.note("stream", error)
+        raise
+    finally:
+        feed.subscribers -= 1
+        feed.resolved_subscribers -= not durable
+    if not durable:
+        last = service.local_version()
+        yield EventBatch(last, 64, service.log_id, (LeaderChange(last, service.leader_id),))
+
+
+async def _live(
+    service: CommitService, channel: Channel, after: int, bytes_behind_max: int, caught_up: bool
+) -> AsyncIterator[EventBatch]:
+    """Events of this reign after ``after``, from the ring, or from the store where the ring has moved on.
+
+    Only who has caught up, to the very end, can be lagging: who starts behind is on the way, and sent away would start
+    there again. How near it was by then does not matter: whoever reads for it may still wait for its reader.
+    """
+    feed = service.feed
+    position: int | None = None
+    while True:
+        if position is None:
+            position = channel.find(after)
+            if position is None:
+                stood = after
+                async for batch, reached in _catch_up(service, feed, channel, after):
+                    yield batch
+                    after = reached
+                if channel.closed and after == stood:
+                    # What is missing was accepted while nobody listened, and never became durable.
+                    return
+                continue
+        if position >= channel.end:
+            if channel.closed:
+                return
+            caught_up = True
+            await channel.wait(position)
+            continue
+        shared = channel.at(position)
+        if shared is None and not caught_up:
+            position = None
+            continue
+        behind = channel.bytes_behind(position) if caught_up else 0
+        if shared is None or behind > bytes_behind_max:
+            raise Backpressure("subscriber is too far behind", code=Code.LAGGING, bytes_behind=behind, after=after)
+        position += 1
+        batch = _tail(shared, after)
+        if batch.events:
+            yield batch
+        after = max(after, batch.last_version)
+
+
+def _tail(batch: EventBatch, after: int) -> EventBatch:
+    """The part of a batch after a version: usually the batch itself."""
+    first = batch.events[0] if batch.events else None
+    if not isinstance(first, TransactionEvent) or first.version > after:
+        return batch
+    rest = [event for event in batch.events if not isinstance(event, TransactionEvent) or event.version > after]
+    return EventBatch(batch.last_version, batch.size, batch.log_id, rest)
+
+
+async def _catch_up(
+    service: CommitService, feed: Feed, channel: Channel, after: int
+) -> AsyncIterator[tuple[EventBatch, int]]:
+    """Durable history of this reign after ``after``, until the ring can go on."""
+    if channel is feed.resolved and feed.durable.find(after) is not None:
+        # Accepted while nobody listened, durable in a moment: take them from the durable ring.
+        position = feed.durable.find(after)
+        assert position is not None, "just found"
+        await feed.durable.wait(position)
+        shared = feed.durable.at(position) if position < feed.durable.end else None
+        if shared is not None:
+            batch = _tail(shared, after)
+            yield batch, max(after, batch.last_version)
+        return
+    reign = Reign(service.claim, None)
+    until = service.durable_header()
+    walker = await start_after(service.store, reign, until, after)
+    async for batch, reached in _read(service, walker, until, after):
+        yield batch, reached
+        if channel.find(reached) is not None:
+            return
+
+
+async def _history(
+    service: CommitService, older: OlderHistory | None, after: int, durable: bool
+) -> AsyncIterator[tuple[EventBatch, int]]:
+    """Everything after ``after`` in earlier reigns, and on to the durable end of this one."""
+    damage: CorruptData | Unavailable | None = None
+    try:
+        if older is not None:
+            async for batch, reached in _older(service, older, after, durable):
+                yield batch, reached
+                after = reached
+    except (CorruptData, Unavailable) as error:
+        damage = error
+    if after >= service.claim.last_version:
+        return
+    try:
+        async for batch, reached in _of_log(service, after, durable):
+            yield batch, reached
+    except NotFound as gone:
+        if damage is not None:
+            raise damage from gone
+        raise
+
+
+async def _older(
+    service: CommitService, older: OlderHistory, after: int, durable: bool
+) -> AsyncIterator[tuple[EventBatch, int]]:
+    """What older history has after ``after``, and no more than what is durable in the log."""
+    until = min(await older.through(service.log_id), service.durable_header().last_version)
+    if until <= after:
+        return
+    back = await _rolled_back_to(service, older, after)
+    if back is not None:
+        roll_back_to, leader_id = back
+        if durable:
+            raise RolledBack(roll_back_to, leader_id)
+        after = roll_back_to
+        yield EventBatch(after, 64, service.log_id, (LeaderChange(after, leader_id),)), after
+    async with aclosing(older.events(after, until)) as batches:
+        async for batch in batches:
+            _prove(batch.events, after, after)
+            after = batch.last_version
+            yield batch, after
+
+
+async def _rolled_back_to(service: CommitService, older: OlderHistory, after: int) -> tuple[int, str] | None:
+    """Where the stream has to go back to because a deposed leader handed out ``after``; None for most."""
+    try:
+        async with aclosing(reigns_back(service.store, service.claim)) as reigns:
+            async for reign in reigns:
+                if reign.base <= after or reign.before is None:
+                    return None
+                if after > reign.rolled_back_to:
+                    return reign.rolled_back_to, reign.claim.leader_id.hex()
+    except NotFound:
+        return await older.rolled_back_to(after)
+    return None
+
+
+async def _of_log(service: CommitService, after: int, durable: bool) -> AsyncIterator[tuple[EventBatch, int]]:
+    """As ``_history``, from the log's own objects."""
+    if after < service.pipeline.persist.head.truncated_through:
+        raise NotFound(
+            "the log was truncated past this version",
+            code=Code.LOG_TRUNCATED,
+            version=after,
+            truncated_through=service.pipeline.persist.head.truncated_through,
+        )
+    later: Header | None = None
+    reign: Reign | None = None
+    async for reign in reigns_back(service.store, service.claim):
+        if reign.base <= after or reign.before is None:
+            break
+        if after > reign.rolled_back_to:
+            if durable:
+                raise RolledBack(reign.rolled_back_to, reign.claim.leader_id.hex())
+            leader_id = reign.claim.leader_id.hex()
+            change = LeaderChange(reign.rolled_back_to, leader_id)
+            yield EventBatch(reign.rolled_back_to, 64, reign.claim.log_id.hex(), (change,)), reign.rolled_back_to
+            after = reign.rolled_back_to
+        later = reign.before
+    assert reign is not None, "a log has a genesis"
+    newest = later if later is not None else service.durable_header()
+    walker = await start_after(service.store, reign, newest, after)
+    async for batch, reached in _read(service, walker, service.durable_header(), after):
+        yield batch, reached
+
+
+async def _read(
+    service: CommitService, walker: ChainWalker, until: Header, after: int
+) -> AsyncIterator[tuple[EventBatch, int]]:
+    """Walk the chain and make events; each batch's last event is a checkpoint."""
+    last_prev = after
+    async for logged in follow(service.store, walker, until=until.slot):
+        batch = EventBatch.of(logged.header, logged.transactions(), len(logged.data))
+        batch = _tail(batch, after)
+        _prove(batch.events, last_prev, after)
+        last_prev = after = max(after, batch.last_version)
+        yield batch, after
+    if after < until.last_version:
+        # Nothing but settled versions up to here: a claim, or rejected commits. Say so, and the stream moves on.
+        checkpoint = Checkpoint(until.last_version, until.leader_id.hex())
+        yield EventBatch(until.last_version, 64, until.log_id.hex(), (checkpoint,)), until.last_version
+
+
+def _prove(events: Sequence[Event], last_prev: int, after: int) -> None:
+    """Every transaction must follow the one before it: at or below where the stream stood."""
+    for event in events:
+        if isinstance(event, TransactionEvent):
+            if event.prev_version > last_prev:
+                raise InternalError("a subscriber would have missed a transaction", version=event.version, after=after)
+            last_prev = event.version

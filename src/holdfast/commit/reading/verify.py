@@ -1,0 +1,161 @@
+"""Reading the whole log again in the background, to find damage while a copy still exists.
+
+Owns: which objects a pass reads, in which order and how fast. Does not own: what is done about damage (``damage``).
+
+A pass reads every live object once: header, checksums and the body's encoding. Objects are looked at one by one, so
+one that is damaged or missing hides no other. A pass begins at a random place and goes round, so that a leader that is
+often restarted reads the newest part as often as the oldest. It is spread over ``days``, and never faster than
+``bytes_per_second``, of which a small object takes ``OBJECT_BYTES_MIN``.
+
+Failure model: a store that does not answer is asked again later; nothing waits for a scrub, and it ends with its reign.
+Objects that retention removed are no damage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from holdfast.commit.format.batch import Header, Kind, decode_header, jump, object_name, read_body_table
+from holdfast.commit.format.chain import broken
+from holdfast.commit.reading.damage import DamageSeen
+from holdfast.commit.reading.reader import reigns_back
+from holdfast.errors import CorruptData, HoldfastError, NotFound
+from holdfast.objects.port import ObjectReader
+from holdfast.values import Slot
+
+__all__ = ["OBJECT_BYTES_MIN", "Scrub", "ScrubPlan", "requests_per_month"]
+
+OBJECT_BYTES_MIN: Final = 64 << 10
+"""What an object costs at least of the bytes per second: a request costs as much as this many bytes."""
+RETRY_SECONDS: Final = 30.0
+DAY_SECONDS: Final = 86_400.0
+MONTH_DAYS: Final = 30
+
+log = structlog.get_logger("holdfast.commit.reading.verify")
+
+
+def requests_per_month(days: float, bytes_per_second: int) -> tuple[float, int]:
+    """Requests in 30 days: for each object of the log, and at most, whatever the log's size."""
+    return MONTH_DAYS / days, int(MONTH_DAYS * DAY_SECONDS * bytes_per_second / OBJECT_BYTES_MIN)
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubPlan:
+    """The live slots of a log, as stretches from their oldest slot down to their newest, oldest stretch first."""
+
+    stretches: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, reigns: Sequence[tuple[Slot, Slot]]) -> ScrubPlan:
+        """``reigns``: claim and newest slot of each, newest reign first."""
+        stretches: list[tuple[int, int]] = []
+        for claim, newest in reversed(reigns):
+            stretches.append((claim, claim))
+            if newest < claim:
+                stretches.append((jump(claim), newest))
+        return cls(tuple(stretches))
+
+    def __len__(self) -> int:
+        return sum(oldest - newest + 1 for oldest, newest in self.stretches)
+
+    def slots(self, start: float) -> Iterator[Slot]:
+        """Every slot once, beginning at the fraction ``start`` of all and going round."""
+        skipped = int(len(self) * start)
+        for first, stop in ((skipped, len(self)), (0, skipped)):
+            before = 0
+            for oldest, newest in self.stretches:
+                size = oldest - newest + 1
+                for index in range(max(0, first - before), min(size, stop - before)):
+                    yield Slot(oldest - index)
+                before += size
+
+
+class Scrub:
+    """The scrub of one reign. ``run`` ends only by cancellation."""
+
+    def __init__(
+        self,
+        store: ObjectReader,
+        claim: Header,
+        durable_header: Callable[[], Header],
+        damage: DamageSeen,
+        *,
+        days: float,
+        bytes_per_second: int,
+        start: Callable[[], float],
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """``start`` draws where a pass begins, from 0 to below 1."""
+        self._store = store
+        self._claim = claim
+        self._durable_header = durable_header
+        self._damage = damage
+        self._seconds = days * DAY_SECONDS
+        self._bytes_per_second = bytes_per_second
+        self._start = start
+        self._pause = pause
+        self.objects = 0
+        self.bytes = 0
+        self.passes = 0
+
+    async def run(self) -> None:
+        """Pass after pass."""
+        while True:
+            try:
+                plan = await self._plan()
+            except CorruptData as error:
+                self._damage.note("scrub", error)
+                await self._pause(self._seconds)
+                continue
+            except HoldfastError as error:
+                log.warning("scrub_waits", error=str(error))
+                await self._pause(RETRY_SECONDS)
+                continue
+            for slot in plan.slots(self._start()):
+                taken = await self._look(slot)
+                spread = self._seconds / len(plan)
+                await self._pause(max(spread, max(taken, OBJECT_BYTES_MIN) / self._bytes_per_second))
+            self.passes += 1
+
+    async def _plan(self) -> ScrubPlan:
+        reigns: list[tuple[Slot, Slot]] = []
+        newest = self._durable_header().slot
+        try:
+            async with aclosing(reigns_back(self._store, self._claim)) as found:
+                async for reign in found:
+                    reigns.append((reign.claim.slot, newest))
+                    if reign.before is not None:
+                        newest = reign.before.slot
+        except NotFound:
+            if not self._durable_header().truncated_through:
+                raise
+        return ScrubPlan.of(reigns)
+
+    async def _look(self, slot: Slot) -> int:
+        """Read and check one object. Returns its bytes."""
+        data: bytes | None = None
+        while data is None:
+            try:
+                data = await self._store.read(object_name(slot))
+            except NotFound:
+                if not self._durable_header().truncated_through:
+                    self._damage.note("scrub", broken("an object has gone", slot))
+                return 0
+            except HoldfastError as error:
+                log.warning("scrub_waits", error=str(error))
+                await self._pause(RETRY_SECONDS)
+        self.objects += 1
+        self.bytes += len(data)
+        try:
+            header = decode_header(data, slot=slot)
+            if header.kind is not Kind.CLAIM:
+                read_body_table(data, header)
+        except CorruptData as error:
+            self._damage.note("scrub", error)
+        return len(data)

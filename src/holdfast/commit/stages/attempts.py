@@ -1,0 +1,128 @@
+"""Request ids: duplicates, bans and their expiry, in one bounded structure.
+
+Owns: what is known about each request id inside the conflict window. Does not own: looking further back, in the log.
+
+An *attempt* is (request id, read version). Inside the window this structure is complete: an id that it does not know
+did not commit at a version above the floor. Entries leave with whole generations, when every version in one is at or
+below the floor: an attempt that could still ask for them has then a read version below the floor and is looked up in
+the log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import msgspec
+
+from holdfast.commit.format.batch import LoggedTransaction
+from holdfast.commit.format.entry import CommitEntry
+from holdfast.commit.format.transaction import Committed, Outcome, Rejected, Reused, Transaction, Unanswered
+
+__all__ = ["Attempts", "Ban", "Known", "fingerprint", "judge_old"]
+
+ATTEMPT_BYTES = 320
+"""Bytes of memory per attempt: an estimate (the id, the record, the dictionary's share), not a measurement."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def fingerprint(txn: Transaction | LoggedTransaction) -> bytes:
+    """16 bytes that tell whether two attempts under one id are the same attempt."""
+    return blake2b(_encode((txn.read_version, txn.preconditions, txn.operations)), digest_size=16).digest()
+
+
+def judge_old(txn: Transaction, found: LoggedTransaction | None, *, truncated: bool) -> Outcome:
+    """The outcome of an attempt below the conflict window, by what the log holds under its request id.
+
+    ``found`` is the first commit after the attempt's read version. ``truncated``: part of that range was removed, so
+    that nothing follows from an id that was not found.
+    """
+    if found is not None:
+        return Committed(found.version) if fingerprint(found) == fingerprint(txn) else Reused()
+    return Unanswered() if truncated else Rejected("too_old")
+
+
+@dataclass(slots=True)
+class Known:
+    """An attempt that is in flight (``entry`` is set) or committed at ``version``.
+
+    ``banned_through`` becomes a ban if the attempt in flight is rejected after all; until then knowing it is one.
+    """
+
+    version: int
+    fingerprint: bytes
+    entry: CommitEntry | None
+    banned_through: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ban:
+    """Every attempt with a read version at or below ``version`` is refused."""
+
+    version: int
+
+
+class Attempts:
+    """Request ids in generations, newest first.
+
+    Cost: one dictionary look-up per live generation (at most a few); dropping a generation is O(1) amortised.
+    """
+
+    __slots__ = ("_ends", "_generations", "_per_generation")
+
+    def __init__(self, *, bytes_max: int) -> None:
+        self._generations: list[dict[str, Known | Ban]] = [{}]
+        self._ends: list[int] = [0]
+        self._per_generation = max(1, bytes_max // ATTEMPT_BYTES // 8)
+
+    def find(self, request_id: str) -> Known | Ban | None:
+        """The newest thing known about an id."""
+        for generation in self._generations:
+            found = generation.get(request_id)
+            if found is not None:
+                return found
+        return None
+
+    def put(self, request_id: str, known: Known | Ban) -> None:
+        """Remember ``known``, whose version or ban must not be older than anything put before."""
+        if len(self._generations[0]) >= self._per_generation:
+            self._generations.insert(0, {})
+            self._ends.insert(0, 0)
+        self._generations[0][request_id] = known
+        # A ban speaks of attempts with its own version as read version, which are looked up only below the floor.
+        end = known.version + 1 if isinstance(known, Ban) else max(known.version, known.banned_through + 1)
+        self._ends[0] = max(self._ends[0], end)
+
+    def drop(self, request_id: str) -> None:
+        """Forget the newest thing known about an id. A rejected attempt is judged again, with the same verdict."""
+        for generation in self._generations:
+            if generation.pop(request_id, None) is not None:
+                return
+
+    def floor_for_bound(self) -> int:
+        """The floor that would bring the structure back within its bound, 0 when it is within."""
+        return self._ends[8] if len(self._ends) > 8 else 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether twice the bound is held: nothing becomes durable, so nothing can leave."""
+        return len(self._ends) > 16
+
+    def expire(self, floor: int) -> None:
+        """Drop the generations whose every version is at or below ``floor``."""
+        while len(self._ends) > 1 and self._ends[-1] <= floor:
+            self._ends.pop()
+            self._generations.pop()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._generations))
+
+    def bytes_used(self) -> int:
+        """Estimated bytes of memory."""
+        return len(self) * ATTEMPT_BYTES
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        for end, generation in zip(self._ends, self._generations, strict=True):
+            assert all(known.version <= end for known in generation.values()), "a generation ends at its newest version"

@@ -1,0 +1,249 @@
+"""What the pipeline is told, and what it asks for: its events and its effects, as data.
+
+Owns: their shapes. Does not own: what they lead to (``pipeline``), carrying them out (``service``).
+
+Every event carries its instant. Every effect is complete in itself, and carrying one out twice is harmless.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.commit.format.batch import Header
+from holdfast.commit.format.entry import Batch, CommitEntry
+from holdfast.objects.port import CreateAnswer, Unknown
+from holdfast.values import Instant, Slot
+
+__all__ = [
+    "Abandon",
+    "Answer",
+    "Arrived",
+    "CheckOwnership",
+    "Drain",
+    "Durable",
+    "Effect",
+    "EndKind",
+    "Ended",
+    "Event",
+    "HeaderFound",
+    "LookUp",
+    "NoopAsked",
+    "OwnershipSeen",
+    "Put",
+    "PutAnswered",
+    "Reached",
+    "ReadBack",
+    "Resolved",
+    "StatusAsked",
+    "StatusQuestion",
+    "StatusReady",
+    "Tick",
+    "VersionAsked",
+    "VersionIs",
+]
+
+EndKind = Literal["resigned", "deposed", "gave_up", "damaged", "abandoned"]
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Commit requests, in the order they are to be sequenced."""
+
+    now: Instant
+    entries: list[CommitEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class PutAnswered:
+    """The answer to one Put; ``number`` is that Put's. The first one, if unknown: the oldest proof is the safe one."""
+
+    now: Instant
+    slot: Slot
+    answer: CreateAnswer
+    number: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderFound:
+    """The answer to one ReadBack: the header, None for an empty slot, Unknown for no answer."""
+
+    now: Instant
+    slot: Slot
+    found: Header | Unknown | None
+    certain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OwnershipSeen:
+    """The answer to one CheckOwnership: the newest slot listed, None for an empty log, Unknown for no answer."""
+
+    now: Instant
+    newest: Slot | Unknown | None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionAsked:
+    """Somebody wants a version at least as new as everything committed by now."""
+
+    now: Instant
+    ticket: object
+
+
+@dataclass(frozen=True, slots=True)
+class StatusQuestion:
+    """What became of the attempt under ``request_id`` whose read version is ``min_version``."""
+
+    request_id: str
+    min_version: int
+    ticket: object
+
+
+@dataclass(frozen=True, slots=True)
+class StatusAsked:
+    """Somebody asks for a final outcome."""
+
+    now: Instant
+    question: StatusQuestion
+
+
+@dataclass(frozen=True, slots=True)
+class NoopAsked:
+    """Somebody wants to know that the pipeline moves."""
+
+    now: Instant
+    ticket: object
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. ``heartbeat`` asks for an empty batch if nothing else is under way."""
+
+    now: Instant
+    heartbeat: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Accept nothing more, finish what is under way, resign."""
+
+    now: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """The driver stops here: end at once, and leave to the next leader what cannot be proved any more."""
+
+    now: Instant
+
+
+Event = (
+    Arrived
+    | PutAnswered
+    | HeaderFound
+    | OwnershipSeen
+    | VersionAsked
+    | StatusAsked
+    | NoopAsked
+    | Tick
+    | Drain
+    | Abandon
+)
+
+
+# -- effects ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Effect: send these bytes to this slot, conditionally. Doing it twice is harmless."""
+
+    slot: Slot
+    data: bytes
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBack:
+    """Effect: read the header in this slot, to learn whose object refused the PUT."""
+
+    slot: Slot
+    certain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOwnership:
+    """List the newest key and answer with OwnershipSeen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """These entries were resolved, in order; the accepted ones are not durable yet."""
+
+    entries: list[CommitEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """These batches are durable and may be shown, in order."""
+
+    batches: list[Batch]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Reply to these entries, in order; each has its final outcome."""
+
+    entries: list[CommitEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """Look these attempts up in the log: their read version lies below the window."""
+
+    entries: list[CommitEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionIs:
+    """Answer these version questions."""
+
+    tickets: list[object]
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReady:
+    """Everything sequenced before the ban is settled. ``version`` is the attempt's, when the window knows it.
+
+    Otherwise the attempt did not commit above ``complete_above``; what lies between ``min_version`` and there is to be
+    read from the log, and a negative answer needs a proof of ownership begun after this effect.
+    """
+
+    question: StatusQuestion
+    version: int | None
+    complete_above: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """These no-ops went through all four stages."""
+
+    tickets: list[object]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """This reign is over; ``detail`` says why for people. ``tickets`` are questions that get no answer here."""
+
+    kind: EndKind
+    detail: str
+    tickets: list[object]
+
+
+Effect = (
+    Put | ReadBack | CheckOwnership | Resolved | Durable | Answer | LookUp | VersionIs | StatusReady | Reached | Ended
+)

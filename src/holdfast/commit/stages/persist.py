@@ -1,0 +1,454 @@
+"""Stage 3, make durable: one batch becomes the object in one slot.
+
+Owns: when a batch closes, its frozen bytes, its slot, the span of slots in flight, retries, hedges, and the watermark.
+Does not own: sending and reading (``service``), answering (``release``).
+
+Failure model: a PUT is answered created, refused or unknown, in any order, more than once per slot (hedges), or never.
+Unknown is sent again, the identical bytes, with capped exponential backoff and full jitter, unless the store says that
+it is final: that ends the reign. Refused is read back: an
+object with this leader's id, nonce and body CRC is this leader's own earlier PUT (R6); anything else deposes the
+leader. A batch is durable when it and every older slot back to the jump are created or proved own (R5). Back-pressure
+is the span: slot n is sent only while ``oldest unacknowledged - n < window`` (R1), so one stuck batch stops the rest.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Final
+from zlib import crc32
+
+from holdfast.commit.format.batch import SPAN_MAX, Header, Kind, LoggedTransaction, encode_body, encode_object, jump
+from holdfast.commit.format.entry import Batch, CommitEntry, Position
+from holdfast.commit.stages.deadline import Deadline
+from holdfast.commit.stages.events import Put, ReadBack
+from holdfast.objects.port import CreateAnswer, Created, Refused, Unknown
+from holdfast.values import Instant, Slot, Version
+
+__all__ = ["Persist", "PersistRules", "Put", "ReadBack", "Verdict"]
+
+HEARTBEAT_VERSIONS: Final = 10_000_000
+"""An empty batch is due when this many versions were assigned since the last batch."""
+RETURN_TIMEOUTS: Final = 2
+"""Who has not come back this many batch timeouts after an answer is not expected any more."""
+LATENCY_SAMPLES: Final = 256
+SMOOTHING: Final = 0.1
+HEDGE_FLOOR_MS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersistRules:
+    """The bounds of this stage. Units are in the names; see ``docs/reference/configuration.md``."""
+
+    batch_timeout_ms: float = 5.0
+    batch_timeout_max_ms: float = 50.0
+    batch_bytes: int = 1 << 20
+    window: int = 50
+    puts_per_second_max: float | None = None
+    retry_base_ms: float = 100.0
+    retry_max_ms: float = 5_000.0
+    retries_max: int | None = None
+    give_up_after_ms: float = 60_000.0
+    hedge_percentile: float | None = None
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.window <= SPAN_MAX, "the span is at most one LIST page"
+
+
+class Verdict(Enum):
+    """What an answer from the store means for this leader."""
+
+    GOES_ON = auto()
+    DEPOSED = auto()
+    GAVE_UP = auto()
+    SHUT = auto()
+    """The store takes nothing any more, so that waiting is of no use."""
+
+
+@dataclass(slots=True)
+class PersistCounters:
+    """Plain counts since the claim, read at scrape time."""
+
+    batches: int = 0
+    transactions: int = 0
+    bytes: int = 0
+    puts: int = 0
+    retries: int = 0
+    hedges: int = 0
+    own_successes: int = 0
+
+
+@dataclass(slots=True)
+class _Latency:
+    """Recent PUT latencies: a smoothed mean for the batch interval, a percentile for the hedge."""
+
+    smoothed_ms: float = 0.0
+    samples: deque[float] = field(default_factory=lambda: deque(maxlen=LATENCY_SAMPLES))
+    hedge_ms: float | None = None
+    since: int = 0
+
+    def note(self, latency_ms: float, percentile: float | None) -> None:
+        first = not self.smoothed_ms
+        self.smoothed_ms = latency_ms if first else self.smoothed_ms + SMOOTHING * (latency_ms - self.smoothed_ms)
+        if percentile is None:
+            return
+        self.samples.append(latency_ms)
+        self.since += 1
+        if self.since >= 32:
+            self.since = 0
+            ranked = sorted(self.samples)
+            self.hedge_ms = max(HEDGE_FLOOR_MS, ranked[min(len(ranked) - 1, int(len(ranked) * percentile / 100))])
+
+
+class Persist:
+    """The slots of one leader, from its claim's jump downwards.
+
+    After a crash: the next leader's recovery decides; what ``durable_slot`` named is kept, the rest may or may not be.
+    """
+
+    __slots__ = (
+        "_claim", "_collecting", "_collecting_floor", "_collecting_since", "_expected", "_expected_since_ms",
+        "_give_up", "_last_put_ms", "_latency", "_nonce_seed", "_returned", "_rules",
+        "collecting_bytes", "counters", "durable_header", "last_trouble", "head", "in_flight", "paused", "resigned",
+    )  # fmt: skip
+
+    def __init__(self, claim: Header, nonce_seed: bytes, rules: PersistRules) -> None:
+        self._claim = claim
+        self._nonce_seed = nonce_seed
+        self._rules = rules
+        self.head: Header = claim
+        self.durable_header: Header = claim
+        self.in_flight: deque[Batch] = deque()
+        self._collecting: list[CommitEntry | Position] = []
+        self.collecting_bytes = 0
+        self._collecting_since = 0.0
+        self._collecting_floor = 0
+        self._last_put_ms = -1e9
+        self._expected = 0
+        self._expected_since_ms = 0.0
+        self._returned = 0
+        self._latency = _Latency()
+        self._give_up = Deadline()
+        self.counters = PersistCounters()
+        self.last_trouble = ""
+        self.resigned = False
+        self.paused = False
+        """Nothing new is sent until durable batches are answered; what is in flight goes on."""
+
+    # -- collecting ---------------------------------------------------------------------------------------------------
+
+    @property
+    def next_slot(self) -> Slot:
+        """The oldest slot that this leader has not sent."""
+        return jump(self.head.slot) if self.head.kind is Kind.CLAIM else Slot(self.head.slot - 1)
+
+    @property
+    def durable_slot(self) -> Slot:
+        """The watermark: this slot and every older one of the chain are durable."""
+        return self.durable_header.slot
+
+    @property
+    def durable_version(self) -> Version:
+        """Every version at or below this one is settled."""
+        return self.durable_header.last_version
+
+    @property
+    def waiting(self) -> int:
+        """How many entries wait for a batch."""
+        return len(self._collecting)
+
+    @property
+    def collecting(self) -> bool:
+        """Whether anything waits for a batch."""
+        return bool(self._collecting)
+
+    def collect(self, entries: list[CommitEntry | Position], added_bytes: int, now_ms: float, floor: int = 0) -> None:
+        """Add entries, in order, to the batch being collected. ``floor`` is the one that they were judged by."""
+        if not self._collecting:
+            self._collecting_since = now_ms
+            self._collecting_floor = floor
+            self._collecting = entries
+        else:
+            self._collecting += entries
+        self.collecting_bytes += added_bytes
+        self._returned += len(entries)
+
+    def interval_ms(self) -> float:
+        """How long a batch collects while another is in flight: a tenth of the smoothed PUT latency, within bounds."""
+        rules = self._rules
+        return min(max(0.1 * self._latency.smoothed_ms, rules.batch_timeout_ms), rules.batch_timeout_max_ms)
+
+    def _due_at_ms(self) -> float:
+        """When the batch being collected closes; now or earlier means at once."""
+        rules = self._rules
+        if self.collecting_bytes >= rules.batch_bytes:
+            due = self._collecting_since
+        elif not self.in_flight:
+            due = self._collecting_since
+            late = due - self._expected_since_ms > RETURN_TIMEOUTS * rules.batch_timeout_ms
+            if self._returned < self._expected and not late:
+                # Those who were just answered are expected back, and what they send belongs in this batch: clients that
+                # wait for their answers would else split into groups that pay for a batch each, for ever.
+                due = max(due, self._expected_since_ms) + rules.batch_timeout_ms
+        else:
+            due = self._collecting_since + self.interval_ms()
+        if rules.puts_per_second_max:
+            due = max(due, self._last_put_ms + 1000.0 / rules.puts_per_second_max)
+        return due
+
+    def _may_send(self) -> bool:
+        return len(self.in_flight) < self._rules.window and not self.resigned and not self.paused
+
+    def form(self, now: Instant, assigned: int, floor: int) -> list[Put]:
+        """Close every batch that is due and return what to send."""
+        puts: list[Put] = []
+        while self._collecting and self._may_send() and self._due_at_ms() <= now.boot_ms:
+            puts.append(self._freeze(now, *self._take(), assigned, self._collecting_floor))
+            self._expected = self._returned = 0
+        if not self._collecting and assigned - self.head.last_version >= HEARTBEAT_VERSIONS and self._may_send():
+            puts.append(self._freeze(now, [], [], assigned, floor))
+        return puts
+
+    def form_empty(self, now: Instant, assigned: int, floor: int, kind: Kind = Kind.DATA) -> list[Put]:
+        """A heartbeat, or the resign record, after which nothing more is sent."""
+        if self._collecting or not self._may_send():
+            return []
+        put = self._freeze(now, [], [], assigned, floor, kind)
+        self.resigned = kind is Kind.RESIGN
+        return [put]
+
+    def _take(self) -> tuple[list[CommitEntry | Position], list[LoggedTransaction]]:
+        """The entries of one batch: all that wait, or as many as reach the size bound (the last may exceed it)."""
+        entries = self._collecting
+        if self.collecting_bytes > self._rules.batch_bytes:
+            taken_bytes = count = 0
+            while count < len(entries) and taken_bytes < self._rules.batch_bytes:
+                entry = entries[count]
+                count += 1
+                if isinstance(entry, CommitEntry) and entry.accepted:
+                    taken_bytes += entry.size
+            self._collecting, entries = entries[count:], entries[:count]
+            self.collecting_bytes -= taken_bytes
+        else:
+            self._collecting = []
+            self.collecting_bytes = 0
+        logged = [
+            LoggedTransaction(e.version, e.txn.request_id, e.txn.read_version, e.txn.operations, e.txn.preconditions)
+            for e in entries
+            if type(e) is CommitEntry and e.accepted
+        ]
+        return entries, logged
+
+    def nonce_of(self, slot: Slot) -> bytes:
+        """The nonce of this leader's object in ``slot``. Only readers of the log know it."""
+        if slot == self._claim.slot:
+            return self._claim.nonce
+        return blake2b(slot.to_bytes(8, "little"), key=self._nonce_seed, digest_size=16).digest()
+
+    def _freeze(
+        self,
+        now: Instant,
+        entries: list[CommitEntry | Position],
+        transactions: list[LoggedTransaction],
+        assigned: int,
+        floor: int,
+        kind: Kind = Kind.DATA,
+    ) -> Put:
+        before = self.head
+        slot = self.next_slot
+        body = encode_body(transactions)
+        first = transactions[0].version if transactions else max(assigned, before.last_version)
+        header = Header(
+            kind=kind,
+            log_id=before.log_id,
+            slot=slot,
+            claim=self._claim.slot,
+            prev=before.slot,
+            epoch=self._claim.epoch,
+            leader_id=self._claim.leader_id,
+            nonce=self.nonce_of(slot),
+            first_version=Version(first),
+            last_version=Version(transactions[-1].version if transactions else first),
+            prev_version=before.last_transaction_version,
+            window_floor=Version(max(floor, before.window_floor)),
+            durable=self.durable_slot,
+            truncated_through=before.truncated_through,
+            time_ms=max(now.wall_ms, before.time_ms),
+            address=self._claim.address,
+            place=self._claim.place,
+            transactions=len(transactions),
+            body_length=len(body),
+            body_crc=crc32(body),
+        )
+        self.head = header
+        batch = Batch(header, encode_object(header, body), entries, transactions, now.boot_ms)
+        self.in_flight.append(batch)
+        self._last_put_ms = now.boot_ms
+        self.counters.batches += 1
+        self.counters.transactions += len(transactions)
+        self.counters.bytes += len(batch.payload)
+        return self._send(batch, now.boot_ms)
+
+    # -- sending and answers ------------------------------------------------------------------------------------------
+
+    def _send(self, batch: Batch, now_ms: float) -> Put:
+        batch.sent_ms = now_ms
+        batch.sends_ms.append(now_ms)
+        batch.requests += 1
+        batch.attempts += 1
+        batch.retry_at_ms = None
+        self.counters.puts += 1
+        return Put(batch.header.slot, batch.payload, batch.attempts)
+
+    def _find(self, slot: int) -> Batch | None:
+        if not self.in_flight:
+            return None
+        index = self.in_flight[0].header.slot - slot
+        return self.in_flight[index] if 0 <= index < len(self.in_flight) else None
+
+    def answered(
+        self, slot: int, answer: CreateAnswer, now_ms: float, number: int = 1
+    ) -> tuple[Verdict, list[ReadBack]]:
+        """Take one answer of one PUT. A late answer for a slot that is settled changes nothing."""
+        batch = self._find(slot)
+        if batch is None or batch.done:
+            return Verdict.GOES_ON, []
+        batch.requests -= 1
+        match answer:
+            case Created():
+                batch.done = True
+                batch.proved_ms = batch.sends_ms[number - 1]
+                self._expected_since_ms = now_ms
+                self._latency.note(now_ms - batch.sent_ms, self._rules.hedge_percentile)
+            case Refused(certain=certain):
+                if not batch.reading:
+                    batch.reading = True
+                    return Verdict.GOES_ON, [ReadBack(batch.header.slot, certain)]
+            case Unknown(detail=detail, final=True):
+                self.last_trouble = detail
+                return Verdict.SHUT, []
+            case Unknown(detail=detail, retry_after_ms=after_ms):
+                return self._again(batch, now_ms, detail, after_ms), []
+        return Verdict.GOES_ON, []
+
+    def read_back(self, slot: int, found: Header | Unknown | None, certain: bool, now_ms: float) -> Verdict:
+        """Take the header that stands in a slot whose PUT was refused: None when the slot is empty."""
+        batch = self._find(slot)
+        if batch is None or batch.done:
+            return Verdict.GOES_ON
+        batch.reading = False
+        if isinstance(found, Unknown):
+            return self._again(batch, now_ms, found.detail, found.retry_after_ms)
+        if found is None:
+            # A store that answers "busy" and "taken" alike may have meant busy. One that meant taken, and has nothing
+            # there now, removed an object of this log: only a later leader does that.
+            return Verdict.DEPOSED if certain else self._again(batch, now_ms, "refused, but nothing there", None)
+        own = batch.header
+        if (found.log_id, found.leader_id, found.nonce, found.body_crc) != (
+            own.log_id, own.leader_id, own.nonce, own.body_crc,
+        ):  # fmt: skip
+            return Verdict.DEPOSED
+        batch.done = True
+        self.counters.own_successes += 1
+        return Verdict.GOES_ON
+
+    def _again(self, batch: Batch, now_ms: float, detail: str, after_ms: int | None) -> Verdict:
+        rules = self._rules
+        self.last_trouble = detail
+        if rules.retries_max is not None and batch.attempts - batch.hedged > rules.retries_max:
+            if batch.requests or batch.reading:
+                return Verdict.GOES_ON  # the hedge's answer, or what stands in the slot, may still be a success
+            self.last_trouble = f"slot {batch.header.slot:020d} was sent {batch.attempts} times: {detail}"
+            return Verdict.GAVE_UP
+        if batch.retry_at_ms is None:
+            ceiling = min(rules.retry_max_ms, rules.retry_base_ms * 2 ** min(batch.attempts - 1, 30))
+            wait = max(ceiling * _jitter(batch), after_ms or 0)
+            batch.retry_at_ms = now_ms + wait
+        return Verdict.GOES_ON
+
+    def resend(self, now_ms: float) -> list[Put]:
+        """The retries and hedges that are due."""
+        puts: list[Put] = []
+        hedge_ms = self._latency.hedge_ms
+        for batch in self.in_flight:
+            if batch.done or batch.reading:
+                continue
+            if batch.retry_at_ms is not None:
+                if batch.retry_at_ms <= now_ms:
+                    self.counters.retries += 1
+                    puts.append(self._send(batch, now_ms))
+            elif hedge_ms is not None and not batch.hedged and now_ms >= batch.sent_ms + hedge_ms:
+                batch.hedged = True
+                self.counters.hedges += 1
+                sent_ms = batch.sent_ms
+                puts.append(self._send(batch, now_ms))
+                batch.sent_ms = sent_ms
+        return puts
+
+    def too_long(self, now_ms: float) -> bool:
+        """Whether the oldest batch has waited so long that the leader must give up. Not by a pause of this process."""
+        return bool(self.in_flight) and self._give_up.has_passed(self._give_up_at_ms(), now_ms)
+
+    def _give_up_at_ms(self) -> float:
+        return self.in_flight[0].formed_ms + self._rules.give_up_after_ms
+
+    def next_deadline_ms(self) -> float | None:
+        """When this stage wants to be stepped again without an event, None for never."""
+        deadlines: list[float] = []
+        if self._collecting and self._may_send():
+            deadlines.append(self._due_at_ms())
+        if self.in_flight:
+            deadlines.append(self._give_up.at_ms(self._give_up_at_ms()))
+            hedge_ms = self._latency.hedge_ms
+            for batch in self.in_flight:
+                if batch.done or batch.reading:
+                    continue
+                if batch.retry_at_ms is not None:
+                    deadlines.append(batch.retry_at_ms)
+                elif hedge_ms is not None and not batch.hedged:
+                    deadlines.append(batch.sent_ms + hedge_ms)
+        return min(deadlines, default=None)
+
+    def take_durable(self) -> list[Batch]:
+        """Advance the watermark over every batch that is durable in slot order, and return those batches."""
+        durable: list[Batch] = []
+        while self.in_flight and self.in_flight[0].done:
+            batch = self.in_flight.popleft()
+            self.durable_header = batch.header
+            durable.append(batch)
+        if durable:
+            self._expected = max(0, self._expected - self._returned) + sum(len(batch.entries) for batch in durable)
+            self._returned = 0
+        return durable
+
+    def attach_to_newest(self, entries: list[CommitEntry | Position]) -> bool:
+        """Let entries without writes wait behind the newest batch in flight. False when nothing is in flight."""
+        if not self.in_flight:
+            return False
+        self.in_flight[-1].entries += entries
+        return True
+
+    def abandon(self) -> list[CommitEntry | Position]:
+        """Everything that waits, in order: the leader is finished and can prove nothing more."""
+        waiting = [entry for batch in self.in_flight for entry in batch.entries] + self._collecting
+        self.in_flight.clear()
+        self._collecting = []
+        self.collecting_bytes = 0
+        return waiting
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        slots = [batch.header.slot for batch in self.in_flight]
+        assert all(a == b + 1 for a, b in pairwise(slots)), "slots in flight are contiguous"
+        assert len(slots) <= self._rules.window, "the span is within the window"
+        assert not slots or slots[0] < self.durable_slot, "the watermark is older than every slot in flight"
+        assert all(not batch.done or batch.payload for batch in self.in_flight), "frozen bytes stay"
+
+
+def _jitter(batch: Batch) -> float:
+    """A fraction in [0, 1), drawn from the batch's own nonce, so that the machine stays deterministic."""
+    digest = blake2b(batch.attempts.to_bytes(4, "little"), key=batch.header.nonce, digest_size=8).digest()
+    return int.from_bytes(digest, "little") / 2**64

@@ -1,0 +1,536 @@
+"""The commit pipeline: sequence -> resolve -> persist -> release, and the only control flow between them.
+
+    event             what happens                                                     waits for
+    Arrived           order, decide, collect; send if a batch is due                   nothing
+    PutAnswered       settle the slot; advance the watermark; answer; send the next    the store
+    HeaderFound       own earlier PUT, or deposed                                      the store
+    OwnershipSeen     release what was held; answer version questions                  the store
+    VersionAsked      joins the next batch, or an ownership check                      a PUT or a check begun after it
+    StatusAsked       bans, then travels behind everything sequenced before it         its position
+    NoopAsked         travels through all four stages                                  its position
+    Tick              retries, hedges, batches due, heartbeat, giving up               nothing
+    Drain             when empty: the resign record; when that is durable: the end     everything in flight
+    Abandon           the end, at once                                                 nothing
+
+Owns: the order of the stages and what ends a reign. Does not own: clocks, sockets, stores: ``step`` takes an event that
+carries its instant and returns effects. Every effect may be carried out twice without harm.
+
+Driver's duties (``service`` fulfils them; a simulation may be another driver):
+1. Feed events one at a time, with instants whose ``boot_ms`` never falls, and carry out all effects of one before
+  feeding the next: an effect may lead straight to another event, which then waits.
+2. Carry out every effect, and answer every Put, ReadBack and CheckOwnership with exactly one event, at any time, in any
+   order; an effect whose answer was lost is answered ``Unknown``.
+3. Step a Tick no later than ``next_deadline_ms``. One that comes a second late is taken for a pause of the process.
+4. After Ended, carry out nothing more for this reign.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from typing import Final, assert_never
+
+from holdfast.commit.format.batch import Header, Kind
+from holdfast.commit.format.entry import Batch, CommitEntry, Position, request_bytes
+from holdfast.commit.leadership.leadership import somebody_is_past
+from holdfast.commit.stages.attempts import Attempts, Known
+from holdfast.commit.stages.deadline import Deadline
+from holdfast.commit.stages.events import (
+    Abandon,
+    Answer,
+    Arrived,
+    CheckOwnership,
+    Drain,
+    Durable,
+    Effect,
+    Ended,
+    EndKind,
+    Event,
+    HeaderFound,
+    LookUp,
+    NoopAsked,
+    OwnershipSeen,
+    Put,
+    PutAnswered,
+    Reached,
+    Resolved,
+    StatusAsked,
+    StatusQuestion,
+    StatusReady,
+    Tick,
+    VersionAsked,
+    VersionIs,
+)
+from holdfast.commit.stages.persist import Persist, PersistRules, Verdict
+from holdfast.commit.stages.release import Release
+from holdfast.commit.stages.resolve import Resolve
+from holdfast.commit.stages.sequence import Sequence
+from holdfast.objects.port import Unknown
+from holdfast.values import Instant, Slot
+
+__all__ = ["Pipeline", "PipelineRules"]
+
+FLOOR_EVERY_MS: Final = 20.0
+OWNERSHIP_RETRY_MS: Final = 100.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineRules:
+    """The bounds of the four stages."""
+
+    persist: PersistRules = field(default_factory=PersistRules)
+    window_ms: float = 60_000.0
+    window_bytes: int = 256 << 20
+    resolve_work_max: int = 5_000
+    """What one step may spend on decisions, in microseconds by estimate; then the driver serves all others."""
+
+
+class Pipeline:
+    """One reign: from a claim that was created and checked, to Ended.
+
+    After a crash: nothing that was answered is lost, because an answer is an effect only after Durable is.
+    """
+
+    def __init__(
+        self, claim: Header, nonce_seed: bytes, rules: PipelineRules, now: Instant, *, proved_ms: float | None = None
+    ) -> None:
+        """``proved_ms``: when the ownership check after the claim was sent; now, if it is not given."""
+        assert claim.kind is Kind.CLAIM, "a reign starts with a claim"
+        attempts = Attempts(bytes_max=rules.window_bytes // 4)
+        window_bytes = rules.window_bytes - rules.window_bytes // 4
+        self.sequence = Sequence(claim.last_version, attempts)
+        self.resolve = Resolve(claim.last_version, attempts, window_ms=rules.window_ms, bytes_max=window_bytes)
+        self.persist = Persist(claim, nonce_seed, rules.persist)
+        self.release = Release(claim.last_version, now.boot_ms if proved_ms is None else proved_ms)
+        self.released_header: Header = claim
+        """Of the newest batch that was let go. What stage 3 calls durable may still be held, and be rolled back."""
+        self._give_up_after_ms = rules.persist.give_up_after_ms
+        self._give_up_held = Deadline()
+        self.ended: Ended | None = None
+        self.draining = False
+        self._waiting: deque[CommitEntry] = deque()
+        self._undecided: deque[CommitEntry | Position] = deque()
+        """Ordered, and not decided yet, with the positions that stand behind them."""
+        self._resolve_work_max = rules.resolve_work_max
+        self._banned_through = -1
+        """The version through which the newest ban reaches."""
+        self._floor_ms = now.boot_ms
+        self._asked: list[object] = []
+        self._riding: deque[tuple[Slot, list[object]]] = deque()
+        self._checking: list[object] | None = None
+        self._check_asked_ms = 0.0
+        self._check_again_ms: float | None = None
+        self._check_below: Slot | None = None
+        """The oldest slot not sent when the check was; None when slots were in flight, so that it proves nothing."""
+        self.unproved_since_ms: float | None = None
+        """When the first of those ownership checks was asked that the store has not answered; None: there is none."""
+        self.proof_trouble = ""
+        """What came of the last ownership check that proved nothing; empty after one that did."""
+        self._unsent: list[Effect] = []
+        self._in_hand: Ordered[CommitEntry | Batch] = ()
+
+    @property
+    def waiting(self) -> int:
+        """How many commits wait before stage 1 because versions are held back."""
+        return len(self._waiting)
+
+    @property
+    def undecided(self) -> int:
+        """How many commits have a version and wait for their decision."""
+        return len(self._undecided)
+
+    def step(self, event: Event) -> list[Effect]:
+        """Take one event and return what is to be done about it."""
+        if self.ended is not None:
+            return self._refuse_after_the_end(event)
+        effects: list[Effect] = []
+        self._unsent = effects
+        self._in_hand = ()
+        now = event.now
+        match event:
+            case Arrived(entries=entries):
+                self._arrived(now, entries, effects)
+            case PutAnswered(slot=slot, answer=answer, number=number):
+                verdict, read_backs = self.persist.answered(slot, answer, now.boot_ms, number)
+                effects += read_backs
+                self._judge(verdict, effects)
+            case HeaderFound(slot=slot, found=found, certain=certain):
+                self._judge(self.persist.read_back(slot, found, certain, now.boot_ms), effects)
+            case OwnershipSeen(newest=newest):
+                self._ownership_seen(now, newest, effects)
+            case VersionAsked(ticket=ticket):
+                self._asked.append(ticket)
+            case StatusAsked(question=question):
+                self._keep_floor(now)
+                if self.sequence.ban(question.request_id) is None:
+                    self._banned_through = self.sequence.assigned
+                self._travel(Position(question), effects)
+            case NoopAsked(ticket=ticket):
+                self._travel(Position(ticket), effects)
+            case Tick(heartbeat=heartbeat):
+                self._tick(now, heartbeat, effects)
+            case Drain():
+                self.draining = True
+            case Abandon():
+                self._end("abandoned", "closed before it had drained", effects)
+            case _:
+                assert_never(event)
+        if self.ended is None:
+            self._advance(now, effects)
+        self._unsent = []
+        self._in_hand = ()
+        return effects
+
+    # -- the four stages in order -------------------------------------------------------------------------------------
+
+    def _arrived(self, now: Instant, entries: list[CommitEntry], effects: list[Effect]) -> None:
+        for entry in entries:
+            entry.arrived_ms = now.boot_ms
+            if not entry.size:
+                entry.size = request_bytes(entry.txn)
+        if self._waiting or len(entries) > self.sequence.room(self.release.durable_version):
+            self._waiting.extend(entries)
+            entries = self._take_waiting()
+        self._keep_floor(now)
+        onward, look_up = self.sequence.order(entries, self.resolve.floor)
+        if look_up:
+            effects.append(LookUp(look_up))
+        self._undecided += onward
+        self._decide(now, effects)
+
+    def _decide(self, now: Instant, effects: list[Effect]) -> None:
+        """Decide what one step allows, in order. The rest goes on with the next arrival or tick, due at once."""
+        if not self._undecided:
+            return
+        self._in_hand = [item for item in self._undecided if type(item) is CommitEntry]
+        decided = self.resolve.decide_some(self._undecided, self._resolve_work_max)
+        if not decided:
+            return
+        entries = [item for item in decided if type(item) is CommitEntry]
+        effects.append(Resolved(entries))
+        added = sum([entry.size for entry in entries if entry.accepted])
+        self._collect(decided, added, any(entry.accepted for entry in entries), now.boot_ms, effects)
+
+    def _decided_through(self) -> int:
+        """The newest version that no undecided commit is older than: a batch without commits may name it."""
+        for item in self._undecided:
+            if type(item) is CommitEntry and item.version:
+                return item.version - 1
+        return self.sequence.assigned
+
+    def _take_waiting(self) -> list[CommitEntry]:
+        room = self.sequence.room(self.release.durable_version)
+        taken = [self._waiting.popleft() for _ in range(min(max(room, 0), len(self._waiting)))]
+        self._in_hand = taken
+        return taken
+
+    def _collect(
+        self, entries: list[CommitEntry | Position], added: int, writes: bool, now_ms: float, effects: list[Effect]
+    ) -> None:
+        """Entries with writes wait for a batch; others wait behind whatever is on its way, or for nothing."""
+        if writes or self.persist.collecting:
+            self.persist.collect(entries, added, now_ms, self.resolve.floor)
+        elif not self.persist.attach_to_newest(entries):
+            if self.release.holding:
+                # Batches that are durable but not yet proved to be owned stand before these entries.
+                self.persist.collect(entries, 0, now_ms, self.resolve.floor)
+            else:
+                self._answer(entries, effects)
+
+    def _travel(self, position: Position, effects: list[Effect]) -> None:
+        if self._undecided:
+            self._undecided.append(position)
+            return
+        self._collect([position], 0, False, 0.0, effects)
+
+    def _keep_floor(self, now: Instant) -> None:
+        if now.boot_ms - self._floor_ms >= FLOOR_EVERY_MS:
+            self._move_floor(now)
+
+    def _move_floor(self, now: Instant) -> None:
+        if self.resolve.deciding:
+            return
+        self._floor_ms = now.boot_ms
+        self.resolve.advance_floor(now.boot_ms, self.sequence.assigned, self.release.durable_version)
+
+    def _advance(self, now: Instant, effects: list[Effect]) -> None:
+        """Whatever the event was: let durable batches go, send what is due, ask what must be asked."""
+        self._in_hand = durable = self.persist.take_durable()
+        if durable:
+            self._let_go(self.release.offer(durable, now.boot_ms), effects)
+        # Nothing is sent while batches are held: a listing proves ownership only when nothing was in flight.
+        self.persist.paused = self.release.holding
+        if self._waiting:
+            self._arrived(now, [], effects)
+        puts = self.persist.form(now, self._decided_through(), self.resolve.floor)
+        self._send(puts, effects)
+        self._make_room(now, effects)
+        self._ask_for_ownership(now, effects)
+        if self.draining:
+            self._finish(now, effects)
+
+    def _make_room(self, now: Instant, effects: list[Effect]) -> None:
+        """Bans leave when durable versions pass them. Where nobody commits, an empty batch moves the versions on.
+
+        It does so after each ban: an attempt with a read version from before the batch is banned, and without a newer
+        version to read the id would stay banned.
+        """
+        wanted = self.sequence.attempts.floor_for_bound()
+        if self._banned_through == self.sequence.assigned:
+            wanted = max(wanted, self.sequence.assigned + 1)
+        busy = self.persist.in_flight or self.persist.collecting or self.release.holding or self.draining
+        if wanted <= self.release.durable_version or busy or self._undecided:
+            return
+        self.sequence.assigned = max(self.sequence.assigned, wanted)
+        self._send_empty(now, effects)
+
+    def _send_empty(self, now: Instant, effects: list[Effect], kind: Kind = Kind.DATA) -> None:
+        self._send(self.persist.form_empty(now, self._decided_through(), self.resolve.floor, kind), effects)
+
+    def _send(self, puts: list[Put], effects: list[Effect]) -> None:
+        """Send batches that were just formed. Questions ride on the newest of them, never on what was sent before."""
+        if not puts:
+            # Nothing was due. The newest batch began before the questions were asked, and proves nothing about them.
+            return
+        effects += puts
+        self._ride()
+
+    def _let_go(self, batches: list[Batch], effects: list[Effect]) -> None:
+        if not batches:
+            return
+        self._in_hand = batches
+        last = batches[-1].header
+        self.released_header = last
+        self.release.durable_version = last.last_version
+        effects.append(Durable(batches))
+        for batch in batches:
+            self._answer(batch.entries, effects)
+        tickets: list[object] = []
+        while self._riding and self._riding[0][0] >= last.slot:
+            tickets += self._riding.popleft()[1]
+        if tickets:
+            effects.append(VersionIs(tickets, self.release.durable_version))
+
+    def _answer(self, entries: list[CommitEntry | Position], effects: list[Effect]) -> None:
+        answers, positions = self.release.let_go(entries)
+        for entry in answers:
+            if entry.txn.request_id is not None:
+                self.sequence.settle(entry)
+        if answers:
+            effects.append(Answer(answers))
+        noops: list[object] = []
+        for position in positions:
+            if isinstance(position.ticket, StatusQuestion):
+                effects.append(self._status_ready(position.ticket))
+            else:
+                noops.append(position.ticket)
+        if noops:
+            effects.append(Reached(noops))
+
+    def _status_ready(self, question: StatusQuestion) -> StatusReady:
+        return StatusReady(question, self.committed_version(question.request_id), self.resolve.floor)
+
+    def committed_version(self, request_id: str) -> int | None:
+        """The version at which ``request_id`` is known to be committed and released, None when that is not known."""
+        known = self.sequence.attempts.find(request_id)
+        return known.version if isinstance(known, Known) and known.entry is None else None
+
+    # -- proof of ownership -------------------------------------------------------------------------------------------
+
+    def withdraw(self, ticket: object) -> None:
+        """Whoever asked for a version with this ticket waits no more: forget it, wherever it stands by now."""
+        # The oldest lists first: who gives up has mostly waited longest, and stands at the beginning of the first one.
+        for tickets in (*(riding for _, riding in self._riding), self._checking or [], self._asked):
+            if ticket in tickets:
+                tickets.remove(ticket)
+                return
+
+    def _ride(self) -> None:
+        """Questions asked before the newest PUT began are answered when it is acknowledged."""
+        if self._asked:
+            self._riding.append((self.persist.head.slot, self._asked))
+            self._asked = []
+
+    def _ask_for_ownership(self, now: Instant, effects: list[Effect]) -> None:
+        held = self.release.holding and not self.persist.in_flight
+        needed = held or (self._asked and not self.persist.collecting)
+        if not needed:
+            # Who asked rides on a batch by now. A deadline left standing would be asked for again and again.
+            self._check_again_ms = None
+            if self._checking is None:
+                self.unproved_since_ms = None
+            return
+        if self._checking is not None:
+            return
+        if self._check_again_ms is not None and now.boot_ms < self._check_again_ms:
+            return
+        self._checking, self._asked = self._asked, []
+        self._check_asked_ms = now.boot_ms
+        self._check_below = None if self.persist.in_flight else self.persist.next_slot
+        self._check_again_ms = None
+        if self.unproved_since_ms is None:
+            self.unproved_since_ms = now.boot_ms
+        effects.append(CheckOwnership())
+
+    def _ownership_seen(self, now: Instant, newest: Slot | Unknown | None, effects: list[Effect]) -> None:
+        asked = self._checking or []
+        if newest is None or isinstance(newest, Unknown):
+            # Nor does an empty listing prove anything: this leader's own claim is never removed.
+            self._checking, self._asked = None, asked + self._asked
+            self._check_again_ms = now.boot_ms + OWNERSHIP_RETRY_MS
+            self.proof_trouble = "it lists no object of this log" if newest is None else newest.detail
+            return
+        self.unproved_since_ms = None
+        self.proof_trouble = ""
+        if somebody_is_past(newest, oldest_free=self.persist.next_slot):
+            self._checking = None
+            self._end("deposed", f"a later leader has written slot {newest:020d}", effects, asked)
+            return
+        sent_since = self._check_below is not None and newest <= self._check_below
+        if self._check_below is not None and not sent_since:
+            self._let_go(self.release.owned(self._check_asked_ms, now.boot_ms), effects)
+        self._checking = None
+        if asked and self.persist.in_flight:
+            # The newest key may be a later leader's claim in a slot that this one has sent and not heard of. Once all
+            # of those are proved its own, no claim stood there when the list was made.
+            self._riding.append((self.persist.head.slot, asked))
+        elif asked and sent_since:
+            # The answer is so late that the slot was sent and created since: which object was listed is not known.
+            self._asked = asked + self._asked
+        elif asked:
+            effects.append(VersionIs(asked, self.release.durable_version))
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _tick(self, now: Instant, heartbeat: bool, effects: list[Effect]) -> None:
+        if self.persist.too_long(now.boot_ms):
+            self._judge(Verdict.GAVE_UP, effects)
+            return
+        if self.release.holding and self._give_up_held.has_passed(self._held_until_ms(), now.boot_ms):
+            trouble = self.proof_trouble or "it did not answer"
+            self._end("gave_up", f"the store did not tell in time who owns the log: {trouble}", effects)
+            return
+        effects += self.persist.resend(now.boot_ms)
+        self._decide(now, effects)
+        self._move_floor(now)
+        if heartbeat and not self.persist.in_flight and not self.draining:
+            self._send_empty(now, effects)
+
+    def _held_until_ms(self) -> float:
+        return self.release.held_since_ms + self._give_up_after_ms
+
+    def _judge(self, verdict: Verdict, effects: list[Effect]) -> None:
+        if verdict is Verdict.DEPOSED:
+            self._end("deposed", "another leader's object stands in a slot of this one", effects)
+        elif verdict is Verdict.GAVE_UP:
+            trouble = self.persist.last_trouble or "it did not answer"
+            self._end("gave_up", f"the store did not take a batch in time: {trouble}", effects)
+
+        elif verdict is Verdict.SHUT:
+            self._end("gave_up", f"the store takes nothing any more: {self.persist.last_trouble}", effects)
+
+    def _finish(self, now: Instant, effects: list[Effect]) -> None:
+        if self.persist.in_flight or self.release.holding:
+            return
+        if self.persist.resigned:
+            # What came in after the resign record was sent is never sent: it ends here as unknown.
+            self._end("resigned", "drained and resigned", effects)
+            return
+        if self.persist.collecting or self._undecided or self._waiting:
+            return
+        self._send_empty(now, effects, Kind.RESIGN)
+
+    def _end(self, kind: EndKind, detail: str, effects: list[Effect], asked: list[object] | None = None) -> None:
+        answers, positions = self.release.abandon([*self.persist.abandon(), *self._undecided, *self._waiting])
+        self._undecided.clear()
+        self._waiting.clear()
+        tickets = [*(asked or []), *(self._checking or []), *self._asked]
+        tickets += [ticket for _, riding in self._riding for ticket in riding]
+        tickets += [position.ticket for position in positions]
+        self.ended = Ended(kind, detail, tickets)
+        if answers:
+            effects.append(Answer(answers))
+        effects.append(self.ended)
+
+    def break_off(self, detail: str, event: Event | None) -> list[Effect]:
+        """End the reign because a law of ours was broken.
+
+        ``event`` is the one whose step raised, None when an effect did. What the stages hold after that is not trusted:
+        everything that waits is unknown. So is what the step that raised had taken out of a stage, what its lost
+        effects would have answered, and what its event asked: nobody is left waiting.
+        """
+        effects: list[Effect] = []
+        if self.ended is None:
+            self._end("damaged", detail, effects)
+        assert self.ended is not None, "the reign is over"
+        told = {id(entry) for effect in effects if isinstance(effect, Answer) for entry in effect.entries}
+        lost, tickets = self._lost_with(event)
+        answers, positions = self.release.abandon(lost)
+        # An entry and those who followed it were lost together, but each has one answer.
+        rest = [*{id(entry): entry for entry in answers if id(entry) not in told}.values()]
+        tickets += [position.ticket for position in positions]
+        if rest:
+            effects.insert(0, Answer(rest))
+        if tickets:
+            effects.append(Ended(self.ended.kind, self.ended.detail, tickets))
+        return effects
+
+    def _lost_with(self, event: Event | None) -> tuple[list[CommitEntry | Position], list[object]]:
+        """Entries and tickets that the step which raised took with it; some may be among those of the end as well."""
+        lost: list[CommitEntry | Position] = []
+        tickets: list[object] = []
+        for held in self._in_hand:
+            lost += held.entries if isinstance(held, Batch) else [held]
+        for effect in self._unsent:
+            match effect:
+                case Answer(entries=entries) | LookUp(entries=entries):
+                    lost += entries
+                case VersionIs(tickets=asked) | Reached(tickets=asked) | Ended(tickets=asked):
+                    tickets += asked
+                case StatusReady(question=question):
+                    tickets.append(question)
+                case _:
+                    pass
+        match event:
+            case Arrived(entries=entries):
+                lost += entries
+            case VersionAsked(ticket=ticket) | NoopAsked(ticket=ticket):
+                tickets.append(ticket)
+            case StatusAsked(question=question):
+                tickets.append(question)
+            case _:
+                pass
+        return lost, tickets
+
+    def _refuse_after_the_end(self, event: Event) -> list[Effect]:
+        assert self.ended is not None, "the reign is over"
+        match event:
+            case Arrived(entries=entries):
+                return [Answer(self.release.abandon(entries)[0])]
+            case VersionAsked(ticket=ticket) | NoopAsked(ticket=ticket):
+                return [Ended(self.ended.kind, self.ended.detail, [ticket])]
+            case StatusAsked(question=question):
+                return [Ended(self.ended.kind, self.ended.detail, [question])]
+            case _:
+                return []
+
+    def next_deadline_ms(self) -> float | None:
+        """When the driver must step a Tick at the latest, None when only an event can change anything."""
+        if self.ended is not None:
+            return None
+        if self._undecided:
+            return 0.0
+        held_until_ms = self._give_up_held.at_ms(self._held_until_ms()) if self.release.holding else None
+        deadlines = (self.persist.next_deadline_ms(), self._check_again_ms, held_until_ms)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def check(self) -> None:
+        """Assert the invariants of the whole and of every stage."""
+        self.sequence.check()
+        self.resolve.check()
+        self.persist.check()
+        self.release.check()
+        assert self.release.durable_version <= self.persist.durable_version, "nothing is released before it is durable"
+        assert self.released_header.last_version == self.release.durable_version, "both tell of the newest batch let go"
+        assert self.persist.durable_version <= self.sequence.assigned, "nothing is durable before it is ordered"

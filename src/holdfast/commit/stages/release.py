@@ -1,0 +1,114 @@
+"""Stage 4, answer: in version order, and only behind durable batches.
+
+Owns: the released watermark, who is answered when, and the proof of ownership without which nothing is released. Does
+not own: what the outcome is (``sequence``, ``resolve``), what is durable (``persist``), how an answer travels.
+
+The second line of defence: when the last proof that this leader owns the log (an acknowledged PUT or an ownership
+check) is older than ``PROOF_MS_MAX``, durable batches are held here until a check has passed. A leader that slept
+while its slots were claimed, written and removed again would otherwise acknowledge what no reader finds. A proof dates
+from when its request was sent: a process that is frozen reads an answer long after it was true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from holdfast.commit.format.entry import Batch, CommitEntry, Position
+from holdfast.commit.format.transaction import Committed, Unanswered
+
+__all__ = ["PROOF_MS_MAX", "Release"]
+
+PROOF_MS_MAX: Final = 10_000.0
+
+
+class Release:
+    """Everything that waits for its answer behind a durable batch."""
+
+    __slots__ = ("_held", "_proof_ms", "durable_version", "held_since_ms", "released")
+
+    def __init__(self, base: int, proved_ms: float) -> None:
+        self.durable_version = base
+        self.released = 0
+        self._proof_ms = proved_ms
+        self._held: list[Batch] = []
+        self.held_since_ms = proved_ms
+
+    @property
+    def holding(self) -> bool:
+        """Whether durable batches wait for a proof of ownership."""
+        return bool(self._held)
+
+    def offer(self, batches: list[Batch], now_ms: float) -> list[Batch]:
+        """Take batches that became durable, in slot order; return those that may be answered now."""
+        if self._held or now_ms - self._proof_ms > PROOF_MS_MAX:
+            if not self._held:
+                self.held_since_ms = now_ms
+            self._held += batches
+            return []
+        for batch in batches:
+            # A batch that was refused and recognised as own was created at some time before: it proves nothing now.
+            if batch.proved_ms is not None:
+                self._proof_ms = max(self._proof_ms, batch.proved_ms)
+        return batches
+
+    def owned(self, asked_ms: float, now_ms: float) -> list[Batch]:
+        """Take note that an ownership check asked at ``asked_ms`` passed; return the batches it lets go.
+
+        An answer that took too long to arrive is as old a proof as none: the batches stay for the next check.
+        """
+        self._proof_ms = max(self._proof_ms, asked_ms)
+        if now_ms - self._proof_ms > PROOF_MS_MAX:
+            return []
+        held, self._held = self._held, []
+        return held
+
+    def let_go(self, entries: Iterable[CommitEntry | Position]) -> tuple[list[CommitEntry], list[Position]]:
+        """The answers to give, in order, now that everything before them is durable."""
+        answers: list[CommitEntry] = []
+        positions: list[Position] = []
+        durable_version = self.durable_version
+        for entry in entries:
+            if type(entry) is not CommitEntry:
+                assert isinstance(entry, Position), "only entries and positions travel"
+                positions.append(entry)
+                continue
+            if entry.accepted:
+                assert entry.version <= durable_version, "an answer stays behind its durable batch"
+                entry.outcome = Committed(entry.version)
+            entry.durable_version = durable_version
+            answers.append(entry)
+            if entry.followers:
+                answers += self._join(entry)
+        self.released += len(answers)
+        return answers, positions
+
+    @staticmethod
+    def _join(entry: CommitEntry) -> list[CommitEntry]:
+        """Those who repeated the attempt while it was in flight share its outcome."""
+        followers = entry.followers or []
+        for follower in followers:
+            follower.outcome = entry.outcome
+            follower.durable_version = entry.durable_version
+        return followers
+
+    def abandon(self, entries: Iterable[CommitEntry | Position]) -> tuple[list[CommitEntry], list[Position]]:
+        """The answers to give when this leader can prove nothing more: whatever was accepted is unknown."""
+        answers: list[CommitEntry] = []
+        positions: list[Position] = []
+        waiting = [entry for batch in self._held for entry in batch.entries]
+        self._held = []
+        for entry in (*waiting, *entries):
+            if isinstance(entry, Position):
+                positions.append(entry)
+                continue
+            # A rejection may name versions that this leader never proved durable, so it is unknown as well.
+            entry.outcome = Unanswered()
+            entry.durable_version = self.durable_version
+            answers.append(entry)
+            answers += self._join(entry)
+        return answers, positions
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        assert all(batch.done for batch in self._held), "only durable batches are held"

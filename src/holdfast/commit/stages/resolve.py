@@ -1,0 +1,215 @@
+"""Stage 2, decide: does every precondition still hold against the recent writes?
+
+Owns: the verdict, and the conflict window that it is decided by. Does not own: order (``sequence``), durability
+(``persist``). An accepted transaction joins the window at once, so the next one is judged against it: both stand or
+fall with the same leader.
+
+A decision that takes long is made in parts (``decide_some``), so that one commit cannot stop all others: between two
+parts the driver serves everybody else. The window does not move until the decision is complete.
+
+A precondition at version v holds when nothing in its key or range changed after v. One with v below the window's floor
+cannot be judged and makes the transaction ``too_old``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from holdfast.commit.format.entry import CommitEntry, Position
+from holdfast.commit.format.transaction import FailedPrecondition, PointRead, RangeDelete, Rejected, Transaction
+from holdfast.commit.stages.attempts import Attempts
+from holdfast.commit.window.recent_writes import RecentWrites
+
+__all__ = ["Resolve"]
+
+_TOO_OLD: Final = Rejected("too_old")
+MARKS_MAX: Final = 4096
+
+# What a decision costs, in units of about a microsecond, measured with up to 29 stretches in the window: a point read
+# 0.25 for each stretch, a range read 2.6 for each, a range deletion up to 6, a write 0.6.
+RANGE_READ_WORK: Final = 3
+RANGE_DELETE_WORK: Final = 6
+PART_OPERATIONS: Final = 256
+WHOLE_ITEMS_MAX: Final = 16
+"""A transaction with so few operations and preconditions is decided in one piece."""
+UNBOUNDED: Final = 1 << 62
+
+
+class _Partial:
+    """How far the decision on one large transaction has come."""
+
+    __slots__ = ("failed", "operations", "reads")
+
+    def __init__(self) -> None:
+        self.reads = 0
+        """Preconditions that were judged."""
+        self.failed: list[FailedPrecondition] = []
+        self.operations = 0
+        """Operations that were recorded."""
+
+
+class Resolve:
+    """Judges entries one after another against the recent writes of this leader.
+
+    Bounds: the window keeps ``window_ms`` of history or ``bytes_max`` bytes, whichever is reached first.
+    """
+
+    __slots__ = ("_attempts", "_marks", "_partial", "_window_ms", "accepted", "recent", "rejected")
+
+    def __init__(self, base: int, attempts: Attempts, *, window_ms: float, bytes_max: int) -> None:
+        self.recent = RecentWrites(base, bytes_max=bytes_max)
+        self._attempts = attempts
+        self._window_ms = window_ms
+        self._marks: deque[tuple[float, int]] = deque()
+        self._partial: _Partial | None = None
+        self.accepted = 0
+        self.rejected = 0
+
+    @property
+    def floor(self) -> int:
+        """The oldest version that a precondition may name."""
+        return self.recent.floor
+
+    @property
+    def deciding(self) -> bool:
+        """Whether a decision was begun and is not complete."""
+        return self._partial is not None
+
+    def decide(self, entries: Iterable[CommitEntry]) -> None:
+        """Set ``accepted``, or an outcome, on every entry that has none yet. Record what the accepted ones write."""
+        self.decide_some(deque(entries), UNBOUNDED)
+
+    def decide_some(self, entries: deque[CommitEntry | Position], work_max: int) -> list[CommitEntry | Position]:
+        """Decide entries from the front, in order, and take them out, until ``work_max`` is spent.
+
+        Returns those that were taken out; positions among them are passed. The first one that stays may be half
+        decided: it must stay at the front. Units: about microseconds. At least one step is made.
+        """
+        taken: list[CommitEntry | Position] = []
+        record, work, point_work = self.recent.record, work_max, 1 + (self.recent.stretches >> 2)
+        while entries and work > 0:
+            entry = entries[0]
+            if type(entry) is CommitEntry and entry.outcome is None:
+                txn = entry.txn
+                reads, operations = txn.preconditions, txn.operations
+                if self._partial is not None or len(reads) + len(operations) > WHOLE_ITEMS_MAX:
+                    work = self._decide_part(entry, self._partial or _Partial(), work)
+                    if self._partial is not None:
+                        break
+                else:
+                    outcome = None
+                    work -= len(operations)
+                    if reads or txn.request_id is not None:
+                        outcome = self._judge(txn)
+                        for read in reads:
+                            work -= point_work if type(read) is PointRead else RANGE_READ_WORK * self.recent.stretches
+                    if outcome is not None:
+                        self._reject(entry, outcome)
+                    else:
+                        entry.accepted = True
+                        self.accepted += 1
+                        record(entry.version, operations)
+            taken.append(entries.popleft())
+        return taken
+
+    def _decide_part(self, entry: CommitEntry, partial: _Partial, work: int) -> int:
+        """Go on with one entry. Returns the work that is left; ``_partial`` is None when the decision is complete."""
+        txn, recent = entry.txn, self.recent
+        self._partial = partial
+        if partial.reads == 0 and (txn.preconditions or txn.request_id is not None):
+            too_old = self._too_old(txn)
+            if too_old is not None:
+                self._partial = None
+                self._reject(entry, too_old)
+                return work - len(txn.preconditions)
+        while partial.reads < len(txn.preconditions):
+            if work <= 0:
+                return work
+            work -= self._judge_one(txn, partial.reads, partial.failed)
+            partial.reads += 1
+        if partial.failed:
+            self._partial = None
+            self._reject(entry, Rejected("conflict", tuple(partial.failed)))
+            return work
+        while partial.operations < len(txn.operations):
+            if work <= 0:
+                return work
+            part = txn.operations[partial.operations : partial.operations + PART_OPERATIONS]
+            work -= sum(RANGE_DELETE_WORK if type(operation) is RangeDelete else 1 for operation in part)
+            recent.record(entry.version, part, further=partial.operations > 0)
+            partial.operations += len(part)
+        self._partial = None
+        entry.accepted = True
+        self.accepted += 1
+        return work
+
+    def _reject(self, entry: CommitEntry, outcome: Rejected) -> None:
+        entry.outcome = outcome
+        self.rejected += 1
+
+    def _judge(self, txn: Transaction) -> Rejected | None:
+        """Judge a small transaction at once. One loop, because this is most of what a commit costs here."""
+        recent = self.recent
+        floor = recent.floor
+        default = txn.read_version
+        failed: list[FailedPrecondition] = []
+        if txn.request_id is not None and (default is None or default < floor):
+            return _TOO_OLD
+        for index, read in enumerate(txn.preconditions):
+            version = default if read.version is None else read.version
+            assert version is not None, "a precondition has a version"
+            if version < floor:
+                return _TOO_OLD
+            if type(read) is PointRead:
+                changed = recent.changed_after(read.key, version)
+            else:
+                changed = recent.range_changed_after(read.begin, read.end, version)  # type: ignore[union-attr]
+            if changed:
+                failed.append(FailedPrecondition(index, changed))
+        return Rejected("conflict", tuple(failed)) if failed else None
+
+    def _too_old(self, txn: Transaction) -> Rejected | None:
+        floor = self.recent.floor
+        default = txn.read_version
+        if txn.request_id is not None and (default is None or default < floor):
+            return _TOO_OLD
+        for read in txn.preconditions:
+            version = default if read.version is None else read.version
+            assert version is not None, "a precondition has a version"
+            if version < floor:
+                return _TOO_OLD
+        return None
+
+    def _judge_one(self, txn: Transaction, index: int, failed: list[FailedPrecondition]) -> int:
+        """Look one precondition up, and add it to ``failed`` when it does not hold. Returns the work that it took."""
+        recent = self.recent
+        read = txn.preconditions[index]
+        version = txn.read_version if read.version is None else read.version
+        assert version is not None, "a precondition has a version"
+        if type(read) is PointRead:
+            changed = recent.changed_after(read.key, version)
+            work = 1 + (recent.stretches >> 2)
+        else:
+            changed = recent.range_changed_after(read.begin, read.end, version)  # type: ignore[union-attr]
+            work = RANGE_READ_WORK * recent.stretches
+        if changed:
+            failed.append(FailedPrecondition(index, changed))
+        return work
+
+    def advance_floor(self, now_ms: float, assigned: int, durable_version: int) -> None:
+        """Let the window move on: by time and by its bound. Attempts stay known until they are durable."""
+        assert self._partial is None, "the window does not move in the middle of a decision"
+        marks = self._marks
+        if not marks or now_ms - marks[-1][0] >= self._window_ms / MARKS_MAX:
+            marks.append((now_ms, assigned))
+        floor = self._attempts.floor_for_bound()
+        while marks and now_ms - marks[0][0] > self._window_ms:
+            floor = max(floor, marks.popleft()[1])
+        self.recent.expire(min(max(floor, self.recent.floor), durable_version))
+        self._attempts.expire(min(self.recent.floor, durable_version))
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        self.recent.check()

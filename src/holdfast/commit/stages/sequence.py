@@ -1,0 +1,147 @@
+"""Stage 1, order: every commit request gets its version, or is told here why it gets none.
+
+Owns: versions, bans, request ids, the bound that a status question waits for. Does not own: whether a transaction
+commits (``resolve``), any I/O, any clock.
+
+Versions rise by one per request that passes this stage; those that resolve rejects leave holes. The stage holds back
+when the versions assigned run 90,000,000 ahead of the durable ones, so that no version can ever reach the next
+leader's base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from holdfast.commit.format.batch import VERSION_JUMP
+from holdfast.commit.format.entry import CommitEntry
+from holdfast.commit.format.transaction import Committed, Rejected, Reused, Transaction
+from holdfast.commit.stages.attempts import Attempts, Ban, Known, fingerprint
+from holdfast.errors import Code, InvalidRequest
+
+__all__ = ["HOLD_BACK", "Sequence"]
+
+HOLD_BACK: Final = 90_000_000
+assert HOLD_BACK < VERSION_JUMP, "assigned versions stay below the next base"
+
+_BANNED: Final = Rejected("banned")
+
+
+class Sequence:
+    """The order of all requests under one leader.
+
+    After a crash: everything here is gone, and nothing here was promised to anybody.
+    """
+
+    __slots__ = ("assigned", "attempts")
+
+    def __init__(self, base: int, attempts: Attempts) -> None:
+        self.assigned = base
+        self.attempts = attempts
+
+    def room(self, durable_version: int) -> int:
+        """How many more versions may be assigned before something must become durable."""
+        return HOLD_BACK - (self.assigned - durable_version)
+
+    def order(self, entries: Iterable[CommitEntry], floor: int) -> tuple[list[CommitEntry], list[CommitEntry]]:
+        """Give versions to entries, in the order they came.
+
+        Returns the entries that go on (with a version, or with an outcome decided here) in order, and those that must
+        be looked up in the log because their read version lies below the window. An entry that repeats one in flight is
+        in neither: it became a follower of the original and shares its outcome.
+        """
+        onward: list[CommitEntry] = []
+        look_up: list[CommitEntry] = []
+        for entry in entries:
+            txn = entry.txn
+            read_version = txn.read_version
+            if read_version is not None and read_version > self.assigned:
+                entry.outcome = self._future(read_version)
+            elif txn.request_id is not None and not self._admit_attempt(entry, txn, txn.request_id, floor, look_up):
+                continue
+            if entry.outcome is None:
+                for precondition in txn.preconditions:
+                    if precondition.version is not None and precondition.version > self.assigned:
+                        entry.outcome = self._future(precondition.version)
+                        break
+                else:
+                    self.assigned += 1
+                    entry.version = self.assigned
+                    if txn.request_id is not None:
+                        self._remember(entry, txn, txn.request_id)
+            onward.append(entry)
+        return onward, look_up
+
+    def _remember(self, entry: CommitEntry, txn: Transaction, request_id: str) -> None:
+        """The attempt is in flight. A ban of earlier attempts under its id stays in force if this one is rejected."""
+        known = self.attempts.find(request_id)
+        banned_through = known.version if isinstance(known, Ban) else 0
+        self.attempts.put(request_id, Known(entry.version, fingerprint(txn), entry, banned_through))
+
+    def _future(self, version: int) -> InvalidRequest:
+        return InvalidRequest(
+            "version was never handed out", code=Code.FUTURE_VERSION, version=version, newest=self.assigned
+        )
+
+    def _admit_attempt(
+        self, entry: CommitEntry, txn: Transaction, request_id: str, floor: int, look_up: list[CommitEntry]
+    ) -> bool:
+        """False when the entry goes no further here: it follows an original or has to be looked up in the log."""
+        known = self.attempts.find(request_id)
+        read_version = txn.read_version
+        assert read_version is not None, "a request id comes with a read version"
+        if isinstance(known, Known):
+            if known.fingerprint != fingerprint(txn):
+                entry.outcome = Reused()
+            elif known.entry is None:
+                entry.outcome = Committed(known.version)
+            else:
+                original = known.entry
+                if original.followers is None:
+                    original.followers = []
+                original.followers.append(entry)
+                return False
+        elif read_version < floor:
+            # Only the log can tell, even of a banned attempt: it may have committed long before the ban.
+            look_up.append(entry)
+            return False
+        elif known is not None and read_version <= known.version:
+            entry.outcome = _BANNED
+        return True
+
+    def ban(self, request_id: str) -> Known | None:
+        """Forbid every attempt under ``request_id`` that could have begun by now.
+
+        Returns the attempt that committed or is in flight (the ban then takes effect if it is rejected), or None.
+        """
+        known = self.attempts.find(request_id)
+        if isinstance(known, Known):
+            # Put again, it stays known until the ban is no longer needed: a committed one would be forgotten before.
+            known.banned_through = self.assigned
+            self.attempts.drop(request_id)
+            self.attempts.put(request_id, known)
+            return known
+        self.attempts.put(request_id, Ban(self.assigned))
+        return None
+
+    def settle(self, entry: CommitEntry) -> None:
+        """Take note of a final outcome: a committed attempt is remembered at its version, a rejected one is forgotten.
+
+        Until then, whoever repeats the attempt follows the entry and waits with it.
+        """
+        request_id = entry.txn.request_id
+        if request_id is None or not entry.version:
+            return
+        known = self.attempts.find(request_id)
+        assert isinstance(known, Known), "an attempt in flight is known"
+        assert known.entry is entry, "an attempt in flight is known by its entry"
+        if entry.accepted:
+            known.entry = None
+            return
+        self.attempts.drop(request_id)
+        if known.banned_through:
+            self.attempts.put(request_id, Ban(known.banned_through))
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        self.attempts.check()

@@ -1,0 +1,1 @@
+"""The recent writes that conflicts are checked against."""

@@ -1,0 +1,1 @@
+"""Objects in a directory of a file system, with the guarantees of an object store."""

@@ -1,0 +1,484 @@
+"""Objects in a directory, synchronously: the order of writes and syncs that makes ``Created`` true.
+
+Owns: one file per object, the temporary files, the hint file, and what must be synced before an answer. Does not own:
+the file operations (``directory_files``), which of them gives names here (``directory_naming``), processes and asyncio
+(``directory``).
+
+Creating an object, and what a crash leaves at each step:
+
+1. the bytes go into a new file without a name                     nothing
+2. ``fdatasync`` of that file                                      nothing
+3. the file gets the object's name, which fails when it is taken   the object, complete, or nothing yet
+4. ``fsync`` of the object's directory                             the object, complete; only now it is "created"
+
+Where files without names cannot be had, step 1 makes one in this writer's own folder under ``.holdfast/writing``, and
+step 3 gives it a further name, or renames it where there are no hard links; the first name goes away after the answer.
+What a crash leaves there is removed at a later start.
+
+A name therefore appears only on a complete file. Between 3 and 4 others may see a name that a power cut can still undo,
+so ``read`` and ``page`` sync the directory before they return a name that this process has not synced yet. On a
+read-only mount they cannot: what is shown there may be newer than the last sync, and only the ``durable`` field of
+the log's newest header says from where on a power cut can undo nothing.
+
+Failure model: out of space on the temporary file is an ordinary failure, nothing is left of it. Any other failed sync
+poisons this object for good: the system may have dropped the pages and will report success the next time, so nothing is
+tried again. A preparation that fails is made anew at the next create, and so is one whose folder somebody has removed.
+Everything raised is ``OSError``; ``Poisoned`` and ``Unfit`` are such.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from holdfast.objects.directory.files import Files
+from holdfast.objects.directory.listing import CLAIM_BYTES, slot_of_name, slots_from, slots_newest_first
+from holdfast.objects.directory.naming import Naming, find_naming
+
+__all__ = ["COUNTDOWN_DIRECTORY", "DirectoryObjects", "Poisoned"]
+
+COUNTDOWN_DIRECTORY = "batches"
+"""The one directory whose names obey the laws that ``directory_listing`` relies on."""
+PRIVATE = ".holdfast"
+WRITING = "writing"
+HINT = "newest"
+HINT_EVERY_SLOTS = 64
+SYNCED_NAMES_MAX = 16_384
+MAKE_FOLDER_ATTEMPTS_MAX = 100
+"""How often a writer makes its own folder while others that start with it take it for a dead writer's."""
+OUT_OF_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class Poisoned(OSError):
+    """A sync failed: what is durable is no longer known."""
+
+
+class DirectoryObjects:
+    """One process's view of the directory at ``root``, which exists. Not safe for concurrent use.
+
+    ``token`` names this writer's own folder; it is drawn at random by the caller.
+    """
+
+    def __init__(self, files: Files, root: str, token: str) -> None:
+        self._files = files
+        self._root = root
+        self._token = token
+        self._root_handle = files.open_directory(root)
+        try:
+            self._read_only = files.is_read_only(self._root_handle)
+        except OSError:
+            files.close(self._root_handle)  # the caller may try again, as often as it is asked
+            raise
+        self._directories: dict[str, int] = {"": self._root_handle}
+        self._durable_directories = {""}
+        self._synced: dict[str, None] = {}
+        self._writing: int | None = None
+        self._naming = Naming.UNNAMED
+        self._count = 0
+        self._spare: tuple[str, int] | None = None
+        self._finished: str | None = None
+        self._hint: int | None = None
+        self._hinted = 0
+        self._poison: str | None = None
+
+    # ---------------------------------------------------------------- create
+
+    def create(self, key: str, data: bytes | memoryview) -> bool:
+        """Create ``key`` durably; False when the name is taken. Raises: OSError, Poisoned, Unfit."""
+        if self._poison is not None:
+            raise Poisoned(errno.EIO, self._poison)
+        if self._writing is None:
+            self._prepare_writing()
+        folder, name = _split(key)
+        target = self._directory_for_writing(folder)
+        try:
+            temporary = self._write_and_name(data, target, name)
+        except Poisoned:
+            raise
+        except OSError:  # systems say it in different ways
+            if not self._files.is_removed(self._own_folder()):
+                raise
+            # Somebody removed this writer's own folder. Nothing but the next object depends on it.
+            self._leave_own_folder()
+            self._prepare_writing()
+            temporary = self._write_and_name(data, target, name)
+        if temporary is None:
+            return False
+        self._sync_directory(target)
+        self._remember(key)
+        if self._naming is Naming.LINK:
+            self._finished = temporary
+        if folder == COUNTDOWN_DIRECTORY and len(data) > CLAIM_BYTES:
+            self._hinted_slot(name)
+        return True
+
+    def _write_and_name(self, data: bytes | memoryview, target: int, name: str) -> str | None:
+        """The temporary name of the file that got its object's name, None when that was taken."""
+        temporary, file = self._write_temporary(data)
+        try:
+            self._give_name(temporary, file, target, name)
+        except FileExistsError:
+            self._discard(temporary)
+            return None
+        except OSError:
+            self._discard(temporary)
+            raise
+        finally:
+            self._files.close(file)
+        return temporary
+
+    def tidy(self) -> None:
+        """What can wait for the answer: drop the finished temporary name, prepare the next one, move the hint.
+
+        Raises: nothing. All of it is a convenience, and a failure shows in the next create if it matters.
+        """
+        try:
+            if self._finished is not None:
+                finished, self._finished = self._finished, None
+                self._files.unlink(self._own_folder(), finished)
+            if self._writing is not None and self._spare is None and self._poison is None:
+                self._spare = self._new_temporary()
+            if self._hint is not None and abs(self._hint - self._hinted) >= HINT_EVERY_SLOTS:
+                self._write_hint(self._hint)
+        except OSError:
+            return
+
+    def _write_temporary(self, data: bytes | memoryview) -> tuple[str, int]:
+        """A complete and synced file that nobody else sees, open, and its name in our own folder, if it has one."""
+        name, file = self._spare or self._new_temporary()
+        self._spare = None
+        try:
+            self._files.write(file, data)
+            try:
+                self._files.sync_data(file)
+            except OSError as error:
+                if error.errno not in OUT_OF_SPACE:
+                    self._poisoned("the sync of a file failed", error)
+                raise
+        except OSError:
+            self._files.close(file)
+            self._discard(name)
+            raise
+        return name, file
+
+    def _new_temporary(self) -> tuple[str, int]:
+        if self._naming is Naming.UNNAMED:
+            return "", self._files.create_unnamed(self._own_folder())
+        self._count += 1
+        name = str(self._count)
+        return name, self._files.create(self._own_folder(), name)
+
+    def _give_name(self, temporary: str, file: int, target: int, name: str) -> None:
+        match self._naming:
+            case Naming.UNNAMED:
+                self._files.give_name(file, target, name)
+            case Naming.LINK:
+                self._files.link(self._own_folder(), temporary, target, name)
+            case Naming.RENAME:
+                self._files.rename(self._own_folder(), temporary, target, name)
+
+    def _discard(self, temporary: str) -> None:
+        """Remove a temporary file that is of no use; the next start removes what is left."""
+        if not temporary:
+            return
+        try:
+            self._files.unlink(self._own_folder(), temporary)
+        except OSError:
+            return
+
+    def _own_folder(self) -> int:
+        assert self._writing is not None, "only a prepared writer has a folder of its own"
+        return self._writing
+
+    # ---------------------------------------------------------------- prepare and clean
+
+    def _prepare_writing(self) -> None:
+        """Make and lock this writer's own folder, remove those of dead writers, and see what the file system can do."""
+        folder = f"{self._root}/{PRIVATE}/{WRITING}"
+        for _ in range(MAKE_FOLDER_ATTEMPTS_MAX):
+            own = self._make_own_folder(folder)
+            if own is not None:
+                break
+        else:
+            raise OSError(errno.EAGAIN, "the folder for temporary files was being cleaned")
+        try:
+            self._clean_dead_writers(folder)
+            self._naming = find_naming(self._files, own, self._root)
+        except OSError:
+            self._files.close(own)  # and with it its lock, which the next preparation takes
+            raise
+        self._writing = own
+
+    def _make_own_folder(self, folder: str) -> int | None:
+        """This writer's own folder, open and locked; None when a cleaner took it for a dead writer's before our lock.
+
+        Several writers start together, and each of them cleans: whoever loses its folder to another makes it again.
+        """
+        for path in (f"{self._root}/{PRIVATE}", folder, f"{folder}/{self._token}"):
+            try:
+                self._files.make_directory(path)
+            except FileExistsError:
+                continue
+        try:
+            own = self._files.open_directory(f"{folder}/{self._token}")
+        except FileNotFoundError:
+            return None
+        try:
+            if self._files.lock(own) and not self._files.is_removed(own):
+                return own
+        except OSError:
+            self._files.close(own)
+            raise
+        self._files.close(own)
+        return None
+
+    def _clean_dead_writers(self, folder: str) -> None:
+        parent = self._files.open_directory(folder)
+        try:
+            for name, is_directory in list(self._files.names(parent)):
+                if is_directory and name != self._token:
+                    self._clean_dead_writer(parent, f"{folder}/{name}", name)
+        finally:
+            self._files.close(parent)
+
+    def _clean_dead_writer(self, parent: int, path: str, name: str) -> None:
+        """Remove a folder whose lock is free: its owner is dead, and what it holds was never answered or is linked."""
+        try:
+            folder = self._files.open_directory(path)
+        except FileNotFoundError:
+            return
+        try:
+            if not self._files.lock(folder):
+                return
+            for leftover, _ in list(self._files.names(folder)):
+                self._files.unlink(folder, leftover)
+            self._files.remove_directory(parent, name)
+        except FileNotFoundError:
+            return  # another cleaner was faster
+        finally:
+            self._files.close(folder)
+
+    def _leave_own_folder(self) -> None:
+        """Remove this writer's own folder with what is in it, unless it is gone already. Raises: OSError."""
+        own, self._writing = self._own_folder(), None
+        spare, self._spare = self._spare, None
+        self._finished = None
+        try:
+            if spare is not None:
+                self._files.close(spare[1])
+            for name, _ in list(self._files.names(own)):
+                self._files.unlink(own, name)
+            parent = self._files.open_directory(f"{self._root}/{PRIVATE}/{WRITING}")
+            try:
+                self._files.remove_directory(parent, self._token)
+            finally:
+                self._files.close(parent)
+        except FileNotFoundError:
+            pass  # somebody was faster
+        finally:
+            self._files.close(own)
+        self._forget_private_folder()
+
+    # ---------------------------------------------------------------- directories and syncs
+
+    def _directory_for_writing(self, folder: str) -> int:
+        """An open directory, made with its parents if absent; a made one is durable in its parent on return."""
+        if folder in self._durable_directories:
+            return self._directories[folder]
+        parent, _ = _split(folder)
+        above = self._directory_for_writing(parent)
+        try:
+            self._files.make_directory(f"{self._root}/{folder}")
+        except FileExistsError:
+            pass
+        # Also when it existed: whoever made it may not have come to the sync.
+        self._sync_directory(above)
+        if folder not in self._directories:
+            self._directories[folder] = self._files.open_directory(f"{self._root}/{folder}")
+        self._durable_directories.add(folder)
+        return self._directories[folder]
+
+    def _directory_for_reading(self, folder: str) -> int | None:
+        handle = self._directories.get(folder)
+        if handle is None:
+            try:
+                handle = self._files.open_directory(f"{self._root}/{folder}")
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            self._directories[folder] = handle
+        return handle
+
+    def _sync_directory(self, directory: int) -> None:
+        try:
+            self._files.sync_directory(directory)
+        except OSError as error:
+            self._poisoned("the sync of a directory failed", error)
+
+    def _sync_names(self, directory: int, keys: list[str]) -> None:
+        """Make names durable before they are told to anybody, unless this process has done so."""
+        if self._read_only or all(key in self._synced for key in keys):
+            return
+        self._sync_directory(directory)
+        for key in keys:
+            self._remember(key)
+
+    def _remember(self, key: str) -> None:
+        self._synced[key] = None
+        if len(self._synced) > SYNCED_NAMES_MAX:
+            del self._synced[next(iter(self._synced))]
+
+    def _poisoned(self, what: str, error: OSError) -> None:
+        self._poison = f"{what}, so what is durable is unknown until a restart: {error}"
+        raise Poisoned(error.errno or errno.EIO, self._poison) from error
+
+    # ---------------------------------------------------------------- read, list, delete
+
+    def read(self, key: str, start: int = 0, length: int | None = None) -> bytes | None:
+        """The bytes of an object or a part of them, None when there is no such object. Raises: OSError, Poisoned."""
+        if self._poison is not None:
+            raise Poisoned(errno.EIO, self._poison)
+        folder, name = _split(key)
+        directory = self._directory_for_reading(folder)
+        if directory is None:
+            return None
+        try:
+            file = self._files.open(directory, name)
+        except FileNotFoundError:
+            return None
+        try:
+            self._sync_names(directory, [key])
+            return self._files.read(file, start, length)
+        except IsADirectoryError:
+            return None
+        finally:
+            self._files.close(file)
+
+    def page(self, prefix: str, after: str, limit: int) -> list[tuple[str, int]]:
+        """The first ``limit`` keys under ``prefix`` above ``after`` with their sizes. Raises: OSError, Poisoned."""
+        if self._poison is not None:
+            raise Poisoned(errno.EIO, self._poison)
+        rows = self._probe(prefix, after, limit)
+        if rows is None:
+            rows = self._scan(prefix, after, limit)
+        by_folder: dict[str, list[str]] = {}
+        for key, _ in rows:
+            by_folder.setdefault(_split(key)[0], []).append(key)
+        for folder, keys in by_folder.items():
+            directory = self._directory_for_reading(folder)
+            assert directory is not None, "a listed object is in an open directory"
+            self._sync_names(directory, keys)
+        return rows
+
+    def _probe(self, prefix: str, after: str, limit: int) -> list[tuple[str, int]] | None:
+        """The page by probing, None when that is not possible."""
+        if prefix != f"{COUNTDOWN_DIRECTORY}/":
+            return None
+        directory = self._directory_for_reading(COUNTDOWN_DIRECTORY)
+        if directory is None:
+            return []
+
+        def size_of(slot: int) -> int | None:
+            return self._files.size(directory, f"{slot:020d}")
+
+        if after < prefix:
+            slots = slots_newest_first(size_of, self._read_hint(), limit)
+        else:
+            last = slot_of_name(after.removeprefix(prefix))
+            slots = None if last is None else slots_from(size_of, last + 1, limit)
+        return None if slots is None else [(f"{prefix}{slot:020d}", size) for slot, size in slots]
+
+    def _scan(self, prefix: str, after: str, limit: int) -> list[tuple[str, int]]:
+        """The page by reading every directory that can hold it. Cost: every name below the prefix's folder."""
+        folder = prefix.rpartition("/")[0]
+        keys: list[str] = []
+        folders = [folder]
+        while folders:
+            folder = folders.pop()
+            directory = self._directory_for_reading(folder)
+            if directory is None:
+                continue
+            inside = f"{folder}/" if folder else ""
+            for name, is_directory in self._files.names(directory):
+                key = inside + name
+                if name.startswith("."):
+                    continue
+                if is_directory:
+                    if key.startswith(prefix) or prefix.startswith(f"{key}/"):
+                        folders.append(key)
+                elif key > after and key.startswith(prefix):
+                    keys.append(key)
+        keys.sort()
+        rows: list[tuple[str, int]] = []
+        for key in keys:
+            if len(rows) == limit:
+                break
+            folder, name = _split(key)
+            size = self._files.size(self._directories[folder], name)
+            if size is not None:  # else removed since the scan
+                rows.append((key, size))
+        return rows
+
+    def delete(self, key: str) -> None:
+        """Remove an object, durably: what is removed oldest first stays so after a crash. Raises: OSError, Poisoned."""
+        if self._poison is not None:
+            raise Poisoned(errno.EIO, self._poison)
+        folder, name = _split(key)
+        directory = self._directory_for_reading(folder)
+        if directory is None:
+            return
+        try:
+            self._files.unlink(directory, name)
+        except FileNotFoundError:
+            return
+        self._synced.pop(key, None)
+        self._sync_directory(directory)
+
+    # ---------------------------------------------------------------- the hint
+
+    def _hinted_slot(self, name: str) -> None:
+        slot = slot_of_name(name)
+        if slot is not None:
+            self._hint = slot
+
+    def _write_hint(self, slot: int) -> None:
+        private = self._directory_for_writing(PRIVATE)
+        file = self._files.open_note(private, HINT)
+        try:
+            self._files.write(file, f"{slot:020d}".encode())
+        finally:
+            self._files.close(file)
+        self._hinted = slot
+
+    def _forget_private_folder(self) -> None:
+        """Open the folder of the hint anew the next time, if somebody removed the one that is open."""
+        private = self._directories.get(PRIVATE)
+        if private is not None and self._files.is_removed(private):
+            del self._directories[PRIVATE]
+            self._durable_directories.discard(PRIVATE)
+            self._files.close(private)
+
+    def _read_hint(self) -> int | None:
+        private = self._directory_for_reading(PRIVATE)
+        if private is None:
+            return None
+        try:
+            file = self._files.open(private, HINT)
+        except FileNotFoundError:
+            self._forget_private_folder()
+            return None
+        try:
+            return slot_of_name(self._files.read(file, 0, 20).decode("ascii", "replace"))
+        finally:
+            self._files.close(file)
+
+    def close(self) -> None:
+        """Give back what is open and remove this writer's own folder. Raises: OSError."""
+        if self._writing is not None:
+            self._leave_own_folder()
+        for handle in self._directories.values():
+            self._files.close(handle)
+        self._directories.clear()
+
+
+def _split(key: str) -> tuple[str, str]:
+    folder, _, name = key.rpartition("/")
+    return folder, name

@@ -1,0 +1,389 @@
+"""The object store in a local directory: the embedded default.
+
+Owns: the worker processes, which request goes to which, and what their answers mean to the port. Does not own: the
+files (``directory_objects``), the frames (``directory_worker``).
+
+Writers take creates, readers take everything else, so that a long listing never holds up the log. A worker carries one
+request at a time; what finds none idle waits in order. Workers start at the first request that needs them: one that
+only reads never starts a writer and writes nothing. A request waits for a start only where no worker is left; otherwise
+what is missing is started behind it, and a start that fails there is logged and tried again no sooner than
+``START_AGAIN_SECONDS`` later.
+
+Failure model: a writer that reports a failed sync, or dies with a create in hand and so with the result of its sync,
+poisons the store: every later create is ``Unknown`` for good with that reason and nothing is sent, because what is
+durable is no longer known. A restart mends it: names that are there are synced again before anybody is told of them. A
+reader that dies fails its request as ``Unavailable``. Workers that die idle have answered all they were asked and are
+replaced; before one gets a request its socket is asked, since the loop may not have heard of its death.
+Cancelling a request abandons its answer only; a create under way still lands, its worker carries nothing else before it
+has answered, and a sync that fails or a death in that time poisons the store all the same.
+
+Why processes: a thread takes the leader's interpreter back after each of its system calls. Under a busy loop, threads
+gave 22,000-27,000 commits/s where processes gave 35,000-38,000, and cost the leader 3 to 4 times the CPU a PUT
+(``benchmarks/directory_put.py`` has the table and measures it again).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import errno
+import logging
+import os
+import secrets
+import socket
+import subprocess
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple, cast
+
+from holdfast.errors import Code, InvalidRequest, NotFound, Unavailable
+from holdfast.objects.directory import worker
+from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown, require_key
+from holdfast.private_files import DIRECTORY_MODE
+
+__all__ = ["DirectoryStore"]
+
+WRITERS: Final = 4
+READERS: Final = 2
+STOP_SECONDS: Final = 10.0
+START_AGAIN_SECONDS: Final = 5.0
+"""A machine without memory or numbers for a process is not asked for one at every commit."""
+
+_logger = logging.getLogger(__name__)
+
+Answer = tuple[int, bytes]
+
+
+class _Died(Exception):
+    """The worker went away before it answered."""
+
+
+class _Request(NamedTuple):
+    operation: int
+    parts: builtins.list[bytes]
+    answer: asyncio.Future[Answer]
+    """Done before its time when the caller was cancelled; the request goes on."""
+
+
+class _Worker(asyncio.Protocol):
+    """One worker process and the one request it is carrying out."""
+
+    def __init__(self, process: subprocess.Popen[bytes], stream: socket.socket, lane: _Lane) -> None:
+        self.process = process
+        self._stream = stream
+        self._lane = lane
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._asked: _Request | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not asserted: uvloop's transports do not derive from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def ask(self, request: _Request) -> None:
+        assert self._asked is None, "a worker carries one request at a time"
+        assert self._transport is not None, "only a connected worker is asked"
+        self._asked = request
+        self._transport.writelines(request.parts)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head = worker.read_answer_head(self._received)
+        if head is None or len(self._received) < head[0]:
+            return
+        size, status = head
+        assert len(self._received) == size, "a worker sends one answer for one request"
+        payload = bytes(memoryview(self._received)[worker.ANSWER_HEAD_BYTES :])
+        self._received = bytearray()
+        asked, self._asked = self._asked, None
+        assert asked is not None, "a worker speaks only when it is asked"
+        # The store hears of it here and not from its caller, who may have given up.
+        if asked.operation == worker.CREATE and status == worker.POISONED:
+            self._lane.poison(payload.decode())
+        self._lane.became_idle(self)
+        if not asked.answer.done():
+            asked.answer.set_result((status, payload))
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
+        asked, self._asked = self._asked, None
+        if asked is not None and asked.operation == worker.CREATE:
+            self._lane.poison("a writer process died with a create in hand, so what is durable is unknown")
+        self._lane.lost(self)
+        if asked is not None and not asked.answer.done():
+            asked.answer.set_exception(_Died("the worker process ended"))
+
+    def has_ended(self) -> bool:
+        """Whether the idle worker is gone, also where the loop has not heard of it."""
+        try:
+            return not self._stream.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def stop(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+class _Lane:
+    """A few workers of one kind, and the requests that wait for one.
+
+    ``poison`` is told why nothing may be created any more.
+    """
+
+    def __init__(self, root: str, size: int, poison: Callable[[str], object]) -> None:
+        self._root = root
+        self._size = size
+        self.poison = poison
+        self._workers: builtins.list[_Worker] = []
+        self._idle: builtins.list[_Worker] = []
+        self._unreaped: builtins.list[subprocess.Popen[bytes]] = []
+        self._waiting: deque[_Request] = deque()
+        self._starting = asyncio.Lock()
+        self._start_behind: asyncio.Task[None] | None = None
+        self._start_again_at = 0.0
+        self._closed = False
+
+    async def ask(self, operation: int, key: str, argument: bytes) -> Answer:
+        """Raises: _Died, OSError when there is no worker and none can be started."""
+        while self._idle and self._idle[-1].has_ended():
+            self.lost(self._idle[-1])
+        if not self._workers:
+            await self._start()
+        elif len(self._workers) < self._size and self._may_start_behind():
+            self._start_behind = asyncio.create_task(self._start_those_missing())
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        request = _Request(operation, [worker.encode_request_head(operation, key, len(argument)), argument], answer)
+        if self._idle:
+            self._idle.pop().ask(request)
+        else:
+            self._waiting.append(request)
+        return await answer
+
+    def _may_start_behind(self) -> bool:
+        """One start at a time, and a pause after one that failed."""
+        return (
+            not self._closed
+            and not self._starting.locked()
+            and (self._start_behind is None or self._start_behind.done())
+            and asyncio.get_running_loop().time() >= self._start_again_at
+        )
+
+    async def _start_those_missing(self) -> None:
+        with contextlib.suppress(_Died, OSError):  # the last worker left as well: the next request tells why
+            await self._start()
+
+    async def _start(self) -> None:
+        """Start what is missing; at least one worker is there on return. Raises: OSError, _Died when closed."""
+        async with self._starting:
+            self._unreaped = [process for process in self._unreaped if process.poll() is None]
+            while len(self._workers) < self._size:
+                if self._closed:
+                    raise _Died("the store is closed")
+                try:
+                    await self._start_one()
+                except OSError as error:
+                    if not self._workers:
+                        raise
+                    self._start_again_at = asyncio.get_running_loop().time() + START_AGAIN_SECONDS
+                    _logger.warning(
+                        "a worker of the directory could not be started left=%d of=%d error=%s",
+                        len(self._workers),
+                        self._size,
+                        error,
+                    )
+                    return
+
+    async def _start_one(self) -> None:
+        """Raises: OSError."""
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.to_thread(self._spawn, theirs)
+        except RuntimeError as error:  # no thread could be started: what refuses processes refuses threads
+            ours.close()
+            raise OSError(errno.EAGAIN, str(error)) from error
+        except BaseException:
+            ours.close()
+            raise
+        self._unreaped.append(process)
+        ours.setblocking(False)
+        started = _Worker(process, ours, self)
+        await asyncio.get_running_loop().create_connection(partial(_itself, started), sock=ours)
+        self._workers.append(started)
+        self.became_idle(started)
+
+    def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+        # Closed here and not by who waits: that one may be cancelled, and a number that is free again while the process
+        # starts could be a client's connection by the time it is inherited.
+        with theirs:
+            return subprocess.Popen(
+                worker.worker_command(self._root, secrets.token_hex(8), theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                cwd="/",
+            )
+
+    def became_idle(self, one: _Worker) -> None:
+        if self._waiting and one.has_ended():
+            return  # the loop hears of it next, and another worker or nobody takes what waits
+        while self._waiting:
+            request = self._waiting.popleft()
+            if not request.answer.done():
+                one.ask(request)
+                return
+        self._idle.append(one)
+
+    def lost(self, one: _Worker) -> None:
+        if one in self._workers:
+            self._workers.remove(one)
+        if one in self._idle:
+            self._idle.remove(one)
+        if not self._workers:
+            while self._waiting:
+                request = self._waiting.popleft()
+                if not request.answer.done():
+                    request.answer.set_exception(_Died("the worker process ended"))
+
+    async def close(self) -> None:
+        """As the port says, once the requests in hand are done and the workers have ended."""
+        self._closed = True
+        async with self._starting:
+            for one in list(self._workers):
+                one.stop()
+        if self._start_behind is not None:
+            await asyncio.wait({self._start_behind})
+        await asyncio.gather(*(asyncio.to_thread(_reap, process) for process in self._unreaped))
+
+
+def _itself(one: _Worker) -> _Worker:
+    return one
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a disk that hangs holds a process even against this
+            process.wait(STOP_SECONDS)
+
+
+class DirectoryStore:
+    """One file per object; a name appears only on complete bytes, and ``Created`` survives power loss."""
+
+    def __init__(self, root: Path, *, writers: int = WRITERS, readers: int = READERS) -> None:
+        self._root = root
+        self._writers = _Lane(str(root), writers, self._poisoned)
+        self._readers = _Lane(str(root), readers, self._poisoned)
+        self._poison: str | None = None
+
+    @classmethod
+    def open(cls, root: Path, *, create_missing: bool = False) -> DirectoryStore:
+        """The store in the directory ``root``. Raises: NotFound when it is absent, Unavailable when it cannot be made.
+
+        An absent directory is often a disk that is not mounted, so making it takes ``create_missing``.
+        """
+        root = Path(os.path.abspath(root))
+        if not root.is_dir():
+            if not create_missing:
+                raise NotFound(
+                    "the directory does not exist",
+                    code=Code.LOG_EMPTY,
+                    hint="mount it, or start a new log there with: holdfast log init",
+                    path=str(root),
+                )
+            try:
+                _make_durably(root)
+            except OSError as error:
+                raise Unavailable("the directory cannot be made", path=str(root), cause=str(error)) from error
+        return cls(root)
+
+    @property
+    def url(self) -> str:
+        """Where this is."""
+        return self._root.as_uri()
+
+    async def create(self, key: str, data: bytes) -> CreateAnswer:
+        """As the port says. Also raises InvalidRequest (store_unfit) where a name cannot be created only if absent."""
+        require_key(key)
+        if (reason := self._reason_to_refuse()) is not None:
+            return Unknown(reason, final=True)
+        try:
+            status, payload = await self._writers.ask(worker.CREATE, key, data)
+        except _Died as error:
+            reason = self._reason_to_refuse()
+            return Unknown(str(error)) if reason is None else Unknown(reason, final=True)
+        except OSError as error:
+            return Unknown(f"no process could be started to write to the directory: {error}")
+        if (reason := self._reason_to_refuse()) is not None:
+            return Unknown(reason, final=True)
+        match status:
+            case worker.DONE:
+                return CREATED
+            case worker.REFUSED:
+                return Refused()
+            case worker.UNFIT:
+                raise InvalidRequest(payload.decode(), code=Code.STORE_UNFIT, url=self.url)
+            case worker.POISONED:
+                return Unknown(self._poisoned(payload.decode()), final=True)
+            case _:
+                return Unknown(payload.decode())
+
+    def _reason_to_refuse(self) -> str | None:
+        return self._poison
+
+    def _poisoned(self, reason: str) -> str:
+        """The first reason stands: what comes after it may be its consequence."""
+        if self._poison is None:
+            self._poison = reason
+        return self._poison
+
+    async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+        """As the port says."""
+        status, payload = await self._ask_reader(worker.READ, require_key(key), worker.encode_read(start, length))
+        if status == worker.ABSENT:
+            raise NotFound("there is no such object", key=key)
+        return payload
+
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
+        """As the port says."""
+        _, payload = await self._ask_reader(worker.LIST, prefix, worker.encode_list(after, limit))
+        rows = (line.rpartition(" ") for line in payload.decode().splitlines())
+        return [Listed(key, int(size)) for key, _, size in rows]
+
+    async def delete(self, key: str) -> None:
+        """As the port says; durable when it returns."""
+        await self._ask_reader(worker.DELETE, require_key(key), b"")
+
+    async def _ask_reader(self, operation: int, key: str, argument: bytes) -> Answer:
+        try:
+            status, payload = await self._readers.ask(operation, key, argument)
+        except (_Died, OSError) as error:
+            raise Unavailable("the directory cannot be read", key=key, cause=str(error)) from error
+        if status in (worker.FAILED, worker.POISONED):
+            raise Unavailable("the directory cannot be read", key=key, cause=payload.decode())
+        return status, payload
+
+    async def close(self) -> None:
+        """As the port says, once the requests in hand are done and the workers have ended."""
+        self._poisoned("the store is closed")
+        await asyncio.gather(self._writers.close(), self._readers.close())
+
+
+def _make_durably(path: Path) -> None:
+    """Make a directory and its parents, each one durable in the one above it."""
+    if path.is_dir():
+        return
+    _make_durably(path.parent)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(DIRECTORY_MODE)
+    handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

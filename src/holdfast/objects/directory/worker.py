@@ -1,0 +1,195 @@
+"""The process that touches the directory, so that neither its syncs nor their wake-ups touch the leader's interpreter.
+
+Owns: the frames between a store and its worker, and the worker's loop: one request, one answer, in turn. Does not own:
+what the requests do (``directory_objects``), how many workers there are (``directory``).
+
+A worker is this module run by ``python -S`` with six modules of the package and none of its dependencies: 40 ms and
+11 MB. It serves one stream socket. The end of that stream is its only reason to stop, so a killed leader takes its
+workers along; a create that was under way may still land, which the log's protocol allows. Terminal and service-manager
+signals are ignored: the leader drains through its workers. Where the directory cannot be opened, each request is
+``FAILED`` with that reason and the next one opens it again: a mount may be back by then.
+
+Frames, little-endian. Request: uint32 bytes that follow, uint8 operation, uint16 bytes of the key, the key, the
+argument: the object's bytes (create); uint64 start, uint64 length or 2^64-1 (read); uint32 limit and the key after
+which to begin (list, whose key is the prefix); nothing (delete). Answer: uint32 bytes that follow, uint8 status, then
+the object, the rows (one line each, key, space, bytes) or the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import sys
+
+from holdfast.objects.directory.files import PosixFiles
+from holdfast.objects.directory.naming import Unfit
+from holdfast.objects.directory.objects import DirectoryObjects, Poisoned
+from holdfast.objects.directory.time_slice import WAITING_NS, ask_for_time_slice
+
+__all__ = [
+    "ABSENT",
+    "CREATE",
+    "DELETE",
+    "DONE",
+    "FAILED",
+    "POISONED",
+    "READ",
+    "REFUSED",
+    "UNFIT",
+    "ANSWER_HEAD_BYTES",
+    "LIST",
+    "WHOLE",
+    "answer",
+    "encode_list",
+    "encode_read",
+    "encode_request_head",
+    "main",
+    "read_answer_head",
+    "serve",
+    "worker_command",
+]
+
+CREATE, READ, LIST, DELETE = range(4)
+DONE, REFUSED, ABSENT, FAILED, POISONED, UNFIT = range(6)
+WHOLE = 2**64 - 1
+
+_REQUEST = struct.Struct("<IBH")
+_ANSWER = struct.Struct("<IB")
+_READ = struct.Struct("<QQ")
+_LIST = struct.Struct("<I")
+_LENGTH_BYTES = 4
+RECEIVE_BYTES = 64 * 1024
+"""Room for what a read may bring. For twice as much the allocator goes to the system, each time anew."""
+
+_START = """
+import sys, types
+for name, path in (("holdfast", sys.argv[1]), ("holdfast.objects", sys.argv[1] + "/objects")):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [path]
+from holdfast.objects.directory.worker import main
+main(int(sys.argv[2]), sys.argv[3], sys.argv[4])
+"""
+
+
+def worker_command(root: str, token: str, descriptor: int) -> list[str]:
+    """The command of a worker on an inherited socket. It imports its modules without running the packages' own code."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return [sys.executable, "-S", "-E", "-s", "-c", _START, package, str(descriptor), root, token]
+
+
+def encode_request_head(operation: int, key: str, argument_bytes: int) -> bytes:
+    """Everything of a request before its argument."""
+    name = key.encode()
+    return _REQUEST.pack(_REQUEST.size - _LENGTH_BYTES + len(name) + argument_bytes, operation, len(name)) + name
+
+
+def encode_read(start: int, length: int | None) -> bytes:
+    """The argument of a read."""
+    return _READ.pack(start, WHOLE if length is None else length)
+
+
+def encode_list(after: str, limit: int) -> bytes:
+    """The argument of a listing."""
+    return _LIST.pack(limit) + after.encode()
+
+
+def read_answer_head(data: bytearray) -> tuple[int, int] | None:
+    """The size of the whole answer at the start of ``data`` and its status, None while that is not there yet."""
+    if len(data) < _ANSWER.size:
+        return None
+    length, status = _ANSWER.unpack_from(data)
+    return _LENGTH_BYTES + length, status
+
+
+ANSWER_HEAD_BYTES = _ANSWER.size
+
+
+def answer(objects: DirectoryObjects, operation: int, key: str, argument: memoryview) -> tuple[int, bytes]:
+    """Carry out one request: its status and the bytes that go with it."""
+    try:
+        if operation == CREATE:
+            return (DONE, b"") if objects.create(key, argument) else (REFUSED, b"")
+        if operation == READ:
+            start, length = _READ.unpack(argument)
+            data = objects.read(key, start, None if length == WHOLE else length)
+            return (ABSENT, b"") if data is None else (DONE, data)
+        if operation == LIST:
+            (limit,) = _LIST.unpack_from(argument)
+            rows = objects.page(key, str(argument[_LIST.size :], "ascii"), limit)
+            return DONE, "".join(f"{name} {size}\n" for name, size in rows).encode()
+        objects.delete(key)
+    except Poisoned as error:
+        return POISONED, _reason(error)
+    except Unfit as error:
+        return UNFIT, _reason(error)
+    except OSError as error:
+        return FAILED, _reason(error)
+    return DONE, b""
+
+
+def _reason(error: OSError) -> bytes:
+    return (error.strerror or str(error)).encode()
+
+
+def main(descriptor: int, root: str, token: str) -> None:
+    """What a worker process does with the socket it inherits."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    ask_for_time_slice(WAITING_NS)
+    serve(socket.socket(fileno=descriptor), root, token)
+
+
+def serve(stream: socket.socket, root: str, token: str) -> None:
+    """Serve one socket until it ends, and close it."""
+    with stream:
+        objects, reason = _opened(root, token)
+        try:
+            while (request := _receive(stream)) is not None:
+                operation, key, argument = request
+                if objects is None:
+                    objects, reason = _opened(root, token)
+                status, data = (FAILED, reason) if objects is None else answer(objects, operation, key, argument)
+                stream.sendall(_ANSWER.pack(_ANSWER.size - _LENGTH_BYTES + len(data), status) + data)
+                if operation == CREATE and objects is not None:
+                    objects.tidy()
+        except ConnectionError:
+            pass  # the leader is gone, like the end of the stream
+        finally:
+            if objects is not None:
+                objects.close()
+
+
+def _opened(root: str, token: str) -> tuple[DirectoryObjects | None, bytes]:
+    """The objects, or None and the reason why not."""
+    try:
+        return DirectoryObjects(PosixFiles(), root, token), b""
+    except OSError as error:
+        return None, _reason(error)
+
+
+def _receive(stream: socket.socket) -> tuple[int, str, memoryview] | None:
+    """The next request, None at the end of the stream. A request cut off by the end was never asked."""
+    data = stream.recv(RECEIVE_BYTES)
+    while len(data) < _REQUEST.size:
+        more = stream.recv(RECEIVE_BYTES)
+        if not more:
+            return None
+        data += more
+    length, operation, name_bytes = _REQUEST.unpack_from(data)
+    total = _LENGTH_BYTES + length
+    if len(data) < total:
+        whole = bytearray(total)
+        whole[: len(data)] = data
+        rest = memoryview(whole)[len(data) :]
+        while rest:
+            received = stream.recv_into(rest)
+            if received == 0:
+                return None
+            rest = rest[received:]
+        view = memoryview(whole)
+    else:
+        view = memoryview(data)
+    at = _REQUEST.size + name_bytes
+    return operation, str(view[_REQUEST.size : at], "ascii"), view[at:total]

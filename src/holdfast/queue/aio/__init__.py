@@ -1,0 +1,1 @@
+"""The asyncio queue, work queue and `persist`."""

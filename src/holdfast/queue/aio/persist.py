@@ -1,0 +1,485 @@
+"""``holdfast.aio.persist``: an asynchronous iterable whose items go through a queue on disk.
+
+    async with holdfast.aio.persist(read_orders(), "data/orders", max_bytes=1 << 30, serializer="json") as orders:
+        async for order in orders:
+            await send(order)
+
+Owns: the task that runs the source, waiting on both sides, closing. Does not own: the rules (``persist_flow``), the
+queue and the subscription (``persist_run``).
+
+Failure model: as ``persist_run``. Nothing that may wait for the disk runs on an event loop. A task that is cancelled
+while it waits for an item has lost nothing: the next one gets that item. The source is cancelled when the subscription
+is closed; its task, cancelled by another, is an error of the source. So is an event loop of the source that is closed,
+or stopped for two seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from concurrent.futures import Executor, Future, InvalidStateError, wait
+from contextlib import suppress
+from functools import partial
+from typing import Generic, TypeVar, cast
+
+from holdfast.errors import AlreadyOpen, Closed, InvalidRequest
+from holdfast.queue.aio.work_queue import on_helper, open_by
+from holdfast.queue.arguments import seconds_ns
+from holdfast.queue.consumers.persist_flow import Step, Work
+from holdfast.queue.consumers.persist_run import (
+    DROPPED_S,
+    PAGE_BYTES,
+    PersistRun,
+    PersistSettings,
+    Stored,
+    check_executor,
+    close_dropped,
+    not_an_end,
+)
+from holdfast.queue.files.dropped import close_when_dropped
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+    from datetime import timedelta
+    from types import TracebackType
+    from typing import NoReturn, Self
+
+    from holdfast.queue.consumers.persist_flow import Ending
+    from holdfast.queue.consumers.persist_run import Since
+    from holdfast.queue.queue import Queue
+    from holdfast.queue.serializers import Serializer
+    from holdfast.queue.sync_levels import SyncLevel
+
+__all__ = ["Persisted", "persist"]
+
+Item = TypeVar("Item")
+
+CLOSE_S = 5.0
+QUICK_BYTES = 64 << 10
+TURN_ITEMS = 64
+"""After this many items the source lets others on its loop have their turn: it may never wait by itself."""
+LOOK_S = 0.25
+STOPPED_LOOKS = 8
+"""The event loop of a source that is found stopped at this many looks in a row is believed not to go on."""
+
+
+def persist(
+    source: AsyncIterable[Item] | Callable[[Stored[Item]], AsyncIterable[Item]],
+    directory: str | os.PathLike[str],
+    *,
+    consumer: str | None = None,
+    since: Since | None = None,
+    serializer: Serializer | str | None = None,
+    lifetime: timedelta | None = None,
+    max_bytes: int | None = None,
+    sync: SyncLevel | str = "os",
+    page_size: int = PAGE_BYTES,
+    prefix: str | None = None,
+    scheduler: asyncio.AbstractEventLoop | Executor | None = None,
+) -> Persisted[Item]:
+    """As ``holdfast.persist``, of an asynchronous iterable. Opened by ``async with``, or when its first item is asked
+    for.
+
+    The source runs as a task of this event loop; with ``scheduler`` as a task of that event loop, which runs in another
+    thread, or in an event loop of its own on a thread of that executor, until the subscription is closed. Where that
+    loop is closed or stopped, ``Closed`` comes after the items that are stored.
+    *Raises*: ``InvalidRequest`` for arguments that cannot be; all else is raised by opening.
+    """
+    settings = PersistSettings(
+        directory,
+        consumer=consumer,
+        since=since,
+        serializer=serializer,
+        lifetime=lifetime,
+        max_bytes=max_bytes,
+        sync=sync,
+        page_size=page_size,
+        prefix=prefix,
+    )
+    if scheduler is not None and not isinstance(scheduler, asyncio.AbstractEventLoop | Executor):
+        raise InvalidRequest("scheduler is an event loop or an executor", scheduler=type(scheduler).__name__)
+    if isinstance(scheduler, Executor):
+        check_executor(scheduler)
+    check_source(source)
+    return Persisted(source, settings, scheduler=scheduler)
+
+
+def check_source(source: object, *, is_result: bool = False) -> None:
+    """Refuse what gives no items. *Raises*: ``InvalidRequest``."""
+    if not isinstance(source, AsyncIterable) and (is_result or not callable(source)):
+        wrong = (
+            "source must return an asynchronous iterable" if is_result else "source is asynchronous, or returns that"
+        )
+        raise InvalidRequest(wrong, source=type(source).__name__, hint="holdfast.persist takes an iterable")
+
+
+class Persisted(AsyncIterator[Item]):
+    """The result of ``persist``: an asynchronous iterator, and a context manager that closes it. One task at a time.
+
+    It closes itself after the last item and after an error of the source. One that is dropped without that is closed as
+    the blocking one is. It belongs to the event loop on which it was opened.
+    """
+
+    def __init__(
+        self,
+        source: AsyncIterable[Item] | Callable[[Stored[Item]], AsyncIterable[Item]],
+        settings: PersistSettings,
+        *,
+        scheduler: asyncio.AbstractEventLoop | Executor | None = None,
+        open_queue: Callable[[], Queue] | None = None,
+    ) -> None:
+        self._source = source
+        self._settings = settings
+        self._scheduler = scheduler
+        self._open_queue = open_queue or settings.open
+        self._opened = False
+        self._found: tuple[PersistRun, _Producer[Item]] | None = None
+        self._ending: Ending | None = None  # what is left to give: closing on the way there may be cancelled
+        self._finished = False
+        self._asks = False
+
+    async def open(self) -> Self:
+        """Open the files and start the source. *Raises*: as ``holdfast.persist``; ``Closed`` if it was open before."""
+        if self._opened:
+            raise Closed("a subscription is opened once", hint="call persist again")
+        self._opened = True
+        try:
+            run = await open_by(on_helper, partial(PersistRun, self._settings, self._open_queue))
+        except BaseException:
+            self._opened = False
+            raise
+        producer = _Producer(run, self._source, quick=self._settings.sync.name == "os")
+        self._found = run, producer
+        release = partial(close_dropped, producer.close_dropped)
+        self._keep = close_when_dropped(self, "the subscription", self._settings.path, release, warn=True)
+        producer.start(self._scheduler)
+        return self
+
+    def _parts(self) -> tuple[PersistRun, _Producer[Item]]:
+        if self._found is None:
+            raise Closed("the subscription is not open", hint="async with")
+        return self._found
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Item:
+        """The next item; the one before is consumed by asking for it. Waits for the source.
+
+        *Raises*: as the blocking one.
+        """
+        if self._finished:
+            raise StopAsyncIteration
+        if self._asks:
+            raise AlreadyOpen("another task asks for the next item", hint="one task at a time")
+        self._asks = True
+        try:
+            if not self._opened:
+                await self.open()
+            run, producer = self._parts()
+            if not run.flow.stopped:
+                run.consume()
+                producer.let_go_on()
+                if run.flow.frees:
+                    await on_helper(run.free)
+            while True:
+                if self._ending is not None:
+                    await self._end(self._ending)
+                producer.item_bell.clear()
+                step = run.step
+                if step is Step.GIVE:
+                    break
+                if step is Step.CLOSED:
+                    raise run.closed_error()
+                if step is Step.END:
+                    self._ending = run.flow.ending
+                else:
+                    await producer.item_bell.wait()
+            if not run.has_next:
+                await on_helper(run.take)
+            message, item = run.next_item()
+        finally:
+            self._asks = False
+        # The last step: a cancellation before it gives the same item again.
+        run.given = message
+        return cast("Item", item)
+
+    async def _end(self, ending: Ending) -> NoReturn:
+        try:
+            await self.close()
+        except Exception as failure:  # noqa: BLE001 - raised with the error of the source, or by itself
+            ending.closing_failed(failure)
+        error = StopAsyncIteration() if ending.error is None else ending.error
+        self._finished = True
+        raise error
+
+    async def commit(self, *, durable: bool = False) -> None:
+        """The item that was given last is consumed, before the next one is asked for; ``durable`` survives lost power.
+
+        *Raises*: as ``Consumer.commit``; ``Closed``.
+        """
+        run, producer = self._parts()
+        if run.flow.stopped:
+            raise run.closed_error()
+        if durable:
+            await on_helper(partial(run.consume, durable=True))
+        else:
+            run.consume()
+        producer.let_go_on()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the source waits until more is consumed."""
+        return self._parts()[0].flow.waiting
+
+    @property
+    def stored_seq(self) -> int:
+        """How many items are stored, in all runs: the number of the last one."""
+        return self._parts()[0].flow.stored_seq
+
+    @property
+    def consumed_seq(self) -> int:
+        """The number of the last item that is consumed."""
+        return self._parts()[0].flow.consumed_seq
+
+    async def close(self, timeout: float = CLOSE_S) -> bool:
+        """Cancel the source, close it where it is a generator or the result of ``persist``, and close the queue. The
+        item that was given last is not consumed by it.
+
+        Waits ``timeout`` seconds at most for a source that does not end when it is cancelled. False when it still has
+        not: it is abandoned then. Twice is harmless; a caller that is cancelled has closed all the same.
+        *Raises*: what closing the generator raised; ``Closed`` when the queue could not be made durable.
+        """
+        seconds_ns("timeout", timeout)
+        if self._found is None:
+            self._opened = True
+            return True
+        run, producer = self._found
+        self._keep()
+        producer.stop()
+        try:
+            await asyncio.wait([asyncio.wrap_future(producer.ended)], timeout=timeout)
+        finally:
+            await on_helper(run.close)
+        failure, producer.failure = producer.failure, None
+        if failure is not None:
+            raise failure
+        return run.flow.source_closed
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class _Bell:
+    """Wakes a task of the event loop on which it was made, from any thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._event = asyncio.Event()
+        self.clear, self.wait = self._event.clear, self._event.wait
+
+    def ring(self) -> None:
+        """Call after a change. The waiting side clears the bell, looks, and then waits: it sees the change, or this."""
+        if self._event.is_set():
+            return
+        if self._thread == threading.get_ident():
+            self._event.set()
+        else:
+            with suppress(RuntimeError):  # the loop is closed: no task waits
+                self._loop.call_soon_threadsafe(self._event.set)
+
+
+class _Producer(Generic[Item]):
+    """The source and its task. It does not know the ``Persisted``, so that this can be collected meanwhile."""
+
+    def __init__(
+        self,
+        run: PersistRun,
+        source: AsyncIterable[Item] | Callable[[Stored[Item]], AsyncIterable[Item]],
+        *,
+        quick: bool,
+    ) -> None:
+        self.run = run
+        self.item_bell = _Bell()
+        self.ended: Future[None] = Future()
+        self.failure: BaseException | None = None  # of closing the source
+        self._source = source
+        self._items: AsyncIterator[Item] | None = None
+        self._quick = quick
+        self._room_bell: _Bell | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._consumers_loop = asyncio.get_running_loop()
+        self._loop = self._consumers_loop
+
+    # ---- on the consumer's loop -------------------------------------------------------------------------------------
+
+    def start(self, scheduler: asyncio.AbstractEventLoop | Executor | None) -> None:
+        """Let the source run."""
+        if scheduler is None or scheduler is self._consumers_loop:
+            self._task = self._consumers_loop.create_task(self._produce())
+            self._task.add_done_callback(partial(self._scheduled_done, self._consumers_loop))
+            return
+        try:
+            if isinstance(scheduler, Executor):
+                scheduled: Future[None] = scheduler.submit(self._produce_on_a_thread)
+            else:
+                scheduled = self._schedule(scheduler)
+        except RuntimeError as error:  # it is shut down or closed
+            self._refused(scheduler, error)
+        else:
+            scheduled.add_done_callback(partial(self._scheduled_done, scheduler))
+            if not isinstance(scheduler, Executor):
+                self._watch(scheduler)
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> Future[None]:
+        producing = self._produce()
+        try:
+            return asyncio.run_coroutine_threadsafe(producing, loop)
+        except RuntimeError:
+            producing.close()
+            raise
+
+    def _scheduled_done(self, scheduler: object, scheduled: Future[None] | asyncio.Task[None]) -> None:
+        """Nothing to do where the source ran: then it has said so itself. A task may be cancelled before it begins."""
+        if not self.ended.done():
+            self._refused(scheduler, None if scheduled.cancelled() else scheduled.exception())
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, looks_in_vain: int = 0) -> None:
+        """Look from time to time whether the loop of the source runs: one that was stopped says nothing."""
+        if self.ended.done() or self.run.flow.stopped:
+            return
+        looks_in_vain = 0 if loop.is_running() else looks_in_vain + 1
+        if loop.is_closed() or looks_in_vain >= STOPPED_LOOKS:
+            self._refused(loop, None)
+        else:
+            self._consumers_loop.call_later(LOOK_S, self._watch, loop, looks_in_vain)
+
+    def _refused(self, scheduler: object, cause: BaseException | None) -> None:
+        refusal = Closed("the scheduler does not run the source", scheduler=type(scheduler).__name__)
+        refusal.__cause__ = cause
+        self.run.flow.ended(refusal)
+        self._say_ended()
+
+    def let_go_on(self) -> None:
+        """Something was consumed: a source that waits may go on."""
+        if self.run.flow.waiting and self.run.flow.work is not Work.WAIT and self._room_bell is not None:
+            self._room_bell.ring()
+
+    def stop(self) -> None:
+        """Cancel the source."""
+        self.run.stop()
+        self.item_bell.ring()
+        if self._task is not None:
+            with suppress(RuntimeError):  # its loop is closed
+                self._loop.call_soon_threadsafe(self._task.cancel)
+
+    # ---- on the source's loop ---------------------------------------------------------------------------------------
+
+    def _produce_on_a_thread(self) -> None:
+        asyncio.run(self._produce_while_consumed())
+
+    async def _produce_while_consumed(self) -> None:
+        """On an executor's thread, for which the interpreter waits when it exits: not longer than its consumer's loop
+        is there."""
+        producing = asyncio.ensure_future(self._produce())
+        while not producing.done():
+            if self._consumers_loop.is_closed():
+                self.run.stop()
+                producing.cancel()
+            await asyncio.wait([producing], timeout=LOOK_S)
+
+    async def _produce(self) -> None:
+        """Run the source to its end. Raises nothing."""
+        flow = self.run.flow
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._room_bell = _Bell()
+        try:
+            await self._store_items()
+        except asyncio.CancelledError as error:
+            cancelled = Closed("the task of the source was cancelled")
+            cancelled.__cause__ = error
+            flow.ended(cancelled)
+        except BaseException as error:  # noqa: BLE001 - raised to the consumer, after the items before it
+            flow.ended(not_an_end(error))
+        try:
+            await self._close_source()
+        except BaseException as error:  # noqa: BLE001 - raised by ``close``
+            if not isinstance(error, asyncio.CancelledError):
+                self.failure = error
+        self._task = None
+        self._say_ended()
+
+    async def _store_items(self) -> None:
+        flow, bell = self.run.flow, self._room_bell
+        assert bell is not None, "the bell is made before the first item"
+        count = 0
+        while True:
+            bell.clear()
+            work = flow.work
+            if work is Work.WAIT:
+                if flow.waiting:
+                    await bell.wait()
+                flow.waiting = True  # by another limit: look again before waiting
+                continue
+            if work not in (Work.PULL, Work.MEASURE):
+                return
+            flow.waiting = False
+            if work is Work.MEASURE:
+                await on_helper(self.run.measure)
+                continue
+            items = await self._begin() if self._items is None else self._items
+            try:
+                item = await anext(items)
+            except StopAsyncIteration:
+                flow.ended(None)
+                return
+            await self._store(item)
+            self.item_bell.ring()
+            count += 1
+            if not count % TURN_ITEMS:
+                await asyncio.sleep(0)
+
+    async def _begin(self) -> AsyncIterator[Item]:
+        source = self._source
+        if not isinstance(source, AsyncIterable):
+            source = source(cast("Stored[Item]", await on_helper(self.run.stored)))
+            check_source(source, is_result=True)
+        items = self._items = aiter(source)
+        return items
+
+    async def _store(self, item: object) -> None:
+        payload = self.run.encode(item)
+        if not (self._quick and len(payload) <= QUICK_BYTES and self.run.append_at_once(payload)):
+            await on_helper(partial(self.run.append, payload))
+
+    async def _close_source(self) -> None:
+        items = self._items or self._source
+        if isinstance(items, AsyncGenerator):
+            await items.aclose()
+        elif isinstance(items, Persisted):
+            await items.close()
+
+    def _say_ended(self) -> None:
+        self.run.flow.source_closed = True
+        with suppress(InvalidStateError):  # the consumer's side has given up this loop
+            self.ended.set_result(None)
+        self.item_bell.ring()
+
+    # ---- on the thread of ``dropped`` -------------------------------------------------------------------------------
+
+    def close_dropped(self) -> None:
+        """Close after the ``Persisted`` was dropped. *Raises*: as ``Persisted.close``."""
+        self.stop()
+        wait([self.ended], DROPPED_S)
+        self.run.close()
+        if self.failure is not None:
+            raise self.failure

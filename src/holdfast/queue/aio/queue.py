@@ -1,0 +1,463 @@
+"""The asyncio twin of the queue: ``holdfast.aio.Queue``. The same names, the same files, the same code underneath.
+
+    from holdfast.aio import Queue
+
+    async with Queue("data/orders", sync="always") as queue:
+        seq = await queue.append(b"on disk when this returns")
+        async for message in queue.read(since="earliest", follow=True):
+            ...
+
+Owns: which work leaves the event loop, waiting for messages without a thread. Does not own: the queue (``queue``),
+writing in batches (``append_lane``).
+
+Failure model: that of the queue. Nothing that may wait for the disk runs on the event loop: opening, closing, reading,
+and every append that has to wait for a sync or a new page. A task that is cancelled while it appends may have appended.
+A cancelled ``open`` leaves nothing open, and a cancelled ``close`` has closed when the cancellation is reported.
+A queue belongs to the event loop on which it was opened; any number of its tasks may share it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from functools import partial
+from itertools import chain
+from weakref import WeakMethod
+
+from holdfast.errors import Closed, InvalidRequest, LimitExceeded
+from holdfast.queue.aio.append_lane import AppendLane
+from holdfast.queue.aio.work_queue import Consumer, WorkQueue, on_helper, open_by, to_its_end
+from holdfast.queue.arguments import each_of
+from holdfast.queue.files.dropped import opened_at, opening_from
+from holdfast.queue.format.checksum import CRC32
+from holdfast.queue.format.frame import octets
+from holdfast.queue.log.following import PAUSE_MAX_S, PAUSE_MIN_S
+from holdfast.queue.queue import Queue as BlockingQueue
+from holdfast.queue.sync_levels import sync_level
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from datetime import datetime, timedelta
+    from types import TracebackType
+    from typing import Self, TypeVar
+
+    from holdfast.queue.files.port import FilePort
+    from holdfast.queue.log.messages import Block, Gap, Message, Trimmed
+    from holdfast.queue.log.reader import DamagePolicy, LogReader
+    from holdfast.queue.serializers import Serializer
+    from holdfast.queue.sync_levels import SyncLevel
+
+    Result = TypeVar("Result")
+
+__all__ = ["Queue"]
+
+
+class Queue:
+    """A durable queue for asyncio, opened by ``async with`` or ``await queue.open()``.
+
+    The arguments are those of ``holdfast.Queue``. What tasks append at the same time is one batch at every level.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        page_size: int = 64 << 20,
+        sync: SyncLevel | str = "os",
+        lifetime: timedelta | None = None,
+        max_bytes: int | None = None,
+        full: str = "drop_oldest",
+        keep: str = "all",
+        serializer: Serializer | str | None = None,
+        compression: int = 0,
+        max_message: int = 64 << 20,
+        checksum: int = CRC32,
+        read_only: bool = False,
+        damage: DamagePolicy = "raise",
+        files: FilePort | None = None,
+        clock: Callable[[], int] = time.time_ns,
+        entropy: Callable[[int], bytes] = os.urandom,
+        background: bool = True,
+    ) -> None:
+        level = sync_level(sync)
+        self._direct = not compression and level.name == "os"
+        self._serializer: Serializer | None = None  # known when it is open
+        self._max_message = max_message
+        self._read_only = read_only
+        self._open: Callable[[], BlockingQueue] = partial(
+            BlockingQueue,
+            path,
+            page_size=page_size,
+            sync=level,
+            lifetime=lifetime,
+            max_bytes=max_bytes,
+            full=full,
+            keep=keep,
+            serializer=serializer,
+            compression=compression,
+            max_message=max_message,
+            checksum=checksum,
+            read_only=read_only,
+            damage=damage,
+            files=files,
+            clock=clock,
+            entropy=entropy,
+            background=background,
+        )
+        self._lane: AppendLane | None = None
+        self._queue: BlockingQueue | None = None
+        self._followers: dict[asyncio.Future[None], None] = {}  # in the order in which they came
+        self._trims: set[asyncio.Future[int]] = set()
+        self._ended: asyncio.Future[None] | None = None
+
+    # ---- opening and closing ----------------------------------------------------------------------------------------
+
+    async def open(self) -> Self:
+        """Open the files. *Raises*: as ``holdfast.Queue``; ``Closed`` when it was open before."""
+        if self._lane is not None:
+            raise Closed("a queue is opened once", hint="make another Queue")
+        place, open_blocking, wake = opened_at(), self._open, WeakMethod(self._wake)
+
+        def moved() -> None:
+            """Not the method itself: that would keep this queue, and it could not be dropped."""
+            if (wake_now := wake()) is not None:
+                wake_now()
+
+        def open_here() -> BlockingQueue:
+            with opening_from(place):
+                return open_blocking()
+
+        lane = self._lane = AppendLane(moved)
+        try:
+            self._queue = await open_by(lane.run, open_here)
+        except BaseException:
+            lane.close()
+            raise
+        self._serializer = self._queue.serializer
+        lane.serve(self._queue)
+        return self
+
+    async def close(self) -> None:
+        """Finish what was appended, make everything durable, let go of the files. Doing it twice is harmless, and while
+        another task does it, returns when that has.
+
+        An append that waits for space (``full="block"``) gets ``Closed``. *Raises*: as ``holdfast.Queue.close``.
+        """
+        queue, lane = self._queue, self._lane
+        self._queue = None
+        if queue is None or lane is None:
+            if self._ended is not None:
+                await asyncio.shield(self._ended)
+            return
+        self._ended = asyncio.get_running_loop().create_future()
+        if queue.writable:
+            # Before the appends are waited for: one that waits for space may do so for ever.
+            queue.space.close()
+        cancelled: asyncio.CancelledError | None = None
+        while self._trims or not lane.idle:
+            try:
+                await lane.drain()
+                if self._trims:
+                    await asyncio.wait(self._trims)
+            except asyncio.CancelledError as error:
+                # Not yet: nobody else can close it, and its lock would stay.
+                cancelled = error
+        try:
+            await lane.run(queue.close)
+        finally:
+            lane.close()
+            self._wake()
+            self._ended.set_result(None)
+            if cancelled is not None:
+                raise cancelled
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _opened(self) -> tuple[BlockingQueue, AppendLane]:
+        queue, lane = self._queue, self._lane
+        if queue is None or lane is None:
+            raise Closed("the queue is closed" if lane is not None else "the queue is not open yet")
+        return queue, lane
+
+    # ---- writing ----------------------------------------------------------------------------------------------------
+
+    async def append(self, payload: object) -> int:
+        """Append one message and return its sequence number; what has happened by then is the sync level's promise.
+
+        *Raises*: as ``holdfast.Queue.append``.
+        *Cost*: a few microseconds at the level "os"; at "always" one sync for all tasks that append meanwhile.
+        """
+        queue, lane = self._queue, self._lane
+        if queue is None or lane is None:
+            queue, lane = self._opened()
+        # Most are plain bytes, and are here as often as a task appends.
+        if type(payload) is bytes and self._serializer is None and len(payload) <= self._max_message:
+            data = payload
+        else:
+            data = self._encoded(payload)
+        if self._direct and lane.idle and (seq := queue.append_at_once(data)) is not None:
+            if self._followers:
+                self._wake()
+            return seq
+        return await lane.append(data)
+
+    async def append_many(self, payloads: Iterable[object], *, atomic: bool = False) -> tuple[int, int]:
+        """Append messages in order with none between them; returns the first and the last sequence number.
+
+        *Raises*: as ``holdfast.Queue.append_many``.
+        """
+        lane = self._opened()[1]
+        data = [self._encoded(payload) for payload in each_of(payloads)]
+        if not data:
+            raise InvalidRequest("append_many needs a message")
+        first = await lane.append_many(data, atomic=atomic)
+        return first, first + len(data) - 1
+
+    async def flush(self) -> None:
+        """Return when everything appended so far is durable. *Raises*: ``Closed`` after a failed sync."""
+        lane = self._opened()[1]
+        await lane.flush()
+
+    async def trim(self, *, before_seq: int) -> int:
+        """Remove the pages whose messages are all below ``before_seq``. Returns how many pages went."""
+        queue = self._opened()[0]
+        # Not on the lane: an append that waits there for space may be waiting for this.
+        work = asyncio.get_running_loop().run_in_executor(None, partial(queue.trim, before_seq=before_seq))
+        self._trims.add(work)
+        work.add_done_callback(self._trims.discard)
+        return await to_its_end(work)
+
+    def _encoded(self, payload: object) -> bytes:
+        """The bytes of a message, checked now: in a batch its error would be that of others."""
+        data = octets(payload if self._serializer is None else self._serializer.dump(payload))
+        if len(data) > self._max_message:
+            raise LimitExceeded("message is too large", bytes=len(data), max=self._max_message)
+        return data
+
+    # ---- where it stands --------------------------------------------------------------------------------------------
+
+    @property
+    def first_seq(self) -> int:
+        """The oldest message that has not been removed; ``last_seq + 1`` while there is none."""
+        return self._opened()[0].first_seq
+
+    @property
+    def last_seq(self) -> int:
+        """The newest message, 0 before the first."""
+        return self._opened()[0].last_seq
+
+    @property
+    def durable_seq(self) -> int:
+        """Messages up to this one are on disk and survive everything but the loss of the disk."""
+        return self._opened()[0].durable_seq
+
+    # ---- consumers --------------------------------------------------------------------------------------------------
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        since: datetime | str | None = None,
+        damage: DamagePolicy | None = None,
+        hold: bool | None = None,
+    ) -> Consumer:
+        """A reader whose place is kept under ``name``, for ``async with``; as ``holdfast.Queue.consumer``."""
+        queue = self._opened()[0]
+        return Consumer(self, name, partial(queue.consumer, name, since=since, damage=damage, hold=hold))
+
+    def work_queue(
+        self,
+        name: str,
+        *,
+        visibility: float = 30.0,
+        max_deliveries: int = 5,
+        retry_delay: float = 1.0,
+        max_retry_delay: float = 300.0,
+        max_started: int = 100_000,
+        since: datetime | str | None = None,
+        damage: DamagePolicy | None = None,
+        hold: bool = True,
+    ) -> WorkQueue:
+        """Jobs for workers, for ``async with``; as ``holdfast.Queue.work_queue``."""
+        queue = self._opened()[0]
+        return WorkQueue(
+            self,
+            name,
+            partial(
+                queue.work_queue,
+                name,
+                visibility=visibility,
+                max_deliveries=max_deliveries,
+                retry_delay=retry_delay,
+                max_retry_delay=max_retry_delay,
+                max_started=max_started,
+                since=since,
+                damage=damage,
+                hold=hold,
+            ),
+        )
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    async def read(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        follow: bool = False,
+        damage: DamagePolicy | None = None,
+    ) -> AsyncIterator[Message]:
+        """The messages from a starting point on, in order; as ``holdfast.Queue.read``.
+
+        With ``follow`` it waits for the next message and ends when the queue is closed, with ``Closed``. A callable
+        for ``damage`` is called on the event loop.
+        """
+        async for parts in self._along(_read_messages, since, seq, follow, damage):
+            for message in chain.from_iterable(parts):
+                yield message
+
+    async def batches(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        follow: bool = False,
+        damage: DamagePolicy | None = None,
+    ) -> AsyncIterator[Block]:
+        """As ``read``, in blocks of consecutive messages without an object for each."""
+        async for blocks in self._along(_read_blocks, since, seq, follow, damage):
+            for block in blocks:
+                yield block
+
+    async def values(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        follow: bool = False,
+        damage: DamagePolicy | None = None,
+    ) -> AsyncIterator[object]:
+        """As ``read``, what the serializer makes of each payload; bytes without one."""
+        async for message in self.read(since=since, seq=seq, follow=follow, damage=damage):
+            yield message.value
+
+    async def _along(
+        self,
+        step: Callable[[LogReader], Result | None],
+        since: datetime | str | None,
+        seq: int | None,
+        follow: bool,
+        damage: DamagePolicy | None,
+    ) -> AsyncIterator[Result]:
+        queue = self._opened()[0]
+        if callable(damage):
+            damage = _on_loop(damage)
+        reader = await open_by(on_helper, partial(queue.begin_reading, since, seq, damage))
+        wait = _Wait(self._followers, polls=self._read_only)
+        try:
+            while True:
+                if follow:
+                    wait.arm()
+                with queue.asking():
+                    found = await on_helper(partial(step, reader))
+                if found is not None:
+                    wait.found()
+                    yield found
+                elif follow:
+                    await wait.until_appended(None)
+                else:
+                    return
+                if self._queue is None:
+                    raise Closed("the queue was closed under a reader")
+        finally:
+            wait.disarm()
+            reader.close()
+
+    async def wait_until(
+        self, look: Callable[[], Awaitable[bool]], timeout: float | None, *, look_again_s: float | None = None
+    ) -> bool:
+        """Look until there is something, after each append and every ``look_again_s``; False after ``timeout``
+        seconds.
+        """
+        loop = asyncio.get_running_loop()
+        until = None if timeout is None else loop.time() + timeout
+        wait = _Wait(self._followers, polls=self._read_only)
+        try:
+            while True:
+                wait.arm()
+                if await look():
+                    return True
+                left_s = None if until is None else until - loop.time()
+                if left_s is not None and left_s <= 0:
+                    return False
+                limits = [limit for limit in (left_s, look_again_s) if limit is not None]
+                await wait.until_appended(min(limits, default=None))
+        finally:
+            wait.disarm()
+
+    def _wake(self) -> None:
+        """After an append, or the end: let every follower look."""
+        for follower in self._followers:
+            if not follower.done():
+                follower.set_result(None)
+        self._followers.clear()
+
+
+class _Wait:
+    """Waiting for an append: of a writer on this loop it is told, of one elsewhere it finds out by looking."""
+
+    def __init__(self, followers: dict[asyncio.Future[None], None], *, polls: bool) -> None:
+        self._followers = followers
+        self._polls = polls
+        self._pause_s = PAUSE_MIN_S
+        self._appended: asyncio.Future[None] | None = None
+
+    def arm(self) -> None:
+        """Call before the look that decides whether to wait: an append after it ends the wait."""
+        if not self._polls and (self._appended is None or self._appended.done()):
+            self._appended = asyncio.get_running_loop().create_future()
+            self._followers[self._appended] = None
+
+    def disarm(self) -> None:
+        """Call when the wait is over, whatever ended it: nobody is told any more."""
+        if self._appended is not None:
+            self._followers.pop(self._appended, None)
+
+    async def until_appended(self, limit_s: float | None) -> None:
+        """Wait for an append, at most ``limit_s``."""
+        if self._appended is not None:
+            await asyncio.wait([self._appended], timeout=limit_s)
+            return
+        await asyncio.sleep(self._pause_s if limit_s is None else min(self._pause_s, limit_s))
+        self._pause_s = min(PAUSE_MAX_S, self._pause_s * 1.25)
+
+    def found(self) -> None:
+        """There was something: look again soon after the next miss."""
+        self._pause_s = PAUSE_MIN_S
+
+
+def _on_loop(told: Callable[[Gap | Trimmed], None]) -> Callable[[Gap | Trimmed], None]:
+    """The same callback, called on the loop although the reader is on another thread."""
+    loop = asyncio.get_running_loop()
+
+    def tell(report: Gap | Trimmed) -> None:
+        loop.call_soon_threadsafe(told, report)
+
+    return tell
+
+
+def _read_messages(reader: LogReader) -> list[list[Message]] | None:
+    parts = reader.read_message_parts()
+    return None if parts is None else [list(part) for part in parts]
+
+
+def _read_blocks(reader: LogReader) -> list[Block] | None:
+    return reader.read_blocks()

@@ -1,0 +1,708 @@
+"""A named consumer: a reader whose place is kept.
+
+    with queue.consumer("billing") as consumer:
+        for message in consumer:
+            charge(message.payload)
+            consumer.commit(message)
+
+Owns: what was handed out and what is committed, in what order a durable commit syncs, the lock of the name. Does not
+own: the cursor's bytes (``cursor``) and file (``cursor_file``), reading (``reader``), waiting (``following``).
+
+Failure model: at least once, in order. After a crash the consumer goes on behind the last commit that survived: a
+commit survives a killed process, a durable one survives lost power. Messages that were handed out and not committed are
+handed out again; where the cursor is damaged (``cursor_file``), all that there are. Where a crash has taken messages
+that were committed already, the cursor goes back with the log (``cursor``), so that what is appended in their place is
+not skipped. A report (``Gap``, ``Trimmed``) that is raised moves nothing: reading again raises it again, until
+``reset`` or another policy for damage. What the file system refuses is ``Unavailable`` and has moved nothing, but for a
+failed sync: it is never tried again, and the consumer is finished.
+
+Order of a durable commit, and what a crash leaves:
+
+1. sync the log up to the committed message: before it, the old cursor;
+2. write the cursor: the old one or the new one, both true;
+3. sync the cursor: from here on, the new one.
+
+Several threads may share one consumer. Each message goes to one of them. A consumer remembers which thread it handed a
+message to, and *committed* is the place below every message that is not done:
+
+| call | what it finishes |
+|---|---|
+| asking for the next message | nothing: only a commit finishes a message |
+| ``commit(m)`` | ``m``, and every earlier message that the **calling** thread was given |
+| ``commit()`` | every message that the calling thread was given; where one thread alone took messages, all of those |
+| ``commit(m)`` in another thread | ``m``, and what the calling thread itself was given before ``m`` |
+| ``commit(messages)``, a list, in any thread | these messages, and what ``commit`` of the last of them does |
+| ``commit`` of a message that is done already | nothing; a commit never goes back |
+| the end of a thread, ``close()`` in any thread | nothing: what is not done comes again when the consumer is opened |
+
+An interrupt (Ctrl-C) inside the consumer takes its hand-out back, so no commit finishes a message that the program did
+not get. The consumer cannot see an interrupt after that: ``next(iter(consumer))`` and ``list(consumer)`` may lose their
+result. After an interrupt that the program survives, ``rewind`` hands out again what was not committed.
+
+A thread that commits what another one took has to commit the list, or each message: whether earlier messages are done,
+or still at work in a third thread, cannot be known (decision 0049). A ``RuntimeWarning`` is given where a thousand runs
+of messages wait between committed ones.
+
+So the committed place, and ``lag()``, wait for the slowest thread, and a crash skips no message: a message that one
+thread finished above that place comes again. Where one thread alone takes messages, a commit in that thread is the
+usual one: this message and all before it.
+
+Any number of consumers read one queue independently, each in at most one process. Each has four files open.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from bisect import bisect_right
+from contextlib import nullcontext
+from functools import partial
+from itertools import islice
+from time import monotonic
+
+from holdfast.errors import Closed, Code, InvalidRequest
+from holdfast.queue.arguments import whole_number
+from holdfast.queue.consumers.cursor_file import (
+    ConsumerFiles,
+    CursorFile,
+    history_at,
+    kept_in,
+    lock_name,
+    log_history,
+    seq_since,
+)
+from holdfast.queue.consumers.hand_outs import STRETCHES_MAX, Chunk, HandOuts, Owner, give_messages, runs_of
+from holdfast.queue.files.disk_errors import Refusal, refusals
+from holdfast.queue.files.forks import poison_in_children
+from holdfast.queue.format.cursor import cursor_pages, encode_cursor
+from holdfast.queue.log.reader import check_damage_policy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from datetime import datetime
+    from types import TracebackType
+    from typing import Self
+
+    from holdfast.queue.files.pages import PageDirectory
+    from holdfast.queue.format.cursor import Place
+    from holdfast.queue.log.following import Waiter
+    from holdfast.queue.log.messages import Message
+    from holdfast.queue.log.reader import DamagePolicy
+    from holdfast.queue.queue import Queue
+
+__all__ = ["POLL_MESSAGES", "Consumer"]
+
+POLL_MESSAGES = 1000
+COUNT_MAX = 1 << 60
+HOLES_WARNED = 1000
+"""Runs of messages that are not committed, each above one that is: a sign that one message is committed for many."""
+
+
+class Consumer:
+    """A place in the log that is kept under a name. Made by ``Queue.consumer``. Thread-safe.
+
+    ``committed_seq`` is the last message that is done together with all before it, ``next_seq`` the next one to be
+    handed out. Several threads share the messages; see the module for what a commit of each of them finishes.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        pages: PageDirectory,
+        name: str,
+        *,
+        since: datetime | str | None,
+        damage: DamagePolicy | None,
+        hold: bool,
+    ) -> None:
+        if damage is not None:
+            check_damage_policy(damage)
+        self.name = name
+        self._queue = queue
+        self._pages = pages
+        self._damage = damage
+        self._hold = hold
+        self._parts: Iterator[tuple[int, Iterable[Message]]] = iter(())  # read, and not in a chunk yet
+        self._waiters: list[Waiter] = []
+        self._closed: Closed | None = None  # why nothing is accepted any more
+        self._look_at_stretches = HOLES_WARNED
+        self._released = False
+        # Taken in this order: reading, the file, the state. A reader waits for the disk, a commit for the cursor's
+        # file, the state for nothing.
+        self._lock = threading.Lock()
+        self._owners = threading.local()
+        # As long as one owner alone takes messages, it takes them from the chunk without a lock. ``_outs`` is for all
+        # later ones. Going from one to the other takes the file's lock and the state's.
+        self._sole: Owner | None = None
+        self._outs: HandOuts | None = None
+        self._moves = self._drops = 0
+        self._chunk = Chunk((), 0, 0)
+        # The last message that was read into a chunk. A chunk that ends before it was cut by an interrupt: ``fill``
+        # reads the rest of it again.
+        self._read_seq = 0
+        # Another thread that closes waits for a commit and for a read: the files' numbers are reused. A callback for
+        # damage may close, so the second is an RLock.
+        self._file_lock = threading.Lock()
+        self._reading = threading.RLock()
+        self.read_by = 0
+        """The thread that reads at the moment: a callback for damage runs on it, and may close the queue."""
+        # Pages that were read and not committed yet: the first message of each, and the history up to it, also packed.
+        self._page_starts: list[int] = []
+        self._page_values: list[bytes] = []
+        self._histories: list[list[Place]] = [[]]
+        held = self._held = ConsumerFiles(pages, lock_name(pages, name))
+        try:
+            # The writer must not look for cursors before this one is there, and remove pages after that.
+            with queue.space.removes_nothing() if queue.writable else nullcontext():
+                self._cursor = held.cursor = CursorFile(pages, name)
+                self._start(since)
+        except BaseException:
+            held.release()
+            raise
+        poison_in_children(self)
+        self._keep = queue.close_when_dropped(self, "the consumer", held.release)
+
+    def _start(self, since: datetime | str | None) -> None:
+        """Where the cursor says, or where a new consumer begins."""
+        found = self._cursor.found
+        if found is None:
+            # What was handed out before a damage is not known: from "latest" on, messages would be skipped unseen.
+            self._stand(seq_since(self._queue, "earliest" if self._cursor.damaged else since) - 1)
+        elif found.of_work_queue:
+            raise InvalidRequest("this name is a work queue's", name=self.name)
+        else:
+            self._stand(kept_in(self._pages, found, self._queue.last_seq))
+        # Before the first message: lost power would take the hold, and retention what was not handed out yet.
+        self._cursor.sync()
+        if found is None and self._queue.first_seq > self.committed_seq + 1:
+            # A writer in another process looked for cursors before this one was there.
+            self._stand(self._queue.first_seq - 1)
+            self._cursor.sync()
+
+    def _stand(self, committed_seq: int) -> None:
+        """Be at a place, and say so in the cursor."""
+        history = history_at(self._pages, committed_seq)
+        packed = cursor_pages(history)
+        self._cursor.write(encode_cursor(committed_seq, packed, of_work_queue=False, holds=self._hold))
+        with self._reading:
+            self._move_to(committed_seq)
+            self._page_starts, self._page_values, self._histories = [0], [packed], [history]
+            self.committed_seq = committed_seq
+
+    def _move_to(self, seq: int) -> None:
+        """Hand out from behind this message on; whoever had messages has none. Call with the reading lock held."""
+        self._drop_reader()
+        with self._lock:
+            self._read_seq = seq
+            self._chunk = Chunk((), seq, seq)
+            self._sole = self._outs = None
+            self._moves += 1
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Message]:
+        """The messages that are there, from the first that was not handed out yet. Ends where the log does now.
+
+        ``rewind``, ``reset`` and ``poll`` in the middle of a loop count: it goes on with what is next then.
+        *Raises*: ``Gap`` and ``Trimmed`` as the policy says; ``Unavailable`` where the file system refuses, after which
+        reading goes on from the same message; ``LimitExceeded`` where threads have a million stretches of messages
+        that are not committed; ``Closed``.
+        """
+        while True:
+            owner = self.owner
+            self._admit(owner)
+            chunk = self._chunk
+            if self._sole is not owner:
+                for message in self._take_or_read(owner, 1):
+                    yield message
+                    break
+                else:
+                    return
+                continue
+            try:
+                for message in chunk.messages:
+                    chunk.taken_seq = message[0]
+                    yield message
+                    if self._chunk is not chunk:
+                        break  # moved elsewhere meanwhile: what is left of these is not next any more
+            except GeneratorExit:
+                raise
+            except BaseException:
+                self._drop_reader()  # begin again at the first message that was not handed out
+                raise
+            if self._chunk is chunk and not self.fill():
+                return
+
+    def values(self) -> Iterator[object]:
+        """As iterating, what the queue's serializer makes of each payload; ``commit()`` finishes what was handed out.
+
+        *Raises*: also what the serializer raises; that message was handed out.
+        """
+        return (message.value for message in self)
+
+    def follow(self, timeout: float | None = None) -> Iterator[Message]:
+        """As iterating, but waits for more; ends after ``timeout`` seconds without a message, without one never."""
+        while True:
+            yield from self
+            if not self._wait(None if timeout is None else monotonic() + timeout):
+                return
+
+    def poll(self, timeout: float | None = 0.0, max_messages: int = POLL_MESSAGES) -> list[Message]:
+        """The next messages, at least one and at most ``max_messages``; none after ``timeout`` seconds (None: waits).
+
+        *Raises*: ``InvalidRequest`` for ``max_messages`` below 1; else as iterating.
+        """
+        whole_number("max_messages", max_messages, 1, COUNT_MAX)
+        until = None if timeout is None else monotonic() + timeout
+        owner = self.owner
+        while True:
+            found = self._take_or_read(owner, max_messages)
+            if found or timeout == 0 or not self._wait(until):
+                return found
+
+    @property
+    def owner(self) -> Owner:
+        """Whose the messages are that the calling thread takes."""
+        try:
+            found: Owner = self._owners.value
+        except AttributeError:
+            found = self._owners.value = Owner()
+        return found
+
+    def _take_or_read(self, owner: Owner, count: int) -> list[Message]:
+        while True:
+            found = self.take(owner, count)
+            if found or not self.fill(count):
+                return found
+
+    def take(self, owner: Owner, count: int) -> list[Message]:
+        """Hand out messages that are in memory, at most ``count``. Waits for no disk.
+
+        An interrupt (Ctrl-C) takes the hand-out back. Signals are handled after calls and at backward jumps, so after
+        the last ``except`` none comes before the caller has the messages.
+        """
+        self._admit(owner)
+        found: list[Message] = []
+        taken_seq, moves, was, given = 0, 0, (0, 0), False
+        try:
+            with self._lock:
+                self._raise_if_closed()
+                chunk, outs, moves = self._chunk, self._outs, self._moves
+                if outs is None and self._sole is not owner:
+                    return found  # moved elsewhere just now: asking again finds out
+                taken_seq, was = chunk.taken_seq, (chunk.taken_seq, moves)
+                if outs is not None:
+                    outs.check_room()
+                    was = owner.last_seq, owner.moves
+                try:
+                    found.extend(islice(chunk.messages, count))
+                    if found:
+                        if outs is not None:
+                            give_messages(outs, owner, found, taken_seq, moves)
+                        chunk.taken_seq = found[-1][0]
+                except BaseException:
+                    # Under the lock: another thread must not take what comes after the messages in ``found``.
+                    self._take_back(owner, found, taken_seq, moves, was)
+                    raise
+                given = True
+        except BaseException:
+            if given:
+                with self._lock:
+                    self._take_back(owner, found, taken_seq, moves, was)
+            raise
+        return found
+
+    def _take_back(self, owner: Owner, found: list[Message], taken_seq: int, moves: int, was: tuple[int, int]) -> None:
+        """The owner never got ``found``, what comes after ``taken_seq``: hand it out again. Call with the lock held.
+
+        Where another owner has later messages by now, they come after ``rewind`` or another opening.
+        """
+        owner.last_seq, owner.moves = was
+        if self._moves != moves:
+            return
+        until = found[-1][0] if found else taken_seq
+        if self._outs is None or self._outs.take_back(owner, taken_seq, until):
+            self._chunk = Chunk((), taken_seq, taken_seq)
+
+    def _admit(self, owner: Owner) -> None:
+        """The first owner takes messages without a lock; a second one ends that."""
+        if self._outs is None and self._sole is not owner:
+            with self._file_lock:
+                self._admit_now(owner)
+
+    def _admit_now(self, owner: Owner) -> None:
+        """Call with the file's lock held."""
+        with self._lock:
+            sole, chunk = self._sole, self._chunk
+            if self._outs is not None or sole is owner:
+                return
+            if sole is None:
+                self._sole = owner
+                return
+            try:
+                # One step: what the first owner has taken by then is its own, and the rest is for all.
+                rest = list(chunk.messages)
+                taken_seq = rest[0][0] - 1 if rest else chunk.last_seq
+                outs = HandOuts(self.committed_seq)
+                if taken_seq > self.committed_seq:
+                    outs.give(sole, taken_seq, self._moves)
+                self._chunk = Chunk(rest, taken_seq, chunk.last_seq)
+                self._outs, self._sole = outs, None
+            except BaseException:
+                # An interrupt: the rest is out of the chunk, and no owner has it.
+                self._chunk = Chunk((), chunk.taken_seq, chunk.taken_seq)
+                raise
+
+    def fill(self, count: int = 1) -> bool:
+        """Have messages in memory: where there are none, about ``count``, as far as they are read. False where there
+        are none now.
+
+        *Raises*: as iterating.
+        """
+        with self._reading:
+            self._raise_if_closed()
+            if self._chunk.last_seq != self._read_seq:
+                self._drop_reader()
+            chunk, drops = self._chunk, self._drops
+            if chunk.taken_seq < chunk.last_seq:
+                return True  # another thread was here
+            try:
+                part = next(self._parts, None)
+                while part is None and self._refill():
+                    part = next(self._parts, None)
+                if part is None:
+                    return False
+                last_seq, messages = part
+                if count > 1:
+                    messages = list(messages)
+                    while len(messages) < count and (part := next(self._parts, None)) is not None:
+                        last_seq = part[0]
+                        messages += part[1]
+                self._read_seq = last_seq
+                with self._lock:
+                    # Else a callback has moved this elsewhere, or ``take`` was interrupted.
+                    if self._drops == drops and self._chunk.last_seq == chunk.last_seq:
+                        self._chunk = Chunk(messages, chunk.last_seq, last_seq)
+            except BaseException:
+                # Decoding or reading stopped half-way: begin again at the first message that was not handed out.
+                self._drop_reader()
+                raise
+            return True
+
+    def _wait(self, until: float | None) -> bool:
+        """Wait until there may be a message; False at the time ``until`` without one."""
+        waiter = self._queue.waiter()
+        with self._lock:
+            self._waiters.append(waiter)
+        try:
+            while True:
+                waiter.arm()
+                if self.fill():
+                    return True
+                limit_s = None if until is None else until - monotonic()
+                if limit_s is not None and limit_s <= 0:
+                    return False
+                waiter.wait(limit_s)
+        finally:
+            waiter.disarm()
+            with self._lock:
+                self._waiters.remove(waiter)
+
+    def _refill(self) -> bool:
+        """Read the next messages. False where there are none now. Call with the reading lock held."""
+        drops = self._drops
+        self.read_by = threading.get_ident()
+        try:
+            with self._queue.asking():
+                parts = self._read_on()
+        except Exception:
+            self._raise_if_closed()
+            raise
+        finally:
+            self.read_by = 0
+        self._raise_if_closed()  # by a callback for damage: then the reader went from under itself
+        if parts is None:
+            return False
+        if self._drops == drops:  # else a callback has moved this elsewhere
+            self._parts = parts
+        return True
+
+    def _read_on(self) -> Iterator[tuple[int, Iterable[Message]]] | None:
+        reader = self._held.reader
+        if reader is None:
+            reader = self._held.reader = self._queue.reader(seq=self._read_seq + 1, damage=self._damage)
+        parts = reader.read_bounded_parts()
+        if parts is not None:
+            page = reader.page
+            assert page is not None, "messages come from a page"
+            history = self._histories[-1]
+            if not history or history[-1] != (page.number, page.salt):
+                self._note_page(page.number)
+        return parts
+
+    def _note_page(self, number: int) -> None:
+        """Remember which page the messages from here on are in, for the commits to come."""
+        history = log_history(self._pages, number)
+        with self._lock:
+            self._histories.append(history)
+            self._page_starts.append(self._read_seq + 1)
+            self._page_values.append(cursor_pages(history))
+
+    def _drop_reader(self) -> None:
+        """Read again from the first message that was not handed out."""
+        with self._reading:
+            with self._lock:
+                given_seq = 0 if self._outs is None else self._outs.given_seq  # an interrupt may have left it ahead
+                taken_seq = max(self._chunk.taken_seq, given_seq)
+                self._chunk = Chunk((), taken_seq, taken_seq)
+            self._read_seq = taken_seq
+            self._parts = iter(())
+            self._drops += 1
+            reader, self._held.reader = self._held.reader, None
+            if reader is not None:
+                reader.close()
+
+    @property
+    def next_seq(self) -> int:
+        """The next message to be handed out."""
+        return self._chunk.taken_seq + 1
+
+    # ---- keeping the place ------------------------------------------------------------------------------------------
+
+    def commit(self, message: Message | int | list[Message] | None = None, *, durable: bool = False) -> None:
+        """This message and all before it that this thread was given are done; without one, all that it was given.
+
+        Of a list of messages each is done, whichever thread was given it; an empty one commits nothing. The committed
+        place is below every message that is not done; see the module for threads that share a consumer.
+        A commit never goes back: one for an earlier message than the last is none (``reset`` goes back). *Raises*:
+        ``InvalidRequest`` for a message that was not handed out, and without one where several other threads have
+        messages and this one has none; ``Unavailable`` when the cursor cannot be written, and the old place stands
+        then; ``Closed`` (sync_failed) when ``durable`` and a sync has failed, and from then on: the consumer, opened
+        again, stands at the old place or the new one.
+        *Cost*: about 2 microseconds; when ``durable`` a data sync of the log, if it is behind, and one of the cursor.
+        *After a crash*: survives a killed process, and lost power when ``durable``.
+        """
+        try:
+            owner: Owner = self._owners.value
+        except AttributeError:
+            owner = self.owner
+        self.commit_by(owner, message, durable)
+
+    def commit_by(
+        self, owner: Owner, message: Message | int | list[Message] | None = None, durable: bool = False
+    ) -> None:
+        """As ``commit``, for an owner of messages that need not be the calling thread."""
+        taken_seq = 0
+        several: list[Message] = []
+        if isinstance(message, list):
+            if not message:
+                self._raise_if_closed()
+                return
+            several = sorted(message)
+            message = several[-1]
+        if durable:
+            # Also what other threads have finished by then: the place may move beyond this message.
+            self._raise_if_closed()
+            taken_seq, seq = self._chunk.taken_seq, self._chunk.taken_seq
+            if message is not None and self._sole is owner:
+                seq = message if isinstance(message, int) else message[0]
+            self._sync_log(seq, self._histories[-1])
+        with self._file_lock:
+            self._raise_if_closed()
+            if message is None:
+                seq = self._last_of(owner)
+            else:
+                seq = message if isinstance(message, int) else message[0]
+            if seq > self._chunk.taken_seq:
+                raise InvalidRequest("this message was not handed out", seq=seq, next_seq=self.next_seq)
+            if self._sole is not owner and (message is not None or self._outs is not None):
+                seq = self._finish(owner, seq, several) if seq > self.committed_seq else 0
+                if durable:
+                    seq = min(seq, taken_seq)
+            if seq > self.committed_seq:
+                starts = self._page_starts
+                if len(starts) > 1 and seq >= starts[1]:
+                    self._forget_pages(seq)
+                try:
+                    self._cursor.write(encode_cursor(seq, self._page_values[0], of_work_queue=False, holds=self._hold))
+                except OSError as error:
+                    raise Refusal(error) from error
+                self.committed_seq = seq
+            if durable:
+                self._sync(self._cursor.sync)
+        outs = self._outs
+        if outs is not None and outs.stretches >= self._look_at_stretches:
+            self._warn_of_holes(outs)
+
+    def _warn_of_holes(self, outs: HandOuts) -> None:
+        """Warn, once, where a program seems to commit the last message of each list that another thread took."""
+        with self._lock:
+            self._look_at_stretches *= 2  # a look costs as much as there are stretches
+            holes = outs.holes
+            if holes < HOLES_WARNED:
+                return
+            self._look_at_stretches = STRETCHES_MAX + 1
+        warnings.warn(
+            f"consumer {self.name!r}: messages are committed, and earlier ones that another thread took are not "
+            f"(committed_seq={self.committed_seq}, runs={holes}); commit the list of messages, or each of them",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+    def _finish(self, owner: Owner, seq: int, several: list[Message]) -> int:
+        """A commit where several owners have messages. Returns the place that may be committed. Call with the file's
+        lock held."""
+        self._admit_now(owner)
+        outs = self._outs
+        assert outs is not None, "messages that are not committed have an owner"
+        with self._lock:
+            if several:
+                for first, last in runs_of(message[0] for message in several):
+                    outs.finish_run(first, last)
+            outs.finish(owner, seq)
+            return outs.committed_seq
+
+    def _last_of(self, owner: Owner) -> int:
+        """The last message that an owner was given, from its first place on. Call with the file's lock held."""
+        taken_seq = self._chunk.taken_seq
+        if self._outs is None or taken_seq == self.committed_seq:
+            return taken_seq
+        if owner.moves != self._moves:
+            raise InvalidRequest(
+                "this thread was given no messages to commit",
+                next_seq=taken_seq + 1,
+                hint="commit(message) finishes a message that another thread was given",
+            )
+        return owner.last_seq
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether a commit that is not durable may have to wait, for one that is."""
+        return self._file_lock.locked()
+
+    def _forget_pages(self, seq: int) -> None:
+        """Drop the pages that a commit leaves behind; whoever waits for their space looks again."""
+        with self._lock:
+            behind = bisect_right(self._page_starts, seq) - 1
+            del self._page_starts[:behind], self._page_values[:behind], self._histories[:behind]
+        if self._queue.writable:
+            self._queue.space.confirmed()
+
+    def _sync_log(self, seq: int, history: list[Place]) -> None:
+        """The log is durable up to ``seq`` on return; ``history`` are the pages up to there."""
+        queue, port = self._queue, self._pages.port
+        if queue.durable_seq >= seq:
+            return
+        if queue.writable:
+            queue.flush()
+            return
+        # Another process writes. A sync is of the file, whoever asks for it; at most nine pages wait for theirs.
+        with queue.asking():
+            for number, _ in history:
+                file = self._pages.open(number)
+                if file is not None:
+                    try:
+                        self._sync(partial(port.sync_data, file))
+                    finally:
+                        port.close(file)
+
+    def _sync(self, sync: Callable[[], None]) -> None:
+        """Sync, and never again once that has failed: the system may count as clean what the disk does not have, and
+        answer the second try with success."""
+        try:
+            sync()
+        except OSError as error:
+            self._closed = Closed(
+                "a sync failed: this consumer is finished",
+                code=Code.SYNC_FAILED,
+                hint="open it again; it stands where the cursor says",
+                name=self.name,
+                cause=error,
+            )
+            raise self._closed from error
+
+    def rewind(self) -> None:
+        """Hand out again what was handed out and not committed, to any thread; none has messages after this."""
+        self._raise_if_closed()
+        with self._reading, self._file_lock:
+            self._move_to(self.committed_seq)
+            # They are read, and noted, again.
+            del self._page_starts[1:], self._page_values[1:], self._histories[1:]
+
+    def reset(self, *, since: datetime | str | None = None, seq: int | None = None) -> None:
+        """Go on from elsewhere: ``seq``, a time (aware), ``"earliest"`` or ``"latest"``; committed at once, durably.
+
+        ``seq`` is the next message to be handed out; it may have yet to come only by one. *Raises*:
+        ``InvalidRequest`` for both, none, or a place that is not there; ``Unavailable`` and ``Closed`` as ``commit``.
+        """
+        self._raise_if_closed()
+        if (since is None) == (seq is None):
+            raise InvalidRequest("reset needs either since or seq")
+        with self._queue.asking():
+            if seq is None:
+                seq = seq_since(self._queue, since)
+            else:
+                seq = whole_number("seq", seq, 1, self._queue.last_seq + 1)
+            history = history_at(self._pages, seq - 1)
+        self._sync_log(seq - 1, history)
+        with self._reading, self._file_lock:
+            self._raise_if_closed()
+            with refusals:
+                self._stand(seq - 1)
+            self._sync(self._cursor.sync)
+
+    def lag(self) -> int:
+        """How many messages of the log are not committed; those that were removed do not count.
+
+        *Raises*: ``Unavailable``; ``Closed``. *Cost*: one listing; a walk along what is not synced where another
+        process writes the queue.
+        """
+        self._raise_if_closed()
+        done = max(self.committed_seq, self._queue.first_seq - 1)
+        return max(0, self._queue.last_seq - done)
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def _raise_if_closed(self) -> None:
+        if self._closed is not None:
+            raise self._closed.with_traceback(None)  # else it would keep the frames of all who met it
+
+    def close(self) -> None:
+        """Let go of the files and the name. Commits nothing. Doing it twice is harmless.
+
+        From another thread: waits until a commit, or the reading of the next messages, that is under way has ended.
+        """
+        with self._file_lock:
+            if self._released:
+                return
+            self._released = True
+            self._closed = Closed("the consumer is closed", name=self.name)
+            self._keep()
+            self._held.release_name()
+        self._queue.forget(self)
+        self._drop_reader()
+        with self._lock:
+            waiters = list(self._waiters)
+        for waiter in waiters:
+            waiter.wake()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def poison_after_fork(self) -> None:
+        """In a forked child: let go of the lock, which is the parent's, and refuse everything."""
+        # A thread of the parent may have held any.
+        self._lock, self._file_lock, self._reading = threading.Lock(), threading.Lock(), threading.RLock()
+        if not self._released:
+            self._released = True
+            self._keep()
+            self._pages.port.close(self._held.lock_file)
+            self._closed = Closed(
+                "a forked child cannot use its parent's consumer", code=Code.FORKED, hint="open it in one process"
+            )

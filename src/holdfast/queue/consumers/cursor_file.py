@@ -1,0 +1,265 @@
+"""The files of named cursors.
+
+Owns: making, reading and writing ``<prefix>-<name>.cursor``, its lock, which cursors retention waits for. Does not own:
+the value (``cursor``), its slots (``slots``), which names are allowed (``neighbours``), when it is written
+(``consumer``, ``work_queue``).
+
+Failure model: ``OSError`` from the port; a crash at any moment leaves the old value or the new one. The file is made
+whole, durable and under its name before a consumer gets its first message, also where an earlier start was killed on
+the way or met a failed sync; a crash before that leaves no cursor, which is how it was. A file that cannot be read
+stays as it is, and the error is the caller's. One that is deleted, or empty, is no cursor: the consumer begins where a
+new one would. One that holds bytes and no value that is understood is *damaged*: its consumer has read something, and
+nobody knows how much. So it begins at the first message there is, and until it is opened retention keeps them all.
+"""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+
+from holdfast.errors import PermissionDenied
+from holdfast.queue.files.dropped import locked_after_dropped
+from holdfast.queue.files.sibling_names import check_name, other_owner
+from holdfast.queue.format.cursor import HISTORY_PAGES_MAX, Cursor, decode_cursor, kept_seq
+from holdfast.queue.format.slots import SLOTS_BYTES, encode_slot, newest_slot, slot_offset
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from datetime import datetime
+
+    from holdfast.queue.files.pages import PageDirectory
+    from holdfast.queue.format.cursor import Place
+    from holdfast.queue.log.reader import LogReader
+    from holdfast.queue.queue import Queue
+
+__all__ = [
+    "ConsumerFiles",
+    "CursorFile",
+    "committed_seqs",
+    "first_held_seq",
+    "first_unconsumed_seq",
+    "history_at",
+    "kept_in",
+    "lock_name",
+    "log_history",
+    "read_cursor",
+    "seq_since",
+    "sync_holds",
+]
+
+SUFFIX = ".cursor"
+
+
+class CursorFile:
+    """One open cursor. One thread at a time. ``found`` is what it said when it was opened; None where it was new, or
+    ``damaged``.
+
+    What it said may never have been durable, however many starts have written it: each was killed before its sync, or
+    met a failed one. So who opens it writes a value and syncs that, before anything rests on the cursor being there.
+    """
+
+    __slots__ = ("_file", "_generation", "_pages", "_slot", "damaged", "found")
+
+    def __init__(self, pages: PageDirectory, name: str) -> None:
+        port, directory, file_name = pages.port, pages.directory, pages.names.cursor(name)
+        self._pages = pages
+        try:
+            self._file = port.open(directory, file_name, write=True)
+        except FileNotFoundError:
+            self._file = port.create(directory, file_name)
+        making = False
+        try:
+            data = port.read(self._file, 0, SLOTS_BYTES)
+            slot = newest_slot(data)
+            if slot is None:
+                # Also where the file is there: whoever made it may have been stopped before its name was durable.
+                making = not any(data)
+                port.allocate(self._file, SLOTS_BYTES)
+                port.sync_data(self._file)
+                port.sync_directory(directory)
+        except BaseException:
+            port.close(self._file)
+            if making:
+                # A sync that failed is not tried again: the next start makes another file. One that could not be read,
+                # or that holds anything, stays: it may be a good cursor, and it was under its name before.
+                with suppress(OSError):
+                    pages.remove(file_name)
+            raise
+        self._generation = slot[0] if slot is not None else 0
+        self._slot = b""
+        self.found: Cursor | None = decode_cursor(slot[1]) if slot is not None else None
+        self.damaged = self.found is None and any(data)
+
+    def write(self, value: bytes) -> None:
+        """Replace the value, in the slot that does not hold the present one. Cost: one small write."""
+        generation = self._generation + 1
+        slot = encode_slot(generation, value)
+        self._pages.port.write(self._file, slot_offset(generation), (slot,))
+        # Only now: after an error the same slot is written again, and the other one stays whole.
+        self._generation = generation
+        self._slot = slot
+
+    def sync(self) -> None:
+        """The value is durable on return. Raises: ``OSError``; who called this may not sync again."""
+        try:
+            self._pages.port.sync_data(self._file)
+        except OSError:
+            # Retention may: it syncs what it reads here before it removes a page. Only what is written anew is synced.
+            with suppress(OSError):
+                self._pages.port.write(self._file, slot_offset(self._generation), (self._slot,))
+            raise
+
+    def close(self) -> None:
+        """Close the file. Syncs nothing."""
+        self._pages.port.close(self._file)
+
+
+class ConsumerFiles:
+    """The files that a consumer holds, and how to close them without the consumer."""
+
+    __slots__ = ("cursor", "lock_file", "pages", "reader")
+
+    def __init__(self, pages: PageDirectory, lock_file: int) -> None:
+        self.pages = pages
+        self.lock_file = lock_file
+        self.cursor: CursorFile | None = None
+        self.reader: LogReader | None = None
+
+    def release_name(self) -> None:
+        """Close all but the reader, which another thread may use."""
+        try:
+            if self.cursor is not None:
+                self.cursor.close()
+        finally:
+            self.pages.port.unlock(self.lock_file)
+
+    def release(self) -> None:
+        """Close everything."""
+        if self.reader is not None:
+            self.reader.close()
+        self.release_name()
+
+
+def read_cursor(pages: PageDirectory, name: str) -> Cursor | None:
+    """The cursor of a name as it is on disk, or None. Reads only; its owner may be another process.
+
+    A damaged one has committed nothing and holds: who can tell what it said before would be guessing.
+    """
+    try:
+        file = pages.port.open(pages.directory, pages.names.cursor(name), write=False)
+    except FileNotFoundError:
+        return None
+    try:
+        data = pages.port.read(file, 0, SLOTS_BYTES)
+    finally:
+        pages.port.close(file)
+    slot = newest_slot(data)
+    found = decode_cursor(slot[1]) if slot is not None else None
+    return Cursor(0, [], of_work_queue=False, holds=True) if found is None and any(data) else found
+
+
+def kept_in(pages: PageDirectory, cursor: Cursor, last_seq: int) -> int:
+    """How much of what a cursor has committed is still in the log; see ``kept_seq``. Cost: one listing, a few
+    headers."""
+    return kept_seq(cursor.committed_seq, cursor.pages, pages.numbers(), pages.header_of, last_seq)
+
+
+def _cursors(pages: PageDirectory, unwritten: Cursor | None = None) -> Iterable[tuple[str, Cursor]]:
+    """Every cursor by name; ``unwritten`` stands for a file that holds none yet."""
+    files = set(pages.port.names(pages.directory))
+    start = f"{pages.names.prefix}-"
+    for file_name in sorted(files):
+        name = file_name[len(start) : -len(SUFFIX)]
+        if not file_name.startswith(start) or not file_name.endswith(SUFFIX) or not name:
+            continue
+        if other_owner(pages.names.prefix, name, files) is None:
+            found = read_cursor(pages, name) or unwritten
+            if found is not None:
+                yield name, found
+
+
+def committed_seqs(pages: PageDirectory, last_seq: int) -> dict[str, int]:
+    """The last message that each named consumer and work queue is done with, by name.
+
+    Cost: one listing and a few small reads for each cursor.
+    """
+    return {name: kept_in(pages, found, last_seq) for name, found in _cursors(pages)}
+
+
+def first_held_seq(pages: PageDirectory, last_seq: Callable[[], int]) -> int | None:
+    """The lowest message that a cursor which retention waits for has yet to commit; None where there is no such cursor.
+
+    Whether the consumer is open, here or in another process, makes no difference.
+    """
+    held = [kept_in(pages, found, last_seq()) + 1 for _, found in _cursors(pages) if found.holds]
+    return min(held, default=None)
+
+
+def first_unconsumed_seq(pages: PageDirectory, last_seq: Callable[[], int]) -> int | None:
+    """The lowest message that any consumer or work queue has yet to commit, whether it holds or not; None where there
+    is none of them.
+
+    A cursor that is damaged, or that its consumer is just making, has committed nothing.
+    """
+    floors = [
+        kept_in(pages, found, last_seq()) + 1
+        for _, found in _cursors(pages, unwritten=Cursor(0, [], of_work_queue=False, holds=True))
+    ]
+    return min(floors, default=None)
+
+
+def sync_holds(pages: PageDirectory, failed: Callable[[OSError], None], *, every: bool = False) -> None:
+    """The cursors that retention waits for are durable on return, whoever writes them. Cost: a data sync for each.
+
+    With ``every``, all cursors. ``failed`` is called with the error of a sync, which must not be repeated, and raises.
+    """
+    for name, found in _cursors(pages):
+        if found.holds or every:
+            file = pages.port.open(pages.directory, pages.names.cursor(name), write=True)
+            try:
+                pages.port.sync_data(file)
+            except OSError as error:
+                failed(error)
+            finally:
+                pages.port.close(file)
+
+
+def log_history(pages: PageDirectory, until: int) -> list[Place]:
+    """The pages of the log up to ``until``, as a cursor remembers them. Cost: one listing and twelve headers."""
+    numbers = [number for number in pages.numbers() if number <= until][-HISTORY_PAGES_MAX:]
+    headers = [header for number in numbers if (header := pages.header_of(number)) is not None]
+    return [(header.number, header.salt) for header in headers]
+
+
+def history_at(pages: PageDirectory, seq: int) -> list[Place]:
+    """The pages of the log up to the one that holds ``seq``, or to the last where that has yet to come."""
+    for number in reversed(pages.numbers()):
+        header = pages.header_of(number)
+        if header is not None and not header.prepared and header.base_seq <= max(seq, 1):
+            return log_history(pages, number)
+    return []
+
+
+def seq_since(queue: Queue, since: datetime | str | None) -> int:
+    """The first message from a starting point on, or the next one to come."""
+    reader = queue.reader(since=since, damage="skip")
+    try:
+        found = reader.read_near()
+        return found[0].seq if found is not None else reader.next_seq
+    finally:
+        reader.close()
+
+
+def lock_name(pages: PageDirectory, name: str, *, of_work_queue: bool = False) -> int:
+    """Hold the lock of a consumer or work queue, once its name is found to be allowed. Returns the lock's file.
+
+    Raises: ``InvalidRequest``; ``AlreadyOpen``; ``PermissionDenied`` where nothing may be written; ``OSError``.
+    """
+    check_name(pages, name, of_work_queue=of_work_queue)
+    try:
+        return locked_after_dropped(lambda: pages.port.lock(pages.directory, pages.names.named_lock(name)))
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        raise PermissionDenied("a cursor cannot be kept here", name=name, cause=error.strerror) from error

@@ -1,0 +1,112 @@
+"""The index of a page, as those have it who read the page.
+
+Owns: when its file is opened, and what is kept of the indexes of finished pages. Does not own: the record and the
+searches (``time_index``), what is written (``page_index``).
+
+Failure model: ``OSError`` from the port. An index that is absent has no records. What is kept may be older than the
+file: each record is a hint, and whoever follows it verifies the frame that it leads to.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from holdfast.queue.format.time_index import RECORD, RECORD_BYTES, last_before, times_and_positions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Callable, Iterator
+    from typing import TypeAlias
+
+    from holdfast.queue.files.pages import PageDirectory
+
+    KeptIndexes: TypeAlias = dict[int, tuple["array[int]", "array[int]"]]
+    """Times and positions, by the salt of the page."""
+
+__all__ = ["KEPT_MAX", "IndexReader"]
+
+KEPT_BYTES_MAX = 256 << 10
+"""Of one index. A page of 64 MiB, as most have it, has records of 192 KiB for messages by themselves; one that is
+appended in batches of less than 3 KiB, or is larger, may have more than is kept."""
+KEPT_MAX = 16
+RECORDS_AT_ONCE = 1 << 12
+
+
+class IndexReader:
+    """The index of page ``number``. Its file is opened when it is asked.
+
+    ``kept`` is given for a finished page, whose index does not grow: where it has 256 KiB at most, the first search for
+    a time reads it, for all who share ``kept``, and those after it read nothing. Sixteen are kept, a record in the 12
+    bytes that it has in the file: 4 MiB at most for each queue that is open. A larger one is searched in its file.
+    """
+
+    __slots__ = ("_file", "_is_open", "_kept", "_number", "_pages", "_salt")
+
+    def __init__(self, pages: PageDirectory, number: int, salt: int, kept: KeptIndexes | None = None) -> None:
+        self._pages = pages
+        self._number = number
+        self._salt = salt
+        self._kept = kept
+        self._file: int | None = None
+        self._is_open = False
+
+    @property
+    def of_finished_page(self) -> bool:
+        """Whether the page is written to its end."""
+        return self._kept is not None
+
+    def last_earlier(self, time_ns: int) -> tuple[int, int, int]:
+        """How many records are earlier than ``time_ns``, and the last of them: time and position; zeros where there is
+        none."""
+        kept = None if self._kept is None else self._kept.get(self._salt) or self._keep(self._kept)
+        if kept is None:
+            return self.last_before(lambda indexed, _: indexed < time_ns)
+        times, positions = kept
+        before = bisect_left(times, time_ns)
+        return (before, times[before - 1], positions[before - 1]) if before else (0, 0, 0)
+
+    def last_before(self, belongs_before: Callable[[int, int], bool]) -> tuple[int, int, int]:
+        """See ``time_index.last_before``."""
+        return last_before(self._read, self._count(), belongs_before)
+
+    def record(self, place: int) -> tuple[int, int] | None:
+        """Time and position; None where there is no such record."""
+        data = self._read(place * RECORD_BYTES, RECORD_BYTES) if place >= 0 else b""
+        return RECORD.unpack(data) if len(data) == RECORD_BYTES else None
+
+    def records(self) -> Iterator[tuple[int, int]]:
+        """Time and position of all, whether or not they are true."""
+        for first in range(0, self._count(), RECORDS_AT_ONCE):
+            data = self._read(first * RECORD_BYTES, RECORDS_AT_ONCE * RECORD_BYTES)
+            yield from RECORD.iter_unpack(data[: len(data) // RECORD_BYTES * RECORD_BYTES])
+
+    def close(self) -> None:
+        """Close the file, where it is open."""
+        if self._file is not None:
+            self._pages.port.close(self._file)
+            self._file, self._is_open = None, False
+
+    def _keep(self, kept: KeptIndexes) -> tuple[array[int], array[int]] | None:
+        count = self._count()
+        if count * RECORD_BYTES > KEPT_BYTES_MAX:
+            return None
+        data = self._read(0, count * RECORD_BYTES)
+        if len(kept) >= KEPT_MAX:
+            kept.clear()
+        found = kept[self._salt] = times_and_positions(data)
+        return found
+
+    def _count(self) -> int:
+        file = self._opened()
+        return 0 if file is None else self._pages.port.size(file) // RECORD_BYTES
+
+    def _read(self, offset: int, length: int) -> bytes:
+        file = self._opened()
+        return b"" if file is None else self._pages.port.read(file, offset, length)
+
+    def _opened(self) -> int | None:
+        if not self._is_open:
+            self._file = self._pages.open_index(self._number, write=False)
+            self._is_open = True
+        return self._file

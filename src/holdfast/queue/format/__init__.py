@@ -1,0 +1,1 @@
+"""The formats of a queue's files, byte by byte. Pure."""

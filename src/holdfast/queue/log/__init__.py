@@ -1,0 +1,1 @@
+"""The log of a queue: writer, reader, recovery and space."""

@@ -1,0 +1,223 @@
+"""What a reader gets: messages, blocks of messages, and reports of what is missing.
+
+Owns: these values. Does not own: finding them (``reader``).
+
+Failure model: pure values. ``Gap`` and ``Trimmed`` are errors and reports in one: raised, or handed to a callback.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise, repeat
+from operator import itemgetter
+
+from holdfast.errors import Code, CorruptData, NotFound
+from holdfast.queue.format.frame import message_lengths, payloads
+from holdfast.queue.serializers import chosen_serializer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from datetime import datetime
+    from typing import TypeVar
+
+    from holdfast.queue.log.page_scan import FrameView
+    from holdfast.queue.serializers import Serializer
+
+    Kind = TypeVar("Kind", bound="Message")
+
+__all__ = ["Block", "Gap", "Message", "Trimmed", "block_of_singles", "class_with_value", "messages_of"]
+
+
+class Message(tuple[int, int, bytes]):
+    """One message: ``seq``, ``time_ns`` (arrival, nanoseconds since 1970, never falling) and ``payload``.
+
+    A tuple of the three. It has no constructor of its own, because that would take longer than all else in reading.
+
+    >>> message = Message((7, 1_767_225_600_000_000_000, b"hello"))
+    >>> message.payload, message.time.isoformat()
+    (b'hello', '2026-01-01T00:00:00+00:00')
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @property
+        def seq(self) -> int:
+            """The sequence number."""
+            ...
+
+        @property
+        def time_ns(self) -> int:
+            """The arrival, nanoseconds since 1970."""
+            ...
+
+        @property
+        def payload(self) -> bytes:
+            """The bytes that were appended."""
+            ...
+    else:
+        seq = property(itemgetter(0), doc="The sequence number.")
+        time_ns = property(itemgetter(1), doc="The arrival, nanoseconds since 1970.")
+        payload = property(itemgetter(2), doc="The bytes that were appended.")
+
+    @property
+    def value(self) -> object:
+        """What the queue's serializer makes of the payload, at each call; the payload where there is none."""
+        return self[2]
+
+    @property
+    def time(self) -> datetime:
+        """The arrival in UTC, to the microsecond."""
+        from datetime import UTC, datetime, timedelta
+
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=self[1] // 1000)
+
+    def __repr__(self) -> str:
+        return f"Message(seq={self[0]}, time_ns={self[1]}, payload={self[2]!r})"
+
+
+_classes: dict[tuple[type[Message], str], type[Message]] = {}
+
+
+def class_with_value(base: type[Kind], serializer: Serializer | None) -> type[Kind]:
+    """``base``, whose ``value`` is what the serializer makes of the payload.
+
+    >>> class_with_value(Message, None) is Message
+    True
+    """
+    if serializer is None:
+        return base
+    load, name = serializer.load, serializer.name
+
+    def reduced(self: Message) -> tuple[object, ...]:
+        """In another process: a serializer of the program's own has to be named there."""
+        return _restored, (base, name, tuple(self))
+
+    fields = {
+        "__slots__": (),
+        "__reduce__": reduced,
+        "value": property(lambda self: load(self[2])),
+        "__doc__": base.__doc__,
+        "__module__": base.__module__,
+    }
+    made: type[Kind] = type(base.__name__, (base,), fields)  # pyright: ignore[reportAssignmentType]
+    return made
+
+
+def _restored(base: type[Message], name: str, fields: tuple[int, int, bytes]) -> Message:
+    found = _classes.get((base, name))
+    if found is None:
+        found = _classes[base, name] = class_with_value(base, chosen_serializer(None, name))
+    return found(fields)
+
+
+def messages_of(seq: int, time_ns: int, found: Sequence[bytes], message: type[Message] = Message) -> Iterable[Message]:
+    """The messages of one frame, made one by one as they are taken. Cost: about 0.16 microseconds each."""
+    return map(message, zip(range(seq, seq + len(found)), repeat(time_ns), found))
+
+
+class Gap(CorruptData):
+    """Messages ``first`` to ``last`` were there and cannot be read any more: their bytes are damaged."""
+
+    default_code = Code.CORRUPT_QUEUE
+
+    def __init__(self, first: int, last: int, page: int) -> None:
+        super().__init__(
+            "messages are damaged", first=first, last=last, page=page, hint="damage='skip' reads what lies behind"
+        )
+        self.first = first
+        self.last = last
+
+    def __reduce__(self) -> tuple[type[Gap], tuple[object, ...], dict[str, object]]:
+        """Made anew by its own arguments in the process that unpickles it: the base would give it the text alone."""
+        return type(self), (self.first, self.last, self.fields["page"]), self.__dict__
+
+
+class Trimmed(NotFound):
+    """Retention has removed what was asked for; ``first_seq`` is the oldest message that there is."""
+
+    default_code = Code.QUEUE_TRIMMED
+
+    def __init__(self, wanted_seq: int, first_seq: int) -> None:
+        super().__init__("the queue no longer goes back that far", wanted_seq=wanted_seq, first_seq=first_seq)
+        self.wanted_seq = wanted_seq
+        self.first_seq = first_seq
+
+    def __reduce__(self) -> tuple[type[Trimmed], tuple[object, ...], dict[str, object]]:
+        """As ``Gap``."""
+        return type(self), (self.wanted_seq, self.first_seq), self.__dict__
+
+
+class Block:
+    """Consecutive messages in one buffer, without an object for each: one batch, or a run of single messages.
+
+    ``first_seq`` and ``time_ns`` are those of the first message, ``len()`` is the number of messages. The block stays
+    valid for as long as it is kept.
+    """
+
+    __slots__ = ("_bounds", "_count", "_data", "_end", "_skip", "_start", "first_seq", "time_ns")
+
+    def __init__(
+        self,
+        first_seq: int,
+        time_ns: int,
+        count: int,
+        data: bytes,
+        start: int,
+        end: int,
+        *,
+        skip: int = 0,
+        bounds: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        self.first_seq = first_seq + skip
+        self.time_ns = time_ns
+        self._count = count
+        self._data = data
+        self._start = start
+        self._end = end
+        self._skip = skip
+        self._bounds = bounds
+
+    def __len__(self) -> int:
+        return self._count - self._skip
+
+    @property
+    def last_seq(self) -> int:
+        """The sequence number of the last message."""
+        return self.first_seq + len(self) - 1
+
+    @property
+    def bounds(self) -> Sequence[tuple[int, int]]:
+        """Where each message begins and ends in ``buffer``. Computed at the first use."""
+        if self._bounds is None:
+            if self._count == 1:
+                self._bounds = [(self._start, self._end)]
+            else:
+                lengths = message_lengths(self._data, self._start, self._count)
+                self._bounds = list(pairwise(accumulate(lengths, initial=self._start + 4 * self._count)))
+        return self._bounds[self._skip :] if self._skip else self._bounds
+
+    @property
+    def buffer(self) -> memoryview:
+        """The bytes that ``bounds`` points into."""
+        return memoryview(self._data)
+
+    def __getitem__(self, index: int) -> memoryview:
+        start, end = self.bounds[index]
+        return memoryview(self._data)[start:end]
+
+    def payloads(self) -> Sequence[bytes]:
+        """All messages as bytes."""
+        if self._bounds is not None:
+            return [self._data[start:end] for start, end in self.bounds]
+        found = payloads(self._data, self._start, self._end, self._count)
+        return found[self._skip :] if self._skip else found
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.payloads())
+
+
+def block_of_singles(data: bytes, frames: Sequence[FrameView]) -> Block:
+    """A run of frames of one message each."""
+    return Block(frames[0][0], frames[0][1], len(frames), data, 0, 0, bounds=[frame[4:6] for frame in frames])

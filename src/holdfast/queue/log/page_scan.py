@@ -1,0 +1,352 @@
+"""Walking the frames of one page.
+
+Owns: reading a page in windows, verifying frame after frame, finding a later frame behind damage. Does not own: which
+page comes next (``recovery``), what messages become (``reader``).
+
+Failure model: a frame that does not verify ends the walk; it is never an error here. ``OSError`` from the port passes.
+Reads only. A page that is being written may be walked: a frame half written does not verify *yet*.
+"""
+
+from __future__ import annotations
+
+from holdfast.queue.format.checksum import checksum_for_reading
+from holdfast.queue.format.frame import (
+    BATCH_BYTES_MAX,
+    BATCH_MESSAGES_MAX,
+    COMPRESSED,
+    FIELDS,
+    HEAD,
+    HEAD_BYTES,
+    KNOWN_FLAGS,
+    SEAL,
+    SEAL_BODY,
+    SEQ_MASK,
+    implied_seq,
+    page_seed,
+)
+from holdfast.queue.format.page_header import HEADER_BYTES, PageHeader
+from holdfast.queue.log.recovery import Here
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterator
+    from typing import TypeAlias
+
+    from holdfast.queue.files.index_reader import IndexReader
+    from holdfast.queue.files.port import FilePort
+
+    FrameView: TypeAlias = tuple[int, int, int, int, int, int]
+    FrameAt: TypeAlias = tuple[int, int, int, int]
+    """What a place in a page says of its frame: number, arrival, tail of the head, and the place behind it."""
+    Anchors: TypeAlias = dict[tuple[int, int], FrameAt]
+
+__all__ = ["WINDOW_BYTES", "PageScan", "Window"]
+
+WINDOW_BYTES = 2 * (BATCH_BYTES_MAX + HEAD_BYTES)
+"""Of one read: two whole batches, because what does not fit is read again. Of a megabyte the checksum would find half
+gone from the processor's cache again."""
+FIRST_WINDOW_BYTES = 16 << 10
+"""Of the first read after a seek, and after each that found nothing: who wants a hundred messages, or waits for the
+next one, does not pay for a whole window. Each read that finds something makes the next four times as large, unless it
+saw the end of the log."""
+NEAR_BYTES = 24 << 10
+"""Of one read where a seek lands in a finished page: the frame there and the one that confirms it, unless large."""
+ANCHORS_MAX = 1 << 14
+
+
+class Window:
+    """Verified frames of one read: ``frames`` are (seq, time_ns, count, flags, start, end), the last two in
+    ``data``."""
+
+    __slots__ = ("data", "frames", "offset")
+
+    def __init__(self, data: bytes, offset: int, frames: list[FrameView]) -> None:
+        self.data = data
+        self.offset = offset
+        self.frames = frames
+
+
+class PageScan:
+    """A place in a page that moves over verified frames only.
+
+    ``position`` and ``next_seq`` are where the next frame is expected, ``last_time_ns`` the arrival of the last one.
+    ``anchors`` remembers which frame was confirmed at which (salt, position); scans may share it.
+    """
+
+    __slots__ = (
+        "_anchors",
+        "_checksum",
+        "_file",
+        "_index",
+        "_port",
+        "_seed",
+        "_window_bytes",
+        "frames",
+        "header",
+        "last_time_ns",
+        "next_seq",
+        "position",
+        "seal",
+    )
+
+    def __init__(
+        self,
+        port: FilePort,
+        file: int,
+        header: PageHeader,
+        *,
+        next_seq: int,
+        position: int = HEADER_BYTES,
+        last_time_ns: int = 0,
+        index: IndexReader | None = None,
+        anchors: Anchors | None = None,
+        window_bytes: int = FIRST_WINDOW_BYTES,
+    ) -> None:
+        """``window_bytes`` is what the first read may ask for; more than the default is for a page known to be full."""
+        self._port = port
+        self._file = file
+        self._index = index
+        self._anchors: Anchors = {} if anchors is None else anchors
+        self._checksum = checksum_for_reading(header.checksum_id)
+        self._seed = page_seed(self._checksum, header.salt, header.number)
+        self._window_bytes = window_bytes
+        self.header = header
+        self.position = position
+        self.next_seq = next_seq
+        self.last_time_ns = last_time_ns
+        self.frames = 0
+        self.seal: bytes | None = None
+
+    def read(self, window_bytes: int = WINDOW_BYTES) -> Window | None:
+        """The next frames, at least one, or None where the next does not verify. Stops before a SEAL and keeps it.
+
+        ``window_bytes`` bounds what is read at once, unless one frame alone is larger.
+        """
+        limit = self.header.page_bytes - self.position
+        window_bytes = min(window_bytes, self._window_bytes, limit)
+        if HEAD_BYTES < window_bytes <= FIRST_WINDOW_BYTES and not any(
+            self._port.read(self._file, self.position, HEAD_BYTES)
+        ):
+            # The end of a log. To read on into what was allocated and never written has the system fill its cache with
+            # zeros, as many as it reads ahead: 3.4 ms at 8 MiB, where this was 40 microseconds.
+            self._window_bytes = FIRST_WINDOW_BYTES
+            return None
+        data = self._port.read(self._file, self.position, window_bytes)
+        frames, seal = self._verify(data, self.next_seq, self.last_time_ns)
+        if not frames and seal is None and len(data) >= HEAD_BYTES:
+            length, _, _, tail = HEAD.unpack_from(data)
+            whole = HEAD_BYTES + length
+            if len(data) < whole <= limit and tail:
+                data = self._port.read(self._file, self.position, whole)
+                frames, seal = self._verify(data, self.next_seq, self.last_time_ns)
+        if not frames:
+            if seal is not None:
+                self.seal = seal
+            self._window_bytes = FIRST_WINDOW_BYTES
+            return None
+        end = frames[-1][5]
+        at_the_end = len(data) - end >= HEAD_BYTES and not any(data[end : end + HEAD_BYTES])
+        self._window_bytes = FIRST_WINDOW_BYTES if at_the_end else min(4 * self._window_bytes, WINDOW_BYTES)
+        window = Window(data, self.position, frames)
+        self.position += end
+        self.next_seq = frames[-1][0] + frames[-1][2]
+        self.last_time_ns = frames[-1][1]
+        self.frames += len(frames)
+        return window
+
+    def _verify(self, data: bytes, seq: int, last_time_ns: int) -> tuple[list[FrameView], bytes | None]:
+        """Every whole frame from the start of ``data``, where ``seq`` comes next, or without any the SEAL there;
+        the hottest loop of reading single messages."""
+        checksum, seed = self._checksum, self._seed
+        unpack, pack = HEAD.unpack_from, FIELDS.pack
+        view = memoryview(data)
+        frames: list[FrameView] = []
+        start, limit = HEAD_BYTES, len(data)
+        while start <= limit:
+            length, check, time_ns, tail = unpack(data, start - HEAD_BYTES)
+            end = start + length
+            if end > limit or tail == 0 or time_ns < last_time_ns:
+                break
+            computed = checksum(pack(length, time_ns, tail), checksum(view[start:end], seed))
+            if computed ^ check != seq & SEQ_MASK:
+                break
+            if tail == 1:  # one message and no flags, as most
+                frames.append((seq, time_ns, 1, 0, start, end))
+                seq += 1
+            else:
+                count, flags = tail & SEQ_MASK, tail >> 32
+                if count == 0:
+                    if flags == SEAL and length == SEAL_BODY.size and not frames:
+                        return frames, data[start:end]
+                    break
+                if flags & ~KNOWN_FLAGS:
+                    break
+                frames.append((seq, time_ns, count, flags, start, end))
+                seq += count
+            last_time_ns = time_ns
+            start = end + HEAD_BYTES
+        return frames, None
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Where the next frame is expected: position, sequence number, and the arrival of the last one."""
+        return self.position, self.next_seq, self.last_time_ns
+
+    @place.setter
+    def place(self, place: tuple[int, int, int]) -> None:
+        self.position, self.next_seq, self.last_time_ns = place
+
+    def here(self) -> Here:
+        """What stopped ``read``."""
+        if self.seal is not None:
+            return Here.SEAL
+        head = self._port.read(self._file, self.position, HEAD_BYTES)
+        return Here.INVALID if any(head) else Here.NOTHING
+
+    def seek_time(self, time_ns: int) -> None:
+        """Move to a frame from which on nothing that arrived at or after ``time_ns`` is missed.
+
+        Goes to the last indexed frame strictly before ``time_ns``: frames of equal time may lie on both sides of a
+        record.
+        """
+        if self._index is None:
+            return
+        found = self._seek(self._index, self._index.last_earlier(time_ns), lambda indexed, _: indexed < time_ns)
+        if found is not None:
+            # That frame is before ``time_ns``, whole, and what follows it has confirmed it: a batch need not be read.
+            seq, self.last_time_ns, tail, self.position = found
+            self.next_seq = seq + (tail & SEQ_MASK)
+
+    def seek_seq(self, seq: int) -> None:
+        """Move to an indexed frame at or before the one that holds ``seq``."""
+
+        def at_or_before(time_ns: int, position: int) -> bool:
+            found = self._anchors.get((self.header.salt, position)) or self._frame_at(time_ns, position)[0]
+            return found is not None and found[0] <= seq
+
+        if self._index is not None:
+            self._seek(self._index, self._index.last_before(at_or_before), at_or_before)
+
+    def _seek(
+        self, index: IndexReader, found: tuple[int, int, int], belongs_before: Callable[[int, int], bool]
+    ) -> FrameAt | None:
+        """Stand at the last such record whose frame is confirmed, and return that: from the last one of all back in
+        growing steps, and where there is none, at the start of the page: None. Walking from there meets what is
+        damaged, and tells it."""
+        before, time_ns, position = found
+        step = 1
+        while before:
+            # Each is asked again: in a damaged index not all that stand before the last one belong there.
+            if belongs_before(time_ns, position) and (frame := self._land(position, time_ns)) is not None:
+                return frame
+            before, step = max(0, before - step), 2 * step
+            record = index.record(before - 1)
+            if record is None:
+                return None
+            time_ns, position = record
+        return None
+
+    def _land(self, position: int, time_ns: int | None, ends: Container[int | None] | None = ()) -> FrameAt | None:
+        """Stand at ``position`` if a frame is there, of this arrival where it is told, and return it; else stay.
+
+        Every position has a frame for *some* number: a damaged frame has one, and inside a message there may be one. So
+        a number is believed when what follows confirms it. Where nothing follows yet, it must end where something else
+        says that frames end: ``ends``, or None where the number is known.
+        """
+        key = self.header.salt, position
+        found = self._anchors.get(key)
+        if found is None:
+            found, behind = self._frame_at(time_ns, position)
+            if found is None or not (self._is_possible(position, found) and self._confirmed(found, behind, ends)):
+                return None
+            if len(self._anchors) >= ANCHORS_MAX:
+                self._anchors.clear()
+            self._anchors[key] = found
+        elif time_ns is not None and found[1] != time_ns:
+            return None
+        # Asked of the shared ones once: another reader may empty them at any moment.
+        self.position, self.next_seq = position, found[0]
+        return found
+
+    def _is_possible(self, position: int, frame: FrameAt) -> bool:
+        """Whether so many messages have room between here and there, and time does not fall.
+
+        What follows proves nothing about stale frames of one size: checksums are linear, and under another salt all
+        their numbers are wrong by the same bits. But then they are wrong by far.
+        """
+        seq, time_ns, tail, _ = frame
+        room = position - self.position
+        # A message takes four bytes in a batch at least. Compression takes fewer; one such frame is always possible.
+        frames = room // HEAD_BYTES + 1 if tail >> 32 & COMPRESSED else 1
+        return time_ns >= self.last_time_ns and seq - self.next_seq <= room // 4 + frames * BATCH_MESSAGES_MAX
+
+    def _confirmed(self, frame: FrameAt, data: bytes, ends: Container[int | None] | None) -> bool:
+        """Whether what follows this frame is the frame or SEAL with the next number, or nothing yet. ``data`` is what
+        was read behind the frame."""
+        seq, time_ns, tail, behind = frame
+        next_seq = seq + (tail & SEQ_MASK)
+        if not any(data[:HEAD_BYTES]):
+            return ends is None or next_seq in ends
+        if len(data) < HEAD_BYTES:
+            return False
+        whole = HEAD_BYTES + HEAD.unpack_from(data)[0]
+        if behind + whole > self.header.page_bytes:
+            return False
+        if len(data) < whole:
+            data = self._port.read(self._file, behind, whole)
+        frames, seal = self._verify(data[:whole], next_seq, time_ns)
+        return bool(frames) or seal is not None
+
+    def _frame_at(self, time_ns: int | None, position: int) -> tuple[FrameAt | None, bytes]:
+        """The frame that would verify here under some number, where that is possible in this page; of the arrival
+        ``time_ns`` where it is told. And what was read behind it: at least the next head, where there is one."""
+        room = self.header.page_bytes - position
+        if position < HEADER_BYTES or room < HEAD_BYTES:
+            return None, b""
+        # In the page being written not a byte more than must be: see ``read`` for what reading on behind the end costs.
+        near = NEAR_BYTES if self._index is not None and self._index.of_finished_page else HEAD_BYTES
+        data = self._port.read(self._file, position, min(near, room))
+        if len(data) < HEAD_BYTES:
+            return None, b""
+        length, check, found_ns, tail = HEAD.unpack_from(data)
+        whole = HEAD_BYTES + length
+        if tail == 0 or whole > room or (time_ns is not None and found_ns != time_ns):
+            return None, b""
+        if len(data) < whole + HEAD_BYTES:
+            data = self._port.read(self._file, position, min(whole + HEAD_BYTES, room))
+        base = self.header.base_seq
+        body = memoryview(data)[HEAD_BYTES:whole]
+        implied = implied_seq(self._checksum, self._seed, (length, check, found_ns, tail), body)
+        return (base + ((implied - base) & SEQ_MASK), found_ns, tail, position + whole), data[whole:]
+
+    def resync(self, ends: Container[int | None]) -> bool:
+        """Behind damage, move to the next frame that is known to be one. False when there is none; then nothing moved.
+
+        ``ends`` are the numbers that may follow the page's last message: the base of the next page, the end of the log.
+        The damaged frame's own head is asked first, then the index. Cost: the records of the index, and a head for each
+        that is behind the damage, until one is true.
+        """
+        damaged, floor = self.position, self.next_seq
+        head = self._port.read(self._file, damaged, HEAD_BYTES)
+        if len(head) == HEAD_BYTES:
+            length, check, time_ns, tail = HEAD.unpack(head)
+            position = damaged + HEAD_BYTES + length
+            found, _ = self._frame_at(None, position)
+            if found is not None and found[0] > floor:
+                # A bridge that a repair has laid, a length and zeros, leads to a frame. Else the number is told twice,
+                # by the damaged head and by the frame.
+                known = (length > 0 and not (check or time_ns or tail)) or found[0] == floor + (tail & SEQ_MASK)
+                if self._land(position, None, None if known else ends) is not None:
+                    return True
+        for position, indexed_ns in self._records_behind(damaged):
+            found, _ = self._frame_at(indexed_ns, position)
+            if found is not None and found[0] > floor and self._land(position, indexed_ns, ends) is not None:
+                return True
+        return False
+
+    def _records_behind(self, damaged: int) -> Iterator[tuple[int, int]]:
+        """Position and arrival of the frames that the index tells of."""
+        if self._index is not None:
+            for time_ns, position in self._index.records():
+                if position > damaged:
+                    yield position, time_ns

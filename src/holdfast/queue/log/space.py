@@ -1,0 +1,273 @@
+"""The space of a queue: what its pages take, and giving it back.
+
+Owns: the limit and what happens at it (``full``), the holds of consumers, removing pages. Does not own: which pages may
+go (``retention``).
+
+Failure model: pages are removed oldest first, the name of a page before that of its index, and the directory is synced
+before the next one goes. A crash in between leaves an index without a page, or a page under a temporary name, which the
+next start removes, or the page, which is removed again. A reader that has the page open reads it to its end; one that
+comes later gets ``Trimmed``. A sync that fails on the way, of the names or of a cursor, ends the queue as any does
+(``durability``): the second would be believed without reason, and lost power bring back a page without its successors.
+
+What happens when another page would go above ``max_bytes``:
+
+| full | then |
+|---|---|
+| ``"drop_oldest"`` | the oldest pages go, read or not, except what a consumer holds |
+| ``"block"`` | the append waits until consumers have confirmed, or the lifetime has freed, a page |
+| ``"raise"`` | ``Backpressure`` (queue_full); nothing was appended |
+
+The cursors are read again before each page goes. A consumer that is made in this process waits until a trim has ended;
+one in another process looks at the pages again when its cursor is written. Only a page that goes between the reading of
+the cursors and the removal of its name, while another process makes its cursor and looks, is missed: ``Trimmed``.
+
+With ``"block"`` and ``"raise"`` pages go that every consumer has confirmed; without a consumer none do before their
+lifetime ends. The space counted is that of closed pages and of the page being written; the page that is made ahead may
+stand above the limit, so a queue takes at most ``max_bytes`` and one page, and the indexes, which are small.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from holdfast.errors import Backpressure, Closed, Code, InvalidRequest
+from holdfast.queue.files.durable_rename import Moves
+from holdfast.queue.log.retention import ClosedPage, pages_consumed, pages_that_may_go
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from holdfast.queue.files.pages import PageDirectory
+    from holdfast.queue.format.page_header import PageHeader
+
+__all__ = ["FULL_POLICIES", "Space"]
+
+FULL_POLICIES = ("drop_oldest", "block", "raise")
+BLOCKED_LOOK_S = 0.05
+
+
+def check_limits(max_bytes: object, full: str, page_bytes: int, keep: str) -> None:
+    """Raise ``InvalidRequest`` for limits that cannot be kept."""
+    if keep not in ("all", "consumed"):
+        raise InvalidRequest("unknown policy for messages that are consumed", keep=repr(keep), hint="all or consumed")
+    if full not in FULL_POLICIES:
+        raise InvalidRequest("unknown policy for a full queue", full=repr(full), hint=", ".join(FULL_POLICIES))
+    if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 2 * page_bytes):
+        raise InvalidRequest(
+            "max_bytes is a number of bytes with room for two pages",
+            max_bytes=repr(max_bytes),
+            page_size=page_bytes,
+            hint="a smaller page_size",
+        )
+
+
+class Space:
+    """Retention of one queue.
+
+    ``current`` returns the number of the page being written; pages below ``safe_below()`` may be removed;
+    ``make_durable`` moves that as far as it goes. ``first_held`` returns the next message that a consumer needs, None
+    where none holds; ``first_unconsumed`` the next one that any consumer needs, where what all have consumed goes;
+    ``sync_holds`` makes these cursors durable. ``sync_failed`` gets the error of a sync, also of that one, and raises
+    ``Closed``.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_closed",
+        "_current",
+        "_freed",
+        "_first_held",
+        "_first_unconsumed",
+        "_full",
+        "_headers",
+        "_lifetime_ns",
+        "_lock",
+        "_max_bytes",
+        "_make_durable",
+        "_pages",
+        "_safe_below",
+        "_sync_failed",
+        "_sync_holds",
+        "_waits",
+        "on_consumed",
+    )
+
+    def __init__(
+        self,
+        pages: PageDirectory,
+        *,
+        lifetime_ns: int | None,
+        max_bytes: int | None,
+        full: str,
+        clock: Callable[[], int],
+        current: Callable[[], int],
+        safe_below: Callable[[], int],
+        make_durable: Callable[[], None],
+        first_held: Callable[[], int | None],
+        first_unconsumed: Callable[[], int | None] | None,
+        sync_holds: Callable[[Callable[[OSError], None]], None],
+        sync_failed: Callable[[OSError], None],
+    ) -> None:
+        self._pages = pages
+        self._lifetime_ns = lifetime_ns
+        self._max_bytes = max_bytes
+        self._full = full
+        self._clock = clock
+        self._current = current
+        self._safe_below = safe_below
+        self._make_durable = make_durable
+        self._first_held = first_held
+        self._first_unconsumed = first_unconsumed
+        self.on_consumed: Callable[[], None] = _nothing
+        self._sync_holds = sync_holds
+        self._sync_failed = sync_failed
+        self._headers: dict[int, PageHeader] = {}
+        self._lock = threading.RLock()
+        # Taken by itself: an interrupt inside the condition's own ``with`` would leave it locked for ever.
+        self._waits = threading.Lock()
+        self._freed = threading.Condition(self._waits)
+        self._closed = False
+
+    def confirmed(self) -> None:
+        """A consumer has moved on: an append that waits for space looks again, and so does the helper thread where
+        what is consumed goes."""
+        if self._first_unconsumed is not None:
+            self.on_consumed()
+        with self._waits:
+            self._freed.notify_all()
+
+    def before_roll(self, page_bytes: int) -> None:
+        """Make room for one more page, or do what the policy says.
+
+        Raises: ``Backpressure`` (queue_full); ``Closed`` when the queue is closed while this waits, or a sync failed.
+        """
+        if self._max_bytes is None:
+            return
+        while True:
+            over = self.trim(page_bytes)
+            if over > 0 and self._safe_below() < self._current():
+                # Only pages behind which the log is durable may go.
+                self._make_durable()
+                over = self.trim(page_bytes)
+            if over <= 0 or (self._full == "drop_oldest" and self._first_held() is None):
+                return
+            if self._full != "block":
+                raise Backpressure(
+                    "the queue is full", code=Code.QUEUE_FULL, max_bytes=self._max_bytes, bytes_over=over
+                )
+            with self._waits:
+                if self._closed:
+                    raise Closed("the queue was closed while an append waited for space")
+                self._freed.wait(BLOCKED_LOOK_S)
+
+    def trim(self, page_bytes: int = 0) -> int:
+        """Remove what may go; ``page_bytes`` are about to be added. Returns the bytes still above the limit, or less
+        than 1.
+
+        Raises: ``Closed`` (sync_failed). Cost: one listing, and the size and time of each page.
+        """
+        if self._lifetime_ns is None and self._max_bytes is None and self._first_unconsumed is None:
+            return 0
+        with self._lock:
+            closed, total = self._survey()
+            limit = self._max_bytes
+            over = total + page_bytes - limit if limit is not None else 0
+            going = self._may_go(closed, over)
+            if going:
+                # A page goes durably. If lost power took back the commit that released it, its consumer would get
+                # ``Trimmed``.
+                self._sync_holds(self._sync_failed)
+            for page in closed[: len(going)]:
+                # Another process may have made a consumer, or moved one back, since the last look.
+                if not self._may_go([page], over):
+                    break
+                self.remove([page.number])
+                over -= page.bytes
+            return over
+
+    def _may_go(self, closed: list[ClosedPage], over: int) -> list[int]:
+        """The numbers of the pages to remove now, of those that are closed. Cost: a look at each cursor."""
+        held = self._first_held()
+        dropping = over if self._full == "drop_oldest" or held is not None else 0
+        going = pages_that_may_go(
+            closed, now_ns=self._clock(), lifetime_ns=self._lifetime_ns, bytes_over=dropping, held_seq=held
+        )
+        if self._first_unconsumed is not None:
+            # Both begin at the oldest page.
+            going = max(going, pages_consumed(closed, self._first_unconsumed()), key=len)
+        return going
+
+    def removes_nothing(self) -> AbstractContextManager[object]:
+        """Inside this block no other thread removes pages: for the making of a cursor."""
+        return self._lock
+
+    def trim_before(self, seq: int) -> int:
+        """Remove the closed pages whose messages are all below ``seq``. Returns how many. Raises: ``Closed``
+        (sync_failed)."""
+        with self._lock:
+            going = [page.number for page in self._survey()[0] if page.last_seq < seq]
+            self.remove(going)
+            return len(going)
+
+    def _survey(self) -> tuple[list[ClosedPage], int]:
+        """The closed pages, oldest first, and the bytes of these and of the page being written.
+
+        Also those whose header is damaged: were they left out, later pages would go before them, and they never.
+        """
+        pages, current, safe_below = self._pages, self._current(), self._safe_below()
+        numbers = [number for number in pages.numbers() if number <= current]
+        closed: list[ClosedPage] = []
+        total = 0
+        after: PageHeader | None = None  # of the next page that can be read
+        for number in reversed(numbers):
+            name = pages.names.page(number)
+            size = pages.port.size_of(pages.directory, name)
+            total += size
+            if after is not None and number < safe_below:
+                # The first arrival in a later page is no earlier than the last in this one, nor is its first number
+                # less: at worst a page stays longer.
+                modified_ns = pages.port.modified_ns(pages.directory, name)
+                closed.append(ClosedPage(number, size, after.base_seq - 1, after.base_time_ns, modified_ns))
+            after = self._header(number) or after
+        return closed[::-1], total
+
+    def _header(self, number: int) -> PageHeader | None:
+        header = self._headers.get(number)
+        if header is None:
+            header = self._pages.header_of(number)
+            if header is not None and not header.prepared:
+                self._headers[number] = header
+        return None if header is None or header.prepared else header
+
+    def remove(self, numbers: list[int]) -> None:
+        """Remove pages and their indexes, oldest first, with a sync of the directory after each: of two names removed
+        at once, a crash may bring back the older alone, and what is left has a hole.
+
+        Raises: ``Closed`` (sync_failed); the page whose name was to go is there again then."""
+        pages = self._pages
+        for number in numbers:
+            going = Moves(pages)
+            going.remove(pages.names.page(number))
+            pages.remove(pages.names.index(number))
+            self._headers.pop(number, None)
+            try:
+                going.sync()
+            except OSError as error:
+                self._sync_failed(error)
+
+    def poison_after_fork(self) -> None:
+        """In a forked child, where another thread of the parent may have held a lock: new ones."""
+        self._lock, self._waits = threading.RLock(), threading.Lock()
+        self._freed = threading.Condition(self._waits)
+
+    def close(self) -> None:
+        """End every wait for space."""
+        with self._waits:
+            self._closed = True
+            self._freed.notify_all()
+
+
+def _nothing() -> None:
+    """No helper thread to wake."""

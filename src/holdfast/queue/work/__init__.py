@@ -1,0 +1,1 @@
+"""Work queues: jobs that are taken, acknowledged, retried and given up."""

@@ -1,0 +1,163 @@
+"""The commands of a work queue, as messages of its own small log ``<prefix>-<name>.work``.
+
+Owns: the bytes of a command and of a whole state. Does not own: what they mean (``work_machine``), the log that they
+are appended to, which is a queue like any other (``work_log``), and whose frames carry the check.
+
+Failure model: pure. Bytes that are no command raise ``CorruptData``: their frame verified, so a newer version wrote
+them.
+
+Little-endian. A command:
+
+| offset | bytes | field |
+|---|---|---|
+| 0 | 1 | kind |
+| 1 | 8 | time: nanoseconds since 1970, signed; 0 where the kind has none |
+| 9 | 8 x n | numbers |
+
+| kind | time | numbers | meaning |
+|---|---|---|---|
+| 1 TAKE | the lease ends | messages | handed out, each once more than before |
+| 2 DONE | 0 | messages | acknowledged |
+| 3 RETURN | they are due | messages | given back |
+| 4 EXTEND | the lease ends | messages | the worker needs longer |
+| 5 BURY | 0 | a message, a number in the dead letters | it is there, durably; all up to the number have a BURY |
+| 6 SKIP | 0 | first and last message | removed or damaged: they will never be handed out |
+| 7 PAGES | 0 | number and salt of pages of the queue, oldest first | messages are taken from the last of them |
+
+A state (kind 8), which makes all before it unnecessary:
+
+| offset | bytes | field |
+|---|---|---|
+| 0 | 1 | kind |
+| 1 | 8 | zero |
+| 9 | 8 | next message to be handed out for the first time |
+| 17 | 8 | last number of the dead letters that a BURY told |
+| 25 | 4 | count of pages |
+| 29 | 4 | count of started messages |
+| 33 | 16 x pages | number (8), salt (8) |
+| | 24 x started | message (8), due (8, signed), deliveries (4), 1 while a worker has it, else 0 (4); rising |
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct, error
+
+from holdfast.errors import Code, CorruptData
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias
+
+    from holdfast.queue.format.cursor import Place
+
+    Started: TypeAlias = tuple[int, int, bool]
+
+__all__ = [
+    "COMMAND_NUMBERS_MAX",
+    "Kind",
+    "WorkState",
+    "decode_command",
+    "decode_state",
+    "encode_command",
+    "encode_one",
+    "encode_state",
+    "is_state",
+]
+
+COMMAND_NUMBERS_MAX = 1000
+
+ONE = Struct("<BqQ")
+HEAD = Struct("<Bq")
+STATE = Struct("<BqQQII")
+PLACE = Struct("<QQ")
+STARTED = Struct("<QqII")
+NUMBER_BYTES = 8
+
+encode_one: Callable[[int, int, int], bytes] = ONE.pack
+"""The bytes of a command with one number, from kind, time and number."""
+
+
+class Kind(IntEnum):
+    """What a command does."""
+
+    TAKE = 1
+    DONE = 2
+    RETURN = 3
+    EXTEND = 4
+    BURY = 5
+    SKIP = 6
+    PAGES = 7
+    STATE = 8
+
+
+class WorkState:
+    """A whole state. ``started`` maps a message to (due, deliveries, leased), rising."""
+
+    __slots__ = ("dead_seq", "next_seq", "pages", "started")
+
+    def __init__(self, next_seq: int, dead_seq: int, pages: Sequence[Place], started: dict[int, Started]) -> None:
+        self.next_seq = next_seq
+        self.dead_seq = dead_seq
+        self.pages = pages
+        self.started = started
+
+
+def encode_command(kind: int, time_ns: int, *numbers: int) -> bytes:
+    """The bytes of a command.
+
+    >>> decode_command(encode_command(Kind.BURY, 0, 7, 1))
+    (<Kind.BURY: 5>, 0, (7, 1))
+    """
+    if len(numbers) == 1:
+        return encode_one(kind, time_ns, numbers[0])
+    return HEAD.pack(kind, time_ns) + Struct(f"<{len(numbers)}Q").pack(*numbers)
+
+
+def decode_command(data: bytes) -> tuple[Kind, int, tuple[int, ...]]:
+    """Kind, time and numbers of anything but a state.
+
+    Raises: ``CorruptData`` for bytes that are no command.
+    """
+    count, rest = divmod(len(data) - HEAD.size, NUMBER_BYTES)
+    if rest or count < 1 or not Kind.TAKE <= data[0] < Kind.STATE:
+        raise CorruptData("no command of a work queue", code=Code.CORRUPT_QUEUE, bytes=len(data))
+    kind, time_ns, *numbers = Struct(f"<Bq{count}Q").unpack(data)
+    return Kind(kind), time_ns, tuple(numbers)
+
+
+def is_state(data: bytes) -> bool:
+    """Whether a message is a state and not a command."""
+    return data[:1] == b"\x08"
+
+
+def encode_state(state: WorkState) -> bytes:
+    """The bytes of a state. Cost: 24 bytes for each started message."""
+    head = STATE.pack(Kind.STATE, 0, state.next_seq, state.dead_seq, len(state.pages), len(state.started))
+    pages = [PLACE.pack(number, salt) for number, salt in state.pages]
+    started = [STARTED.pack(seq, due, count, leased) for seq, (due, count, leased) in state.started.items()]
+    return b"".join((head, *pages, *started))
+
+
+def decode_state(data: bytes) -> WorkState:
+    """The state.
+
+    Raises: ``CorruptData``.
+
+    >>> decode_state(encode_state(WorkState(9, 1, [(3, 33)], {7: (1000, 2, True)}))).started
+    {7: (1000, 2, True)}
+    """
+    try:
+        _, _, next_seq, dead_seq, pages, started = STATE.unpack_from(data)
+        middle = STATE.size + pages * PLACE.size
+        if len(data) != middle + started * STARTED.size:
+            raise CorruptData("a state of a work queue is cut", code=Code.CORRUPT_QUEUE, bytes=len(data))
+        return WorkState(
+            next_seq,
+            dead_seq,
+            list(PLACE.iter_unpack(data[STATE.size : middle])),
+            {seq: (due, count, leased == 1) for seq, due, count, leased in STARTED.iter_unpack(data[middle:])},
+        )
+    except error as cause:
+        raise CorruptData("no state of a work queue", code=Code.CORRUPT_QUEUE, bytes=len(data)) from cause

@@ -1,0 +1,254 @@
+"""The state of a work queue: which messages were started, how often, and when each is due again.
+
+Owns: the state, its one transition for each command, the questions that decide what to do next. Does not own: time,
+which is an argument; writing commands down before they are applied (``work_log``); messages themselves.
+
+Failure model: pure. Two rules:
+
+- ``apply`` is the only way to change the state, in operation and at a start alike. A command is written before it is
+  applied, so the state after a crash is the state of some moment before it, with every count and every deadline.
+- Questions change nothing that a command does not say.
+
+A message is *new* at or above ``next_seq``. Below it, it is *started* while it is in ``started``, and else finished. So
+memory is bounded by what is started, however far apart that lies. A started message is *due* when its time has come:
+the end of its lease, or of its delay.
+
+| command | on a message that is | becomes |
+|---|---|---|
+| TAKE | new, exactly ``next_seq``; or started | started, leased, one delivery more, due at the lease's end |
+| DONE, BURY | started | finished |
+| RETURN | started | started, not leased, due as told |
+| RETURN | finished | nothing |
+| EXTEND | started and leased | due at the new end |
+| SKIP | started, or new from ``next_seq`` on | finished |
+
+Older logs have a RETURN of what is finished: Ctrl-C cut off an acknowledgement that was written, and the end gave the
+message back. The acknowledgement counts. Missing commands are still found, by their numbers in the log.
+
+Anything else breaks a law and raises ``CorruptData``, except after damage to the log of commands (``doubt``). Then some
+are missing, and what they did is assumed to be what loses nothing: a message below one that was taken was taken once
+and not acknowledged; a command for a finished message does nothing.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+from holdfast.errors import Code, CorruptData
+from holdfast.queue.work.command import Kind, WorkState
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.queue.format.cursor import Place
+    from holdfast.queue.work.command import Started
+
+__all__ = ["WorkMachine"]
+
+STALE_MAX = 64
+
+
+class WorkMachine:
+    """The state. ``started`` maps a message to (due, deliveries, leased), rising.
+
+    ``dues`` is a heap of (due, message) with an entry for each started message, and others that are out of date.
+    """
+
+    __slots__ = ("dead_seq", "doubtful", "dues", "next_seq", "pages", "started")
+
+    def __init__(self, state: WorkState | None = None) -> None:
+        self.next_seq = state.next_seq if state is not None else 1
+        self.dead_seq = state.dead_seq if state is not None else 0
+        self.pages: list[Place] = list(state.pages) if state is not None else []
+        self.started: dict[int, Started] = dict(state.started) if state is not None else {}
+        self.doubtful = False
+        self.dues = [(due, seq) for seq, (due, _, _) in self.started.items()]
+        heapify(self.dues)
+
+    def state(self) -> WorkState:
+        """Everything, to be written down."""
+        return WorkState(self.next_seq, self.dead_seq, self.pages, dict(sorted(self.started.items())))
+
+    # ---- questions --------------------------------------------------------------------------------------------------
+
+    def due(self, now_ns: int) -> int | None:
+        """The message that has been due for longest, or None. Cost: O(log started), amortised."""
+        dues, started = self.dues, self.started
+        while dues and dues[0][0] <= now_ns:
+            due, seq = dues[0]
+            if seq in started and started[seq][0] == due:
+                return seq
+            heappop(dues)
+        return None
+
+    def next_due_ns(self) -> int | None:
+        """When the next started message is due, or None where nothing is started."""
+        dues, started = self.dues, self.started
+        while dues:
+            due, seq = dues[0]
+            if seq in started and started[seq][0] == due:
+                return due
+            heappop(dues)
+        return None
+
+    def is_leased(self, seq: int, deliveries: int) -> bool:
+        """Whether the worker that got this delivery still has the message: it may be late, but nobody else got it."""
+        found = self.started.get(seq)
+        return found is not None and found[1] == deliveries and found[2]
+
+    def committed_seq(self) -> int:
+        """The last message up to which all are finished. Cost: O(1), but for places of finished ones in the dict."""
+        return next(iter(self.started), self.next_seq) - 1
+
+    def leased(self) -> list[int]:
+        """The messages that workers have."""
+        return [seq for seq, (_, _, leased) in self.started.items() if leased]
+
+    # ---- the transition ---------------------------------------------------------------------------------------------
+
+    def apply(self, kind: Kind, time_ns: int, numbers: Sequence[int]) -> None:
+        """Change the state by one command.
+
+        Raises: ``CorruptData`` for a command that the state does not allow; nothing has changed by this number, but
+        those before it in the same command have.
+        """
+        match kind:
+            case Kind.TAKE:
+                if self._are_next(numbers):
+                    self._take_new(numbers, time_ns)
+                else:
+                    for seq in numbers:
+                        self.take(seq, time_ns)
+            case Kind.DONE:
+                for seq in numbers:
+                    self.finish(seq)
+            case Kind.RETURN | Kind.EXTEND:
+                for seq in numbers:
+                    self._set_due(seq, time_ns, leased=kind is Kind.EXTEND)
+            case Kind.BURY:
+                seq, dead_seq = _pair(kind, numbers)
+                self.finish(seq)
+                self.dead_seq = dead_seq
+            case Kind.SKIP:
+                first, last = _pair(kind, numbers)
+                for seq in [started for started in self.started if first <= started <= last]:
+                    self.finish(seq)
+                if first <= self.next_seq <= last:
+                    self.next_seq = last + 1
+            case Kind.PAGES:
+                _pair(kind, numbers[:2])
+                self.pages = list(zip(numbers[::2], numbers[1::2], strict=True))
+            case Kind.STATE:
+                raise CorruptData("a state is not applied: it replaces the machine", code=Code.CORRUPT_QUEUE)
+
+    def take(self, seq: int, lease_ends_ns: int) -> int:
+        """Hand out one message. Returns how often it has been, now included."""
+        found = self.started.get(seq)
+        if found is not None:
+            deliveries = found[1] + 1
+        elif seq == self.next_seq:
+            deliveries = 1
+            self.next_seq = seq + 1
+        else:
+            deliveries = self._take_in_doubt(seq)
+        self.started[seq] = (lease_ends_ns, deliveries, True)
+        self._push(lease_ends_ns, seq)
+        return deliveries
+
+    def _are_next(self, numbers: Sequence[int]) -> bool:
+        """Whether these are the next new ones, in order: what ``get_many`` takes together."""
+        first = self.next_seq
+        return numbers[0] == first and tuple(numbers) == tuple(range(first, first + len(numbers)))
+
+    def _take_new(self, numbers: Sequence[int], lease_ends_ns: int) -> None:
+        """As ``take`` for each of them, in a third of the time."""
+        self.next_seq = numbers[-1] + 1
+        self.started.update(dict.fromkeys(numbers, (lease_ends_ns, 1, True)))
+        if len(self.dues) > 2 * len(self.started) + STALE_MAX:
+            self._drop_stale()
+        else:
+            for seq in numbers:
+                heappush(self.dues, (lease_ends_ns, seq))
+
+    def _push(self, due_ns: int, seq: int) -> None:
+        dues = self.dues
+        if len(dues) > 2 * len(self.started) + STALE_MAX:
+            self._drop_stale()
+        else:
+            heappush(dues, (due_ns, seq))
+
+    def _drop_stale(self) -> None:
+        """Begin the heap anew. Leases mostly end long after their message is done: without this, entries would pile up
+        until then."""
+        self.dues = [(due, seq) for seq, (due, _, _) in self.started.items()]
+        heapify(self.dues)
+
+    def _take_in_doubt(self, seq: int) -> int:
+        if not self.doubtful:
+            raise _illegal(Kind.TAKE, seq)
+        for missing in range(self.next_seq, seq):
+            self.started[missing] = (0, 1, False)
+            heappush(self.dues, (0, missing))
+        if seq < self.next_seq:
+            # Finished by what is left of the log, and yet taken: its first deliveries are what is missing.
+            self.started = dict(sorted({**self.started, seq: (0, 1, False)}.items()))
+            return 2
+        self.next_seq = seq + 1
+        return 1
+
+    def finish(self, seq: int) -> None:
+        """Forget one message: it is acknowledged, buried or gone."""
+        if self.started.pop(seq, None) is None:
+            if not self.doubtful:
+                raise _illegal(Kind.DONE, seq)
+            if seq >= self.next_seq:
+                self._take_in_doubt(seq)
+
+    def _set_due(self, seq: int, due_ns: int, *, leased: bool) -> None:
+        found = self.started.get(seq)
+        if found is None:
+            if seq < self.next_seq and (self.doubtful or not leased):
+                return
+            if not self.doubtful:
+                raise _illegal(Kind.RETURN, seq)
+            found = (0, self._take_in_doubt(seq), False)
+        self.started[seq] = (due_ns, found[1], leased)
+        self._push(due_ns, seq)
+
+    def doubt(self) -> None:
+        """From here on commands may be missing."""
+        self.doubtful = True
+
+    def cut(self, last_seq: int, pages: Sequence[Place]) -> None:
+        """The queue was found to end earlier than was known: messages above ``last_seq`` are gone, others will come."""
+        if self.next_seq > last_seq + 1:
+            self.next_seq = last_seq + 1
+            for seq in [started for started in self.started if started > last_seq]:
+                del self.started[seq]
+        self.pages = list(pages)
+
+    def check(self) -> None:
+        """Assert every law. Cost: O(started)."""
+        assert all(0 < seq < self.next_seq for seq in self.started), "what is started was taken"
+        assert list(self.started) == sorted(self.started), "started messages are kept in order"
+        assert all(count > 0 for _, count, _ in self.started.values()), "what is started was delivered"
+        entries = set(self.dues)
+        assert all((due, seq) in entries for seq, (due, _, _) in self.started.items()), "all that is started falls due"
+        assert all(self.dues[place] >= self.dues[(place - 1) // 2] for place in range(1, len(self.dues))), "a heap"
+
+
+def _pair(kind: Kind, numbers: Sequence[int]) -> tuple[int, int]:
+    if len(numbers) != 2:
+        raise CorruptData("a command has too few or too many numbers", code=Code.CORRUPT_QUEUE, kind=kind.name)
+    return numbers[0], numbers[1]
+
+
+def _illegal(kind: Kind, seq: int) -> CorruptData:
+    return CorruptData(
+        "the log of a work queue breaks its law",
+        code=Code.CORRUPT_QUEUE,
+        kind=kind.name,
+        seq=seq,
+        hint="damage='skip' goes on without losing a message",
+    )

@@ -1,0 +1,560 @@
+"""A named work queue: every message of a queue goes to one worker, until one has done it.
+
+    with Queue("data/mail") as queue, queue.work_queue("mailer", visibility=30) as work:
+        while job := work.get(timeout=5):
+            try:
+                send(job.payload)
+            except TemporaryError as error:
+                work.retry(job, reason=str(error))
+            else:
+                work.ack(job)
+
+Owns: what workers call, the threads that wait for a job, dead letters, the order of all steps. Does not own: the state
+(``work_machine``), its log (``work_log``), fetching messages (``work_source``).
+
+Failure model: at least once. Every step is written to the work queue's own log before it counts, at the sync level of
+the queue. After a crash:
+
+| at the moment of the crash | afterwards |
+|---|---|
+| ``ack`` had returned | the message never comes back; at "os" and ``every`` as long as the machine was not lost |
+| ``get`` had returned, no ``ack`` | the message comes back when its lease ends, as it would have; the delivery counts |
+| ``nack`` or ``retry`` had returned | it comes back after its delay, counted from the ``nack`` |
+| any of them had not returned | it was done or not |
+| a dead letter was being written | it is among the dead letters, once, or comes back |
+
+The same where Ctrl-C cuts a step off: then all is refused, ``close`` writes nothing more, and the next opening goes by
+the log; what workers had comes back when its lease ends.
+
+A lease that ends gives the message to the next worker, and a late ``ack`` of the first one is refused (``Fenced``,
+lease_lost): somebody else is at work on it. Deadlines are times of day while the process is down and do not follow the
+clock's jumps while it runs. Where a crash of the machine has taken messages, the work queue goes back with the log
+(``cursor``).
+
+Order of giving a message up, and what a crash leaves:
+
+1. append it to the dead letters and sync them: before it, the message is started as it was;
+2. write BURY: if that is lost, a start finds the dead letter behind the last one that a BURY told, and applies it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack, nullcontext, suppress
+from itertools import chain
+
+from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest
+from holdfast.queue.arguments import DELAY_S_MAX, NS, seconds_ns, whole_number
+from holdfast.queue.consumers.cursor_file import CursorFile, lock_name, log_history
+from holdfast.queue.files.disk_errors import refusals
+from holdfast.queue.files.forks import poison_in_children
+from holdfast.queue.format.cursor import cursor_pages, encode_cursor
+from holdfast.queue.log.messages import class_with_value
+from holdfast.queue.log.reader import check_damage_policy
+from holdfast.queue.work.clock import WorkClock
+from holdfast.queue.work.command import COMMAND_NUMBERS_MAX, Kind, encode_command, encode_one
+from holdfast.queue.work.dead_letter import DeadLetter, check_reason
+from holdfast.queue.work.job import Job, lease_lost
+from holdfast.queue.work.log import LOG_PAGE_BYTES, WorkLog
+from holdfast.queue.work.opening import DEAD_PAGE_BYTES, find_state
+from holdfast.queue.work.source import WorkSource, read_letters
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+    from datetime import datetime
+    from types import TracebackType
+    from typing import Self
+
+    from holdfast.queue.files.pages import PageDirectory
+    from holdfast.queue.log.following import Waiter
+    from holdfast.queue.log.messages import Message
+    from holdfast.queue.log.reader import DamagePolicy
+    from holdfast.queue.queue import Queue
+
+__all__ = ["DELIVERIES_MAX", "LEASE_S_MAX", "STARTED_MAX", "WorkQueue"]
+
+TAKE, DONE = int(Kind.TAKE), int(Kind.DONE)
+CURSOR_EVERY = 256
+"""Acknowledgements between two writings of the cursor, which only retention and a lost log need."""
+STARTED_MAX = 1_000_000
+DELIVERIES_MAX = 1 << 31
+LEASE_S_MAX = DELAY_S_MAX
+
+
+class _Held:
+    """What a work queue holds of the system, and how to close it without the work queue.
+
+    As after a kill, jobs come back when their leases end.
+    """
+
+    __slots__ = ("cursor", "dead", "lock_file", "log", "pages", "source")
+
+    def __init__(self, pages: PageDirectory, lock_file: int, source: WorkSource) -> None:
+        self.pages = pages
+        self.lock_file = lock_file
+        self.source = source
+        self.cursor: CursorFile | None = None
+        self.log: WorkLog | None = None
+        self.dead: Queue | None = None
+
+    def release(self) -> None:
+        """Close everything."""
+        with ExitStack() as closing:
+            closing.callback(self.pages.port.unlock, self.lock_file)
+            for opened in (self.cursor, self.dead, self.log, self.source):
+                if opened is not None:
+                    closing.callback(opened.close)
+
+
+class WorkQueue:
+    """Jobs for any number of threads. Made by ``Queue.work_queue``, which tells the arguments. Thread-safe.
+
+    Every method raises ``Closed`` once this is closed, or a sync has failed, or an interrupt (Ctrl-C) has cut a step
+    off, or in a forked child; ``Unavailable`` where the file system refuses: then the step was not done.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        pages: PageDirectory,
+        name: str,
+        *,
+        clock: Callable[[], int],
+        visibility: float,
+        max_deliveries: int,
+        retry_delay: float,
+        max_retry_delay: float,
+        max_started: int,
+        since: datetime | str | None,
+        damage: DamagePolicy,
+        hold: bool,
+    ) -> None:
+        self.name = name
+        self._queue = queue
+        self._pages = pages
+        self._damage: DamagePolicy = damage
+        self._hold = hold
+        self._job = class_with_value(Job, queue.serializer)
+        self._clock = WorkClock(clock)
+        self._visibility_ns = seconds_ns("visibility", visibility)
+        self._retry_delay_ns = seconds_ns("retry_delay", retry_delay)
+        self._max_retry_delay_ns = seconds_ns("max_retry_delay", max_retry_delay)
+        self._max_deliveries = whole_number("max_deliveries", max_deliveries, 1, DELIVERIES_MAX)
+        self._max_started = whole_number("max_started", max_started, 1, STARTED_MAX)
+        check_damage_policy(damage)
+        self._lock = threading.Lock()
+        self._synced = queue.syncs_always
+        self._closed: Closed | None = None
+        self._waiters: list[Waiter] = []
+        self._source = WorkSource(queue, damage)
+        self._place = (0, 0)  # the page that the last PAGES named, in this process
+        self._letters: dict[int, int] = {}  # messages that have a letter, and its number: BURY is written or owed
+        self._until_cursor = CURSOR_EVERY
+        self._held = _Held(pages, lock_name(pages, name, of_work_queue=True), self._source)
+        try:
+            self._open(since)
+        except BaseException:
+            pages.port.unlock(self._held.lock_file)
+            raise
+        self._held.cursor, self._held.log = self._cursor, self._log
+        poison_in_children(self)
+        self._keep = queue.close_when_dropped(self, "the work queue", self._held.release)
+
+    # ---- starting ---------------------------------------------------------------------------------------------------
+
+    def _open(self, since: datetime | str | None) -> None:
+        queue = self._queue
+        self._cursor = CursorFile(self._pages, self.name)
+        try:
+            found = self._cursor.found
+            if found is not None and not found.of_work_queue:
+                raise InvalidRequest("this name is a consumer's", name=self.name)
+            self._log = WorkLog(
+                queue.beside(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock),
+                synced=self._synced,
+            )
+            try:
+                self._machine = find_state(
+                    queue, self.name, self._log, self._clock, found, since=since, damage=self._damage, hold=self._hold
+                )
+                # Before the first job: lost power would take the hold, and retention what nobody has done yet.
+                self._note_cursor(durable=True)
+            except BaseException:
+                with suppress(HoldfastError):
+                    self._log.close()  # the error that led here is the one to tell
+                raise
+        except BaseException:
+            self._cursor.close()
+            raise
+
+    # ---- getting ----------------------------------------------------------------------------------------------------
+
+    def get(self, timeout: float | None = None) -> Job | None:
+        """The next job, or None after ``timeout`` seconds without one (None: waits; 0: looks).
+
+        Due ones first, those due for longest before others; then new ones in order. It is this worker's for
+        ``visibility`` seconds, or as long as ``extend`` says. While ``max_started`` messages are started, new ones
+        wait. *Raises*: ``Gap`` and ``Trimmed`` as the policy says: raised, nothing has moved. *Cost*: a few
+        microseconds, whatever the depth; one shared sync at "always"; for a job that comes back the reading of
+        its frame: about 0.1 ms, and up to 1 ms where it was appended in a batch of thousands.
+        """
+        with self._lock:
+            job, mark = self._take(), self._log.mark
+        if job is None and timeout != 0:
+            job, mark = self._take_later(timeout)
+        if job is not None and self._synced:
+            self._log.wait(mark)
+        return job
+
+    def get_many(self, max_jobs: int, timeout: float | None = 0.0) -> list[Job]:
+        """As ``get``, as many as are there now, at most ``max_jobs``; waits only for the first.
+
+        *Raises*: as ``get``, but not once it has a job: what went wrong is met again by the next call.
+        *Cost*: as one ``get``, and about a microsecond for each new job behind the first: up to 1,000 are taken in one
+        command. *After a crash* inside it, some from the first on were taken, or none.
+        """
+        whole_number("max_jobs", max_jobs, 1, DELIVERIES_MAX)
+        first, mark = self._take_later(timeout)
+        if first is None:
+            return []
+        jobs = [first]
+        job: Job | None = first
+        with self._lock:
+            try:
+                while job is not None and len(jobs) < max_jobs:
+                    # Behind a new one there are only new ones: what is due goes first.
+                    more = self._take_read_ahead(max_jobs - len(jobs)) if job.deliveries == 1 else []
+                    job = more[-1] if more else self._take()
+                    jobs += more or ([job] if job else [])
+            except HoldfastError:
+                # Those that were taken are their worker's, whatever stands behind them.
+                if self._closed is not None:
+                    raise
+            mark = max(mark, self._log.mark)
+        self._log.wait(mark)
+        return jobs
+
+    def _take_later(self, timeout: float | None) -> tuple[Job | None, int]:
+        """Wait for a job. Returns it and what to wait for until it counts."""
+        waiter = self._queue.waiter()
+        until = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            self._waiters.append(waiter)
+        try:
+            while True:
+                if timeout != 0:
+                    waiter.arm()
+                with self._lock:
+                    job, mark = self._take(), self._log.mark
+                    due_ns = self._machine.next_due_ns()
+                limit_s = None if until is None else until - time.monotonic()
+                if job is not None or (limit_s is not None and limit_s <= 0):
+                    return job, mark
+                if due_ns is not None:
+                    due_s = max(0.0, (due_ns - self._clock()) / NS)
+                    limit_s = due_s if limit_s is None else min(limit_s, due_s)
+                waiter.wait(limit_s)
+        finally:
+            waiter.disarm()
+            with self._lock:
+                self._waiters.remove(waiter)
+
+    def _take(self) -> Job | None:
+        """The next job that is there now, written down as taken. Call with the lock held."""
+        self._raise_if_closed()
+        machine, log = self._machine, self._log
+        now_ns = self._clock()
+        with refusals:
+            message = self._next_due(now_ns) if machine.dues and machine.dues[0][0] <= now_ns else None
+            if message is None and len(machine.started) < self._max_started:
+                message = self._next_new()
+        if message is None:
+            if self._until_cursor < CURSOR_EVERY:
+                self._note_cursor()
+            return None
+        seq, time_ns, payload = message
+        ends_ns = now_ns + self._visibility_ns
+        log.record(encode_one(TAKE, ends_ns, seq))
+        # Written, and only now forgotten there: what could not be written is not skipped.
+        self._source.taken(message)
+        job = self._job((seq, time_ns, payload, machine.take(seq, ends_ns)))
+        log.in_step = False
+        if log.left < 0:
+            log.keep_short(machine)
+        return job
+
+    def _take_read_ahead(self, count: int) -> list[Job]:
+        """New jobs that are in memory, at most ``count``, by one command: all or none. Call with the lock held."""
+        machine = self._machine
+        count = min(count, COMMAND_NUMBERS_MAX, self._max_started - len(machine.started))
+        try:
+            messages = self._source.read_ahead(machine.next_seq, max(0, count))
+            if messages:
+                self._do(Kind.TAKE, self._clock() + self._visibility_ns, *[message[0] for message in messages])
+        except BaseException:
+            self._source.close()  # it reads on from the first one that was not taken
+            raise
+        return [self._job((seq, time_ns, payload, 1)) for seq, time_ns, payload in messages]
+
+    def _next_new(self) -> Message | None:
+        """The next message that was never handed out; the same one until it is taken."""
+        source, next_seq = self._source, self._machine.next_seq
+        message = source.peek(next_seq)
+        if message is None:
+            return None
+        if source.place != self._place:
+            self._do(Kind.PAGES, 0, *chain.from_iterable(log_history(self._pages, source.place[0])))
+            self._place = source.place
+        if message[0] > next_seq:
+            self._do(Kind.SKIP, 0, next_seq, message[0] - 1)
+        return message
+
+    def _next_due(self, now_ns: int) -> Message | None:
+        """The message that has been due for longest and may be handed out again; gives up those that may not."""
+        machine = self._machine
+        while (seq := machine.due(now_ns)) is not None:
+            _, deliveries, leased = machine.started[seq]
+            message = self._source.fetch(seq)
+            if message is None:
+                self._do(Kind.SKIP, 0, seq, seq)
+            elif deliveries < self._max_deliveries:
+                return message
+            else:
+                how = "its last lease ended" if leased else "it was given back"
+                self._bury(message, deliveries, f"delivered {deliveries} times: {how}")
+        return None
+
+    # ---- finishing --------------------------------------------------------------------------------------------------
+
+    def ack(self, job: Job) -> None:
+        """This job is done and never comes back.
+
+        *Raises*: ``Fenced`` (lease_lost) when its lease ended and another worker got it, or it was acknowledged or
+        given back before. *Cost*: about two microseconds; one shared sync at "always".
+        """
+        with self._lock:
+            seq = job[0]
+            if self._closed is not None or self._log.in_step or not self._machine.is_leased(seq, job.deliveries):
+                self._owned((job,))
+            self._log.record(encode_one(DONE, 0, seq))
+            self._machine.finish(seq)
+            self._log.in_step = False
+            mark, waiters = self._log.mark, self._finished(1)
+        if self._synced:
+            self._log.wait(mark)
+        for waiter in waiters:
+            waiter.wake()
+
+    def ack_many(self, jobs: Sequence[Job]) -> None:
+        """As ``ack``, all or none of them, in one command. *Raises*: also ``InvalidRequest`` for none."""
+        with self._lock:
+            seqs = self._owned(jobs)
+            mark = self._do(Kind.DONE, 0, *seqs)
+            waiters = self._finished(len(seqs))
+        self._log.wait(mark)
+        for waiter in waiters:
+            waiter.wake()
+
+    def _finished(self, count: int) -> Sequence[Waiter]:
+        """After acknowledgements: what is due now and then. Returns the workers that waited for room."""
+        self._until_cursor -= count
+        if self._until_cursor <= 0:
+            self._note_cursor()
+        if self._log.left < 0:
+            self._log.keep_short(self._machine)
+        return self._waiters.copy() if len(self._machine.started) + count >= self._max_started else ()
+
+    def nack(self, job: Job, *, delay: float = 0.0, reason: str = "") -> None:
+        """Give this job back: it comes again after ``delay`` seconds, or is a dead letter after ``max_deliveries``.
+
+        *Raises*: as ``ack``; ``InvalidRequest`` for a delay below zero or above ten years, a reason that is no text."""
+        self._give_back(job, seconds_ns("delay", delay), reason)
+
+    def retry(self, job: Job, *, reason: str = "") -> None:
+        """As ``nack`` with a delay that doubles, from ``retry_delay`` on and to ``max_retry_delay`` at most."""
+        doubled = self._retry_delay_ns << min(job.deliveries - 1, 62)
+        self._give_back(job, min(doubled, self._max_retry_delay_ns), reason)
+
+    def _give_back(self, job: Job, delay_ns: int, reason: str) -> None:
+        check_reason(reason)
+        with self._lock:
+            (seq,) = self._owned((job,))
+            if job.deliveries >= self._max_deliveries:
+                mark = self._bury(job, job.deliveries, reason or f"delivered {job.deliveries} times: it was given back")
+            else:
+                mark = self._do(Kind.RETURN, self._clock() + delay_ns, seq)
+            waiters = list(self._waiters)
+        self._log.wait(mark)
+        for waiter in waiters:
+            waiter.wake()
+
+    def extend(self, job: Job, visibility: float | None = None) -> None:
+        """Keep this job for ``visibility`` seconds from now, by default the work queue's. *Raises*: as ``ack``."""
+        extension_ns = self._visibility_ns if visibility is None else seconds_ns("visibility", visibility)
+        with self._lock:
+            (seq,) = self._owned((job,))
+            mark = self._do(Kind.EXTEND, self._clock() + extension_ns, seq)
+        self._log.wait(mark)
+
+    def dead_letter(self, job: Job, reason: str = "given up") -> None:
+        """Give this job up now: it goes to the dead letters. *Raises*: as ``ack``. *Cost*: a data sync."""
+        check_reason(reason)
+        with self._lock:
+            self._owned((job,))
+            mark = self._bury(job, job.deliveries, reason)
+        self._log.wait(mark)
+
+    def dead_letters(self) -> Iterator[DeadLetter]:
+        """What was given up, oldest first: the messages of the queue ``<prefix>-<name>-dead``."""
+        return read_letters(self._queue, self.name)
+
+    def _owned(self, jobs: Sequence[Job]) -> list[int]:
+        """The messages of jobs that their workers still have. Call with the lock held."""
+        self._raise_if_closed()
+        if not jobs:
+            raise InvalidRequest("no jobs")
+        for job in jobs:
+            if not self._machine.is_leased(job[0], job.deliveries):
+                raise lease_lost(job)
+        return list(dict.fromkeys(job[0] for job in jobs))
+
+    def _bury(self, message: Message, deliveries: int, reason: str) -> int:
+        """Write the letter, unless an earlier try did and only its BURY was refused; then BURY."""
+        seq, started = message[0], self._machine.started
+        letters = self._letters = {other: place for other, place in self._letters.items() if other in started}
+        if self._held.dead is None:
+            self._held.dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
+        with self._log.step():
+            if seq not in letters:
+                letter = DeadLetter(seq, message[1], message[2], deliveries=deliveries, reason=reason)
+                letters[seq] = self._held.dead.append(letter.encode())
+            # A start looks behind the number that is told here: no letter whose BURY is owed may be before it.
+            owed = [place - 1 for other, place in letters.items() if other != seq]
+            return self._do(Kind.BURY, 0, seq, min([self._held.dead.last_seq, *owed]))
+
+    def _do(self, kind: Kind, time_ns: int, *numbers: int) -> int:
+        """Write a command, then apply it. Call with the lock held."""
+        self._log.record(encode_command(kind, time_ns, *numbers))
+        self._machine.apply(kind, time_ns, numbers)
+        self._log.in_step = False
+        if self._log.left < 0:
+            self._log.keep_short(self._machine)
+        return self._log.mark
+
+    # ---- where it stands --------------------------------------------------------------------------------------------
+
+    @property
+    def started(self) -> int:
+        """Messages that were handed out and are not finished: leased, or waiting for their delay."""
+        with self._lock:
+            return len(self._machine.started)
+
+    def lag(self) -> int:
+        """Messages that are not finished. *Cost*: as ``Consumer.lag``."""
+        with self._lock:
+            self._raise_if_closed()
+            first = max(self._machine.next_seq, self._queue.first_seq)
+            return max(0, self._queue.last_seq - first + 1) + len(self._machine.started)
+
+    def unfinished(self) -> int:
+        """As ``lag``, without a look at the files: messages that were trimmed and never handed out count, too."""
+        with self._lock:
+            self._raise_if_closed()
+            return max(0, self._queue.last_seq - self._machine.next_seq + 1) + len(self._machine.started)
+
+    def has(self, job: Job) -> bool:
+        """Whether this delivery is still its worker's."""
+        with self._lock:
+            return self._machine.is_leased(job[0], job.deliveries)
+
+    def flush(self) -> None:
+        """Return when every step so far is durable. *Raises*: ``Closed``, also after a failed sync."""
+        with self._lock:
+            self._raise_if_closed()
+        self._log.flush()
+
+    def _note_cursor(self, *, durable: bool = False) -> None:
+        """Tell retention how far this is. Call with the lock held."""
+        machine = self._machine
+        packed = cursor_pages(machine.pages)
+        # The step that led here counts, whether this can be written or not: what is finished only stays longer.
+        with nullcontext() if durable else suppress(OSError):
+            self._cursor.write(encode_cursor(machine.committed_seq(), packed, of_work_queue=True, holds=self._hold))
+        if durable:
+            self._cursor.sync()
+        self._until_cursor = CURSOR_EVERY
+        if self._queue.writable:
+            self._queue.space.confirmed()
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def _raise_if_closed(self) -> None:
+        """Call with the lock held."""
+        if self._closed is not None:
+            raise self._closed.with_traceback(None)  # else it would keep the frames of all who met it
+        if self._log.in_step:
+            raise Closed("a step was interrupted", name=self.name, hint="close the work queue and open it anew")
+
+    @property
+    def usable(self) -> bool:
+        """Whether steps can be done: it is not closed, and no interrupt has cut a step off."""
+        return self._closed is None and not self._log.in_step
+
+    def return_leased(self, keep: Collection[int] = ()) -> None:
+        """Give back the messages that workers have, also of an earlier process, except ``keep``.
+
+        For an owner that knows all workers.
+        """
+        with self._lock:
+            self._raise_if_closed()
+            self._return_leased(keep)
+
+    def _return_leased(self, keep: Collection[int] = ()) -> None:
+        """Call with the lock held."""
+        leased = [seq for seq in self._machine.leased() if seq not in keep]
+        for first in range(0, len(leased), COMMAND_NUMBERS_MAX):
+            self._do(Kind.RETURN, self._clock(), *leased[first : first + COMMAND_NUMBERS_MAX])
+
+    def close(self) -> None:
+        """Give back what workers still have, make everything durable, let go of the name. Twice is harmless.
+
+        What is given back may be got at once when the work queue is opened again; its deliveries count. *Raises*:
+        ``Closed`` when a sync has failed; ``Unavailable`` as ``Queue.close``; the files are let go of all the same."""
+        with self._lock:
+            if self._closed is not None:
+                return
+            self._closed = Closed("the work queue is closed", name=self.name)
+            waiters = list(self._waiters)
+            try:
+                if not self._log.in_step:  # an interrupted step is for the next opening to find out
+                    self._return_leased()
+                    self._note_cursor()
+            finally:
+                self._let_go()
+        for waiter in waiters:
+            waiter.wake()
+
+    def _let_go(self) -> None:
+        self._keep()
+        self._held.release()
+        self._queue.forget(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def poison_after_fork(self) -> None:
+        """In a forked child: let go of the lock, which is the parent's, and refuse everything."""
+        self._lock = threading.Lock()
+        if self._closed is None:
+            self._keep()
+            self._pages.port.close(self._held.lock_file)
+            self._closed = Closed(
+                "a forked child cannot use its parent's work queue", code=Code.FORKED, hint="open it in one process"
+            )

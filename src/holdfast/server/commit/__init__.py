@@ -1,0 +1,1 @@
+"""The routes of the commit log: commits, status, and the change stream."""

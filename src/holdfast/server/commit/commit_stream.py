@@ -1,0 +1,426 @@
+"""``POST /v1/commits``: a stream of commits in, a stream of results out.
+
+Owns: cutting the stream into items, the window of unanswered items, and the order of the results. Does not own: what
+one commit means (``requests``), its outcome (``commit``), its text (``responses``).
+
+Formats: NDJSON (one commit a line, results as lines) or msgpack (maps one after another, keys and values as ``bin``,
+results as maps). The results come in the format of the request. Items are decided one by one, in order, each seeing
+those before it; nothing ties them together.
+
+An item that is a commit but breaks a rule (no_operations, bad_range, ...) gets an error result and the stream goes on.
+An item that cannot be decoded, or exceeds the size limit, gets an error result and ends the stream, for nothing behind
+it can be found with certainty. The status is 200 throughout, unless the stream is refused before its first item.
+
+Failure model: the peer may stop anywhere. What was submitted stands; items without a result are unknown to it, and it
+asks status. Back-pressure: at most ``WINDOW_ITEMS`` and ``WINDOW_BYTES`` are unanswered, then nothing more is read; nor
+while its client is over its own rate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+import msgpack
+from starlette.requests import ClientDisconnect
+
+from holdfast.commit.format.entry import CommitEntry
+from holdfast.commit.format.json_request import JsonTransaction, decode_json, decode_json_lines
+from holdfast.commit.format.transaction import Committed, Transaction
+from holdfast.errors import Code, HoldfastError, InvalidRequest, LimitExceeded
+from holdfast.server.commit.routes import COMMIT_CODES
+from holdfast.server.http.auth import Role
+from holdfast.server.http.kept_errors import without_traceback
+from holdfast.server.http.requests import (
+    WireFormat,
+    decode_msgpack,
+    decode_msgpack_items,
+    problem_with,
+)
+from holdfast.server.http.responses import CommittedAnswer, NotCommittedAnswer, StreamErrorAnswer
+from holdfast.server.http.routes import Call, Route
+
+__all__ = ["NDJSON", "MSGPACK", "ROUTES", "ItemReader", "JsonLines", "MsgpackItems"]
+
+NDJSON: Final = "application/x-ndjson"
+MSGPACK: Final = "application/msgpack"
+MSGPACK_NAMES: Final = frozenset({MSGPACK, "application/x-msgpack", "application/vnd.msgpack"})
+WINDOW_ITEMS: Final = 8192
+WINDOW_BYTES: Final = 16 * 1_048_576
+RETRY_ADMISSION_SECONDS: Final = 0.02
+RATE_SLICES: Final = 20
+"""A stream takes of its client's rate by so many parts of a second, so that the client's other requests get theirs."""
+RATE_LOOK_SECONDS: Final = 0.5
+"""A stream that waits for its client's rate looks so often whether it is still wanted."""
+DISCARD_BYTES_MAX: Final = 16 * 1_048_576
+DISCARD_SECONDS_MAX: Final = 2.0
+
+
+class ItemReader(ABC):
+    """Cuts a stream of bytes into transactions.
+
+    ``take`` gives the whole items that have arrived so far; when one of them is wrong it gives those before it, and
+    ``problem`` is set. Bytes of an unfinished item are kept, at most ``item_bytes_max`` and one part of the stream.
+    """
+
+    def __init__(self, item_bytes_max: int) -> None:
+        self.item_bytes_max = item_bytes_max
+        self.problem: HoldfastError | None = None
+        self._kept = bytearray()
+
+    @abstractmethod
+    def take(self, part: bytes, *, last: bool = False) -> list[Transaction]:
+        """The whole items up to and including ``part``; ``last`` when nothing follows it."""
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes of the item that has not arrived whole."""
+        return len(self._kept)
+
+    def _too_large(self) -> LimitExceeded:
+        return LimitExceeded("the item is too large", bytes_max=self.item_bytes_max)
+
+
+class JsonLines(ItemReader):
+    """One commit a line; blank lines are skipped; the last line may lack its end."""
+
+    def take(self, part: bytes, *, last: bool = False) -> list[Transaction]:
+        """See ``ItemReader``."""
+        kept = self._kept
+        end = len(part) if last else part.rfind(b"\n") + 1
+        if end == 0 and not (last and kept):
+            kept += part
+            if len(kept) > self.item_bytes_max:
+                self.problem = self._too_large()
+            return []
+        block = bytes(kept) + part[:end] if kept else part[:end]
+        self._kept = bytearray(part[end:])
+        # No item can exceed a limit that the whole block keeps, which is the usual case.
+        if len(block) <= self.item_bytes_max:
+            try:
+                items = decode_json_lines(block)
+            except InvalidRequest:
+                pass  # line by line, to find which
+            else:
+                if len(items) == block.count(b"\n") + (last and not block.endswith(b"\n") and bool(block.strip())):
+                    return items
+        items = list(self._line_by_line(block))
+        if self.problem is None and len(self._kept) > self.item_bytes_max:
+            self.problem = self._too_large()
+        return items
+
+    def _line_by_line(self, block: bytes) -> Iterator[Transaction]:
+        for line in block.split(b"\n"):
+            if len(line) > self.item_bytes_max:
+                self.problem = self._too_large()
+                return
+            if not line.strip():
+                continue
+            try:
+                yield decode_json(line)
+            except InvalidRequest as error:
+                self.problem = without_traceback(error)
+                return
+
+
+class MsgpackItems(ItemReader):
+    """Maps one after another."""
+
+    def take(self, part: bytes, *, last: bool = False) -> list[Transaction]:
+        """See ``ItemReader``."""
+        block = bytes(self._kept) + part if self._kept else part
+        ends = list(self._ends(block))
+        end = ends[-1] if ends else 0
+        self._kept = bytearray(block[end:])
+        if self.problem is None:
+            if len(self._kept) > self.item_bytes_max:
+                self.problem = self._too_large()
+            elif last and self._kept:
+                self.problem = InvalidRequest("the stream ends inside an item")
+        if not ends:
+            return []
+        try:
+            return decode_msgpack_items(len(ends), block[:end])
+        except InvalidRequest:
+            return list(self._one_by_one(block, ends))
+
+    def _ends(self, block: bytes) -> Iterator[int]:
+        """Where each whole item ends."""
+        unpacker = msgpack.Unpacker(max_buffer_size=len(block) + 1, use_list=True)
+        unpacker.feed(block)
+        start = 0
+        while start < len(block):
+            try:
+                unpacker.skip()
+            except msgpack.OutOfData:
+                return
+            except (ValueError, msgpack.exceptions.UnpackException):
+                self.problem = InvalidRequest("the stream is not msgpack")
+                return
+            end = unpacker.tell()
+            if end - start > self.item_bytes_max:
+                self.problem = self._too_large()
+                return
+            yield end
+            start = end
+
+    def _one_by_one(self, block: bytes, ends: list[int]) -> Iterator[Transaction]:
+        start = 0
+        for end in ends:
+            try:
+                yield decode_msgpack(block[start:end])
+            except InvalidRequest as error:
+                self.problem = without_traceback(error)
+                return
+            start = end
+
+
+async def commits(call: Call) -> None:
+    """``POST /v1/commits``."""
+    problem = call.front.admission()
+    if problem is not None:
+        raise problem
+    reader, wire_format = _reader_for(call)
+    await call.start(200, {}, NDJSON if wire_format == "json" else MSGPACK)
+    stream = _CommitStream(call, reader, wire_format)
+    writer = asyncio.create_task(stream.write_results())
+    try:
+        await stream.read_items()
+        await writer
+        if reader.problem is not None:
+            await _read_away(call)
+        await call.finish()
+    except ClientDisconnect:
+        pass  # what was submitted stands
+    finally:
+        writer.cancel()
+        stream.end()
+    if reader.problem is not None:
+        call.connection.close()
+
+
+async def _read_away(call: Call) -> None:
+    """Drop the rest of a request that is not wanted, within bounds, so that its sender gets to read the results."""
+    left = DISCARD_BYTES_MAX
+    try:
+        async with asyncio.timeout(DISCARD_SECONDS_MAX):
+            async for part in call.parts():
+                left -= len(part)
+                if left < 0:
+                    return
+    except TimeoutError:
+        return
+
+
+def _reader_for(call: Call) -> tuple[ItemReader, WireFormat]:
+    media_type = call.request.headers.get("content-type", NDJSON).partition(";")[0].strip().lower()
+    bytes_max = call.front.limits.request_bytes_max
+    if media_type in MSGPACK_NAMES:
+        return MsgpackItems(bytes_max), "msgpack"
+    # Whatever else a client calls it, it is JSON or it is malformed; many tools send their own default type.
+    return JsonLines(bytes_max), "json"
+
+
+class _CommitStream:
+    """One stream: its reading side and its writing side, which share the window."""
+
+    def __init__(self, call: Call, reader: ItemReader, wire_format: WireFormat) -> None:
+        self._call = call
+        self._front = call.front
+        self._reader = reader
+        self._wire_format: WireFormat = wire_format
+        self._due: deque[CommitEntry] = deque()
+        self._due_bytes = 0
+        self._ended = False
+        self._index = 0
+        self._room: asyncio.Future[None] | None = None
+        self._ready: asyncio.Future[None] | None = None
+        self._client = call.client
+        rates = self._front.client_rates
+        self._block_items = (
+            WINDOW_ITEMS if rates is None else min(WINDOW_ITEMS, max(1, rates.per_second_max // RATE_SLICES))
+        )
+
+    # Reading
+
+    async def read_items(self) -> None:
+        """Submit items as they arrive, until the stream ends or an item ends it."""
+        try:
+            async for part in self._call.parts():
+                await self._submit(part, last=False)
+                if self._reader.problem is not None:
+                    return
+            await self._submit(b"", last=True)
+        finally:
+            self._ended = True
+            self._wake_writer()
+
+    async def _submit(self, part: bytes, *, last: bool) -> None:
+        reader = self._reader
+        size = reader.unfinished_bytes + len(part)
+        txns = reader.take(part, last=last)
+        if txns:
+            weight = max(1, (size - reader.unfinished_bytes) // len(txns))
+            for start in range(0, len(txns), self._block_items):
+                block = txns[start : start + self._block_items]
+                await self._within_rate(len(block))
+                await self._room_for(len(block))
+                problem = await self._admitted()
+                if problem is not None:
+                    self._reader.problem = problem
+                    self._add_problem(problem)
+                    return
+                self._submit_block(block, weight)
+        if self._reader.problem is not None:
+            self._add_problem(self._reader.problem)
+
+    def _submit_block(self, txns: list[Transaction], weight: int) -> None:
+        front = self._front
+        leader_id, log_id = front.own.leader_id, front.log_id
+        limits = front.limits
+        settle = self._settle
+        accepted: list[CommitEntry] = []
+        due = self._due
+        accepted_bytes = 0
+        for txn in txns:
+            entry = CommitEntry(txn, settle, None, weight)
+            problem = problem_with(
+                txn,
+                leader_id=leader_id,
+                log_id=log_id,
+                request_id_length_min=limits.request_id_length_min,
+                operations_max=limits.operations_max,
+                preconditions_max=limits.preconditions_max,
+            )
+            if problem is None:
+                accepted.append(entry)
+                accepted_bytes += entry.size
+            else:
+                entry.ticket = problem
+            self._due_bytes += entry.size
+            due.append(entry)
+        front.counters.stream_items += len(txns)
+        if accepted:
+            front.submit_many(accepted, accepted_bytes)
+        if len(accepted) < len(txns):
+            self._wake_writer()
+
+    def _add_problem(self, problem: HoldfastError) -> None:
+        entry = CommitEntry(Transaction([]), self._settle, problem)
+        self._due.append(entry)
+        self._wake_writer()
+
+    async def _within_rate(self, items: int) -> None:
+        """Wait until the client's own rate bears these items. Raises: ClientDisconnect."""
+        front = self._front
+        rates = front.client_rates
+        if rates is None:
+            return
+        now = front.loop.time()
+        until = now + rates.wait_after_taking(self._client, items, now)
+        if until > now:
+            front.counters.rate_slowed_items += items
+        while (left := until - front.loop.time()) > 0 and front.service is not None and not front.draining:
+            await asyncio.sleep(min(left, RATE_LOOK_SECONDS))
+            if self._call.connection.is_over:
+                raise ClientDisconnect
+
+    async def _room_for(self, items: int) -> None:
+        while self._due and (len(self._due) + items > WINDOW_ITEMS or self._due_bytes > WINDOW_BYTES):
+            self._room = self._front.loop.create_future()
+            await self._room
+
+    async def _admitted(self) -> HoldfastError | None:
+        """Wait while the service is full; None when it takes more, else why it never will."""
+        while True:
+            problem = self._front.admission()
+            if problem is None or problem.code is not Code.OVERLOADED or self._front.draining:
+                return problem
+            await asyncio.sleep(RETRY_ADMISSION_SECONDS)
+
+    # Results
+
+    def end(self) -> None:
+        """Drop the results that are still due, each of which refers to this stream."""
+        self._due.clear()
+
+    def _settle(self, entry: CommitEntry) -> None:
+        self._front.settled(1, entry.size)
+        if self._due and self._due[0] is entry:
+            self._wake_writer()
+
+    def _wake_writer(self) -> None:
+        ready = self._ready
+        if ready is not None and not ready.done():
+            ready.set_result(None)
+
+    async def write_results(self) -> None:
+        """Write results in the order of their items, as many at a time as are ready."""
+        while True:
+            text = self._ready_results()
+            if text:
+                room = self._room
+                if room is not None and not room.done():
+                    room.set_result(None)
+                await self._call.write(text)
+            elif self._ended and not self._due:
+                return
+            else:
+                self._ready = self._front.loop.create_future()
+                await self._ready
+
+    def _ready_results(self) -> bytes:
+        due = self._due
+        answers = self._front.answers
+        json = self._wire_format == "json"
+        index = self._index
+        parts: list[bytes] = []
+        plain: list[int] = []
+        while due:
+            entry = due[0]
+            outcome = entry.ticket if isinstance(entry.ticket, HoldfastError) else entry.outcome
+            if outcome is None:
+                break
+            due.popleft()
+            self._due_bytes -= entry.size
+            index += 1
+            request_id = entry.txn.request_id
+            if json and request_id is None and type(outcome) is Committed:
+                plain.append(outcome.version)
+                continue
+            if plain:
+                parts.append(answers.committed_lines(plain))
+                plain = []
+            parts.append(
+                answers.stream_item(
+                    outcome,
+                    durable_version=entry.durable_version,
+                    request_id=request_id,
+                    index=index - 1,
+                    wire_format=self._wire_format,
+                )
+            )
+        if plain:
+            parts.append(answers.committed_lines(plain))
+        self._index = index
+        return b"".join(parts)
+
+
+ROUTES = (
+    Route(
+        method="POST",
+        path="/v1/commits",
+        role=Role.WRITE,
+        summary="A stream of commits; one result per item, in order",
+        stream=commits,
+        body={NDJSON: JsonTransaction, MSGPACK: Transaction},
+        answers={
+            NDJSON: (CommittedAnswer | NotCommittedAnswer, StreamErrorAnswer),
+            MSGPACK: (CommittedAnswer | NotCommittedAnswer, StreamErrorAnswer),
+        },
+        codes=COMMIT_CODES,
+    ),
+)

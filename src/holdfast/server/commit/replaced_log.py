@@ -1,0 +1,79 @@
+"""What a service asks about its places before it takes the lead.
+
+Owns: which of them are looked at, and the patience with a store that does not answer yet. Does not own: what they say
+(``commit.log_remains``, ``segments.index``), taking the lead (``commit.takeover``).
+
+Failure model: what is refused here cost no leader anything and changed nothing. A store that does not answer is asked
+again for ``PATIENCE_SECONDS``, with one line in the log for each try; a cancellation ends the wait at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Final
+
+import structlog
+
+from holdfast.commit.leadership.log_remains import bound_log, refuse_remains, remains_around, require_bound
+from holdfast.commit.leadership.takeover import newest_slot
+from holdfast.commit.reading.reader import read_header
+from holdfast.errors import Code, NotFound, Unavailable
+from holdfast.objects.port import ObjectStore
+from holdfast.settings import Settings
+
+__all__ = ["require_places_of_this_log"]
+
+PATIENCE_SECONDS: Final = 60.0
+AGAIN_SECONDS: Final = 0.5
+
+log = structlog.get_logger("holdfast.server.commit.replaced_log")
+
+
+async def require_places_of_this_log(store: ObjectStore, settings: Settings, *, init: bool, force_new: bool) -> None:
+    """Return when nothing around the log belongs to another log, or ``force_new`` says to go on all the same.
+
+    Raises: InvalidRequest (log_mismatch), Unavailable, CorruptData. Cost: nothing without ``init`` and without stores;
+    else two requests, and the Delta log of configured segments for a new log.
+    """
+    stores = settings.stores.hosted
+    if settings.log.scheme == "memory" or force_new:
+        return  # a log in memory is another one at every start
+    if not init and (stores is None or bound_log(stores) is None):
+        return
+    end = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+    for tries in itertools.count(1):
+        try:
+            await _look(store, settings, stores)
+            return
+        except Unavailable as error:
+            if error.code is not Code.STORE_UNAVAILABLE or asyncio.get_running_loop().time() >= end:
+                raise
+            log.warning("store_unavailable", error=str(error), tries=tries)
+        await asyncio.sleep(AGAIN_SECONDS)
+
+
+async def _look(store: ObjectStore, settings: Settings, stores: str | None) -> None:
+    slot = await newest_slot(store)
+    if slot is None:
+        found = await remains_around(store, settings.log.url, stores)
+        segments = await asyncio.to_thread(_segments_of, settings.log.segments_url)
+        refuse_remains([*found, *segments])
+        return
+    header = await read_header(store, slot)
+    if header is not None and stores is not None:
+        require_bound(stores, header.log_id.hex())
+
+
+def _segments_of(url: str | None) -> list[str]:
+    if not url:
+        return []
+    from holdfast.segments.index import read_segment_index
+    from holdfast.segments.table_location import table_location
+
+    location = table_location(url)
+    try:
+        index = read_segment_index(location.uri, location.options)
+    except NotFound:
+        return []
+    return [f"segments of log {index.log_id} at {url.partition('?')[0]}"]

@@ -1,0 +1,412 @@
+"""``GET /v1/subscribe``: the change stream as Server-Sent Events.
+
+Owns: the text of events, filters by key, keepalive comments, and closing readers that lag. Does not own: which events
+come and in what order, and the hand-over from history to live (``commit.subscription``).
+
+The text of a batch is made once and kept with the batch, so a thousand subscribers of a live log share one copy of it;
+only filtered streams are encoded by themselves.
+
+    event: log            no id                  data: log_id; the first event of every stream
+    event: transaction    id: VERSION@LOG        data: version, prev_version, request_id, leader_id, timestamp,
+                                                 operations
+                          id: VERSION~LEADER@LOG when it is not durable yet
+    event: checkpoint     id: VERSION@LOG        data: committed_version, leader_id; without id where durable=false
+    event: leader_change  id: VERSION~LEADER@LOG data: roll_back_to, leader_id
+    event: lagging        no id                  data: unsent_bytes; the stream ends after it
+
+LOG in an id is the log id of the object that holds the version. ``after`` and ``Last-Event-ID`` take ids with and
+without it; an id of another log is refused (``log_mismatch``).
+
+Failure model: a reader may be slow, stop reading, or vanish. Until it has caught up with the live log it is made to
+wait for its own reading (history is there for ever, nothing is held for it). Once it has caught up it may fall
+``subscriber_unsent_bytes_max`` behind, measured on its connection; then it is told and closed, and resumes by
+``Last-Event-ID``. It is told the same where one large batch kept it so long that the live events moved on without it.
+A subscription that fails in the middle ends its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from holdfast.commit.format.transaction import Operation, RangeDelete
+from holdfast.commit.reading.feed import Checkpoint, Event, EventBatch, LeaderChange, TransactionEvent
+from holdfast.errors import Backpressure, Code
+from holdfast.server.gateway import Front
+from holdfast.server.http.auth import Role
+from holdfast.server.http.routes import POSITION_SCHEMA, Call, Parameter, Route, key_parameters, position_of
+from holdfast.values import LogPosition
+
+__all__ = [
+    "CheckpointData",
+    "KeyFilter",
+    "LaggingData",
+    "LeaderChangeData",
+    "LogData",
+    "Subscriptions",
+    "TransactionData",
+    "encode_batch",
+]
+
+MEDIA_TYPE: Final = "text/event-stream"
+KEEPALIVE: Final = b": keepalive\n\n"
+KEEPALIVE_TICKS: Final = 8
+"""How often within the keepalive interval it is looked which streams were quiet."""
+FIRST_BATCH_SECONDS: Final = 0.25
+"""How long the status waits for the first batch, or for what is wrong with the start point."""
+LINGER_SECONDS: Final = 30.0
+
+Subscribe = Callable[[int, bool], AsyncIterator[EventBatch]]
+
+
+class TransactionData(msgspec.Struct, frozen=True):
+    """The data of ``event: transaction``."""
+
+    version: int
+    prev_version: int
+    request_id: str | None
+    leader_id: str
+    timestamp: str
+    operations: Sequence[Operation]
+
+
+class CheckpointData(msgspec.Struct, frozen=True):
+    """The data of ``event: checkpoint``: everything at or below the version is durable."""
+
+    committed_version: int
+    leader_id: str
+
+
+class LeaderChangeData(msgspec.Struct, frozen=True):
+    """The data of ``event: leader_change``: forget what came after the version."""
+
+    roll_back_to: int
+    leader_id: str
+
+
+class LogData(msgspec.Struct, frozen=True):
+    """The data of ``event: log``: which log this is."""
+
+    log_id: str
+
+
+class LaggingData(msgspec.Struct, frozen=True):
+    """The data of ``event: lagging``: the reader had this many unsent bytes; the stream ends here."""
+
+    unsent_bytes: int
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+@lru_cache(maxsize=1024)
+def _timestamp(time_ms: int) -> str:
+    moment = datetime.fromtimestamp(time_ms / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFilter:
+    """Lets through what touches a key in ``[begin, end)``. An absent ``end`` means to the last key."""
+
+    begin: bytes
+    end: bytes | None
+
+    def operations(self, operations: Sequence[Operation]) -> list[Operation]:
+        """The operations that touch the range, in order."""
+        return [operation for operation in operations if self._touches(operation)]
+
+    def _touches(self, operation: Operation) -> bool:
+        begin, end = self.begin, self.end
+        if isinstance(operation, RangeDelete):
+            return (end is None or operation.begin < end) and (operation.end is None or begin < operation.end)
+        return begin <= operation.key and (end is None or operation.key < end)
+
+
+def encode_event(event: Event, log_id: str, *, durable_stream: bool) -> bytes:
+    """The text of one event; ``log_id`` is that of the object that holds it."""
+    log = log_id.encode()
+    match event:
+        case TransactionEvent():
+            data = _encode(
+                TransactionData(
+                    event.version,
+                    event.prev_version,
+                    event.request_id,
+                    event.leader_id,
+                    _timestamp(event.time_ms),
+                    event.operations,
+                )
+            )
+            if event.durable:
+                return b"id: %d@%b\nevent: transaction\ndata: %b\n\n" % (event.version, log, data)
+            leader = event.leader_id.encode()
+            return b"id: %d~%b@%b\nevent: transaction\ndata: %b\n\n" % (event.version, leader, log, data)
+        case Checkpoint(committed_version=version, leader_id=leader_id):
+            data = _encode(CheckpointData(version, leader_id))
+            # Where transactions run ahead of durability a checkpoint lies behind what was delivered: it is no place to
+            # resume from.
+            identity = b"id: %d@%b\n" % (version, log) if durable_stream else b""
+            return b"%bevent: checkpoint\ndata: %b\n\n" % (identity, data)
+        case LeaderChange(roll_back_to=version, leader_id=leader_id):
+            data = _encode(LeaderChangeData(version, leader_id))
+            return b"id: %d~%b@%b\nevent: leader_change\ndata: %b\n\n" % (version, leader_id.encode(), log, data)
+
+
+class _Encoded:
+    """The text of a batch for each kind of stream."""
+
+    __slots__ = ("durable", "resolved")
+
+    def __init__(self) -> None:
+        self.durable: bytes | None = None
+        self.resolved: bytes | None = None
+
+
+def encode_batch(batch: EventBatch, *, durable_stream: bool) -> bytes:
+    """The text of a batch, made when the first subscriber needs it and shared by all of the same kind."""
+    cache = batch.encoded
+    if not isinstance(cache, _Encoded):
+        cache = batch.encoded = _Encoded()
+    text = cache.durable if durable_stream else cache.resolved
+    if text is None:
+        log_id = batch.log_id
+        text = b"".join([encode_event(event, log_id, durable_stream=durable_stream) for event in batch.events])
+        if durable_stream:
+            cache.durable = text
+        else:
+            cache.resolved = text
+    return text
+
+
+def encode_filtered(batch: EventBatch, key_filter: KeyFilter, *, durable_stream: bool) -> bytes:
+    """The text of what a filter lets through. Checkpoints always pass, so progress is visible."""
+    parts: list[bytes] = []
+    skipped: TransactionEvent | None = None
+    for event in batch.events:
+        if isinstance(event, TransactionEvent):
+            kept = key_filter.operations(event.operations)
+            if not kept:
+                skipped = event
+                continue
+            event = msgspec.structs.replace(event, operations=kept)
+        skipped = None
+        parts.append(encode_event(event, batch.log_id, durable_stream=durable_stream))
+    if skipped is not None and skipped.durable:
+        checkpoint = Checkpoint(skipped.version, skipped.leader_id)
+        parts.append(encode_event(checkpoint, batch.log_id, durable_stream=durable_stream))
+    return b"".join(parts)
+
+
+class _Subscriber:
+    """One open stream. ``quiet_ticks`` counts ticks of the keepalive clock since something was written."""
+
+    __slots__ = ("call", "quiet_ticks", "writing")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.quiet_ticks = 0
+        self.writing = False
+
+
+class Subscriptions:
+    """All open streams of a server."""
+
+    def __init__(self, front: Front, subscribe: Subscribe) -> None:
+        """``subscribe(after, durable)`` gives the batches after a version, history first."""
+        self._front = front
+        self._subscribe = subscribe
+        self.open: set[_Subscriber] = set()
+        self.lagged = 0
+        self.bytes_sent = 0
+        self._keepalives: asyncio.Task[None] | None = None
+
+    def unsent_bytes_max(self) -> int:
+        """How far the slowest reader is behind on its connection, in bytes."""
+        return max((subscriber.call.connection.unsent_bytes() for subscriber in self.open), default=0)
+
+    async def stream(self, call: Call) -> None:
+        """Answer one subscription until it ends."""
+        start, durable, key_filter = self._parameters(call)
+        batches = self._subscribe(self._front.version_of(start), durable)
+        log_id = self._front.log_id
+        subscriber = _Subscriber(call)
+        task = asyncio.current_task()
+        assert task is not None, "a request runs in a task"
+        gone = False
+
+        def on_end() -> None:
+            nonlocal gone
+            gone = True
+            task.cancel()
+
+        call.connection.on_end = on_end
+        self._keep_alive()
+        try:
+            await self._run(call, subscriber, batches, log_id, durable, key_filter)
+        except asyncio.CancelledError:
+            if not gone:
+                raise
+        finally:
+            call.connection.on_end = None
+            self.open.discard(subscriber)
+            close = getattr(batches, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def _run(
+        self,
+        call: Call,
+        subscriber: _Subscriber,
+        batches: AsyncIterator[EventBatch],
+        log_id: str,
+        durable: bool,
+        key_filter: KeyFilter | None,
+    ) -> None:
+        # What is wrong with the start point shows before the first batch, and must be told by the status.
+        first = asyncio.ensure_future(anext(batches, None))
+        try:
+            await asyncio.wait({first}, timeout=FIRST_BATCH_SECONDS)
+            if first.done():
+                first.result()
+            await call.start(200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}, MEDIA_TYPE)
+            if call.request.method == "HEAD":
+                await call.finish()
+                return
+            self.open.add(subscriber)
+            await call.write(b"event: log\ndata: %b\n\n" % _encode(LogData(log_id)))
+            batch = await first
+        finally:
+            # The batches cannot be closed while somebody still waits for the next one.
+            first.cancel()
+            await asyncio.wait({first})
+        bytes_max = self._front.limits.subscriber_unsent_bytes_max
+        connection = call.connection
+        caught_up = False
+        while batch is not None:
+            text = (
+                encode_batch(batch, durable_stream=durable)
+                if key_filter is None
+                else encode_filtered(batch, key_filter, durable_stream=durable)
+            )
+            if text:
+                subscriber.quiet_ticks = 0
+                self.bytes_sent += len(text)
+                subscriber.writing = True
+                await call.write(text)
+                subscriber.writing = False
+            if caught_up:
+                unsent = connection.unsent_bytes()
+                if unsent > bytes_max:
+                    await self._end_lagging(call, unsent)
+                    return
+            elif self._is_live(batch):
+                caught_up = True
+                # From here on a slow reader is measured, not waited for.
+                connection.bound_unsent_bytes(2 * bytes_max)
+            try:
+                batch = await anext(batches, None)
+            except Backpressure:
+                await self._end_lagging(call, connection.unsent_bytes())
+                return
+        await call.finish()
+        connection.close()
+
+    def _is_live(self, batch: EventBatch) -> bool:
+        service = self._front.service
+        return service is not None and batch.last_version >= service.local_version()
+
+    async def _end_lagging(self, call: Call, unsent: int) -> None:
+        self.lagged += 1
+        connection = call.connection
+        linger_seconds = LINGER_SECONDS
+        try:
+            async with asyncio.timeout(linger_seconds):  # one large batch may leave more unsent than writers wait for
+                await call.write(b"event: lagging\ndata: %b\n\n" % _encode(LaggingData(unsent)))
+                await call.finish()
+        except TimeoutError:
+            linger_seconds = 0.0
+        connection.close_within(linger_seconds)
+
+    def _parameters(self, call: Call) -> tuple[LogPosition, bool, KeyFilter | None]:
+        after = call.position("after") or LogPosition(0)
+        last_event_id = call.request.headers.get("last-event-id")
+        if last_event_id:
+            after = position_of("Last-Event-ID", last_event_id)
+        durable = call.switch("durable", default=True)
+        wanted = call.key_range()
+        return after, durable, None if wanted is None else KeyFilter(*wanted)
+
+    # Keepalive: one task for all streams, so that an event costs no timer.
+
+    def _keep_alive(self) -> None:
+        if self._keepalives is None or self._keepalives.done():
+            self._keepalives = self._front.loop.create_task(self._send_keepalives())
+
+    async def _send_keepalives(self) -> None:
+        tick = self._front.limits.keepalive_interval_seconds / KEEPALIVE_TICKS
+        while True:
+            await asyncio.sleep(tick)
+            for subscriber in list(self.open):
+                subscriber.quiet_ticks += 1
+                if subscriber.quiet_ticks >= KEEPALIVE_TICKS and not subscriber.writing:
+                    subscriber.quiet_ticks = 0
+                    if subscriber.call.connection.unsent_bytes() == 0:
+                        await subscriber.call.write(KEEPALIVE)
+
+    async def close(self) -> None:
+        """End all streams; their readers resume elsewhere by ``Last-Event-ID``."""
+        if self._keepalives is not None:
+            self._keepalives.cancel()
+        for subscriber in list(self.open):
+            subscriber.call.connection.close()
+
+
+def subscribe_route(subscriptions: Subscriptions) -> Route:
+    """The row of the route table."""
+    return Route(
+        method="GET",
+        path="/v1/subscribe",
+        role=Role.READ,
+        summary="The change stream: history, then live events, without gap or repeat",
+        stream=subscriptions.stream,
+        parameters=(
+            Parameter(
+                "after", "query", POSITION_SCHEMA, "Send what came after this version or id; the whole log without it"
+            ),
+            Parameter(
+                "durable",
+                "query",
+                {"type": "boolean", "default": True},
+                "false: as soon as resolved, checkpoints follow",
+            ),
+            *key_parameters("begin", "Only keys at or above this one"),
+            *key_parameters("end", "Only keys below this one"),
+            *key_parameters("prefix", "Only keys that start so; not together with begin and end"),
+            Parameter(
+                "Last-Event-ID",
+                "header",
+                POSITION_SCHEMA,
+                "Resume after this event; wins over after",
+            ),
+        ),
+        answers={MEDIA_TYPE: None},
+        codes=(
+            Code.BAD_BASE64,
+            Code.BAD_RANGE,
+            Code.FUTURE_VERSION,
+            Code.LOG_TRUNCATED,
+            Code.ROLLED_BACK,
+            Code.LOG_MISMATCH,
+            Code.NOT_LEADER,
+            Code.LEADER_CHANGED,
+            Code.STORE_UNAVAILABLE,
+        ),
+        tag="stream",
+    )

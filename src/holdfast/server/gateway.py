@@ -1,0 +1,340 @@
+"""What all connections of one server share: the service behind them, the bounds in front of it, and the counters.
+
+Owns: admission (how much may be in flight, and from one client in a second), handing commits to the service in one list
+per turn of the loop, asking the version once for everybody who asked in the same turn, how long a status is waited for,
+and who leads as far as this process knows.
+Does not own: bytes on connections (``fast_lane``, ``framework_lane``), what a request means (``requests``), deciding.
+
+Failure model: one event loop, no locks. A reply never raises into the service: whatever a connection has become in the
+meantime, the other commits of the batch are answered. While nothing leads here every request for the log gets
+``not_leader``; health, metrics and streams that are open do not pass through admission and so never wait behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from holdfast.commit.format.entry import CommitEntry
+from holdfast.commit.format.transaction import Transaction, Unanswered
+from holdfast.commit.service import ServiceEnd
+from holdfast.errors import Backpressure, Code, HoldfastError, Unavailable
+from holdfast.server.http.auth import Authenticator
+from holdfast.server.http.client_rates import ClientRates
+from holdfast.server.http.kept_errors import without_traceback
+from holdfast.server.http.requests import ITEMS_MAX, log_mismatch
+from holdfast.server.http.responses import CommitAnswers, LeaderHint, not_leading
+from holdfast.values import LogPosition
+
+__all__ = ["Front", "FrontLimits", "LeadingService", "RequestCounters", "StatusVerdict"]
+
+VersionWaiter = Callable[[int | HoldfastError], None]
+
+OVERLOADED_RETRY_AFTER_MS: Final = 1000
+STATUS_RETRY_AFTER_MS: Final = 500
+
+
+class StatusVerdict(Protocol):
+    """The final outcome of an attempt."""
+
+    @property
+    def status(self) -> str:
+        """committed, not_committed or log_truncated."""
+        ...
+
+    @property
+    def version(self) -> int | None:
+        """Set when it committed."""
+        ...
+
+
+class LeadingService(Protocol):
+    """What the front asks of the service that leads (``commit.service.CommitService`` is one)."""
+
+    @property
+    def leader_id(self) -> str:
+        """32 hexadecimal digits."""
+        ...
+
+    @property
+    def log_id(self) -> str:
+        """The id of the log, in hexadecimal digits."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """As advertised in the log."""
+        ...
+
+    @property
+    def ended(self) -> asyncio.Future[ServiceEnd]:
+        """Set when the reign is over, with why."""
+        ...
+
+    def submit(self, entries: list[CommitEntry]) -> None:
+        """Take commits in; each gets exactly one reply, later, on the loop."""
+        ...
+
+    def admission(self) -> HoldfastError | None:
+        """None when commits are welcome, else what to answer."""
+        ...
+
+    async def version(self) -> int:
+        """A linearizable version, or in bounded time the error why there is none. Raises: Fenced, Unavailable."""
+        ...
+
+    def local_version(self) -> int:
+        """The newest version known here to be durable."""
+        ...
+
+    async def status(self, request_id: str, min_version: int) -> StatusVerdict:
+        """The final outcome of an attempt. Raises: Fenced, Unavailable."""
+        ...
+
+    async def noop(self) -> None:
+        """Return when a no-op went through all four stages."""
+        ...
+
+    async def step_down(self) -> None:
+        """Drain to durable and resign; return when the reign is over, which may have come about otherwise."""
+        ...
+
+    def standby_seen(self, standby: str = "", proof: str = "") -> None:
+        """A standby asked: once it has stopped, show signs of life in the log. ``proof``: that it reads the log."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FrontLimits:
+    """The bounds in front of the service. Bytes are those of request bodies as they came; in flight, with
+    what their request ids take in the log."""
+
+    request_bytes_max: int = 1_048_576
+    request_id_length_min: int = 20
+    operations_max: int = ITEMS_MAX
+    preconditions_max: int = ITEMS_MAX
+    connections_max: int = 50_000
+    client_commits_per_second_max: int = 0
+    in_flight_commits_max: int = 65_536
+    in_flight_bytes_max: int = 256 * 1_048_576
+    subscriber_unsent_bytes_max: int = 10 * 1_048_576
+    keepalive_interval_seconds: float = 30.0
+    status_seconds_max: float = 10.0
+
+
+@dataclass(slots=True)
+class RequestCounters:
+    """Plain numbers, read when metrics are scraped."""
+
+    answers: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """By route and status; the fast lane's are here too."""
+    refused_connections: int = 0
+    handed_over_connections: int = 0
+    request_bytes: int = 0
+    stream_items: int = 0
+    rate_limited_commits: int = 0
+    """Refused because their client is over its own limit."""
+    rate_slowed_items: int = 0
+    """Items of streams that waited for the same reason."""
+
+
+class Front:
+    """The shared side of every connection."""
+
+    def __init__(
+        self,
+        *,
+        limits: FrontLimits,
+        authenticator: Authenticator,
+        leader_id: str = "",
+        address: str = "",
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.limits = limits
+        self.authenticator = authenticator
+        self.counters = RequestCounters()
+        self.loop = loop if loop is not None else asyncio.get_running_loop()
+        self.own = LeaderHint(leader_id, address)
+        self.leader = LeaderHint()
+        """Who leads as far as this process knows; itself while ``service`` is set."""
+        self.service: LeadingService | None = None
+        self.log_id = ""
+        """Of the log that this process leads, or led last."""
+        self.answers = CommitAnswers(self.own)
+        rate = limits.client_commits_per_second_max
+        self.client_rates = ClientRates(rate) if rate else None
+        self.draining = False
+        self.in_flight_commits = 0
+        self.in_flight_bytes = 0
+        self._batch: list[CommitEntry] = []
+        self._version_waiters: list[VersionWaiter] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # Leadership
+
+    def lead(self, service: LeadingService) -> None:
+        """From now on this process answers for the log."""
+        self.own = self.leader = LeaderHint(service.leader_id, service.address, is_this_process=True)
+        self.log_id = service.log_id
+        self.answers = CommitAnswers(self.own)
+        self.service = service
+
+    def stop_leading(self, leader: LeaderHint) -> None:
+        """From now on every request for the log gets ``not_leader``, naming ``leader`` when it is known."""
+        self.service = None
+        self.leader = leader
+
+    def leading(self) -> LeadingService:
+        """The service. Raises: Fenced (not_leader)."""
+        if self.service is None:
+            raise not_leading(self.leader)
+        return self.service
+
+    def version_of(self, position: LogPosition) -> int:
+        """The version of a position in this log. Raises: Fenced (not_leader), InvalidRequest (log_mismatch)."""
+        log_id = self.leading().log_id
+        if position.log_id is not None and position.log_id != log_id:
+            raise log_mismatch(position.log_id, log_id)
+        return position.version
+
+    # Admission
+
+    def admission(self) -> HoldfastError | None:
+        """None when one more commit is welcome, else the error to answer at once."""
+        service = self.service
+        if service is None:
+            return not_leading(self.leader)
+        if self.draining:
+            return Unavailable(
+                "the service is stopping", code=Code.OVERLOADED, retry_after_ms=OVERLOADED_RETRY_AFTER_MS
+            )
+        limits = self.limits
+        if self.in_flight_commits >= limits.in_flight_commits_max or self.in_flight_bytes >= limits.in_flight_bytes_max:
+            return Backpressure(
+                "the service is full",
+                retry_after_ms=OVERLOADED_RETRY_AFTER_MS,
+                commits_in_flight=self.in_flight_commits,
+            )
+        return service.admission()
+
+    def over_rate(self, client: bytes | str) -> HoldfastError | None:
+        """Take one commit from the client's own budget: None, or the error to answer when it is spent."""
+        rates = self.client_rates
+        wait = 0.0 if rates is None else rates.wait_for_one(client, self.loop.time())
+        if rates is None or wait == 0.0:
+            return None
+        self.counters.rate_limited_commits += 1
+        return Backpressure(
+            "this client commits faster than it may",
+            code=Code.RATE_LIMITED,
+            retry_after_ms=math.ceil(wait * 1000),
+            per_second_max=rates.per_second_max,
+        )
+
+    # Commits
+
+    def submit(self, entry: CommitEntry, size: int) -> None:
+        """Hand one commit to the service at the end of this turn of the loop, with all others of the turn.
+
+        ``size`` counts against the bytes in flight until ``settled`` is called with it, which the reply must do.
+        """
+        self.in_flight_commits += 1
+        self.in_flight_bytes += size
+        batch = self._batch
+        if not batch:
+            self.loop.call_soon(self._flush)
+        batch.append(entry)
+
+    def submit_many(self, entries: list[CommitEntry], size: int) -> None:
+        """The same for a block of a stream."""
+        self.in_flight_commits += len(entries)
+        self.in_flight_bytes += size
+        batch = self._batch
+        if not batch:
+            self.loop.call_soon(self._flush)
+        batch += entries
+
+    def settled(self, commits: int, size: int) -> None:
+        """``commits`` with ``size`` bytes have their outcome."""
+        self.in_flight_commits -= commits
+        self.in_flight_bytes -= size
+        assert self.in_flight_commits >= 0, "a commit is settled once"
+
+    def _flush(self) -> None:
+        batch, self._batch = self._batch, []
+        service = self.service
+        if service is not None:
+            service.submit(batch)
+            return
+        # The lead was lost between admission and now, within one turn of the loop.
+        for entry in batch:
+            entry.outcome = Unanswered()
+            entry.reply(entry)
+
+    async def commit(self, txn: Transaction, size: int) -> CommitEntry:
+        """Submit one commit and wait for its outcome. Giving up waiting does not take it back."""
+        outcome: asyncio.Future[CommitEntry] = self.loop.create_future()
+
+        def reply(entry: CommitEntry) -> None:
+            self.settled(1, entry.size)
+            if not outcome.done():
+                outcome.set_result(entry)
+
+        entry = CommitEntry(txn, reply, None, size)
+        self.submit(entry, entry.size)
+        return await outcome
+
+    async def status(self, request_id: str, min_version: int) -> StatusVerdict:
+        """The final outcome of an attempt. Raises: as the service; Unavailable after ``status_seconds_max``.
+
+        Who asks must hear of a store that hangs while waiting, however many requests the answer takes. What was begun
+        goes on, so that who asks again about a long log finds more of it read.
+        """
+        asked = self.loop.create_task(self._status(request_id, min_version))
+        self._tasks.add(asked)
+        asked.add_done_callback(self._tasks.discard)
+        await asyncio.wait({asked}, timeout=self.limits.status_seconds_max)
+        if not asked.done():
+            raise Unavailable("the log was not read in time", retry_after_ms=STATUS_RETRY_AFTER_MS)
+        verdict = asked.result()
+        if isinstance(verdict, HoldfastError):
+            raise verdict
+        return verdict
+
+    async def _status(self, request_id: str, min_version: int) -> StatusVerdict | HoldfastError:
+        try:
+            return await self.leading().status(request_id, min_version)
+        except HoldfastError as error:  # told, not raised: nobody may be left to hear it
+            return error
+
+    # Versions
+
+    def ask_version(self, waiter: VersionWaiter) -> None:
+        """Call ``waiter`` with a linearizable version, or with the error why there is none.
+
+        Everybody who asks in one turn of the loop is answered by one question to the service, which begins after all of
+        them asked: so the answer covers everything known committed when any of them arrived.
+        """
+        waiters = self._version_waiters
+        if not waiters:
+            self.loop.call_soon(self._ask)
+        waiters.append(waiter)
+
+    def _ask(self) -> None:
+        waiters, self._version_waiters = self._version_waiters, []
+        task = self.loop.create_task(self._answer_version(waiters))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer_version(self, waiters: list[VersionWaiter]) -> None:
+        answer: int | HoldfastError
+        try:
+            answer = await self.leading().version()
+        except HoldfastError as error:
+            answer = without_traceback(error)
+        for waiter in waiters:
+            waiter(answer)

@@ -1,0 +1,171 @@
+"""Commit requests as bytes, decoded and checked.
+
+Owns: which bytes are a commit request, and the code that each way of being wrong gets. Does not own: whether the
+transaction may commit (``commit``), how big a body may be (the lanes bound it before it comes here).
+
+Failure model: pure. Any bytes whatever end in a ``Transaction`` or in one ``InvalidRequest``, ``LimitExceeded`` or
+``Fenced`` with a code; nothing else can escape, whatever the nesting, the encoding or the size. A refused request
+changed nothing.
+
+Rules, in the order they are checked:
+
+    malformed              not JSON (or msgpack) of the documented shape; unknown fields count as wrong
+    bad_base64             a key, value or bound in JSON that is not canonical base64 (``commit.json_request``)
+    no_operations          an empty list of operations
+    bad_request_id         not between the configured minimum and 255 printable characters
+    too_large              more operations or preconditions than a commit may have, or a request id whose bytes, times
+                           the operations and preconditions, exceed 16 MiB
+    read_version_required  a request id without a read version, or a precondition with neither version
+    bad_range              ``begin >= end``
+    log_mismatch           the request names another log than this one
+    leader_changed         the request names another leader than this one
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from holdfast.commit.format.body_stream import REPEATED_BYTES_MAX, repeated_bytes
+from holdfast.commit.format.json_request import undecodable
+from holdfast.commit.format.transaction import RangeDelete, RangeRead, Transaction
+from holdfast.errors import Code, Fenced, HoldfastError, InvalidRequest, LimitExceeded
+
+__all__ = [
+    "ITEMS_MAX",
+    "REQUEST_ID_LENGTH_MAX",
+    "WireFormat",
+    "decode_msgpack",
+    "decode_msgpack_items",
+    "log_mismatch",
+    "problem_with",
+    "problem_with_request_id",
+]
+
+WireFormat = Literal["json", "msgpack"]
+
+REQUEST_ID_LENGTH_MAX: Final = 255
+LOG_ID_SHOWN_MAX: Final = 64
+"""How much of a wrong log id an error repeats."""
+ITEMS_MAX: Final = 10_000
+"""Operations of a commit by default, and its preconditions: decisions are made one after another."""
+
+_MSGPACK: Final = msgspec.msgpack.Decoder(Transaction)
+_MSGPACK_ITEMS: Final = msgspec.msgpack.Decoder(list[Transaction])
+
+# RecursionError: a value nested deeper than the interpreter's stack. UnicodeDecodeError: text that is not UTF-8, which
+# the decoder passes on as the interpreter raised it.
+_UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def decode_msgpack(data: bytes | bytearray | memoryview) -> Transaction:
+    """The transaction that this msgpack map holds; keys and values are ``bin``.
+
+    Raises: InvalidRequest (malformed).
+    """
+    try:
+        return _MSGPACK.decode(data)
+    except _UNDECODABLE as error:
+        raise undecodable(error) from error
+
+
+def decode_msgpack_items(count: int, block: bytes) -> list[Transaction]:
+    """The transactions of ``count`` whole maps that follow one another, in order.
+
+    Raises: InvalidRequest when any of them is undecodable; the caller then goes one by one to find which.
+    """
+    # Maps in a row are the inside of an array, so one decoder call does them all.
+    try:
+        return _MSGPACK_ITEMS.decode(b"\xdd" + count.to_bytes(4, "big") + block)
+    except _UNDECODABLE as error:
+        raise undecodable(error) from error
+
+
+def problem_with(
+    txn: Transaction,
+    *,
+    leader_id: str,
+    log_id: str,
+    request_id_length_min: int,
+    operations_max: int = ITEMS_MAX,
+    preconditions_max: int = ITEMS_MAX,
+) -> HoldfastError | None:
+    """What is wrong with a decoded transaction, or None.
+
+    ``leader_id`` and ``log_id`` are this leader's.
+
+    Shape: an ``InvalidRequest`` or ``LimitExceeded`` (too_large) with the code of the first broken rule, or ``Fenced``
+    (leader_changed). It is returned and not raised because one block of a stream holds many transactions and each is
+    answered alone.
+    """
+    if not txn.operations:
+        return InvalidRequest("a commit needs at least one operation", code=Code.NO_OPERATIONS)
+    if len(txn.operations) > operations_max or len(txn.preconditions) > preconditions_max:
+        return LimitExceeded(
+            "the commit has too many operations or preconditions",
+            hint="commit in parts, or raise commit.max_operations or commit.max_preconditions",
+            operations=len(txn.operations),
+            operations_max=operations_max,
+            preconditions=len(txn.preconditions),
+            preconditions_max=preconditions_max,
+        )
+    if txn.request_id is not None:
+        wrong = problem_with_request_id(txn.request_id, length_min=request_id_length_min)
+        if wrong is not None:
+            return wrong
+        repeated = repeated_bytes(txn)
+        if repeated > REPEATED_BYTES_MAX:
+            return LimitExceeded(
+                "the request id is written with every operation and precondition, and is too long for so many",
+                hint="commit in parts, or under a shorter request id",
+                bytes=repeated,
+                bytes_max=REPEATED_BYTES_MAX,
+            )
+        if txn.read_version is None:
+            return InvalidRequest(
+                "a request id names an attempt only together with its read version", code=Code.READ_VERSION_REQUIRED
+            )
+    for index, read in enumerate(txn.preconditions):
+        if read.version is None and txn.read_version is None:
+            return InvalidRequest(
+                "a precondition needs its own version or the read version of the commit",
+                code=Code.READ_VERSION_REQUIRED,
+                precondition=index,
+            )
+        if isinstance(read, RangeRead) and _is_empty_range(read.begin, read.end):
+            return InvalidRequest("begin must be below end", code=Code.BAD_RANGE, precondition=index)
+    for index, operation in enumerate(txn.operations):
+        if isinstance(operation, RangeDelete) and _is_empty_range(operation.begin, operation.end):
+            return InvalidRequest("begin must be below end", code=Code.BAD_RANGE, operation=index)
+    if txn.log_id is not None and txn.log_id != log_id:
+        return log_mismatch(txn.log_id, log_id)
+    if txn.leader_id is not None and txn.leader_id != leader_id:
+        return Fenced("another leader was named", code=Code.LEADER_CHANGED, leader_id=leader_id)
+    return None
+
+
+def problem_with_request_id(request_id: str, *, length_min: int) -> InvalidRequest | None:
+    """What is wrong with a request id, or None. A short id is easily drawn twice, hence the minimum."""
+    if length_min <= len(request_id) <= REQUEST_ID_LENGTH_MAX and request_id.isprintable():
+        return None
+    return InvalidRequest(
+        f"a request id has {length_min} to {REQUEST_ID_LENGTH_MAX} printable characters",
+        code=Code.BAD_REQUEST_ID,
+        length=len(request_id),
+    )
+
+
+def log_mismatch(given: str, log_id: str) -> InvalidRequest:
+    """The error for a version or a position that belongs to another log than the one served here."""
+    return InvalidRequest(
+        "the version belongs to another log than the one served here",
+        code=Code.LOG_MISMATCH,
+        hint="the log was replaced, or this is another service: read again from the log that is served",
+        given_log_id=given[:LOG_ID_SHOWN_MAX],
+        log_id=log_id,
+    )
+
+
+def _is_empty_range(begin: bytes, end: bytes | None) -> bool:
+    return end is not None and begin >= end

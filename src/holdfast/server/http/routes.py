@@ -1,0 +1,393 @@
+"""The shape of a route, and what every route does alike: rights, errors, counting.
+
+Owns: the table row (path, method, role, how it is described), reading parameters strictly, and turning whatever a
+handler raises into a coded answer. Does not own: the handlers (``routes_log``, ``routes_view``, ``routes_health``,
+``commit_stream``, ``sse``), the description itself (``openapi``).
+
+Failure model: a ``HoldfastError`` becomes its answer. Any other exception is a bug of ours: it is logged with its trace
+and answered ``internal``, and the connection and the process go on. After a stream has begun its status cannot change,
+so an error there ends the connection, which its reader must take as "unknown from here".
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, cast
+
+import msgspec
+import structlog
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from holdfast.commit.format.transaction import VERSION_MAX, prefix_end
+from holdfast.errors import Code, HoldfastError, InternalError, InvalidRequest, LimitExceeded
+from holdfast.server.gateway import Front
+from holdfast.server.http.asgi_connection import Connection
+from holdfast.server.http.auth import Role
+from holdfast.server.http.kept_errors import without_traceback
+from holdfast.server.http.responses import encode, error_answer
+from holdfast.values import LogPosition, parse_position
+
+__all__ = [
+    "ANY_ROUTE_CODES",
+    "POSITION_SCHEMA",
+    "Answer",
+    "Call",
+    "Endpoint",
+    "Handler",
+    "Parameter",
+    "Route",
+    "StreamHandler",
+    "json_answer",
+    "key_from_text",
+    "key_parameters",
+    "text_key",
+]
+
+_log = structlog.get_logger("holdfast.server")
+
+ANY_ROUTE_CODES: Final = (Code.MALFORMED, Code.UNAUTHENTICATED, Code.PERMISSION_DENIED, Code.OVERLOADED, Code.INTERNAL)
+"""What every route may answer: ``overloaded`` when the connection is one too many."""
+
+
+POSITION_SCHEMA: Final[Mapping[str, object]] = {
+    "type": "string",
+    "pattern": "^[0-9]{1,16}(~[0-9a-f]{32})?(@[0-9a-f]{32})?$",
+}
+"""How a parameter that is a version, with or without its log's id, is described."""
+NAME_CHARACTERS_MAX: Final = 64
+"""How much of a wrong name an error repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer."""
+
+    body: bytes
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    media_type: str = "application/json"
+
+
+def json_answer(body: msgspec.Struct, status: int = 200) -> Answer:
+    """An answer that is one JSON document."""
+    return Answer(encode(body), status)
+
+
+class Call:
+    """One request in a handler's hands."""
+
+    __slots__ = ("_body_ended", "front", "receive", "request", "send", "started")
+
+    def __init__(self, front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+        self.front = front
+        self.request = Request(scope, receive)
+        self.receive = receive
+        self.send = send
+        self.started = False
+        self._body_ended = False
+
+    @property
+    def connection(self) -> Connection:
+        """The connection that this request came on."""
+        return cast(Connection, self.request.scope["state"]["connection"])
+
+    @property
+    def authorization(self) -> bytes | None:
+        """The header, None when there was none."""
+        given = self.request.headers.get("authorization")
+        return None if given is None else given.encode("latin-1")
+
+    @property
+    def client(self) -> bytes | str:
+        """Whose request this is, as limits count it."""
+        return self.front.authenticator.client_of(self.authorization, self.connection.peer)
+
+    def path_text(self, name: str) -> str:
+        """A part of the path, percent-decoded."""
+        return str(self.request.path_params[name])
+
+    def require_known_parameters(self, known: frozenset[str]) -> None:
+        """Refuse a query parameter that the route does not have: an option that is ignored looks like one that worked.
+
+        Raises: InvalidRequest naming it and those that there are.
+        """
+        for name in self.request.query_params:
+            if name not in known:
+                has = f"it has {', '.join(sorted(known))}" if known else "it has none"
+                raise InvalidRequest(f"the route has no query parameter {name[:NAME_CHARACTERS_MAX]!r}: {has}")
+
+    def text(self, name: str) -> str | None:
+        """A query parameter, or None. Raises: InvalidRequest when it is given more than once."""
+        given = self.request.query_params.getlist(name)
+        if len(given) > 1:
+            raise InvalidRequest(f"{name} is given more than once")
+        return given[0] if given else None
+
+    def number(self, name: str, *, low: int = 0, high: int = VERSION_MAX) -> int | None:
+        """A query parameter that is a whole number from ``low`` to ``high``, or None. Raises: InvalidRequest."""
+        text = self.text(name)
+        return None if text is None else whole_number(name, text, low=low, high=high)
+
+    def position(self, name: str) -> LogPosition | None:
+        """A query parameter that is a version, with or without its log's id, or None. Raises: InvalidRequest."""
+        text = self.text(name)
+        return None if text is None else position_of(name, text)
+
+    def required_position(self, name: str) -> LogPosition:
+        """The same, required."""
+        position = self.position(name)
+        if position is None:
+            raise InvalidRequest(f"{name} is required")
+        return position
+
+    def switch(self, name: str, *, default: bool) -> bool:
+        """A query parameter that is ``true`` or ``false``. Raises: InvalidRequest."""
+        match self.text(name):
+            case None:
+                return default
+            case "true":
+                return True
+            case "false":
+                return False
+            case _:
+                raise InvalidRequest(f"{name} is true or false")
+
+    def key(self, name: str) -> bytes | None:
+        """A query parameter that is a key in base64url, or the parameter ``NAME_text`` that is text, or None.
+
+        Raises: InvalidRequest (bad_base64; malformed where both are given).
+        """
+        given, text = self.text(name), self.text(f"{name}_text")
+        if text is None:
+            hint = f"text as it is goes into {name}_text"
+            return None if given is None else key_from_text(name, given, hint=hint)
+        if given is not None:
+            raise InvalidRequest(f"{name} and {name}_text exclude each other")
+        return text_key(f"{name}_text", text)
+
+    def key_range(self) -> tuple[bytes, bytes | None] | None:
+        """The keys that the query asks for, by ``begin`` and ``end`` or by ``prefix``; None where it has none of these.
+
+        Raises: InvalidRequest (bad_range, bad_base64; malformed for a prefix together with a bound).
+        """
+        begin, end, prefix = self.key("begin"), self.key("end"), self.key("prefix")
+        if prefix is not None:
+            if begin is not None or end is not None:
+                raise InvalidRequest("prefix excludes begin and end: it is a range by itself")
+            return prefix, prefix_end(prefix)
+        if end is not None and (begin or b"") >= end:
+            raise InvalidRequest("begin must be below end", code=Code.BAD_RANGE)
+        return None if begin is None and end is None else (begin or b"", end)
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """The parts of the body as they arrive; can be taken up again after it was left.
+
+        Raises: ClientDisconnect.
+        """
+        while not self._body_ended:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            self._body_ended = not message.get("more_body", False)
+            part = cast(bytes, message.get("body", b""))
+            if part:
+                yield part
+
+    async def body(self, bytes_max: int | None = None) -> bytes:
+        """The whole body. Raises: LimitExceeded as soon as it is known to be above the bound.
+
+        ``bytes_max`` is the bound of a route that has one of its own.
+        """
+        bytes_max = self.front.limits.request_bytes_max if bytes_max is None else bytes_max
+        told = self.request.headers.get("content-length", "")
+        if told.isascii() and told.isdigit() and int(told) > bytes_max:
+            raise LimitExceeded("the request is too large", bytes=int(told), bytes_max=bytes_max)
+        whole = bytearray()
+        async for part in self.parts():
+            whole += part
+            if len(whole) > bytes_max:
+                raise LimitExceeded("the request is too large", bytes_max=bytes_max)
+        return bytes(whole)
+
+    async def start(self, status: int, headers: Mapping[str, str], media_type: str) -> None:
+        """Send the head of a streamed answer."""
+        self.started = True
+        raw = [(b"content-type", media_type.encode("latin-1"))]
+        raw += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await self.send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def write(self, data: bytes) -> None:
+        """Send a part of a streamed answer. Waits while the connection holds more unsent bytes than it may."""
+        await self.send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self) -> None:
+        """End a streamed answer."""
+        await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def answer(self, answer: Answer) -> None:
+        """Send a whole answer."""
+        headers = dict(answer.headers)
+        headers["Content-Length"] = str(len(answer.body))
+        await self.start(answer.status, headers, answer.media_type)
+        await self.send({"type": "http.response.body", "body": answer.body, "more_body": False})
+
+
+Handler = Callable[[Call], Awaitable[Answer]]
+StreamHandler = Callable[[Call], Awaitable[None]]
+"""Answers by itself, with ``start``, ``write`` and ``finish``; may still raise a HoldfastError before ``start``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter, as it is described."""
+
+    name: str
+    place: Literal["path", "query", "header"]
+    schema: Mapping[str, object]
+    description: str
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One row of the route table."""
+
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+    path: str
+    role: Role
+    right: str | None = None
+    """The right on a store that the handler asks for by itself; its role is ``OPEN`` then."""
+    summary: str
+    handler: Handler | None = None
+    stream: StreamHandler | None = None
+    parameters: Sequence[Parameter] = ()
+    body: Mapping[str, object] | None = None
+    """Media type -> the type that decodes it."""
+    answers: Mapping[str, object]
+    """Media type -> the type of the 200 answer; a tuple where an item is one of several; None for free text."""
+    codes: Sequence[Code] = ()
+    """Every code it may answer with, beside ``ANY_ROUTE_CODES``."""
+    tag: str = "log"
+    filters: bool = False
+    """Whether every query parameter is an attribute of what is listed, which the handler checks by itself."""
+
+    @property
+    def name(self) -> str:
+        """How metrics and the description call it: the path without the framework's converters."""
+        return self.path.replace(":any}", "}").replace(":name}", "}")
+
+    @property
+    def query_names(self) -> frozenset[str]:
+        """The query parameters that it has."""
+        return frozenset(parameter.name for parameter in self.parameters if parameter.place == "query")
+
+
+class Endpoint:
+    """A route as an ASGI application."""
+
+    def __init__(self, front: Front, route: Route) -> None:
+        assert (route.handler is None) != (route.stream is None), "a route answers whole or streams"
+        self._front = front
+        self._route = route
+        self._query_names = route.query_names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        front, route = self._front, self._route
+        call = Call(front, scope, receive, send)
+        status = 200
+        try:
+            problem = front.authenticator.problem_with(call.authorization, route.role)
+            if problem is not None:
+                raise problem
+            if not route.filters:
+                call.require_known_parameters(self._query_names)
+            if route.stream is not None:
+                await route.stream(call)
+            else:
+                assert route.handler is not None, "a route that does not stream answers whole"
+                answer = await route.handler(call)
+                status = answer.status
+                await call.answer(answer)
+        except HoldfastError as error:
+            status = await self._refuse(call, without_traceback(error))
+        except ClientDisconnect:
+            status = STATUS_CUT_SHORT
+        except Exception as error:  # noqa: BLE001  # the last resort: a bug must not take other requests with it
+            _log.exception("request failed", route=route.name, method=scope["method"])
+            status = await self._refuse(call, InternalError("a bug of ours; it is logged", cause=type(error).__name__))
+        finally:
+            front.counters.answers[route.name, status] += 1
+
+    async def _refuse(self, call: Call, error: HoldfastError) -> int:
+        if call.started:
+            # The head has promised a stream; only ending the connection says that it is not whole.
+            call.connection.close()
+            return STATUS_CUT_SHORT
+        status, headers, body = error_answer(error, self._front.leader)
+        if error.code is Code.TOO_LARGE:
+            headers["Connection"] = "close"  # the rest of the body is not wanted
+        await call.answer(Answer(body, status, headers))
+        call.connection.end_unless_whole(UNWANTED_SECONDS_MAX)
+        return status
+
+
+UNWANTED_SECONDS_MAX: Final = 2.0
+"""How long the body of a request that was refused before it was read may still arrive."""
+STATUS_CUT_SHORT: Final = 499
+"""Counted for a stream that ended without its end; no answer ever carries it."""
+
+
+def whole_number(name: str, text: str, *, low: int, high: int) -> int:
+    """A whole number in plain decimal digits. Raises: InvalidRequest."""
+    if text.isascii() and text.isdigit() and len(text) <= 20 and low <= int(text) <= high:
+        return int(text)
+    raise InvalidRequest(f"{name} is a whole number from {low} to {high}")
+
+
+def position_of(name: str, text: str) -> LogPosition:
+    """A version with or without its log's id, as in event ids. Raises: InvalidRequest."""
+    position = parse_position(text)
+    if position is None:
+        raise InvalidRequest(
+            f"{name} is VERSION, VERSION@LOGID or VERSION~LEADER@LOGID: a whole number up to {VERSION_MAX}, and ids of "
+            "32 hexadecimal digits"
+        )
+    return position
+
+
+def key_from_text(name: str, text: str, *, hint: str = "") -> bytes:
+    """The bytes of a key in a URL: base64url, padding optional, and the bits that stand for nothing are zero.
+
+    ``hint`` tells how to give text. Raises: InvalidRequest (bad_base64).
+    """
+    plain = text.rstrip("=")
+    padded = plain + "=" * (-len(plain) % 4)
+    try:
+        found = base64.urlsafe_b64decode(padded) if text in (plain, padded) else None
+    except (binascii.Error, ValueError):
+        found = None
+    # What is not of the alphabet was left out, so it does not come back.
+    if found is None or base64.urlsafe_b64encode(found).decode() != padded:
+        raise InvalidRequest(f"{name} is not base64url", code=Code.BAD_BASE64, hint=hint)
+    return found
+
+
+def text_key(name: str, text: str) -> bytes:
+    """The UTF-8 of a text in a URL. Raises: InvalidRequest where it was not UTF-8 there."""
+    if "\ufffd" in text:
+        # It stands for bytes that could not be decoded.
+        raise InvalidRequest(f"{name} is not UTF-8", hint="a key that is not text is given in base64url")
+    return text.encode()
+
+
+def key_parameters(name: str, description: str) -> tuple[Parameter, Parameter]:
+    """The two query parameters that a key has: base64url and text."""
+    return (
+        Parameter(name, "query", {"type": "string", "format": "base64url"}, description),
+        Parameter(f"{name}_text", "query", {"type": "string"}, f"The same as text; not together with {name}"),
+    )

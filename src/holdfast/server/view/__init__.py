@@ -1,0 +1,1 @@
+"""The materialised view that a service keeps, in its own process or in this one."""

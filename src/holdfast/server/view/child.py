@@ -1,0 +1,269 @@
+"""The server's side of its view process: starting it, telling it what is durable, reading the file it keeps.
+
+Owns: the process and its end, announcements, who waits for which version, the read-only connections. Does not own: what
+the process does (``view_process``), the file's format (``view.sqlite_file``).
+
+Why a process: what a view costs (5 microseconds a commit) would be taken from the leader's interpreter, thread or not.
+The leader pays for one announcement a round trip of the process, and at most one every ``PACE_SECONDS`` while nobody
+waits, however many commits there are: the newest stands for all.
+
+Failure model: a process that ends, or reports what cannot be read, is started again, after a pause that grows while it
+keeps ending; meanwhile nothing can be read and whoever asks waits. A report is sent after the file's transaction, so a
+read that begins after it sees at least that version. Damage of the log ends the following, not the reading: whoever
+asks for what is behind it is told of it at once. A SQLite error of a read is ``view_behind`` to the one who asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+import structlog
+
+from holdfast.commit.service import CommitService
+from holdfast.errors import Closed
+from holdfast.server.view.messages import Announcement, Damage, Report, ViewStart
+from holdfast.view.layer import Stored
+from holdfast.view.sqlite_file import open_for_readers
+from holdfast.view.view import Row
+
+__all__ = ["ViewChild", "ViewFile"]
+
+PACE_SECONDS: Final = 0.1
+READ_THREADS: Final = 2
+RESTART_SECONDS: Final = (0.1, 5.0)
+"""The first pause before a new process, and the longest."""
+SETTLED_SECONDS: Final = 30.0
+"""A process that lived so long ended for a new reason."""
+STOP_SECONDS: Final = 10.0
+KILLED_SECONDS: Final = 5.0
+"""How long a killed process may take to end: one that waits for a disk that does not answer takes for ever."""
+CLOSE_SECONDS: Final = STOP_SECONDS + KILLED_SECONDS + 5.0
+
+log = structlog.get_logger("holdfast.server.view")
+
+T = TypeVar("T")
+
+
+class ViewFile:
+    """Reads of one view's file, in a few threads with a connection each. Every read is of one position."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._threads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="holdfast-view")
+        self._own = threading.local()
+        self._connections: list[sqlite3.Connection] = []
+
+    async def get(self, key: bytes) -> Stored | None:
+        """A key's value and version. Raises: Closed, sqlite3.Error."""
+
+        def read(connection: sqlite3.Connection) -> Stored | None:
+            row: Stored | None = connection.execute(
+                "SELECT value, version FROM latest WHERE key = ?", (key,)
+            ).fetchone()
+            return row
+
+        return await self._run(read)
+
+    async def read_range(self, begin: bytes, end: bytes | None, limit: int) -> tuple[list[Row], int]:
+        """As ``View.read_range``. Raises: Closed, sqlite3.Error."""
+
+        def read(connection: sqlite3.Connection) -> tuple[list[Row], int]:
+            connection.execute("BEGIN")
+            try:
+                (version,) = connection.execute("SELECT version FROM position").fetchone()
+                rows = connection.execute(
+                    "SELECT key, value, version FROM latest WHERE key >= ? AND (? IS NULL OR key < ?)"
+                    " ORDER BY key LIMIT ?",
+                    (begin, end, end, limit),
+                ).fetchall()
+            finally:
+                connection.execute("COMMIT")
+            return rows, version
+
+        return await self._run(read)
+
+    async def _run(self, read: Callable[[sqlite3.Connection], T]) -> T:
+        def in_thread() -> T:
+            connection: sqlite3.Connection | None = getattr(self._own, "connection", None)
+            if connection is None:
+                connection = self._own.connection = open_for_readers(self._path)
+                self._connections.append(connection)
+            return read(connection)
+
+        try:
+            reading = self._threads.submit(in_thread)
+        except RuntimeError:
+            raise Closed("this file is not read any more") from None
+        return await asyncio.wrap_future(reading)
+
+    def close(self) -> None:
+        """Let go of the file once the reads under way are done."""
+        self._threads.shutdown()
+        for connection in self._connections:
+            connection.close()
+
+
+class ViewChild:
+    """One reign's view process, and the file it keeps."""
+
+    def __init__(self, start: ViewStart, service: CommitService) -> None:
+        self._start = start
+        self._service = service
+        self._file: ViewFile | None = None
+        self._version = 0
+        self._damage: Damage | None = None
+        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._numbers = itertools.count()
+        self._poked = asyncio.Event()
+        self._done = asyncio.Event()
+        self._keeping = asyncio.get_running_loop().create_task(self._keep())
+
+    @property
+    def version(self) -> int:
+        """The file shows everything at or below; 0 while there is none."""
+        return self._version
+
+    async def at(self, version: int) -> ViewFile:
+        """The file, once it shows everything up to ``version``. Raises: CorruptData when it never will."""
+        while self._file is None or self._version < version:
+            if self._damage is not None:
+                raise self._damage.error()
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._waiters, (version, next(self._numbers), waiter))
+            self._poked.set()
+            try:
+                await waiter
+            finally:
+                if not waiter.done() or waiter.cancelled():
+                    self._waiters = [item for item in self._waiters if item[2] is not waiter]
+                    heapq.heapify(self._waiters)
+        return self._file
+
+    async def close(self) -> None:
+        """End the process and release the file. Returns although the process cannot be ended."""
+        self._keeping.cancel()
+        await asyncio.wait({self._keeping}, timeout=CLOSE_SECONDS)
+
+    # The process
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause, longest = RESTART_SECONDS
+        while True:
+            began = loop.time()
+            try:
+                await self._live()
+            except (OSError, ValueError, msgspec.DecodeError) as error:
+                # A report that cannot be read, or is longer than a line may be, costs its process, not the view.
+                log.warning("view_process_lost", error=f"{type(error).__name__}: {error}")
+            if loop.time() - began > SETTLED_SECONDS:
+                pause = RESTART_SECONDS[0]
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, longest)
+
+    async def _live(self) -> None:
+        """One process from its start to its end."""
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.to_thread(self._spawn, theirs)
+        except BaseException:
+            ours.close()
+            raise
+        reports, announcements = await asyncio.open_connection(sock=ours)
+        announcing = asyncio.ensure_future(self._announce(announcements))
+        decode = msgspec.json.Decoder(Report).decode
+        try:
+            while (line := await reports.readline()).endswith(b"\n"):
+                self._reported(decode(line))
+        finally:
+            announcing.cancel()
+            announcements.transport.abort()
+            file, self._file, self._version, self._damage = self._file, None, 0, None
+            try:
+                if file is not None:
+                    await asyncio.to_thread(file.close)
+                await asyncio.to_thread(self._reap, process)
+            except (OSError, sqlite3.Error, subprocess.TimeoutExpired) as error:
+                # Raised from here it would take the place of a cancellation, and the stop would wait for ever.
+                log.warning("view_process_not_ended", error=f"{type(error).__name__}: {error}")
+        log.warning("view_process_ended", exit_code=process.returncode)
+
+    def _reap(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait for the end of a process whose socket is closed. Raises: OSError, TimeoutExpired."""
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(KILLED_SECONDS)
+
+    def _spawn(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+        package = str(Path(__file__).parent.parent.parent)
+        environment = dict(os.environ)
+        if package != sysconfig.get_path("purelib"):
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+        start = msgspec.json.encode(self._start).decode()
+        with theirs:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", "holdfast.server.view.process", str(theirs.fileno()), start],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=environment,
+            )
+
+    async def _announce(self, process: asyncio.StreamWriter) -> None:
+        """Tell the process what is durable: one announcement at a time, and none before it is done with the last."""
+        service, channel = self._service, self._service.feed.durable
+        sent: int | None = None
+        while not service.ended.done():
+            self._poked.clear()
+            header = service.durable_header()
+            flush = bool(self._waiters) and self._waiters[0][0] <= header.last_version
+            if header.slot == sent and not flush:
+                await self._news(channel.wait(channel.end))
+                continue
+            sent = header.slot
+            self._done.clear()
+            process.write(msgspec.json.encode(Announcement(sent, header.claim, flush)) + b"\n")
+            await self._done.wait()
+            if not self._waiters:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(PACE_SECONDS):
+                        await self._poked.wait()
+
+    async def _news(self, published: Coroutine[object, object, None]) -> None:
+        """Until more is durable, or somebody begins to wait."""
+        tasks = {asyncio.ensure_future(published), asyncio.ensure_future(self._poked.wait())}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _reported(self, report: Report) -> None:
+        if self._file is None:
+            self._file = ViewFile(Path(report.path))
+        if report.damage is not None and self._damage is None:
+            self._service.damage.note("view", report.damage.error())
+        self._version, self._damage = report.version, report.damage
+        while self._waiters and (self._damage is not None or self._waiters[0][0] <= report.version):
+            waiter = heapq.heappop(self._waiters)[2]
+            if not waiter.done():
+                waiter.set_result(None)
+        if report.done:
+            self._done.set()

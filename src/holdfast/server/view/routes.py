@@ -1,0 +1,120 @@
+"""The routes that read the embedded view.
+
+Owns: ``/v1/keys`` and ``/v1/range``: which version they wait for and how much they return. Does not own: the view.
+
+Failure model: a read is never older than ``at``, and without ``at`` never older than the newest version this process
+knew to be durable when it was asked, so whoever committed here reads their own writes. A view that does not come that
+far in time answers ``view_behind``; one that never will, because the log is damaged before that version, answers the
+damage (``corrupt_batch``, ``corrupt_log``) with its slot and rule.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.errors import Code, NotFound
+from holdfast.server.http.auth import Role
+from holdfast.server.http.responses import ValueAnswer, ValueRange
+from holdfast.server.http.routes import (
+    POSITION_SCHEMA,
+    Answer,
+    Call,
+    Parameter,
+    Route,
+    json_answer,
+    key_from_text,
+    key_parameters,
+    text_key,
+)
+from holdfast.server.view.embedded_view import EmbeddedView
+
+__all__ = ["RANGE_LIMIT_MAX", "view_routes"]
+
+RANGE_LIMIT_DEFAULT: Final = 1000
+RANGE_LIMIT_MAX: Final = 10_000
+
+_KEY: Final = {"type": "string", "format": "base64url"}
+_AT: Final = Parameter(
+    "at",
+    "query",
+    POSITION_SCHEMA,
+    "Not older than this version, which may carry @LOGID; the newest durable one without it",
+)
+_TEXT: Final = Parameter(
+    "text",
+    "query",
+    {"type": "boolean", "default": False},
+    "The answer has each key and value that is UTF-8 as text, too; a key in the path is text, percent-encoded",
+)
+_CODES: Final = (
+    Code.BAD_BASE64,
+    Code.VIEW_DISABLED,
+    Code.VIEW_BEHIND,
+    Code.LOG_MISMATCH,
+    Code.NOT_LEADER,
+    Code.STORE_UNAVAILABLE,
+    Code.CORRUPT_LOG,
+    Code.CORRUPT_BATCH,
+)
+
+
+def view_routes(embedded: EmbeddedView) -> tuple[Route, ...]:
+    """The rows of the route table."""
+
+    def asked_version(call: Call) -> int:
+        at = call.position("at")
+        return call.front.leading().local_version() if at is None else call.front.version_of(at)
+
+    async def read_key(call: Call) -> Answer:
+        path, text = call.path_text("key"), call.switch("text", default=False)
+        key = text_key("key", path) if text else key_from_text("key", path, hint="text=true reads the path as text")
+        found = await embedded.get(key, at=asked_version(call))
+        if found is None:
+            raise NotFound("there is no such key")
+        value, version = found
+        return json_answer(ValueAnswer.of(key, value, version, text=text))
+
+    async def read_range(call: Call) -> Answer:
+        begin, end = call.key_range() or (b"", None)
+        text = call.switch("text", default=False)
+        limit = call.number("limit", low=1, high=RANGE_LIMIT_MAX) or RANGE_LIMIT_DEFAULT
+        rows, version = await embedded.read_range(begin, end, limit + 1, at=asked_version(call))
+        items = tuple(ValueAnswer.of(key, value, written, text=text) for key, value, written in rows[:limit])
+        return json_answer(ValueRange(items, version, len(rows) > limit))
+
+    return (
+        Route(
+            method="GET",
+            path="/v1/keys/{key:any}",
+            role=Role.READ,
+            summary="A key's value, from the embedded view",
+            handler=read_key,
+            parameters=(Parameter("key", "path", _KEY, "The key in base64url, padding optional", True), _TEXT, _AT),
+            answers={"application/json": ValueAnswer},
+            codes=(*_CODES, Code.NOT_FOUND),
+            tag="view",
+        ),
+        Route(
+            method="GET",
+            path="/v1/range",
+            role=Role.READ,
+            summary="Consecutive keys and their values, from the embedded view",
+            handler=read_range,
+            parameters=(
+                *key_parameters("begin", "The first key; from the start without it"),
+                *key_parameters("end", "Up to and without this key; to the last key without it"),
+                *key_parameters("prefix", "All keys that start so; not together with begin and end"),
+                _TEXT,
+                Parameter(
+                    "limit",
+                    "query",
+                    {"type": "integer", "minimum": 1, "maximum": RANGE_LIMIT_MAX, "default": RANGE_LIMIT_DEFAULT},
+                    "At most so many keys",
+                ),
+                _AT,
+            ),
+            answers={"application/json": ValueRange},
+            codes=(*_CODES, Code.BAD_RANGE),
+            tag="view",
+        ),
+    )

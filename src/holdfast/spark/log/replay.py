@@ -1,0 +1,226 @@
+"""``replay``: the transactions of one log, or of a range of it, committed to another log in their order.
+
+Owns: the target's leadership while it runs, the order, and where to go on. Does not own: reading the source (the
+source of Spark), how a log is led and written (``commit.service``), which is the service's own code.
+
+Each source transaction becomes one transaction with the same operations in the same order, and one more: a write of the
+source's version under the key ``spark/replay/{source log id}``. That is the offset, in the output's own commit. The
+request ids and preconditions of the source are not repeated: they were decided there.
+
+Exactly once, told as crashes. Batches are acknowledged in slot order, so whatever is lost of a leader is the end of
+what it sent, never a part in the middle; the newest offset in the target says exactly which transactions are in. A run
+claims the target before it reads that offset, so an older run that is still alive can add nothing after it: it has been
+deposed by the protocol itself. A target that another process leads is refused while that process answers or writes.
+
+One stream: order is the point, so the driver commits, and tasks only read and decode. Memory: a bounded number of
+transactions in flight, and the rows of the partitions that Spark prefetches.
+
+Failure model: Closed when another process leads the target or deposed this one; what reading raises. What was committed
+stays, and the next run goes on after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Coroutine, Iterable, Iterator
+from concurrent.futures import Future
+from itertools import islice
+from typing import Final, TypeVar
+
+from pyspark.sql import Row, SparkSession
+
+from holdfast.commit.format.batch import Header, Kind, object_name
+from holdfast.commit.format.entry import CommitEntry
+from holdfast.commit.format.transaction import Committed, Delete, Operation, RangeDelete, Transaction, Write
+from holdfast.commit.reading.reader import LoggedBatch, read_header
+from holdfast.commit.service import CommitService, ServiceOptions
+from holdfast.errors import Closed, Code, HoldfastError, NotFound
+from holdfast.objects.budget import BudgetedStore
+from holdfast.objects.open import open_store
+from holdfast.objects.port import ObjectReader
+from holdfast.spark.log.increments import Increment, log_head, next_increment
+from holdfast.spark.log.runner import StepResult
+
+__all__ = ["Replay"]
+
+T = TypeVar("T")
+
+CHUNK_TRANSACTIONS: Final = 1_000
+CHUNKS_IN_FLIGHT: Final = 8
+CONNECTIONS_MAX: Final = 64
+CREATES_MAX: Final = 48
+
+
+class Replay:
+    """The transactions of the log at ``log_url`` in the log at ``output_url``. Leads the target until ``close``."""
+
+    name = "replay"
+
+    def __init__(self, spark: SparkSession, log_url: str, output_url: str, *, after: int = 0) -> None:
+        self._spark = spark
+        self._log_url = log_url
+        self._output_url = output_url
+        self._offset = after
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-replay", daemon=True)
+        self._service: CommitService | None = None
+        self._key = b""
+
+    def log_id(self) -> str:
+        """As ``Job``."""
+        return log_head(self._log_url).log_id
+
+    def offset(self, log_id: str) -> int:
+        """As ``Job``. The first call takes the lead of the target, and begins a log there when there is none."""
+        if self._service is None:
+            self._key = f"spark/replay/{log_id}".encode()
+            self._thread.start()
+            self._service = self._wait(self._lead())
+            self._offset = max(self._offset, self._wait(self._reached(self._service)))
+        return self._offset
+
+    def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
+        """As ``Job``."""
+        return next_increment(self._log_url, after, until=until, step_bytes=step_bytes)
+
+    def advance(self, increment: Increment) -> StepResult:
+        """As ``Job``. Not one commit but many: the offset moves with each of them."""
+        reader = self._spark.read.format("holdfast").option("url", self._log_url).option("shape", "transactions")
+        reader = reader.option("columns", "version,operations").option("startingVersion", str(increment.after + 1))
+        rows = reader.option("endingVersion", str(increment.through)).load()
+        in_flight: deque[tuple[Future[int], int]] = deque()
+        committed = 0
+        try:
+            for chunk in _chunks(self._transactions(rows.toLocalIterator(prefetchPartitions=True))):
+                in_flight.append((self._start(self._commit(chunk)), _source_version(chunk[-1])))
+                if len(in_flight) >= CHUNKS_IN_FLIGHT:
+                    committed += self._settle(in_flight)
+        finally:
+            # Also when reading has failed: what was sent is in the target, and the next try goes on behind it.
+            while in_flight:
+                committed += self._settle(in_flight)
+        self._offset = increment.through
+        return StepResult(rows=committed)
+
+    def _settle(self, in_flight: deque[tuple[Future[int], int]]) -> int:
+        """Wait for the oldest chunk in flight, and move the offset behind it."""
+        chunk, through = in_flight.popleft()
+        try:
+            committed = chunk.result()
+        except BaseException:
+            in_flight.clear()  # none of those behind it may move the offset over it
+            raise
+        self._offset = through
+        return committed
+
+    def close(self) -> None:
+        """Resign, so that the next leader need not wait. Harmless when nothing was led."""
+        if not self._thread.is_alive():
+            self._loop.close()
+            return
+        try:
+            if self._service is not None:
+                self._wait(self._resign(self._service))
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def _start(self, work: Coroutine[object, object, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _wait(self, work: Coroutine[object, object, T]) -> T:
+        return self._start(work).result()
+
+    async def _lead(self) -> CommitService:
+        opened = open_store(self._output_url, create_missing=True, connections_max=CONNECTIONS_MAX)
+        store = BudgetedStore(opened, connections_max=CONNECTIONS_MAX, creates_max=CREATES_MAX)
+        try:
+            return await CommitService.lead(store, ServiceOptions(allow_new=True))
+        except BaseException:
+            await store.close()
+            raise
+
+    async def _reached(self, service: CommitService) -> int:
+        """The offset in the newest transaction that has one. Cost: the objects of others since then."""
+        header = service.claim
+        while header.slot != header.prev:
+            before = await read_header(service.store, header.prev)
+            if before is None:
+                raise NotFound("retention removed the replay's last offset", code=Code.LOG_TRUNCATED)
+            header = before
+            if header.kind is Kind.DATA and header.transactions:
+                found = await _newest_value(service.store, header, self._key)
+                if found is not None:
+                    return int(found)
+        return 0
+
+    async def _resign(self, service: CommitService) -> None:
+        if not service.ended.done():
+            await service.step_down()
+        await service.close()
+        await service.store.close()
+
+    def _transactions(self, rows: Iterable[Row]) -> Iterator[Transaction]:
+        for row in rows:
+            operations = [operation for each in row["operations"] if (operation := _operation(each)) is not None]
+            yield Transaction([*operations, Write(self._key, b"%d" % row["version"])])
+
+    async def _commit(self, chunk: list[Transaction]) -> int:
+        assert self._service is not None, "a replay leads its target"
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        failure: HoldfastError | None = None
+        left = len(chunk)
+
+        def replied(entry: CommitEntry) -> None:
+            nonlocal left, failure
+            left -= 1
+            if not isinstance(entry.outcome, Committed):
+                failure = entry.outcome if isinstance(entry.outcome, HoldfastError) else _deposed()
+            if left == 0 and not done.done():
+                done.set_result(None)
+
+        self._service.submit([CommitEntry(txn, replied) for txn in chunk])
+        await done
+        if failure is not None:
+            raise failure
+        return len(chunk)
+
+
+def _deposed() -> Closed:
+    return Closed("the replay lost the lead of its target", code=Code.DEPOSED, hint="run it again: it goes on")
+
+
+async def _newest_value(store: ObjectReader, header: Header, key: bytes) -> bytes | None:
+    batch = LoggedBatch(header, await store.read(object_name(header.slot)))
+    for txn in reversed(batch.transactions()):
+        for operation in reversed(txn.operations):
+            if isinstance(operation, Write) and operation.key == key:
+                return operation.value
+    return None
+
+
+def _source_version(txn: Transaction) -> int:
+    """The version in the source, which the last operation keeps."""
+    offset = txn.operations[-1]
+    assert isinstance(offset, Write), "a replayed transaction ends with its offset"
+    return int(offset.value)
+
+
+def _chunks(transactions: Iterator[Transaction]) -> Iterator[list[Transaction]]:
+    while chunk := list(islice(transactions, CHUNK_TRANSACTIONS)):
+        yield chunk
+
+
+def _operation(row: Row) -> Operation | None:
+    """The operation of a row, None for an empty range: it deletes nothing, and a leader takes in no such thing."""
+    match row["kind"]:
+        case "write":
+            return Write(bytes(row["key"]), bytes(row["value"]))
+        case "delete":
+            return Delete(bytes(row["key"]))
+        case _:
+            begin, end = bytes(row["key"]), None if row["end"] is None else bytes(row["end"])
+            return RangeDelete(begin, end) if end is None or begin < end else None

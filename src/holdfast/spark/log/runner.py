@@ -1,0 +1,301 @@
+"""The runner: incremental batch jobs in a loop, until the log's head, a version, or for ever.
+
+Owns: what a step is, the loop, what happens when a step fails or somebody else was faster, progress and the report.
+Does not own: what a step does (each pipeline), where the offset lives (its output's own commit).
+
+A step reads the versions ``(offset, through]`` of the log and commits what follows from them together with the new
+offset. So a runner has no state of its own: it may be killed anywhere, run twice, or be moved to another machine, and
+goes on from what the output says. See ``delta_output`` for the crashes one by one.
+
+Failure model: Conflict (another runner committed) is no failure: the offset is read again. Unavailable is repeated
+with backoff, ``RETRIES_MAX`` times in a row. Everything else ends the run and is raised; what was committed stays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Final, Protocol
+
+import structlog
+
+from holdfast.errors import Code, Conflict, InvalidRequest, Unavailable
+from holdfast.spark.log.increments import Increment
+from holdfast.spark.log.task_errors import task_errors
+
+__all__ = ["Job", "RunReport", "Schedule", "StepReport", "StepResult", "run_pipeline"]
+
+log = structlog.get_logger("holdfast.spark.pipeline")
+
+RETRIES_MAX: Final = 8
+BACKOFF_SECONDS: Final = 0.5
+BACKOFF_SECONDS_MAX: Final = 30.0
+UNTIL_POLL_SECONDS: Final = 1.0
+STEP_BYTES_DEFAULT: Final = 512 * 2**20
+STEPS_KEPT_MAX: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When a run ends: at the head that it finds (the default), at version ``until``, or not before it is stopped.
+
+    Units: ``every_seconds`` from the start of one pass to that of the next.
+    """
+
+    every_seconds: float | None = None
+    until: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.every_seconds is not None and self.until is not None:
+            raise InvalidRequest("a run goes on for ever or ends at a version, not both")
+        if self.every_seconds is not None and self.every_seconds <= 0:
+            raise InvalidRequest("a run repeats after a positive number of seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one committed step made."""
+
+    rows: int = 0
+    files_added: int = 0
+    files_removed: int = 0
+    bytes_written: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One committed step: the versions ``(after, through]``, what it read and made, and how far behind it left off."""
+
+    after: int
+    through: int
+    head_version: int
+    objects: int
+    log_bytes: int
+    behind_bytes: int
+    result: StepResult
+    seconds: float
+
+    def fields(self) -> dict[str, object]:
+        """The step by name."""
+        return {
+            "version": self.through,
+            "behind_versions": max(0, self.head_version - self.through),
+            "behind_bytes": self.behind_bytes,
+            "objects": self.objects,
+            "log_bytes": self.log_bytes,
+            "rows": self.result.rows,
+            "files_added": self.result.files_added,
+            "files_removed": self.result.files_removed,
+            "bytes_written": self.result.bytes_written,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+@dataclass(slots=True)
+class RunReport:
+    """What a run did. ``steps`` holds the last 100; the totals count all of them."""
+
+    pipeline: str
+    log: str
+    output: str
+    started_at: int = 0
+    version: int = 0
+    head_version: int = 0
+    behind_bytes: int = 0
+    step_count: int = 0
+    objects: int = 0
+    log_bytes: int = 0
+    rows: int = 0
+    files_added: int = 0
+    files_removed: int = 0
+    bytes_written: int = 0
+    retries: int = 0
+    overtaken: int = 0
+    seconds: float = 0.0
+    steps: list[StepReport] = field(default_factory=list[StepReport])
+
+    def add(self, step: StepReport) -> None:
+        """Count one committed step."""
+        self.version, self.head_version, self.behind_bytes = step.through, step.head_version, step.behind_bytes
+        self.step_count += 1
+        self.objects += step.objects
+        self.log_bytes += step.log_bytes
+        self.rows += step.result.rows
+        self.files_added += step.result.files_added
+        self.files_removed += step.result.files_removed
+        self.bytes_written += step.result.bytes_written
+        self.steps = [*self.steps[-(STEPS_KEPT_MAX - 1) :], step]
+
+    def fields(self) -> dict[str, object]:
+        """The report by name, for JSON and for people; rates are of the time spent."""
+        seconds = max(self.seconds, 1e-9)
+        return {
+            "pipeline": self.pipeline,
+            "log": self.log,
+            "output": self.output,
+            "started_at_version": self.started_at,
+            "version": self.version,
+            "head_version": self.head_version,
+            "behind_versions": max(0, self.head_version - self.version),
+            "behind_bytes": self.behind_bytes,
+            "steps": self.step_count,
+            "objects": self.objects,
+            "log_bytes": self.log_bytes,
+            "rows": self.rows,
+            "files_added": self.files_added,
+            "files_removed": self.files_removed,
+            "bytes_written": self.bytes_written,
+            "retries": self.retries,
+            "overtaken": self.overtaken,
+            "seconds": round(self.seconds, 3),
+            "log_bytes_per_second": round(self.log_bytes / seconds),
+            "rows_per_second": round(self.rows / seconds),
+        }
+
+
+class Job(Protocol):
+    """One pipeline over one log and one output."""
+
+    @property
+    def name(self) -> str:
+        """The pipeline's name."""
+        ...
+
+    def log_id(self) -> str:
+        """The log's id, as ``LogHead``."""
+        ...
+
+    def offset(self, log_id: str) -> int:
+        """The log version that the output has reached, 0 when there is none. Raises: InvalidRequest, Unavailable."""
+        ...
+
+    def look(self, after: int, until: int | None, step_bytes: int) -> Increment:
+        """The next increment, as ``next_increment``."""
+        ...
+
+    def advance(self, increment: Increment) -> StepResult:
+        """Read the increment and commit what follows from it, with the offset, atomically.
+
+        Raises: Conflict when the output is not at ``increment.after`` any more; what reading and writing raise.
+        """
+        ...
+
+
+def run_pipeline(
+    job: Job,
+    log_url: str,
+    output_url: str,
+    *,
+    schedule: Schedule = Schedule(),
+    step_bytes: int = STEP_BYTES_DEFAULT,
+    stop: Event | None = None,
+    progress: Callable[[StepReport], None] | None = None,
+) -> RunReport:
+    """Run ``job`` as ``schedule`` says; ``stop`` ends it after the step under way.
+
+    Raises: InvalidRequest, NotFound (``log_empty``, ``log_truncated``), CorruptData, Unavailable (after retries).
+    """
+    stop = stop if stop is not None else Event()
+    run = _Run(job, log_url, output_url, step_bytes, stop, progress)
+    began = time.monotonic()
+    try:
+        while True:
+            pass_began = time.monotonic()
+            run.catch_up(schedule.until)
+            run.report.seconds = time.monotonic() - began
+            if stop.is_set() or (schedule.every_seconds is None and schedule.until is None):
+                return run.report
+            if schedule.until is not None and run.report.version >= schedule.until:
+                return run.report
+            pause = UNTIL_POLL_SECONDS if schedule.every_seconds is None else schedule.every_seconds
+            if stop.wait(max(0.0, pass_began + pause - time.monotonic())):
+                return run.report
+    finally:
+        run.report.seconds = time.monotonic() - began
+
+
+class _Run:
+    def __init__(
+        self,
+        job: Job,
+        log_url: str,
+        output_url: str,
+        step_bytes: int,
+        stop: Event,
+        progress: Callable[[StepReport], None] | None,
+    ) -> None:
+        self.report = RunReport(job.name, log_url.partition("?")[0], output_url.partition("?")[0])
+        self._job = job
+        self._log_url = log_url
+        self._step_bytes = step_bytes
+        self._stop = stop
+        self._progress = progress
+        self._log_id: str | None = None
+
+    def catch_up(self, until: int | None) -> None:
+        """Steps until ``until``, or until the head that the first look found."""
+        goal = until
+        failures = 0
+        while not self._stop.is_set():
+            try:
+                increment = self._look(goal)
+                if goal is None:
+                    goal = increment.head.version
+                if increment.is_empty:
+                    return
+                step = self._step(increment)
+            except Conflict:
+                self.report.overtaken += 1
+            except Unavailable as error:
+                failures += 1
+                self.report.retries += 1
+                if failures > RETRIES_MAX:
+                    raise
+                wait = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2.0 ** (failures - 1))
+                log.warning("pipeline_step_failed", pipeline=self._job.name, again_in_s=wait, cause=str(error))
+                self._stop.wait(wait)
+            else:
+                failures = 0
+                if self._progress is not None:
+                    # What fails in here is the caller's: no store was unavailable, and the step is committed.
+                    self._progress(step)
+
+    def _look(self, goal: int | None) -> Increment:
+        if self._log_id is None:
+            self._log_id = self._job.log_id()
+            self.report.started_at = self._job.offset(self._log_id)
+        offset = self._job.offset(self._log_id)
+        increment = self._job.look(offset, goal, self._step_bytes)
+        if increment.head.log_id != self._log_id:
+            raise InvalidRequest(
+                "another log has come to this place while the pipeline ran",
+                code=Code.BAD_CONFIGURATION,
+                hint="give each log a table of its own; versions of two logs cannot be compared",
+                url=self._log_url.partition("?")[0],
+                log_id=increment.head.log_id,
+                before=self._log_id,
+            )
+        self.report.version = offset
+        self.report.head_version = increment.head.version
+        if increment.is_empty:
+            self.report.behind_bytes = increment.behind_bytes
+        return increment
+
+    def _step(self, increment: Increment) -> StepReport:
+        began = time.monotonic()
+        with task_errors():
+            result = self._job.advance(increment)
+        step = StepReport(
+            after=increment.after,
+            through=increment.through,
+            head_version=increment.head.version,
+            objects=increment.objects,
+            log_bytes=increment.log_bytes,
+            behind_bytes=increment.behind_bytes,
+            result=result,
+            seconds=time.monotonic() - began,
+        )
+        self.report.add(step)
+        return step

@@ -1,0 +1,1 @@
+"""The data sources that read queues and message stores."""

@@ -1,0 +1,150 @@
+"""What stands between this machine and a first read: each check with what it found and how to mend it.
+
+Owns: the checks and their order. Does not own: how they are shown (the command line), starting a session.
+
+Failure model: a check that cannot be made is a finding too; nothing is raised and nothing is left behind, but for
+``writes``, which creates and removes one small object under ``probe/``.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.extras import install_command
+from holdfast.objects.port import Created, ObjectStore
+from holdfast.spark.runtime.spark_session import find_java, require_pandas
+from holdfast.spark.runtime.store_thread import StoreThread
+
+__all__ = ["Diagnosis", "diagnose"]
+
+PYTHON_MIN: Final = (3, 11)
+SPARK_MIN: Final = (4, 3)
+ARROW_MIN: Final = (21,)
+Verdict = Literal["good", "warning", "bad"]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One check: its name, its verdict, what was found, and the next step where there is one."""
+
+    check: str
+    verdict: Verdict
+    found: str
+    mend: str = ""
+
+
+def diagnose(url: str | None = None, *, writes: bool = False) -> list[Diagnosis]:
+    """Check Java, Python, the packages, and with ``url`` the access to a log; ``writes`` also that one can be written.
+
+    Cost: no session is started; with ``url`` a listing, with ``writes`` three more requests.
+
+    >>> [each.check for each in diagnose()][:2]
+    ['python', 'java']
+    """
+    checks: list[Callable[[], Diagnosis]] = [_python, _java, _spark, _pandas, _arrow, _worker_python]
+    found = [check() for check in checks]
+    if url is not None:
+        found.append(_reads(url))
+        if writes:
+            found.append(_writes(url))
+    return found
+
+
+def _python() -> Diagnosis:
+    text = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info[:2] >= PYTHON_MIN:
+        return Diagnosis("python", "good", text)
+    return Diagnosis("python", "bad", text, "use Python 3.11 or newer")
+
+
+def _java() -> Diagnosis:
+    try:
+        return Diagnosis("java", "good", str(find_java()))
+    except InvalidRequest as error:
+        return Diagnosis("java", "bad", error.statement(), error.hint)
+
+
+def _spark() -> Diagnosis:
+    return _package("pyspark", SPARK_MIN, install_command("spark"))
+
+
+def _arrow() -> Diagnosis:
+    return _package("pyarrow", ARROW_MIN, 'pip install "pyarrow>=21"')
+
+
+def _package(name: str, at_least: tuple[int, ...], mend: str) -> Diagnosis:
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return Diagnosis(name, "bad", "not installed", mend)
+    numbers = tuple(int(part) for part in version.split(".")[: len(at_least)] if part.isdigit())
+    if numbers < at_least:
+        return Diagnosis(name, "bad", f"{version} is older than {'.'.join(map(str, at_least))}", mend)
+    return Diagnosis(name, "good", version)
+
+
+def _pandas() -> Diagnosis:
+    try:
+        return Diagnosis("pandas", "good", require_pandas())
+    except InvalidRequest as error:
+        return Diagnosis("pandas", "bad", error.statement(), error.hint)
+
+
+def _worker_python() -> Diagnosis:
+    """Tasks run what ``PYSPARK_PYTHON`` names: with another Python than the driver's Spark refuses every task."""
+    named = os.environ.get("PYSPARK_PYTHON")
+    if named is None or os.path.realpath(named) == os.path.realpath(sys.executable):
+        return Diagnosis("worker python", "good", named or f"{sys.executable} (set by the session)")
+    return Diagnosis(
+        "worker python",
+        "warning",
+        f"PYSPARK_PYTHON is {named}, the driver is {sys.executable}",
+        f"export PYSPARK_PYTHON={sys.executable}, or install the package there too",
+    )
+
+
+def _reads(url: str) -> Diagnosis:
+    try:
+        with StoreThread(url) as thread:
+            rows = thread.start(lambda store: store.list("batches/", limit=1)).result()
+    except HoldfastError as error:
+        mend = error.hint or "check the URL, the network, and the credentials in the environment"
+        return Diagnosis("read access", "bad", error.statement(), mend)
+    if not rows:
+        return Diagnosis("read access", "warning", "the log is empty", f"holdfast log init {url}")
+    return Diagnosis("read access", "good", f"newest object {rows[0].key}")
+
+
+def _writes(url: str) -> Diagnosis:
+    key = f"probe/{secrets.token_hex(8)}"
+    try:
+        with StoreThread(url) as thread:
+            answer = thread.start(lambda store: _create_and_remove(store, key)).result()
+    except HoldfastError as error:
+        return Diagnosis(
+            "write access", "bad", error.statement(), error.hint or "grant the right to create and delete objects"
+        )
+    return answer
+
+
+async def _create_and_remove(store: ObjectStore, key: str) -> Diagnosis:
+    first = await store.create(key, b"doctor")
+    if not isinstance(first, Created):
+        return Diagnosis("write access", "bad", f"create: {first}", "grant the right to create and delete objects")
+    second = await store.create(key, b"doctor")
+    await store.delete(key)
+    if isinstance(second, Created):
+        return Diagnosis(
+            "write access",
+            "bad",
+            "the store overwrites what should be created only if absent",
+            "use a store that honours If-None-Match",
+        )
+    return Diagnosis("write access", "good", "creates only what is absent")

@@ -1,0 +1,1 @@
+"""The data sink that writes rows to a log."""

@@ -1,0 +1,304 @@
+"""A task's part of a write: send the transactions of one partition, each exactly once.
+
+Owns: chunks, attempts and what proves that an attempt is dead. Does not own: the intent (``sink_driver``), making
+transactions (``sink_rows``), the client's repeats and questions (``holdfast.client``).
+
+Why chunks. An attempt is a request id and a read version, and both must be the same in every task that may send it: the
+service knows a duplicate by them. But a read version ages: behind the conflict window (a minute) nothing new is
+accepted with it. One read version for a whole write would end every write that takes longer. So the rows of a partition
+are cut into chunks by number and size, and before a chunk is sent, the tasks that may send it agree on its read
+version: the version at which the first of them noted, under the partition's progress key, that this chunk begins.
+
+Rules:
+
+1. A row is sent only after the progress names its chunk, with the version of that note as its read version.
+2. The note moves to the next chunk only when every transaction of this one is committed, and only if it is still the
+   note that was read. Who comes second reads it again, and skips what is done.
+3. An attempt that the service calls too old is asked about: the answer is final. What is not committed then, and never
+   will be, is sent under the next attempt, whose read version is agreed on in the same way. Whoever joins at that
+   attempt first settles the earlier ones by the same two steps.
+4. No row may change the record or the notes: a range delete over everything would have the write begin anew.
+5. The note carries a digest of every transaction up to the end of its chunk. A task that computes another one was given
+   other rows, or another order, and raises: skipping by number would lose rows.
+
+Failure model: a retried task, a speculative one, one of a driver that started again and one of a zombie driver do the
+same and disturb nothing. A task whose application has moved on is Fenced at its next chunk.
+"""
+
+# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
+# pyright: reportUnknownParameterType=false
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from holdfast.client import Client, CommitReceipt, NotCommitted
+from holdfast.commit.format.transaction import Operation, PointRead, RangeDelete, Transaction, Write
+from holdfast.errors import Code, Conflict, Fenced, InvalidRequest, Unavailable
+from holdfast.spark.sink.driver import Intent, read_record
+from holdfast.spark.sink.options import WriteOptions
+from holdfast.spark.sink.records import Progress, decode_progress, encode, progress_key, record_key, request_id
+from holdfast.spark.sink.rows import transactions_of
+from holdfast.values import LogPosition
+
+__all__ = ["CHUNK_BYTES", "CHUNK_TRANSACTIONS", "send_partition"]
+
+CHUNK_TRANSACTIONS: Final = 5_000
+CHUNK_BYTES: Final = 8 * 2**20
+"""A chunk closes at either bound. Both are part of the protocol: two tasks must cut the same rows alike."""
+ATTEMPTS_MAX: Final = 8
+ROUNDS_MAX: Final = 16
+
+_encode_operations: Final = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Some consecutive transactions of a partition, the number of the first, and the digest up to the last."""
+
+    number: int
+    first: int
+    transactions: list[list[Operation]]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """The partition's progress as it stands in the log, and the version of it.
+
+    ``is_done`` when the whole write is: then nothing of the progress is left, and nothing is missing.
+    """
+
+    progress: Progress
+    version: int
+    is_done: bool = False
+
+    def is_past(self, chunk: int) -> bool:
+        """Whether every transaction of this chunk is committed."""
+        return self.is_done or self.progress.chunk > chunk
+
+
+def send_partition(
+    client: Client, options: WriteOptions, intent: Intent, partition: int, batches: Iterable[pa.RecordBatch]
+) -> int:
+    """Commit the transactions of one partition that are not committed yet. Returns how many the partition has.
+
+    Raises: Fenced, InvalidRequest (also when the rows are not those of an earlier try), LimitExceeded, OutcomeUnknown,
+    Unavailable. After a crash: what was committed stays, and whoever tries again sends the rest.
+    Cost: a request for each 5,000 transactions (8 MiB), and one to note each chunk.
+    """
+    sender = _Sender(client, options, intent, partition)
+    count = chunks = 0
+    for chunk in _chunks(_leaving_record(transactions_of(batches, options.transaction_key), options.application)):
+        sender.send(chunk)
+        count += len(chunk.transactions)
+        chunks = chunk.number + 1
+    sender.require_whole(chunks)
+    return count
+
+
+def _leaving_record(transactions: Iterable[list[Operation]], application: str) -> Iterator[list[Operation]]:
+    """The same transactions. Raises InvalidRequest for one that changes the application's record or its notes: what
+    was sent before would not be known any more, and would be sent again."""
+    record = record_key(application)
+    notes, behind = record + b"/", record + b"0"
+    for operations in transactions:
+        for operation in operations:
+            match operation:
+                case RangeDelete(begin, end):
+                    on_record = begin <= record and (end is None or end > record)
+                    is_own = on_record or (begin < behind and (end is None or end > notes))
+                case _:
+                    is_own = operation.key == record or operation.key.startswith(notes)
+            if is_own:
+                raise InvalidRequest(
+                    "a row changes the keys under which this application keeps its own progress",
+                    hint="leave it out, or cut a range delete in two, around the keys that begin with spark/",
+                    application=application,
+                    row=operation,
+                )
+        yield operations
+
+
+def _chunks(transactions: Iterable[list[Operation]]) -> Iterator[_Chunk]:
+    digest = blake2b(digest_size=16)
+    number = first = size = 0
+    group: list[list[Operation]] = []
+
+    def closed() -> _Chunk:
+        digest.update(_encode_operations(group))
+        return _Chunk(number, first, group, digest.hexdigest())
+
+    for operations in transactions:
+        group.append(operations)
+        size += sum(_size(operation) for operation in operations)
+        if len(group) >= CHUNK_TRANSACTIONS or size >= CHUNK_BYTES:
+            yield closed()
+            number, first, size, group = number + 1, first + len(group), 0, []
+    if group:
+        yield closed()
+
+
+def _size(operation: Operation) -> int:
+    match operation:
+        case Write(key, value):
+            return len(key) + len(value)
+        case RangeDelete(begin, end):
+            return len(begin) + len(end or b"")
+        case _:
+            return len(operation.key)
+
+
+class _Sender:
+    """The chunks of one partition, one after the other."""
+
+    def __init__(self, client: Client, options: WriteOptions, intent: Intent, partition: int) -> None:
+        assert intent.version is not None, "a write that is done sends nothing"
+        self._client = client
+        self._options = options
+        self._intent = intent
+        self._intent_version = intent.version
+        self._partition = partition
+        self._key = progress_key(options.application, intent.token, partition)
+        found = client.get(self._key, at=LogPosition(intent.version, intent.log_id))
+        self._note = None if found is None else _Note(decode_progress(found.value, self._key), found.version)
+        # A view may be behind the notes of an earlier try. A conflict tells, but not where nothing is noted here.
+        self._may_be_behind = True
+
+    def require_whole(self, chunks: int) -> None:
+        """Raise InvalidRequest when an earlier try of this partition came further than its rows go now."""
+        note = self._read_note() if self._may_be_behind else self._note
+        if note is not None and not note.is_done and note.progress.chunk >= chunks:
+            raise self._other_rows(chunks)
+
+    def _other_rows(self, chunk: int) -> InvalidRequest:
+        return InvalidRequest(
+            "rows are not those that an earlier try of this write sent",
+            code=Code.REQUEST_ID_REUSED,
+            hint="a write that is tried again must get the same rows in the same order: sort them, or write from a "
+            "table that keeps them",
+            partition=self._partition,
+            chunk=chunk,
+        )
+
+    def send(self, chunk: _Chunk) -> None:
+        """Commit what is missing of a chunk."""
+        note = self._agree(Progress(chunk.number, chunk.digest))
+        if note.is_past(chunk.number):
+            return
+        if note.progress.digest != chunk.digest:
+            raise self._other_rows(chunk.number)
+        missing = list(range(len(chunk.transactions)))
+        settled = 0
+        while missing:
+            attempts = (*note.progress.attempts, note.version)
+            for number in range(settled, len(attempts)):
+                missing = self._attempt(chunk, missing, number, attempts[number])
+            settled = len(attempts)
+            if not missing:
+                return
+            if settled >= ATTEMPTS_MAX:
+                raise Unavailable("transactions stay behind the conflict window, however often they are sent")
+            note = self._agree(Progress(chunk.number, chunk.digest, attempts))
+            if note.is_past(chunk.number):
+                return
+
+    def _agree(self, wanted: Progress) -> _Note:
+        """The note that names this chunk and attempt, or a later one: ours, or whoever's came first."""
+        for _ in range(ROUNDS_MAX):
+            note = self._note
+            if note is not None and (note.is_done or _place(note.progress) >= _place(wanted)):
+                return note
+            version = self._try_note(wanted)
+            self._may_be_behind = False
+            if version is not None:
+                self._note = _Note(wanted, version)
+                return self._note
+            self._note = self._read_note()
+        raise Unavailable("other tasks keep changing this partition's progress", partition=self._partition)
+
+    def _try_note(self, wanted: Progress) -> int | None:
+        """Note where this partition stands, unless it or the application's record has changed."""
+        known = self._intent_version if self._note is None else self._note.version
+        read_version = max(known, self._intent_version)
+        record = record_key(self._options.application)
+        try:
+            receipt = self._client.commit(
+                [Write(self._key, encode(wanted))],
+                [PointRead(self._key, read_version), PointRead(record, read_version)],
+                read_version=read_version,
+                log_id=self._intent.log_id,
+            )
+        except Conflict:
+            return None
+        return receipt.version
+
+    def _read_note(self) -> _Note | None:
+        """The note as it is now, after the record was seen to be this write's."""
+        record, read_version = read_record(self._client, self._options.application)
+        token = self._intent.token
+        if record is not None and (token in record.recent or (record.state == "done" and record.token == token)):
+            # Somebody else with this token has come to the end: every transaction of it is committed.
+            return _Note(Progress(0, ""), read_version, is_done=True)
+        if record is None or record.token != token:
+            raise Fenced(
+                "another run of this application has moved on",
+                code=Code.DEPOSED,
+                application=self._options.application,
+                token=token,
+            )
+        self._intent_version = read_version
+        found = self._client.get(self._key, at=read_version)
+        return None if found is None else _Note(decode_progress(found.value, self._key), found.version)
+
+    def _attempt(self, chunk: _Chunk, missing: list[int], attempt: int, read_version: int) -> list[int]:
+        """Send these transactions in one attempt, and return those that are proved to be dead in it."""
+        ids = [
+            request_id(self._options.application, self._intent.token, self._partition, chunk.first + index, attempt)
+            for index in missing
+        ]
+        txns = (
+            Transaction(
+                operations=chunk.transactions[index],
+                request_id=name,
+                read_version=read_version,
+                log_id=self._intent.log_id,
+            )
+            for index, name in zip(missing, ids, strict=True)
+        )
+        dead: list[int] = []
+        for index, name, result in zip(missing, ids, self._client.commits_many(txns), strict=True):
+            match result:
+                case CommitReceipt():
+                    continue
+                case NotCommitted(reason="too_old"):
+                    if self._is_dead(name, read_version):
+                        dead.append(index)
+                case NotCommitted(reason="banned"):
+                    dead.append(index)
+                case NotCommitted():
+                    raise result.error()
+                case _:
+                    raise result
+        return dead
+
+    def _is_dead(self, name: str, read_version: int) -> bool:
+        """Ask for the final outcome of an attempt."""
+        answer = self._client.status(name, LogPosition(read_version, self._intent.log_id))
+        if answer.status == "log_truncated":
+            raise Unavailable(
+                "retention has removed what would tell whether a transaction is committed",
+                code=Code.LOG_TRUNCATED,
+                request_id=name,
+            )
+        return answer.status == "not_committed"
+
+
+def _place(progress: Progress) -> tuple[int, int]:
+    return progress.chunk, len(progress.attempts)

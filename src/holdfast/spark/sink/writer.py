@@ -1,0 +1,129 @@
+"""``write.format("holdfast")`` and ``writeStream``: the adapter between Spark's Python writers and the sink.
+
+Owns: what Spark calls when. Does not own: the protocol (``sink_driver``, ``sink_task``).
+
+Spark makes the writer on the driver when a write, or a micro-batch, is planned: there the intent is committed. It
+pickles the writer to the tasks, whose ``write`` sends, and calls ``commit`` on the driver when all are done, for a
+micro-batch on a writer made anew. A micro-batch that Spark runs again, after it or the driver died, gets a writer for
+the same offset range, finds done or its own intent, and sends nothing or what is missing.
+
+Failure model: as ``sink_driver`` and ``sink_task``; nothing is undone by ``abort``.
+"""
+
+# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
+# pyright: reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from holdfast.client import Client, ClientOptions
+from holdfast.errors import Code, InvalidRequest
+from holdfast.spark.sink.driver import Intent, Wanted, begin, finish
+from holdfast.spark.sink.options import WriteOptions
+from holdfast.spark.sink.records import stream_range, token_of
+from holdfast.spark.sink.task import CHUNK_BYTES, CHUNK_TRANSACTIONS, send_partition
+
+__all__ = ["HoldfastBatchWriter", "HoldfastStreamWriter", "Written", "open_client", "wanted_batch", "wanted_stream"]
+
+TOKEN_VARIABLE: Final = "HOLDFAST_TOKEN"
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task reports: the write it worked for, its partition, and how many transactions that has."""
+
+    token: str
+    partition: int
+    transactions: int
+
+
+def open_client(options: WriteOptions) -> Client:
+    """A client of the service; its bearer token is this machine's environment's. Raises: InvalidRequest."""
+    bounds = ClientOptions(commits_per_request_max=CHUNK_TRANSACTIONS, commits_bytes_max=CHUNK_BYTES)
+    return Client(options.url, token=os.environ.get(TOKEN_VARIABLE) or None, options=bounds)
+
+
+def wanted_batch(options: WriteOptions) -> Wanted:
+    """What a batch writes: the user's token, or one of its own that no other write has."""
+    if options.token is None:
+        return Wanted(secrets.token_hex(16), "")
+    return Wanted(token_of("batch", options.token), options.token)
+
+
+def wanted_stream(options: WriteOptions) -> Wanted:
+    """What the micro-batch under way writes: the source's offset range. Raises: InvalidRequest."""
+    assert options.checkpoint is not None, "checked with the options"
+    found = stream_range(options.checkpoint)
+    return Wanted(found.token, found.name, found.start, found.end)
+
+
+class _Writer:
+    """What both writers share; it is pickled into the tasks, so it holds plain values."""
+
+    def __init__(self, options: WriteOptions, wanted: Wanted) -> None:
+        self._options = options
+        self._wanted = wanted
+        with open_client(options) as client:
+            self._intent: Intent = begin(client, options, wanted)
+
+    def send(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """In a task: send what is missing of its partition."""
+        context = TaskContext.get()
+        assert context is not None, "only tasks send"
+        partition = context.partitionId()
+        if self._intent.version is None:
+            return Written(self._intent.token, partition, 0)
+        with open_client(self._options) as client:
+            sent = send_partition(client, self._options, self._intent, partition, iterator)
+        return Written(self._intent.token, partition, sent)
+
+    def finish(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """On the driver, when every task is done."""
+        for message in messages:
+            if not isinstance(message, Written) or message.token != self._wanted.token:
+                raise InvalidRequest(
+                    "tasks report another write than the one that ends here: the checkpoint moved under the query",
+                    code=Code.BAD_CONFIGURATION,
+                    application=self._options.application,
+                )
+        with open_client(self._options) as client:
+            finish(client, self._options, self._wanted, len(messages))
+
+
+class HoldfastBatchWriter(DataSourceArrowWriter):
+    """A batch write. Made on the driver, where it commits the intent."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._writer = _Writer(options, wanted_batch(options))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """In a task. Raises: as ``send_partition``."""
+        return self._writer.send(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver, when every task is done. Raises: Fenced; what the client raises."""
+        self._writer.finish(messages)
+
+
+class HoldfastStreamWriter(DataSourceStreamArrowWriter):
+    """The write of one micro-batch. Made on the driver, where it commits the intent or finds it."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._writer = _Writer(options, wanted_stream(options))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """In a task. Raises: as ``send_partition``."""
+        return self._writer.send(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        """On the driver, when every task is done. Raises: Fenced; what the client raises."""
+        self._writer.finish(messages)

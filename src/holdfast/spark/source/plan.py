@@ -1,0 +1,396 @@
+"""Planning a read: from one listing to the live objects, from versions to a part of them, from bytes to partitions.
+
+Owns: finding the live chain in a listing by sizes alone, bounding it by versions, cutting it into partitions.
+Does not own: the rules of the chain (``commit.chain``), reading bodies (``scan``).
+
+How: a listing's sizes tell claims from data. From the genesis claim the chain goes to the claim's jump and down; the
+next live claim is the first claim at or below that jump, and everything between them must be there. Under the newest
+claim the first missing slot ends the log. No header is needed for that; tasks check every header and every link that
+they read, across the borders of partitions too.
+
+Failure model: a slot that is missing although a newer object proves that it was acknowledged is data loss, and raises
+CorruptData naming it, unless retention removed it: then everything older is gone too, and the newest header says so.
+Because a log moves while it is listed, a hole is believed only when a second listing shows it again. Nothing is
+written, so a crash leaves nothing.
+
+Cost: the LIST pages (read in parallel ranges of slots), one header, and about log2(objects) headers per version bound.
+Memory on the driver: 16 bytes per listed object once a page is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.commit.format.batch import (
+    CLAIM_BYTES,
+    FIRST_SLOT,
+    HEADER_BYTES,
+    PREFIX,
+    Header,
+    Kind,
+    decode_header,
+    jump,
+    object_name,
+    slot_of,
+)
+from holdfast.commit.format.chain import broken
+from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable
+from holdfast.objects.port import ObjectReader, ObjectStore
+from holdfast.spark.source.options import Position, ReadOptions
+from holdfast.spark.source.shapes import RowFilter, seq_of
+from holdfast.values import slot_text
+
+__all__ = [
+    "Chain",
+    "Piece",
+    "Plan",
+    "cut",
+    "first_index",
+    "first_place",
+    "index_after",
+    "list_slots",
+    "live_chain",
+    "lost",
+    "plan_read",
+    "read_header",
+    "require_log",
+    "walk",
+]
+
+Slots: TypeAlias = npt.NDArray[np.uint64]
+Sizes: TypeAlias = npt.NDArray[np.int64]
+Indices: TypeAlias = npt.NDArray[np.int64]
+
+LIST_RANGE_SLOTS: Final = 20_000
+LIST_RANGES_MAX: Final = 16
+OBJECT_COST_BYTES: Final = 8 * 1024
+"""What reading one more object costs a task, as bytes read in the same time; keeps partitions of tiny objects short."""
+LISTINGS_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Live objects in the order of writing, oldest first.
+
+    Shape: ``slots`` falls strictly, ``sizes`` are bytes as listed. ``truncated`` when retention removed what came
+    before. ``log_id`` is the log's, None where it is not known.
+    """
+
+    slots: Slots
+    sizes: Sizes
+    truncated: bool
+    log_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one task reads: runs of live slots in the order of writing, and where they hang in the chain.
+
+    Shape: each run is (first, last), first >= last, both inclusive. ``head`` is the slot before the first run and
+    ``claim`` the newest claim at or before ``head``; None when there is none in what is left of the log. ``log_id`` is
+    the log that was planned; a task that finds another one there refuses it.
+    """
+
+    runs: tuple[tuple[int, int], ...]
+    head: int | None
+    claim: int | None
+    objects: int
+    object_bytes: int
+    log_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The pieces of a read in log order, and the rows that are wanted from them."""
+
+    pieces: list[Piece]
+    wanted: RowFilter
+
+
+async def plan_read(store: ObjectStore, options: ReadOptions, pushed: RowFilter | None = None) -> Plan:
+    """The pieces that together hold every live object that ``options`` and the ``pushed`` filters ask for.
+
+    Raises: NotFound (``log_empty``, ``log_truncated``), InvalidRequest (also ``log_mismatch``), CorruptData,
+    Unavailable.
+    """
+    chain = await live_chain(store)
+    if options.starting_after is not None:
+        require_log(chain.log_id, options.starting_after.log_id)
+    starting, ending = options.starting_version, options.ending_version
+    newest = await read_header(store, int(chain.slots[-1]))
+    if options.from_latest:
+        starting = newest.last_version
+    if ending is not None and ending > newest.last_version:
+        raise InvalidRequest(
+            "endingVersion is past the end of the log",
+            code=Code.FUTURE_VERSION,
+            ending_version=ending,
+            last_version=newest.last_version,
+        )
+    first, past = await first_place(store, chain, options, starting), len(chain.slots)
+    if ending is not None:
+        highest = ending
+        past = await first_index(store, chain, lambda header: header.first_version > highest)
+    if options.starting_after is not None:
+        starting = options.starting_after.version + 1
+    wanted = RowFilter(starting, ending, options.kinds, options.key_begin, options.key_end)
+    if pushed is not None:
+        first, past = await _narrowed(store, chain, first, past, pushed)
+        wanted = wanted.and_also(pushed)
+    return Plan(cut(chain, first, past, options.target_partition_bytes), wanted)
+
+
+async def first_place(store: ObjectStore, chain: Chain, options: ReadOptions, starting: int | None) -> int:
+    """Where in the chain reading begins: the first object that may hold what ``options`` (and ``starting``) ask for.
+
+    Raises: NotFound (``log_truncated``) when retention has removed some of it, unless ``failOnDataLoss`` is off.
+    """
+    after, since_ms = options.starting_after, options.starting_ms
+    if since_ms is not None:
+        since = await first_index(store, chain, lambda header: header.time_ms >= since_ms)
+        if starting is None:
+            return since
+        # Both are given where segments hold what lies before ``starting``.
+        return max(since, await first_place(store, chain, replace(options, starting_ms=None), starting))
+    if after is not None and after.seq is not None:
+        seq = after.seq
+        await _refuse_loss(store, chain, options, lambda oldest: seq_of(oldest.prev) > seq, after)
+        return index_after(chain, seq)
+    lowest = starting if after is None else after.version + 1
+    if lowest is None:
+        return 0
+    place = Position(None, lowest - 1)
+    await _refuse_loss(store, chain, options, lambda oldest: lowest <= oldest.prev_version, place)
+    return await first_index(store, chain, lambda header: header.last_version >= lowest)
+
+
+def index_after(chain: Chain, seq: int) -> int:
+    """The place of the first object behind ``seq``."""
+    return int(np.count_nonzero(chain.slots >= np.uint64(FIRST_SLOT - seq))) if seq >= 0 else 0
+
+
+async def _narrowed(store: ObjectStore, chain: Chain, first: int, past: int, pushed: RowFilter) -> tuple[int, int]:
+    """The part of ``[first, past)`` that may hold rows of a filter. Nothing there is no error: a filter asks."""
+    if pushed.seq_min is not None:
+        first = max(first, index_after(chain, pushed.seq_min - 1))
+    if pushed.seq_max is not None:
+        past = min(past, index_after(chain, pushed.seq_max))
+    lowest, highest = pushed.version_min, pushed.version_max
+    if lowest is not None:
+        first = max(first, await first_index(store, chain, lambda header: header.last_version >= lowest))
+    if highest is not None:
+        past = min(past, await first_index(store, chain, lambda header: header.first_version > highest))
+    return first, past
+
+
+async def read_header(store: ObjectReader, slot: int) -> Header:
+    """The header of an object that the plan saw. Raises: CorruptData (also when it has gone), Unavailable."""
+    try:
+        return decode_header(await store.read(object_name(slot), start=0, length=HEADER_BYTES), slot=slot)
+    except NotFound:
+        raise lost("an object of the live chain is missing", slot) from None
+
+
+def require_log(log_id: str | None, expected: str | None) -> None:
+    """Raise InvalidRequest (``log_mismatch``) unless the log is the one that an offset belongs to; None is any."""
+    if log_id is not None and expected is not None and log_id != expected:
+        raise InvalidRequest(
+            "the offset belongs to another log than the one at this url",
+            code=Code.LOG_MISMATCH,
+            hint="the log was replaced: begin a new query with a new checkpoint and a new target",
+            offset_log_id=expected,
+            log_id=log_id,
+        )
+
+
+def lost(rule: str, slot: int, through: int | None = None) -> CorruptData:
+    """The error for an object that must be there and is not."""
+    return CorruptData(
+        f"data loss: {rule}",
+        code=Code.CORRUPT_LOG,
+        hint="if retention removed it while this read ran, read again from a newer startingVersion; else restore it",
+        slot=slot_text(slot),
+        missing_through=None if through is None else slot_text(through),
+    )
+
+
+async def live_chain(store: ObjectStore) -> Chain:
+    """The live chain as the store lists it now. Raises: NotFound (``log_empty``), CorruptData, Unavailable."""
+    before: tuple[int, int] | None = None
+    for _ in range(LISTINGS_MAX):
+        newest_rows = await store.list(PREFIX, limit=1)
+        if not newest_rows:
+            raise NotFound("log is empty: nothing is listed under batches/", code=Code.LOG_EMPTY, url=store.url)
+        # Read before the rest is listed: what this header calls durable was acknowledged earlier, so the listing has
+        # it.
+        newest = await read_header(store, _slot(newest_rows[0].key))
+        slots, sizes = await list_slots(store, newest.slot)
+        live, missing = walk(slots, sizes == CLAIM_BYTES, newest.durable)
+        chain = Chain(slots[live], sizes[live], truncated=bool(missing), log_id=newest.log_id.hex())
+        await _require_claim_at_end(store, chain)
+        if not missing:
+            return chain
+        hole = missing[-1]
+        kept = int(np.count_nonzero(chain.slots > np.uint64(hole[1])))
+        if kept == len(chain.slots):
+            raise lost("an acknowledged object is missing", hole[0])
+        oldest = await read_header(store, int(chain.slots[kept]))
+        if 0 < newest.truncated_through >= oldest.prev_version:
+            return Chain(chain.slots[kept:], chain.sizes[kept:], truncated=True, log_id=chain.log_id)
+        if hole == before:
+            raise lost("an acknowledged object is missing", hole[0], hole[1])
+        before = hole
+    raise Unavailable("log changes faster than it can be listed", url=store.url)
+
+
+async def _require_claim_at_end(store: ObjectStore, chain: Chain) -> None:
+    """Raise if the chain ends with an object that is no claim but has the size of one: it has been cut, and the walk
+    has jumped over what follows it. One that does not stand at the end is found by the link behind it."""
+    newest = int(chain.slots[-1])
+    if chain.sizes[-1] == CLAIM_BYTES and (await read_header(store, newest)).kind is not Kind.CLAIM:
+        raise broken("object of claim size is no claim", newest)
+
+
+def _slot(key: str) -> int:
+    slot = slot_of(key)
+    if slot is None:
+        raise CorruptData("a key under batches/ is not a slot", code=Code.CORRUPT_LOG, key=key)
+    return slot
+
+
+async def list_slots(store: ObjectStore, newest: int, oldest: int = FIRST_SLOT) -> tuple[Slots, Sizes]:
+    """Every object from ``newest`` back to ``oldest``, both included, newest first."""
+    span = oldest - newest + 1
+    ranges = max(1, min(LIST_RANGES_MAX, span // LIST_RANGE_SLOTS))
+    starts = [newest + span * i // ranges for i in range(ranges + 1)]
+
+    async def part(first: int, past: int) -> tuple[Slots, Sizes]:
+        rows = await store.list(PREFIX, after=object_name(first - 1), limit=past - first)
+        listed = [(slot, row.size) for row in rows if (slot := _slot(row.key)) < past]
+        return (
+            np.fromiter((slot for slot, _ in listed), dtype=np.uint64, count=len(listed)),
+            np.fromiter((size for _, size in listed), dtype=np.int64, count=len(listed)),
+        )
+
+    parts = await asyncio.gather(*(part(a, b) for a, b in pairwise(starts)))
+    slots = np.concatenate([part_slots for part_slots, _ in parts])
+    sizes = np.concatenate([part_sizes for _, part_sizes in parts])
+    if bool(np.any(slots[1:] <= slots[:-1])):
+        raise CorruptData("the store does not list in order", code=Code.STORE_UNFIT, url=store.url)
+    return slots, sizes
+
+
+def walk(
+    slots: Slots, is_claim: npt.NDArray[np.bool_], durable: int, begin: int = FIRST_SLOT
+) -> tuple[Indices, list[tuple[int, int]]]:
+    """Indices of the live objects, oldest first, and the runs (first, last) of acknowledged slots that are not there.
+
+    ``slots`` rises (newest first). Every live slot at or above ``durable`` was acknowledged before the listing. The
+    walk starts at genesis, or at the live object in ``begin``.
+    """
+    claims = [int(slot) for slot in slots[is_claim][::-1] if slot <= begin]
+    if begin == FIRST_SLOT and (not claims or claims[0] != FIRST_SLOT):
+        raise lost("the log has no genesis claim", FIRST_SLOT)
+    live: list[Indices] = []
+    missing: list[tuple[int, int]] = []
+    claim = claims.pop(0) if claims and claims[0] == begin else None
+    for candidate in [*claims, None]:
+        start = jump(claim) if claim is not None else begin
+        if candidate is not None and candidate > start:
+            continue  # strictly between a live claim and its jump: dead
+        if claim is not None:
+            live.append(np.array([_below(slots, claim)], dtype=np.int64))
+        past = candidate if candidate is not None else min(durable - 1, int(start))
+        acknowledged = np.arange(_below(slots, start + 1), _below(slots, past + 1), -1, dtype=np.int64) - 1
+        missing += _holes(slots[acknowledged], start, past)
+        live.append(acknowledged)
+        if candidate is None:
+            rest = np.arange(_below(slots, past + 1) - 1, -1, -1, dtype=np.int64)
+            landed = slots[rest] == np.uint64(past) - np.arange(len(rest), dtype=np.uint64)
+            live.append(rest[: len(rest) if landed.all() else int(np.argmin(landed))])
+        else:
+            claim = candidate
+    return np.concatenate(live), missing
+
+
+def _below(slots: Slots, slot: int) -> int:
+    """How many of the rising ``slots`` are below ``slot``: its index, where it is listed."""
+    if slot > FIRST_SLOT:
+        return len(slots)
+    return int(np.searchsorted(slots, np.uint64(slot), side="left"))
+
+
+def _holes(found: Slots, start: int, past: int) -> list[tuple[int, int]]:
+    """The runs of slots in ``start`` down to, not including, ``past`` that the falling ``found`` lacks."""
+    if len(found) == start - past:
+        return []
+    edges = np.concatenate((np.array([start + 1], dtype=np.uint64), found, np.array([past], dtype=np.uint64)))
+    wide = np.flatnonzero(edges[:-1] - edges[1:] > 1)
+    return [(int(edges[i]) - 1, int(edges[i + 1]) + 1) for i in wide]
+
+
+async def _refuse_loss(
+    store: ObjectStore, chain: Chain, options: ReadOptions, is_lost: Callable[[Header], bool], after: Position
+) -> None:
+    if not chain.truncated or not options.fail_on_data_loss:
+        return
+    oldest = await read_header(store, int(chain.slots[0]))
+    if is_lost(oldest):
+        raise NotFound(
+            "data loss: retention has removed versions that this read starts from",
+            code=Code.LOG_TRUNCATED,
+            hint="start from a newer version or a snapshot, or set failOnDataLoss=false to begin with what is left",
+            after_version=after.version,
+            after_seq=after.seq,
+            removed_through=oldest.prev_version,
+        )
+
+
+async def first_index(store: ObjectStore, chain: Chain, reached: Callable[[Header], bool]) -> int:
+    """The first place in the chain whose header has ``reached`` what is sought; versions rise along the chain."""
+    low, high = 0, len(chain.slots)
+    while low < high:
+        middle = (low + high) // 2
+        if reached(await read_header(store, int(chain.slots[middle]))):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def cut(chain: Chain, first: int, past: int, target_bytes: int) -> list[Piece]:
+    """Pieces of nearly equal cost, none much above ``target_bytes``, never fewer objects than one.
+
+    More than one are made an even number of pieces: with one left over, half of a small machine waits for the last.
+    """
+    if first >= past:
+        return []
+    costs = chain.sizes[first:past] + OBJECT_COST_BYTES
+    ends = np.cumsum(costs)
+    total = int(ends[-1])
+    pieces = -(-total // target_bytes)
+    share = -(-total // (pieces + pieces % 2 if pieces > 1 else 1))
+    cuts = np.flatnonzero(np.diff((ends - costs) // share)) + 1
+    edges = [first, *(first + int(cut) for cut in cuts), past]
+    claims = np.flatnonzero(chain.sizes == CLAIM_BYTES)
+    return [_piece(chain, claims, a, b) for a, b in pairwise(edges)]
+
+
+def _piece(chain: Chain, claims: Indices, first: int, past: int) -> Piece:
+    slots = chain.slots[first:past]
+    breaks = np.flatnonzero(slots[:-1] - slots[1:] != 1) + 1
+    runs = tuple((int(run[0]), int(run[-1])) for run in np.split(slots, breaks))
+    head = claim = None
+    if first > 0:
+        head = int(chain.slots[first - 1])
+        above = int(np.searchsorted(claims, first, side="left"))
+        # In a truncated log the claim may be older than the oldest object kept; then the head names it.
+        claim = int(chain.slots[claims[above - 1]]) if above else None
+    return Piece(runs, head, claim, past - first, int(chain.sizes[first:past].sum()), chain.log_id)

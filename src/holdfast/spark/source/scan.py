@@ -1,0 +1,174 @@
+"""Reading one piece of the log inside a task: fetch ahead, check everything, yield few large record batches.
+
+Owns: the order of reading, the checks of headers and links, the size of what is yielded.
+Does not own: which slots (``plan``), decoding (``bodies``), what a row looks like (``shapes``), retries of requests
+(``objects.budget``).
+
+Failure model: an object that is missing, damaged, or does not continue the chain raises CorruptData naming the slot and
+the rule, also where it is the border to the piece before. A store that does not answer raises Unavailable, and Spark
+runs the task again: reading changes nothing. Batches yielded before an error belong to a task that fails as a whole.
+
+Store requests run on one event loop in one thread of this task's own, so that fetching goes on while Spark consumes.
+"""
+
+# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from itertools import islice
+from typing import Final, assert_never
+
+import pyarrow as pa
+
+from holdfast.commit.format.batch import (
+    FIRST_SLOT,
+    FLAG_LZ4,
+    HEADER_BYTES,
+    Header,
+    Kind,
+    decode_header,
+    object_name,
+)
+from holdfast.commit.format.chain import ChainWalker, broken
+from holdfast.errors import NotFound
+from holdfast.objects.port import ObjectReader
+from holdfast.spark.runtime.store_thread import PlannedObjectsThread, StoreThread, is_directory
+from holdfast.spark.runtime.worker_process import set_imports_aside
+from holdfast.spark.source.bodies import JOINED_BYTES_MAX, decode_bodies
+from holdfast.spark.source.options import ReadOptions
+from holdfast.spark.source.plan import Piece, lost, read_header, require_log
+from holdfast.spark.source.shapes import RowFilter, Shape, batch_rows, operation_rows, transaction_rows
+from holdfast.values import slot_text
+
+__all__ = ["StoreThread", "checked_objects", "scan"]
+
+FETCH_BYTES: Final = 16 * 2**20
+"""How many bytes one round of concurrent requests asks for; two rounds are under way at a time."""
+FETCH_OBJECTS_MAX: Final = 64
+ROUNDS_AHEAD: Final = 2
+BATCH_TRANSACTIONS: Final = 32 * 1024
+BATCH_BYTES: Final = 8 * 2**20
+"""A yielded record batch closes at either bound; only a single larger object passes them."""
+LZ4_RATIO: Final = 16
+"""What a compressed body is taken to grow by: its size in memory is known only when it is too late."""
+
+
+def scan(options: ReadOptions, wanted: RowFilter, piece: Piece) -> Iterator[pa.RecordBatch]:
+    """The rows of one piece, in log order, as record batches of the options' shape and columns.
+
+    Raises: CorruptData, InvalidRequest (``log_mismatch``: the log was replaced since it was planned), Unavailable.
+    Cost: one request an object, and two for the border to the piece before.
+    """
+    for group in _groups(checked_objects(options, piece), headers_only=options.shape is Shape.BATCHES):
+        batch = _shaped(group, options, wanted)
+        if batch.num_rows:
+            yield batch
+    set_imports_aside()
+
+
+def _groups(objects: Iterable[tuple[Header, bytes]], *, headers_only: bool) -> Iterator[Sequence[tuple[Header, bytes]]]:
+    """Objects that share a record batch: many tiny ones, or a large one alone, which is then not copied."""
+    group: list[tuple[Header, bytes]] = []
+    transactions = size = 0
+    for header, data in objects:
+        if not headers_only and not header.transactions:
+            continue
+        body_bytes = header.body_length * (LZ4_RATIO if header.flags & FLAG_LZ4 else 1)
+        if group and body_bytes > JOINED_BYTES_MAX:
+            yield group
+            group, transactions, size = [], 0, 0
+        group.append((header, data))
+        transactions += max(1, header.transactions)
+        size += body_bytes
+        if transactions >= BATCH_TRANSACTIONS or size >= BATCH_BYTES or body_bytes > JOINED_BYTES_MAX:
+            yield group
+            group, transactions, size = [], 0, 0
+    if group:
+        yield group
+
+
+def checked_objects(options: ReadOptions, piece: Piece) -> Iterator[tuple[Header, bytes]]:
+    """Every live object of the piece, in log order, its header checked by itself and against the one before it.
+
+    The shape ``batches`` reads headers only: then the bytes end there.
+    """
+    headers_only = options.shape is Shape.BATCHES
+    with PlannedObjectsThread(options.url) as thread:
+        walker = thread.start(lambda store: _walker_at(store, piece)).result()
+        for slot, data in _fetched(thread, options.url, piece, headers_only=headers_only):
+            header = decode_header(data, slot=slot)
+            if walker.head is None or walker.head.slot != slot:
+                require_log(header.log_id.hex(), piece.log_id)
+                walker.accept(header)
+            yield header, data
+
+
+async def _walker_at(store: ObjectReader, piece: Piece) -> ChainWalker:
+    """A walker that expects the first object of the piece next, or, in a truncated log, stands on it already."""
+    first = piece.runs[0][0]
+    if piece.head is None and first == FIRST_SLOT:
+        if piece.log_id is not None:
+            require_log((await read_header(store, first)).log_id.hex(), piece.log_id)
+        return ChainWalker()
+    head = await read_header(store, first if piece.head is None else piece.head)
+    require_log(head.log_id.hex(), piece.log_id)
+    if head.kind is Kind.CLAIM:
+        return ChainWalker(head, head)
+    claim = await read_header(store, head.claim)
+    own = (head.log_id, head.epoch, head.leader_id)
+    if own != (claim.log_id, claim.epoch, claim.leader_id) or piece.claim not in (None, claim.slot):
+        raise broken("object is not of the leader that claimed", head.slot, claim=slot_text(claim.slot))
+    return ChainWalker(head, claim)
+
+
+def _fetched(
+    thread: PlannedObjectsThread, url: str, piece: Piece, *, headers_only: bool
+) -> Iterator[tuple[int, bytes]]:
+    """The objects of the piece in log order, fetched in rounds of concurrent requests, two rounds ahead."""
+    length = HEADER_BYTES if headers_only else None
+    each = HEADER_BYTES if headers_only else max(1, piece.object_bytes // piece.objects)
+    round_objects = max(1, min(FETCH_OBJECTS_MAX, FETCH_BYTES // each))
+    # A file is read at once, in the thread of the loop: making it wait beside others would only cost.
+    read_round = _read_in_turn if is_directory(url) else _read_together
+    slots = (slot for first, last in piece.runs for slot in range(first, last - 1, -1))
+    under_way: deque[tuple[Sequence[int], Future[list[bytes]]]] = deque()
+    while True:
+        while len(under_way) < ROUNDS_AHEAD and (wanted := tuple(islice(slots, round_objects))):
+            under_way.append((wanted, thread.start(partial(read_round, slots=wanted, length=length))))
+        if not under_way:
+            return
+        done, future = under_way.popleft()
+        yield from zip(done, future.result(), strict=True)
+
+
+async def _read_in_turn(store: ObjectReader, *, slots: Sequence[int], length: int | None) -> list[bytes]:
+    return [await _read(store, slot, length) for slot in slots]
+
+
+async def _read_together(store: ObjectReader, *, slots: Sequence[int], length: int | None) -> list[bytes]:
+    return await asyncio.gather(*(_read(store, slot, length) for slot in slots))
+
+
+async def _read(store: ObjectReader, slot: int, length: int | None) -> bytes:
+    try:
+        return await store.read(object_name(slot), start=0, length=length)
+    except NotFound:
+        raise lost("an object of the live chain is missing", slot) from None
+
+
+def _shaped(group: Sequence[tuple[Header, bytes]], options: ReadOptions, wanted: RowFilter) -> pa.RecordBatch:
+    match options.shape:
+        case Shape.OPERATIONS:
+            return operation_rows(decode_bodies(group, verify=options.verify), options.columns, wanted)
+        case Shape.TRANSACTIONS:
+            return transaction_rows(decode_bodies(group, verify=options.verify), options.columns, wanted)
+        case Shape.BATCHES:
+            return batch_rows([header for header, _ in group], options.columns, wanted)
+        case _:
+            assert_never(options.shape)

@@ -1,0 +1,408 @@
+"""What a row of a read is: the columns of each shape, and their making from decoded objects.
+
+Owns: the column names and types, in Arrow and in Spark, and the vectorised step from batch bodies to those columns.
+Does not own: the batch format (``commit.batch``), which objects are read (``plan``, ``scan``).
+
+Failure model: rows that break the promises of their header raise CorruptData naming the slot; nothing is skipped.
+
+Slots do not fit Spark's signed 64-bit integers, so rows carry ``seq = 2^64-1 - slot``: the place in the order of
+writing, 0 for genesis. Versions stay below 2^53 and are longs.
+"""
+
+# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.commit.format.batch import FIRST_SLOT, Header, ItemKind, Kind
+from holdfast.errors import Code, CorruptData
+from holdfast.spark.source.bodies import Bodies
+from holdfast.values import slot_text
+
+__all__ = [
+    "OPERATION_KINDS",
+    "RowFilter",
+    "Shape",
+    "arrow_schema",
+    "batch_rows",
+    "column_names",
+    "default_columns",
+    "operation_rows",
+    "seq_of",
+    "transaction_rows",
+]
+
+
+class Shape(StrEnum):
+    """What one row stands for."""
+
+    OPERATIONS = "operations"
+    TRANSACTIONS = "transactions"
+    BATCHES = "batches"
+
+
+OPERATION_KINDS: Final = (ItemKind.WRITE, ItemKind.DELETE, ItemKind.RANGE_DELETE)
+_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+_OPERATION: Final = pa.struct(
+    [
+        pa.field("kind", pa.string()),
+        pa.field("key", pa.binary()),
+        pa.field("end", pa.binary()),
+        pa.field("value", pa.binary()),
+    ]
+)
+
+_COLUMNS: Final[Mapping[Shape, Mapping[str, pa.DataType]]] = {
+    Shape.OPERATIONS: {
+        "version": pa.int64(),
+        "seq": pa.int64(),
+        "request_id": pa.string(),
+        "kind": pa.string(),
+        "key": pa.binary(),
+        "end": pa.binary(),
+        "value": pa.binary(),
+        "timestamp": _TIMESTAMP,
+        "position": pa.int32(),
+        "leader_id": pa.string(),
+    },
+    Shape.TRANSACTIONS: {
+        "version": pa.int64(),
+        "prev_version": pa.int64(),
+        "seq": pa.int64(),
+        "request_id": pa.string(),
+        "read_version": pa.int64(),
+        "operations": pa.list_(pa.field("element", _OPERATION)),
+        "timestamp": _TIMESTAMP,
+        "leader_id": pa.string(),
+    },
+    Shape.BATCHES: {
+        "seq": pa.int64(),
+        "slot": pa.string(),
+        "kind": pa.string(),
+        "epoch": pa.int64(),
+        "leader_id": pa.string(),
+        "address": pa.string(),
+        "claim_seq": pa.int64(),
+        "prev_seq": pa.int64(),
+        "durable_seq": pa.int64(),
+        "first_version": pa.int64(),
+        "last_version": pa.int64(),
+        "prev_version": pa.int64(),
+        "window_floor": pa.int64(),
+        "truncated_through": pa.int64(),
+        "transactions": pa.int64(),
+        "object_bytes": pa.int64(),
+        "timestamp": _TIMESTAMP,
+    },
+}
+
+_ON_REQUEST: Final = frozenset({"position", "leader_id"})
+"""Columns of ``operations`` that only ``columns`` brings: ``position`` is the operation's place in its transaction."""
+
+
+@cache
+def _kind_names() -> pa.Array:
+    """The text of each item kind, by its number. Not made on import: the first array loads pandas, a whole second."""
+    return pa.array([kind.name.lower() for kind in ItemKind], pa.string())
+
+
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """Which rows of the read objects are wanted.
+
+    Shape: versions and seqs inclusive, None for no bound; keys ``[key_begin, key_end)``, and a range delete is wanted
+    when its range meets that one; ``request_ids`` are the ids wanted, None for all and for no id.
+    """
+
+    version_min: int | None = None
+    version_max: int | None = None
+    kinds: tuple[ItemKind, ...] = OPERATION_KINDS
+    key_begin: bytes = b""
+    key_end: bytes | None = None
+    seq_min: int | None = None
+    seq_max: int | None = None
+    request_ids: tuple[str, ...] | None = None
+
+    def and_also(self, other: RowFilter) -> RowFilter:
+        """What both want."""
+        ids = self.request_ids
+        if other.request_ids is not None:
+            ids = other.request_ids if ids is None else tuple(each for each in ids if each in other.request_ids)
+        ends = [end for end in (self.key_end, other.key_end) if end is not None]
+        return RowFilter(
+            version_min=_higher(self.version_min, other.version_min),
+            version_max=_lower(self.version_max, other.version_max),
+            kinds=tuple(kind for kind in self.kinds if kind in other.kinds),
+            key_begin=max(self.key_begin, other.key_begin),
+            key_end=min(ends) if ends else None,
+            seq_min=_higher(self.seq_min, other.seq_min),
+            seq_max=_lower(self.seq_max, other.seq_max),
+            request_ids=ids,
+        )
+
+
+_EVERY_OPERATION: Final = RowFilter()
+
+
+def _higher(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else max(one, other)
+
+
+def _lower(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else min(one, other)
+
+
+def column_names(shape: Shape) -> tuple[str, ...]:
+    """Every column that ``shape`` has, in order."""
+    return tuple(_COLUMNS[shape])
+
+
+def default_columns(shape: Shape) -> tuple[str, ...]:
+    """The columns that a read of ``shape`` has when it names none."""
+    dropped = _ON_REQUEST if shape is Shape.OPERATIONS else frozenset[str]()
+    return tuple(name for name in _COLUMNS[shape] if name not in dropped)
+
+
+def arrow_schema(shape: Shape, columns: Sequence[str]) -> pa.Schema:
+    """The Arrow schema of these columns, in this order; every column is nullable."""
+    types = _COLUMNS[shape]
+    return pa.schema([pa.field(name, types[name]) for name in columns])
+
+
+def seq_of(slot: int) -> int:
+    """The place of a slot in the order of writing: 0 for genesis.
+
+    >>> seq_of(2**64 - 1), seq_of(2**64 - 4)
+    (0, 3)
+    """
+    return FIRST_SLOT - slot
+
+
+def operation_rows(bodies: Bodies, columns: Sequence[str], wanted: RowFilter) -> pa.RecordBatch:
+    """One row per wanted operation of these objects, in log order. Cost: O(rows), in native code."""
+    table = bodies.rows
+    selected = _selection(bodies, wanted)
+
+    def of_row(name: str) -> pa.Array:
+        return _filtered(_one(table[name]), selected)
+
+    def of_object(values: Callable[[Header], object], kind: pa.DataType) -> pa.Array:
+        return _filtered(_repeated([values(header) for header in bodies.headers], bodies.counts, kind), selected)
+
+    def kind_of_row() -> pa.Array:
+        kinds = of_row("kind")
+        numbers = kinds.to_numpy(zero_copy_only=False)
+        if len(numbers) and numbers.min() == numbers.max():
+            return pa.repeat(_kind_names()[int(numbers[0])], len(numbers))  # most objects hold writes alone
+        return _kind_names().take(kinds)
+
+    def position_of_row() -> pa.Array:
+        return _filtered(_positions(table), selected)
+
+    makers: Mapping[str, Callable[[], pa.Array]] = {
+        "version": lambda: of_row("version").cast(pa.int64()),
+        "seq": lambda: of_object(lambda header: seq_of(header.slot), pa.int64()),
+        "request_id": lambda: of_row("request_id"),
+        "kind": kind_of_row,
+        "key": lambda: of_row("key"),
+        "end": lambda: of_row("end"),
+        "value": lambda: of_row("value").cast(pa.binary()),
+        "timestamp": lambda: of_object(lambda header: header.time_ms * 1000, _TIMESTAMP),
+        "position": position_of_row,
+        "leader_id": lambda: of_object(lambda header: header.leader_id.hex(), pa.string()),
+    }
+    arrays = [makers[name]() for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(Shape.OPERATIONS, columns))
+
+
+def transaction_rows(bodies: Bodies, columns: Sequence[str], wanted: RowFilter) -> pa.RecordBatch:
+    """One row per wanted transaction of these objects, its operations as an array."""
+    table = bodies.rows
+    versions = _numbers(table["version"])
+    firsts = np.flatnonzero(np.concatenate(([True], versions[1:] != versions[:-1])))
+    own = versions[firsts].astype(np.int64)
+    # The first transaction of each object; the one before it is in another object, and the header names it.
+    starts = np.searchsorted(firsts, np.cumsum(bodies.counts) - bodies.counts)
+    previous = np.concatenate(([0], own[:-1]))
+    previous[starts] = [header.prev_version for header in bodies.headers]
+    counts = np.diff(np.concatenate((starts, [len(own)])))
+    mask = pa.array(_wanted_transactions(bodies, firsts, own, counts, wanted))
+    rows = pa.array(firsts)
+
+    def of_object(values: Callable[[Header], object], kind: pa.DataType) -> pa.Array:
+        return _repeated([values(header) for header in bodies.headers], counts, kind)
+
+    makers: Mapping[str, Callable[[], pa.Array]] = {
+        "version": lambda: pa.array(own),
+        "prev_version": lambda: pa.array(previous, pa.int64()),
+        "seq": lambda: of_object(lambda header: seq_of(header.slot), pa.int64()),
+        "request_id": lambda: _one(table["request_id"]).take(rows),
+        "read_version": lambda: _one(table["read_version"]).take(rows).cast(pa.int64()),
+        "operations": lambda: _operation_lists(table, firsts),
+        "timestamp": lambda: of_object(lambda header: header.time_ms * 1000, _TIMESTAMP),
+        "leader_id": lambda: of_object(lambda header: header.leader_id.hex(), pa.string()),
+    }
+    arrays = [makers[name]().filter(mask) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(Shape.TRANSACTIONS, columns))
+
+
+def _wanted_transactions(
+    bodies: Bodies,
+    firsts: npt.NDArray[np.int64],
+    versions: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
+    wanted: RowFilter,
+) -> npt.NDArray[np.bool_]:
+    mask: npt.NDArray[np.bool_] = np.ones(len(versions), dtype=np.bool_)
+    if wanted.version_min is not None:
+        mask &= versions >= wanted.version_min
+    if wanted.version_max is not None:
+        mask &= versions <= wanted.version_max
+    if wanted.seq_min is not None or wanted.seq_max is not None:
+        mask &= np.repeat(_wanted_objects(bodies.headers, wanted), counts)
+    if wanted.request_ids is not None:
+        ids = _one(bodies.rows["request_id"]).take(pa.array(firsts))
+        mask &= _is_in(ids, wanted.request_ids)
+    return mask
+
+
+def _operation_lists(table: pa.Table, firsts: npt.NDArray[np.int64]) -> pa.Array:
+    kinds = _numbers(table["kind"])
+    is_operation = kinds <= ItemKind.RANGE_DELETE
+    before = np.concatenate(([0], np.cumsum(is_operation)))
+    offsets = np.concatenate((before[firsts], before[-1:])).astype(np.int32)
+    operations = table.filter(pa.array(is_operation))
+    values = pa.StructArray.from_arrays(
+        [
+            _kind_names().take(_one(operations["kind"])),
+            _one(operations["key"]),
+            _one(operations["end"]),
+            _one(operations["value"]).cast(pa.binary()),
+        ],
+        fields=list(_OPERATION),
+    )
+    return pa.ListArray.from_arrays(pa.array(offsets), values, type=_COLUMNS[Shape.TRANSACTIONS]["operations"])
+
+
+def batch_rows(headers: Sequence[Header], columns: Sequence[str], wanted: RowFilter) -> pa.RecordBatch:
+    """One row per wanted live object, claims and resign records included, from the headers alone.
+
+    Versions are not looked at: which objects a version bound picks is the plan's decision.
+    """
+    headers = [header for header, kept in zip(headers, _wanted_objects(headers, wanted), strict=True) if kept]
+    makers: Mapping[str, Callable[[Header], object]] = {
+        "seq": lambda header: seq_of(header.slot),
+        "slot": lambda header: slot_text(header.slot),
+        "kind": lambda header: Kind(header.kind).name.lower(),
+        "epoch": lambda header: header.epoch,
+        "leader_id": lambda header: header.leader_id.hex(),
+        "address": lambda header: header.address,
+        "claim_seq": lambda header: seq_of(header.claim),
+        "prev_seq": lambda header: seq_of(header.prev),
+        "durable_seq": lambda header: seq_of(header.durable),
+        "first_version": lambda header: header.first_version,
+        "last_version": lambda header: header.last_version,
+        "prev_version": lambda header: header.prev_version,
+        "window_floor": lambda header: header.window_floor,
+        "truncated_through": lambda header: header.truncated_through,
+        "transactions": lambda header: header.transactions,
+        "object_bytes": lambda header: header.object_bytes(),
+        "timestamp": lambda header: header.time_ms * 1000,
+    }
+    schema = arrow_schema(Shape.BATCHES, columns)
+    arrays = [pa.array([makers[field.name](header) for header in headers], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    """A column as a single array; after ``combine_chunks`` that copies nothing."""
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+
+
+def _numbers(column: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
+    numbers: npt.NDArray[np.uint64] = _one(column).to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _filtered(array: pa.Array, selected: pa.Array | None) -> pa.Array:
+    return array if selected is None else array.filter(selected)
+
+
+def _repeated(values: Sequence[object], counts: Sequence[int] | npt.NDArray[np.int64], kind: pa.DataType) -> pa.Array:
+    if len(counts) == 1:
+        return pa.repeat(pa.scalar(values[0], kind), int(counts[0]))
+    rows = np.repeat(np.arange(len(counts)), np.asarray(counts, dtype=np.int64))
+    return pa.array(values, kind).take(pa.array(rows))
+
+
+def _positions(table: pa.Table) -> pa.Array:
+    """Each row's place among the operations of its transaction; a transaction's preconditions come before them."""
+    versions = _numbers(table["version"])
+    kinds = _numbers(table["kind"])
+    is_operation = kinds <= ItemKind.RANGE_DELETE
+    before: npt.NDArray[np.int64] = np.cumsum(is_operation) - is_operation
+    starts = np.searchsorted(versions, versions, side="left")
+    return pa.array((before - before[starts]).astype(np.int32)) if len(versions) else pa.array([], pa.int32())
+
+
+def _wanted_objects(headers: Sequence[Header], wanted: RowFilter) -> npt.NDArray[np.bool_]:
+    low = 0 if wanted.seq_min is None else wanted.seq_min
+    high = FIRST_SLOT if wanted.seq_max is None else wanted.seq_max
+    return np.fromiter((low <= seq_of(header.slot) <= high for header in headers), dtype=np.bool_, count=len(headers))
+
+
+def _is_in(texts: pa.Array, wanted: Sequence[str]) -> npt.NDArray[np.bool_]:
+    options = pc.SetLookupOptions(value_set=pa.array(wanted, pa.string()))
+    found: npt.NDArray[np.bool_] = pc.call_function("is_in", [texts], options).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _selection(bodies: Bodies, wanted: RowFilter) -> pa.Array | None:
+    """The mask of wanted rows, or None when that is all of them."""
+    table = bodies.rows
+    kinds = _numbers(table["kind"])
+    if len(kinds) == 0:
+        return None
+    highest = int(kinds.max())
+    if highest > ItemKind.RANGE_READ:
+        raise CorruptData("row has an unknown kind", code=Code.CORRUPT_BATCH, kind=highest)
+    if highest <= ItemKind.RANGE_DELETE and wanted == _EVERY_OPERATION:
+        return None
+    mask = np.isin(kinds, [int(kind) for kind in wanted.kinds])
+    if wanted.version_min is not None or wanted.version_max is not None:
+        versions = _numbers(table["version"])
+        mask &= versions >= (wanted.version_min or 0)
+        if wanted.version_max is not None:
+            mask &= versions <= wanted.version_max
+    if wanted.seq_min is not None or wanted.seq_max is not None:
+        mask &= np.repeat(_wanted_objects(bodies.headers, wanted), bodies.counts)
+    if wanted.request_ids is not None:
+        mask &= _is_in(_one(table["request_id"]), wanted.request_ids)
+    if wanted.key_begin or wanted.key_end is not None:
+        mask &= _in_key_range(table, kinds, wanted)
+    return None if mask.all() else pa.array(mask)
+
+
+def _in_key_range(table: pa.Table, kinds: npt.NDArray[np.uint64], wanted: RowFilter) -> npt.NDArray[np.bool_]:
+    key = _one(table["key"])
+    end = _one(table["end"])
+    mask: npt.NDArray[np.bool_] = np.ones(len(kinds), dtype=np.bool_)
+    if wanted.key_begin:
+        begin = pa.scalar(wanted.key_begin, pa.binary())
+        point = pc.call_function("greater_equal", [key, begin]).to_numpy(zero_copy_only=False)
+        reaches = pc.call_function("greater", [end, begin]).fill_null(True).to_numpy(zero_copy_only=False)
+        mask &= np.where(kinds == ItemKind.RANGE_DELETE, reaches, point)
+    if wanted.key_end is not None:
+        mask &= pc.call_function("less", [key, pa.scalar(wanted.key_end, pa.binary())]).to_numpy(zero_copy_only=False)
+    return mask

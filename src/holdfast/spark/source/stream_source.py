@@ -1,0 +1,180 @@
+"""``readStream.format("holdfast")``: the log as an unbounded table.
+
+Owns: the adapter between Spark's Python stream reader and ``stream_tail``; pacing: how often the store is asked, and
+how long a micro-batch waits for more rows. Does not own: what an offset means (``options.Position``).
+
+Offsets read ``{"seq": 41, "version": 1043, "log_id": "..."}``: everything up to the object with that ``seq`` and every
+row up to that version of that log has been handed out. They are what a query's progress prints and what
+``startingOffsets`` takes. A checkpoint from before offsets had a log id is accepted once: the next offset has it.
+
+Failure model: what is raised ends the query with its text. A query that is started again goes on from its checkpoint:
+the same two offsets give the same rows wherever and whenever they are read, so nothing comes twice and nothing is
+missed. Only durable objects are handed out, and no later leader takes them back.
+
+Spark keeps one process per query for this reader and asks it about every 10 ms; ``pollInterval`` bounds how many of
+those questions reach the store.
+"""
+
+# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
+# pyright: reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxFiles,
+    SupportsTriggerAvailableNow,
+)
+
+from holdfast.errors import Code, InvalidRequest
+from holdfast.spark.runtime.store_thread import StoreThread, is_directory
+from holdfast.spark.source.options import Admission, Position, ReadOptions
+from holdfast.spark.source.partition import LogPartition, SegmentPartition
+from holdfast.spark.source.scan import scan
+from holdfast.spark.source.shapes import RowFilter
+from holdfast.spark.source.stream_tail import LogTail, head_position, pieces_between, starting_position
+from holdfast.values import is_log_id
+
+__all__ = ["HoldfastStreamReader"]
+
+POLL_MS_DIRECTORY: Final = 10
+POLL_MS_REMOTE: Final = 200
+PROVE_END_EVERY_MS: Final = 30_000
+_EVERYTHING: Final = Admission()
+
+Offset: TypeAlias = dict[str, int | str]
+
+
+class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One streaming query's view of the log. Lives in one process; is copied into tasks for ``read`` alone."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        default_ms = POLL_MS_DIRECTORY if is_directory(options.url) else POLL_MS_REMOTE
+        self._poll_ms = options.poll_ms if options.poll_ms is not None else default_ms
+        self._thread: StoreThread | None = None
+        self._tail = LogTail(options)
+        self._target: Position | None = None
+        self._asked_ms: float | None = None
+        self._proved_ms: float | None = None
+        self._batch_ms: float | None = None
+        self._seen: Position | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """What a task needs: the options. Threads stay where they are."""
+        return {"_options": self._options}
+
+    def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
+        """Where a query without a checkpoint begins. Raises: NotFound, CorruptData, Unavailable."""
+        options = self._options
+        return _offset(self._store().start(lambda store: starting_position(store, options)).result())
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
+        """Spark hands this back to ``latestOffset``; the bounds themselves are this source's options."""
+        admission = self._options.admission
+        if admission.is_limited or admission.rows_min is not None:
+            return ReadMaxFiles(admission.objects_max or 2**31 - 1)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
+        """The log as it is now is all that this query reads."""
+        self._target = self._store().start(head_position).result()
+
+    def latestOffset(self, start: Mapping[str, int | str], limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
+        """Where the next micro-batch ends; ``start`` itself when there is none yet."""
+        begin = _position(start)
+        now_ms = time.monotonic() * 1000
+        is_bounded_run = self._target is not None
+        if not is_bounded_run and self._asked_ms is not None and now_ms - self._asked_ms < self._poll_ms:
+            return dict(start)
+        prove_end = self._proved_ms is None or now_ms - self._proved_ms > PROVE_END_EVERY_MS
+        self._proved_ms = now_ms if prove_end else self._proved_ms
+        bounds = _EVERYTHING if isinstance(limit, ReadAllAvailable) else self._options.admission
+        found = (
+            self._store()
+            .start(lambda store: self._tail.end_of_batch(store, begin, bounds, self._target, prove_end=prove_end))
+            .result()
+        )
+        self._seen = found.end
+        self._batch_ms = now_ms if self._batch_ms is None else self._batch_ms
+        if found.end == begin:
+            self._asked_ms = now_ms
+            return dict(start)
+        too_few = bounds.rows_min is not None and found.transactions < bounds.rows_min and found.is_end_of_log
+        if too_few and not is_bounded_run and now_ms - self._batch_ms < bounds.delay_ms_max:
+            self._asked_ms = now_ms
+            return dict(start)
+        self._batch_ms = now_ms
+        return _offset(found.end)
+
+    def reportLatestOffset(self) -> Offset | None:  # noqa: N802  Spark's name
+        """The newest offset seen so far, for the query's progress."""
+        return None if self._seen is None else _offset(self._seen)
+
+    def partitions(
+        self, start: Mapping[str, int | str], end: Mapping[str, int | str]
+    ) -> Sequence[LogPartition | SegmentPartition]:
+        """The pieces between two offsets. Raises: NotFound (``log_truncated``), CorruptData, Unavailable."""
+        options = self._options
+        begin, until = _position(start), _position(end)
+        wanted = RowFilter(
+            version_min=begin.version + 1 if begin.version else None,
+            kinds=options.kinds,
+            key_begin=options.key_begin,
+            key_end=options.key_end,
+        )
+        if options.segments_url is not None:
+            from holdfast.spark.source.segment_plan import stream_with_segments
+
+            return (
+                self._store()
+                .start(lambda store: stream_with_segments(store, self._tail, options, begin, until, wanted))
+                .result()
+            )
+        pieces = self._store().start(lambda store: pieces_between(store, self._tail, options, begin, until)).result()
+        return [LogPartition(piece, wanted) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one piece."""
+        if isinstance(partition, LogPartition):
+            yield from scan(self._options, partition.wanted, partition.piece)
+        elif isinstance(partition, SegmentPartition):
+            from holdfast.spark.source.segment_plan import scan_segment
+
+            yield from scan_segment(self._options, partition)
+
+    def stop(self) -> None:
+        """Close what is open; the query has ended."""
+        if self._thread is not None:
+            self._thread.__exit__(None, None, None)
+            self._thread = None
+
+    def _store(self) -> StoreThread:
+        if self._thread is None:
+            self._thread = StoreThread(self._options.url).__enter__()
+        return self._thread
+
+
+def _offset(position: Position) -> Offset:
+    assert position.seq is not None, "an offset of a running stream names its object"
+    offset: Offset = {"seq": position.seq, "version": position.version}
+    return offset if position.log_id is None else offset | {"log_id": position.log_id}
+
+
+def _position(offset: Mapping[str, int | str]) -> Position:
+    try:
+        log_id = offset.get("log_id")
+        if not (log_id is None or (isinstance(log_id, str) and is_log_id(log_id))):
+            raise ValueError(log_id)
+        return Position(int(offset["seq"]), int(offset["version"]), log_id)
+    except (KeyError, TypeError, ValueError):
+        raise InvalidRequest(
+            "checkpoint holds an offset that is not this source's", code=Code.BAD_CONFIGURATION, offset=dict(offset)
+        ) from None

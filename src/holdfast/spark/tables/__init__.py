@@ -1,0 +1,1 @@
+"""The tables that a pipeline keeps: changes, history, latest, snapshots and segments."""

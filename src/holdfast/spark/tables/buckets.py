@@ -1,0 +1,199 @@
+"""Tables kept in buckets of keys: a step rewrites the buckets that it touches, each in one task.
+
+Owns: which bucket a key is in, the shuffle of an increment into buckets, the task around a bucket's rewriting.
+Does not own: what a bucket's rows become (``latest``, ``history``), the reading of the log (``log_changes``), the
+commit (``delta_output``).
+
+A key's bucket is ``crc32(key) mod buckets``, so anybody can find the one file that holds it. A point operation goes to
+its bucket; a range delete goes to every bucket, because a range of keys is in all of them: a step with range deletes
+rewrites the whole table. The number of buckets is fixed when the table is made.
+
+How: the tasks that read the log put its operations into buckets, and Spark carries each bucket's as few rows of packed
+bytes. A row for each operation would pass from Python to Java, through the shuffle and back, which cost more than all
+else in a step.
+
+Failure model: a task that fails is run again by Spark and writes other files; nothing is committed here.
+Memory: a reading task holds ``WAITING_BYTES`` of operations and as much of copies of range deletes, a rewriting one a
+bucket's file and the step's operations on that bucket.
+"""
+
+# pyarrow ships no types, so the checker cannot know its classes where they are parameters; mypy checks the rest.
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby, pairwise
+from operator import itemgetter
+from typing import Final, TypeAlias
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+
+from holdfast.spark.tables.delta_output import TableFile
+from holdfast.spark.tables.table_files import FILES_TYPE, NewFile, new_files, read_table, told, write_table
+
+__all__ = [
+    "BUCKETS_MAX",
+    "PACKED_TYPE",
+    "BucketPart",
+    "Merge",
+    "Reduce",
+    "bucket_count",
+    "each_bucket",
+    "in_buckets",
+    "rewrite_buckets",
+]
+
+BUCKET_BYTES: Final = 64 * 2**20
+"""Bytes of log per bucket when a table is made: a table is mostly smaller than its log, and may grow fourfold."""
+BUCKETS_MIN: Final = 8
+BUCKETS_MAX: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPart:
+    """Rows that become one file of a bucket, with the values of the partition columns beside ``bucket``."""
+
+    rows: pa.Table
+    partition: Mapping[str, str]
+
+
+Merge: TypeAlias = Callable[[pa.Table | None, pa.Table], Sequence[BucketPart]]
+"""From a bucket's rows so far (None: no file yet) and its operations in log order, to its new parts."""
+
+Reduce: TypeAlias = Callable[[pa.Table], pa.Table]
+"""From operations that follow one another in the log to those among them, still in order, that a merge depends on."""
+
+WAITING_BYTES: Final = 64 * 2**20
+"""Operations of a reading task that are reduced and packed together."""
+PIECE_BYTES: Final = 4 * 2**20
+"""A bucket's operations are rows of about so many bytes for Spark, whose rows lie in Java's heap."""
+PACKED_TYPE: Final = "bucket int, version long, position int, operations binary"
+_PACKED: Final = ("bucket", "version", "position", "operations")
+
+
+def bucket_count(log_bytes: int) -> int:
+    """How many buckets a new table of a log of this size gets.
+
+    >>> bucket_count(0), bucket_count(10 * 2**30)
+    (8, 160)
+    """
+    return max(BUCKETS_MIN, min(BUCKETS_MAX, -(-log_bytes // BUCKET_BYTES)))
+
+
+def in_buckets(buckets: int, reduce: Reduce, operations: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The operations of one task, reduced and packed: points in their bucket, each range delete in all of them.
+
+    Shape: ``operations`` have at least version, position, kind and key, and come in log order. A row of the answer
+    (``PACKED_TYPE``) holds operations of one bucket in log order, and says where the first of them stands.
+    """
+    waiting: list[pa.RecordBatch] = []
+    waiting_bytes = 0
+    for batch in operations:
+        waiting.append(batch)
+        waiting_bytes += batch.nbytes
+        if waiting_bytes >= WAITING_BYTES:
+            yield from _packed(buckets, reduce(pa.Table.from_batches(waiting)))
+            waiting, waiting_bytes = [], 0
+    if waiting:
+        yield from _packed(buckets, reduce(pa.Table.from_batches(waiting)))
+
+
+def _packed(buckets: int, operations: pa.Table) -> Iterator[pa.RecordBatch]:
+    """In parts with so few range deletes that their copies for all buckets take no more room than operations may."""
+    is_range = pc.call_function("equal", [operations["kind"], "range_delete"]).to_numpy()
+    ranges = np.flatnonzero(is_range)
+    row_bytes = max(1, operations.nbytes // max(1, operations.num_rows))
+    most = max(1, WAITING_BYTES // (row_bytes * buckets))
+    edges = [0, *ranges[most::most].tolist(), operations.num_rows]
+    for first, past in pairwise(edges):
+        yield from _packed_part(buckets, operations.slice(first, past - first), is_range[first:past])
+
+
+def _packed_part(buckets: int, operations: pa.Table, is_range: npt.NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
+    own = np.fromiter((crc32(key) for key in operations["key"].to_pylist()), np.uint32, operations.num_rows) % buckets
+    points, ranges = np.flatnonzero(~is_range), np.flatnonzero(is_range)
+    rows = np.concatenate((points, np.tile(ranges, buckets)))
+    placed = np.concatenate((own[points], np.repeat(np.arange(buckets, dtype=np.uint32), len(ranges))))
+    order = np.lexsort((rows, placed))
+    sorted_rows = operations.combine_chunks().take(pa.array(rows[order]))
+    for bucket, first, past in _runs(placed[order]):
+        part = sorted_rows.slice(first, past - first)
+        step = max(1, part.num_rows * PIECE_BYTES // max(1, part.nbytes))
+        for begin in range(0, part.num_rows, step):
+            yield _piece(bucket, part.slice(begin, step))
+
+
+def _runs(placed: npt.NDArray[np.uint32]) -> Iterator[tuple[int, int, int]]:
+    """Each bucket of the sorted ``placed`` with its first place and the one past its last."""
+    edges = [0, *(np.flatnonzero(np.diff(placed)) + 1).tolist(), len(placed)]
+    for first, past in pairwise(edges):
+        if first < past:
+            yield int(placed[first]), first, past
+
+
+def _piece(bucket: int, operations: pa.Table) -> pa.RecordBatch:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, operations.schema) as writer:
+        writer.write_table(operations)
+    # A buffer becomes a value without a copy: offsets of four bytes, and the bytes themselves.
+    data = sink.getvalue()
+    offsets = pa.py_buffer(np.array([0, data.size], np.int32))
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([bucket], pa.int32()),
+            operations["version"][:1].combine_chunks(),
+            operations["position"][:1].combine_chunks(),
+            pa.Array.from_buffers(pa.binary(), 1, [None, offsets, data]),
+        ],
+        _PACKED,
+    )
+
+
+def rewrite_buckets(
+    packed: DataFrame, url: str, live: Iterable[TableFile], merge: Merge, statistics: Sequence[str]
+) -> list[NewFile]:
+    """Rewrite every bucket that the ``packed`` operations (made by ``in_buckets``) touch. Runs the tasks.
+
+    ``live`` are the files that a bucket's rewriting replaces, ``statistics`` the columns to give bounds of. The answer
+    names every touched bucket, also those that became empty. Raises: what tasks raise, as Spark's error.
+    """
+    paths: dict[int, list[str]] = {}
+    for file in live:
+        paths.setdefault(int(file.partition["bucket"]), []).append(file.path)
+
+    def rewrite(bucket: int, changes: pa.Table) -> pa.RecordBatch:
+        parts = merge(read_table(url, paths.get(bucket, ())), changes)
+        files = [
+            write_table(url, part.rows, {"bucket": str(bucket), **part.partition}, statistics)
+            for part in parts
+            if part.rows.num_rows
+        ]
+        return told(files or [NewFile(None, 0, 0, {"bucket": str(bucket)}, json.dumps({"numRecords": 0}))])
+
+    # By number and not by hash: a hash of eight buckets leaves one of four tasks without any, and another with four.
+    tasks = int(packed.sparkSession.conf.get("spark.sql.shuffle.partitions") or "1")
+    placed = packed.repartitionById(tasks, "bucket").sortWithinPartitions("bucket", "version", "position")
+    return new_files(placed.mapInArrow(partial(each_bucket, rewrite), FILES_TYPE))
+
+
+def each_bucket(
+    rewrite: Callable[[int, pa.Table], pa.RecordBatch], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The packed operations of one task, sorted by bucket and place in the log, one bucket after the other."""
+    pieces = (
+        (bucket, data)
+        for batch in batches
+        for bucket, data in zip(batch["bucket"].to_pylist(), batch["operations"], strict=True)
+    )
+    for bucket, group in groupby(pieces, itemgetter(0)):
+        streams = [pa.ipc.open_stream(data.as_buffer()).read_all() for _, data in group]
+        yield rewrite(bucket, pa.concat_tables(streams))

@@ -1,0 +1,1 @@
+"""The definitions of clusters, stores, durables and templates: values, rules and changes."""

@@ -1,0 +1,272 @@
+"""A definition by its parts, so that a change of one durable is not a change of the whole.
+
+Owns: what the parts of a definition are, putting parts into one, which parts differ between two. Does not own: what a
+part may say (``definitions``), which changes are possible (``definition_changes``), carrying them out (``redefine``).
+
+| path | part |
+|---|---|
+| ``("cluster",)`` | the cluster's own parameters |
+| ``("permissions",)`` | users and roles, as a whole |
+| ``("stores", store)`` | a store's own parameters; without it the store goes, with all that it has |
+| ``("stores", store, "durables", durable)`` | a static durable |
+| ``("stores", store, "templates", template)`` | a template |
+
+Failure model: pure. Parts are put in together or refused together; the error names every wrong value by its path.
+Cost: what is given is read and checked; the rest is shared with the definition before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from holdfast.errors import Code, InvalidRequest
+from holdfast.stores.definitions.definitions import (
+    ClusterDefinition,
+    DurableDefinition,
+    StoreDefinition,
+    TemplateDefinition,
+    check_dead_letters,
+    check_references,
+    kept_prefetch,
+    read_cluster,
+    read_durable,
+    read_store,
+)
+from holdfast.stores.definitions.permissions import permissions_document, read_permissions
+from holdfast.stores.definitions.values import Reader, check_name, raise_problems
+from holdfast.stores.values.commands import Part
+
+__all__ = ["DURABLES", "Path", "changed_paths", "durable_at", "full_parts", "parts_between", "undoing", "with_parts"]
+
+Path = tuple[str, ...]
+DURABLES: Final = "durables"
+TEMPLATES: Final = "templates"
+
+
+def with_parts(definition: ClusterDefinition, parts: Iterable[Part]) -> ClusterDefinition:
+    """The definition with these parts put in, and those without a document taken away.
+
+    *Raises*: ``InvalidRequest``, code ``bad_configuration``, naming every problem.
+
+    >>> changed = with_parts(ClusterDefinition(), [Part(("stores", "o"), b"{}"),
+    ...                                            Part(("stores", "o", "durables", "w"), b'{"type": "shared"}')])
+    >>> list(changed.stores["o"].durables)
+    ['w']
+    """
+    problems: list[str] = []
+    of_stores: dict[str, dict[Path, Part]] = {}
+    for part in parts:
+        match part.path:
+            case ("cluster",):
+                cluster = read_cluster(_reader(part, problems))
+                definition = replace(cluster, stores=definition.stores, permissions=definition.permissions)
+            case ("permissions",):
+                definition = replace(definition, permissions=read_permissions(_reader(part, problems)))
+            case ("stores", of_store) | ("stores", of_store, ("durables" | "templates"), _):
+                of_stores.setdefault(of_store, {})[part.path[2:]] = part
+            case _:
+                problems.append(f"{'.'.join(part.path)}: a definition has no such part")
+    stores = dict(definition.stores)
+    for name, changed in of_stores.items():
+        store = _changed_store(stores.get(name), name, changed, problems)
+        if store is None:
+            stores.pop(name, None)
+        else:
+            stores[name] = store
+    _check_letters(definition.stores, stores, of_stores, problems)
+    raise_problems(problems)
+    return replace(definition, stores=stores)
+
+
+def _reader(part: Part, problems: list[str]) -> Reader:
+    path = ".".join(part.path)
+    try:
+        document: object = msgspec.json.decode(part.document) if part.document else {}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"{path} is not JSON", code=Code.BAD_CONFIGURATION, facts={"reason": str(error)}) from None
+    return Reader(document, path, problems)
+
+
+def _changed_store(
+    before: StoreDefinition | None, name: str, parts: Mapping[Path, Part], problems: list[str]
+) -> StoreDefinition | None:
+    own = parts.get(())
+    if own is not None and not own.document:
+        return None
+    path = f"stores.{name}"
+    if before is None:
+        _check_name("store", name, path, problems)
+        before = StoreDefinition(name)
+        if own is None:
+            problems.append(f"{path}: there is no such store")
+    durables, templates = dict(before.durables), dict(before.templates)
+    for place, part in parts.items():
+        match place:
+            case ("durables", durable):
+                if part.document:
+                    _check_name("durable", durable, path, problems)
+                    durables[durable] = read_durable(durable, _reader(part, problems))
+                else:
+                    durables.pop(durable, None)
+            case ("templates", template):
+                if part.document:
+                    _check_name("template", template, path, problems)
+                    pattern = read_durable(template, _reader(part, problems), template=template)
+                    templates[template] = TemplateDefinition(template, pattern)
+                else:
+                    templates.pop(template, None)
+            case _:
+                continue
+    if own is not None:
+        return read_store(name, _reader(own, problems), durables, templates)
+    after = replace(before, durables=durables, templates=templates)
+    check_references(after, Reader({}, path, problems))
+    return after
+
+
+def _check_name(kind: str, name: str, path: str, problems: list[str]) -> None:
+    try:
+        check_name(kind, name)
+    except InvalidRequest as error:
+        problems.append(f"{path}: {error}")
+
+
+def _check_letters(
+    before: Mapping[str, StoreDefinition],
+    after: Mapping[str, StoreDefinition],
+    changed: Mapping[str, Mapping[Path, Part]],
+    problems: list[str],
+) -> None:
+    """Check the dead-letter stores of what changed; of everything where a store that letters could go to goes."""
+    if any(name not in after for name in changed if name in before):
+        for store in after.values():
+            check_dead_letters(after, store, _targets(store, _paths_of(store)), problems)
+        return
+    for name, parts in changed.items():
+        if name in after:
+            check_dead_letters(after, after[name], _targets(after[name], parts), problems)
+
+
+def _targets(store: StoreDefinition, places: Iterable[Path]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for place in places:
+        durable = _durable_in(store, place)
+        if durable is not None and durable.dead_letter_store:
+            found[".".join(place)] = durable.dead_letter_store
+    return found
+
+
+def durable_at(definition: ClusterDefinition, path: Path) -> DurableDefinition | None:
+    """The durable, or the pattern of the template, at a path; None where there is none."""
+    match path:
+        case ("stores", store, *place) if store in definition.stores:
+            return _durable_in(definition.stores[store], tuple(place))
+        case _:
+            return None
+
+
+def _durable_in(store: StoreDefinition, place: Path) -> DurableDefinition | None:
+    match place:
+        case ("durables", name):
+            return store.durables.get(name)
+        case ("templates", name):
+            template = store.templates.get(name)
+            return None if template is None else template.pattern
+        case _:
+            return None
+
+
+# ---- differences ----------------------------------------------------------------------------------------------------
+
+
+def part_of(definition: ClusterDefinition, path: Path) -> Part:
+    """The part at a path with everything in force; without a document where there is none."""
+    document: dict[str, object] | None = None
+    match path:
+        case ("cluster",):
+            document = definition.own_document()
+        case ("permissions",):
+            document = permissions_document(definition.permissions)
+        case ("stores", name, *place):
+            store = definition.stores.get(name)
+            if store is not None and not place:
+                document = store.own_document()
+            elif store is not None:
+                durable = _durable_in(store, tuple(place))
+                document = None if durable is None else durable.document()
+        case _:
+            pass
+    return Part(path, b"" if document is None else msgspec.json.encode(document))
+
+
+def changed_paths(before: ClusterDefinition, after: ClusterDefinition) -> list[Path]:
+    """The path of every part that differs. *Cost*: parts that are the same object are not looked at."""
+    found: list[Path] = []
+    if before.own_document() != after.own_document():
+        found.append(("cluster",))
+    if before.permissions != after.permissions:
+        found.append(("permissions",))
+    found += [("stores", name) for name in before.stores if name not in after.stores]
+    for name, store in after.stores.items():
+        if (known := before.stores.get(name)) is not store:
+            found += [("stores", name, *place) for place in _changed_places(known, store)]
+    return found
+
+
+def _changed_places(before: StoreDefinition | None, after: StoreDefinition) -> Iterator[Path]:
+    if before is None:
+        yield from _paths_of(after)
+        return
+    if replace(before, durables={}, templates={}) != replace(after, durables={}, templates={}):
+        yield ()
+    for kind, old, new in (
+        (DURABLES, before.durables, after.durables),
+        (TEMPLATES, before.templates, after.templates),
+    ):
+        yield from ((kind, name) for name in old if name not in new)
+        yield from ((kind, name) for name, one in new.items() if (was := old.get(name)) is not one and was != one)
+
+
+def _paths_of(store: StoreDefinition) -> Iterator[Path]:
+    yield ()
+    yield from ((DURABLES, name) for name in store.durables)
+    yield from ((TEMPLATES, name) for name in store.templates)
+
+
+def parts_between(before: ClusterDefinition, after: ClusterDefinition) -> list[Part]:
+    """The parts that make ``after`` of ``before``."""
+    return [part_of(after, path) for path in changed_paths(before, after)]
+
+
+def undoing(before: ClusterDefinition, after: ClusterDefinition, paths: Iterable[Path]) -> list[Part]:
+    """The parts that make ``before`` of ``after`` again, where the two differ at these paths only."""
+    found: list[Part] = []
+    for path in paths:
+        if len(path) == 2 and path[1] not in after.stores and path[1] in before.stores:
+            found += [part_of(before, (*path, *place)) for place in _paths_of(before.stores[path[1]])]
+        else:
+            found.append(part_of(before, path))
+    return found
+
+
+def full_parts(before: ClusterDefinition, parts: Iterable[Part]) -> list[Part]:
+    """These parts with every parameter that is in force then, without those that change nothing.
+
+    What has the earlier default of ``prefetch`` keeps that unless another is given. *Raises*: as ``with_parts``.
+    """
+    parts = list(parts)
+    after = with_parts(before, parts)
+    found: list[Part] = []
+    for path in dict.fromkeys(part.path for part in parts):
+        part = part_of(after, path)
+        if len(path) == 4 and part.document:
+            new = durable_at(after, path)
+            assert new is not None, "it has a document"
+            part = Part(path, msgspec.json.encode(kept_prefetch(durable_at(before, path), new).document()))
+        if part != part_of(before, path):
+            found.append(part)
+    return found

@@ -1,0 +1,266 @@
+"""Permissions: who may publish to, subscribe to, browse and administer which store.
+
+Owns: users, roles, what a role grants, and the decision. Does not own: how a token comes in, or what is answered
+(the server).
+
+    {"enabled": true,
+     "users": {"alice": {"token_sha256": "9f86…", "roles": ["traders"]}},
+     "roles": {"traders": {"stores": {"orders": ["publish", "subscribe"], "audit-*": ["browse"]},
+                           "cluster": ["browse"]}}}
+
+Off, everything is allowed. On, everything is refused that no role of the user grants; no right contains another. One
+names a store exactly, by a prefix with ``*`` at its end, or as ``*`` for all. What each right allows is in ``RIGHTS``.
+
+Definitions are kept, shown and logged, so they hold the SHA-256 of a token and never the token. A ``token`` is accepted
+in what is sent and turned into its hash at once; it has at least 16 characters and is meant to be random: a plain hash
+protects no password that can be guessed.
+
+Failure model: pure. ``require`` raises ``PermissionDenied``, which no retry mends, before anything is done.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import sha256
+from types import MappingProxyType
+from typing import Final, cast
+
+from holdfast.errors import Code, PermissionDenied
+from holdfast.stores.definitions.values import Reader
+from holdfast.stores.values import commands
+
+__all__ = [
+    "CLUSTER",
+    "OPEN",
+    "RIGHTS",
+    "Permissions",
+    "Right",
+    "Role",
+    "User",
+    "permissions_document",
+    "read_permissions",
+    "right_for",
+    "token_hash",
+]
+
+CLUSTER: Final = ""
+"""Stands for the cluster itself where a store is asked for; no store has an empty name."""
+TOKEN_LENGTH_MIN: Final = 16
+_HASH: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_PATTERN: Final = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._:@~-]{0,255})?\*?", re.ASCII)
+
+
+class Right(StrEnum):
+    """What a role can grant."""
+
+    PUBLISH = "publish"
+    SUBSCRIBE = "subscribe"
+    BROWSE = "browse"
+    ADMINISTER = "administer"
+
+
+RIGHTS: Final[Mapping[Right, str]] = MappingProxyType(
+    {
+        Right.PUBLISH: "publish messages; set and remove keys of maps, take and return their locks",
+        Right.SUBSCRIBE: "attach, receive, acknowledge, rewind, unsubscribe; read and watch maps",
+        Right.BROWSE: "browse durables without consuming, see definitions and figures",
+        Right.ADMINISTER: "define and delete; purge, delete one message; on the cluster also save, back up, compact",
+    }
+)
+"""What each right allows."""
+
+
+def right_for(command: commands.Command) -> Right | None:
+    """The right a command needs on its store (``Define``: on what it changes); None where only the service acts."""
+    match command:
+        case commands.Publish() | commands.MapChange() | commands.MapLock() | commands.MapUnlock():
+            return Right.PUBLISH
+        case (
+            commands.Attach()
+            | commands.Detach()
+            | commands.Unsubscribe()
+            | commands.Deliver()
+            | commands.Acknowledge()
+            | commands.Rewind()
+        ):
+            return Right.SUBSCRIBE
+        case (
+            commands.Define()
+            | commands.Redefine()
+            | commands.Purge()
+            | commands.Drop()
+            | commands.Redeliver()
+            | commands.Resend()
+        ):
+            return Right.ADMINISTER
+        case commands.DeadLetter() | commands.Expire() | commands.Restarted():
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """One user: the hash of the token (empty: nobody can be this user) and the roles."""
+
+    name: str
+    token_sha256: str = field(default="", repr=False)
+    roles: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What one role grants: by store or pattern of stores, and on the cluster itself."""
+
+    name: str
+    stores: Mapping[str, frozenset[Right]] = field(default_factory=dict[str, frozenset[Right]])
+    cluster: frozenset[Right] = frozenset()
+
+    def grants(self, right: Right, store: str) -> bool:
+        """Whether this role has ``right`` on ``store``, or on the cluster for ``CLUSTER``."""
+        if store == CLUSTER:
+            return right in self.cluster
+        return any(right in rights and _covers(pattern, store) for pattern, rights in self.stores.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """Users and roles of a cluster.
+
+    >>> trader = Role("trader", {"orders": frozenset({Right.PUBLISH})})
+    >>> permissions = Permissions(True, {"ann": User("ann", token_hash("a-long-random-token"), ("trader",))},
+    ...                           {"trader": trader})
+    >>> permissions.user_of("a-long-random-token")
+    'ann'
+    >>> permissions.allows("ann", Right.PUBLISH, "orders"), permissions.allows("ann", Right.SUBSCRIBE, "orders")
+    (True, False)
+    """
+
+    enabled: bool = False
+    users: Mapping[str, User] = field(default_factory=dict[str, User])
+    roles: Mapping[str, Role] = field(default_factory=dict[str, Role])
+
+    def user_of(self, token: str) -> str | None:
+        """The user with this token, or None. Hashes are compared, so the time taken tells nothing of the token."""
+        digest = token_hash(token)
+        return next((name for name, user in self.users.items() if user.token_sha256 == digest), None)
+
+    def allows(self, user: str | None, right: Right, store: str = CLUSTER) -> bool:
+        """Whether ``user`` (None: nobody known) has ``right`` on ``store``, by default on the cluster."""
+        if not self.enabled:
+            return True
+        known = self.users.get(user) if user is not None else None
+        if known is None:
+            return False
+        return any(role.grants(right, store) for name in known.roles if (role := self.roles.get(name)) is not None)
+
+    def require(self, user: str | None, right: Right, store: str = CLUSTER) -> None:
+        """Nothing where it is allowed. Raises ``PermissionDenied`` with the user, the right and the store."""
+        if self.allows(user, right, store):
+            return
+        place = "the cluster" if store == CLUSTER else f"store {store}"
+        raise PermissionDenied(
+            f"{user or 'nobody'} may not {right} on {place}",
+            code=Code.PERMISSION_DENIED,
+            hint=f"ask an administrator for a role with the right {right}: a retry gets the same answer",
+            user=user or "",
+            right=str(right),
+            store=store or None,
+        )
+
+
+OPEN: Final = Permissions()
+"""Everything is allowed to everybody."""
+
+
+def token_hash(token: str) -> str:
+    """The SHA-256 of a token, in hexadecimal."""
+    return sha256(token.encode()).hexdigest()
+
+
+def _covers(pattern: str, store: str) -> bool:
+    return store.startswith(pattern[:-1]) if pattern.endswith("*") else store == pattern
+
+
+# ---- as JSON --------------------------------------------------------------------------------------------------------
+
+
+def read_permissions(reader: Reader) -> Permissions:
+    """The permissions of a definition; problems are left with the reader."""
+    enabled = reader.flag("enabled", False)
+    roles = {name: _read_role(name, section) for name, section in reader.sections("roles", "role").items()}
+    users = {name: _read_user(name, section, roles) for name, section in reader.sections("users", "user").items()}
+    reader.finish()
+    seen: dict[str, str] = {}
+    for user in users.values():
+        if user.token_sha256 and user.token_sha256 in seen:
+            reader.problem(f"users.{user.name}", f"a token of one user, and {seen[user.token_sha256]} has the same")
+        seen[user.token_sha256] = user.name
+    administrators = [
+        user
+        for user in users.values()
+        if user.token_sha256 and any(roles[name].grants(Right.ADMINISTER, CLUSTER) for name in user.roles)
+    ]
+    if enabled and not administrators:
+        # Applied, it could never be changed again.
+        reader.problem("enabled", "true only where some user with a token may administer the cluster")
+    return Permissions(enabled, users, roles)
+
+
+def _read_user(name: str, reader: Reader, roles: Mapping[str, Role]) -> User:
+    digest = reader.text("token_sha256").lower()
+    if digest and not _HASH.fullmatch(digest):
+        reader.problem("token_sha256", "the 64 hexadecimal digits of a token's SHA-256")
+    token = reader.text("token")
+    if token:
+        # The token itself is in no error: errors are logged and shown.
+        if len(token) < TOKEN_LENGTH_MIN or not token.isascii() or not token.isprintable() or " " in token:
+            reader.problem("token", f"at least {TOKEN_LENGTH_MIN} printable characters without a space")
+        if digest:
+            reader.problem("token", "given either so or as token_sha256")
+        digest = token_hash(token)
+    names = reader.names("roles", "role")
+    for role in names:
+        if role not in roles:
+            reader.problem("roles", "roles that are defined", role)
+    reader.finish()
+    return User(name, digest, tuple(role for role in names if role in roles))
+
+
+def _read_role(name: str, reader: Reader) -> Role:
+    stores: dict[str, frozenset[Right]] = {}
+    section = reader.section("stores")
+    for pattern, value in section.entries().items():
+        if not pattern or not _PATTERN.fullmatch(pattern):
+            section.problem(pattern, "the name of a store, a prefix with * at its end, or *", pattern)
+        stores[pattern] = _read_rights(section, pattern, value)
+    cluster = _read_rights(reader, "cluster", reader.list_of("cluster"))
+    reader.finish()
+    return Role(name, stores, cluster)
+
+
+def _read_rights(reader: Reader, name: str, value: object) -> frozenset[Right]:
+    items = cast("list[object]", value) if isinstance(value, list) else [value]
+    rights = [Right(item) for item in items if isinstance(item, str) and item in list(Right)]
+    if len(rights) < len(items):
+        reader.problem(name, "a list of " + ", ".join(Right), value)
+    return frozenset(rights)
+
+
+def permissions_document(permissions: Permissions) -> dict[str, object]:
+    """The JSON of permissions; ``read_permissions`` of it is equal. It has no token in it."""
+    return {
+        "enabled": permissions.enabled,
+        "users": {
+            user.name: {"token_sha256": user.token_sha256, "roles": list(user.roles)}
+            for user in permissions.users.values()
+        },
+        "roles": {
+            role.name: {
+                "stores": {pattern: sorted(rights) for pattern, rights in role.stores.items()},
+                "cluster": sorted(role.cluster),
+            }
+            for role in permissions.roles.values()
+        },
+    }

@@ -1,0 +1,305 @@
+"""Values of a definition, read with the path of each, so that every wrong one is named at once.
+
+Owns: the accepted spellings of sizes, times, names and words. Does not own: which parameter has which (``definitions``,
+``permissions``).
+
+    size    a whole number of bytes, or text: 100, "100", "100k", "100mb", "1g" (powers of 1024, in either case)
+    time    a number of seconds, or text: 0.1, "30", "100ms", "30s", "5m", "2h", "7d"; kept in milliseconds
+    name    1 to 256 letters, digits and . _ - : @ ~ of which the first is a letter or a digit
+
+Where a limit may be absent, null, "" and 0 mean none.
+
+Failure model: pure. A reader never raises on a wrong value: it notes the problem and goes on with the default, and
+``raise_problems`` refuses the whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Final, TypeVar, cast
+
+from holdfast.errors import Code, InvalidRequest
+from holdfast.stores.matching.matcher import EVERYTHING, Matcher
+
+__all__ = [
+    "NAME_LENGTH_MAX",
+    "TIME_MS_MAX",
+    "Reader",
+    "byte_size",
+    "check_name",
+    "milliseconds",
+    "raise_problems",
+    "seconds_document",
+]
+
+NAME_LENGTH_MAX: Final = 256
+TIME_MS_MAX: Final = 10 * 365 * 86_400_000
+SIZE_MAX: Final = 1 << 60
+PROBLEMS_SHOWN_MAX: Final = 50
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]*", re.ASCII)
+_SIZE: Final = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?", re.ASCII | re.IGNORECASE)
+_SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+_TIME: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", re.ASCII)
+_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+Word = TypeVar("Word", bound=StrEnum)
+
+
+def check_name(kind: str, name: object) -> str:
+    """``name`` itself where it is one; ``kind`` is for the error. Raises ``InvalidRequest``.
+
+    >>> check_name("durable", "orders.eu-1")
+    'orders.eu-1'
+    """
+    if isinstance(name, str) and len(name) <= NAME_LENGTH_MAX and _NAME.fullmatch(name):
+        return name
+    raise InvalidRequest(
+        f"a name of a {kind} is 1 to {NAME_LENGTH_MAX} letters, digits and . _ - : @ ~, the first a letter or a digit",
+        given=repr(name)[:80],
+    )
+
+
+def byte_size(value: object) -> int:
+    """Bytes of a size; ``ValueError`` tells what would be one.
+
+    >>> byte_size("100k"), byte_size("100MB"), byte_size(7)
+    (102400, 104857600, 7)
+    """
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
+        value = int(match[1]) << _SHIFTS[match[2].lower()]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= SIZE_MAX:
+        raise ValueError('a number of bytes, or text such as "100k", "100mb" or "1g"')
+    return value
+
+
+def milliseconds(value: object) -> int:
+    """Milliseconds of a time; ``ValueError`` tells what would be one. What is above 0 is never rounded to 0.
+
+    >>> milliseconds(0.1), milliseconds("30"), milliseconds("7d")
+    (100, 30000, 604800000)
+    """
+    rule = 'a number of seconds up to ten years, or text such as "100ms", "30s", "5m", "2h" or "7d"'
+    unit = 1_000
+    if isinstance(value, str) and (match := _TIME.fullmatch(value.strip())):
+        value, unit = float(match[1]), _UNITS_MS[match[2] or "s"]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(rule)
+    # Compared before anything else is done with it: a whole number may be too large to become a float.
+    if not 0 <= value <= TIME_MS_MAX or not (exact := value * unit) <= TIME_MS_MAX:
+        raise ValueError(rule)
+    return max(1, round(exact)) if exact else 0
+
+
+def seconds_document(ms: int) -> int | float:
+    """A time as it is written in a definition: whole seconds where it has no part."""
+    return ms // 1_000 if ms % 1_000 == 0 else ms / 1_000
+
+
+def raise_problems(problems: Sequence[str]) -> None:
+    """Refuse the whole definition where there is any problem. Raises ``InvalidRequest``, code ``bad_configuration``."""
+    if not problems:
+        return
+    shown = "; ".join(problems[:PROBLEMS_SHOWN_MAX])
+    raise InvalidRequest(
+        f"the definition has {len(problems)} problem{'s' * (len(problems) > 1)}: {shown}",
+        code=Code.BAD_CONFIGURATION,
+        hint="nothing was applied: correct every value named and send the whole definition again",
+        facts={"problems": len(problems)},
+    )
+
+
+class Reader:
+    """Reads the values of one object; problems go to a list that all readers of one definition share.
+
+    A value that is not given has its default. ``finish`` names what nobody asked for.
+    """
+
+    def __init__(self, document: object, path: str, problems: list[str]) -> None:
+        self.path = path
+        self.problems = problems
+        self._asked: set[str] = set()
+        if isinstance(document, Mapping):
+            self._values = dict(cast("Mapping[object, object]", document))
+        else:
+            self._values = {}
+            self.problem("", "an object", document)
+
+    def problem(self, name: str, rule: str, given: object = None) -> None:
+        """Note that the value at ``name`` (empty: the object itself) is not ``rule``."""
+        place = self._place(name)
+        shown = "" if given is None else f", not {repr(given)[:80]}"
+        self.problems.append(f"{place}: {rule}{shown}")
+
+    def given(self, name: str) -> bool:
+        """Whether the object has this value at all."""
+        return name in self._values
+
+    def finish(self) -> None:
+        """Note every name that was not asked for, with the nearest that was."""
+        for name in self._values:
+            if name in self._asked:
+                continue
+            near = get_close_matches(str(name), sorted(self._asked), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            self.problem(str(name), f"there is no such parameter{hint}")
+
+    def text(self, name: str, default: str = "") -> str:
+        """A text of at most 4,096 characters."""
+        value = self._take(name, default)
+        if isinstance(value, str) and len(value) <= 4_096:
+            return value
+        self.problem(name, "a text of at most 4096 characters", value)
+        return default
+
+    def name(self, name: str, kind: str) -> str:
+        """The name of a thing, or empty for none."""
+        value = self._take(name, "")
+        if value is None or value == "":
+            return ""
+        return value if self._is_name(name, kind, value) and isinstance(value, str) else ""
+
+    def names(self, name: str, kind: str) -> tuple[str, ...]:
+        """A list of names, each once."""
+        value = self._take(name, ())
+        if not isinstance(value, list | tuple):
+            self.problem(name, f"a list of names of {kind}s", value)
+            return ()
+        items = cast("Sequence[object]", value)
+        texts = [item for item in items if self._is_name(name, kind, item) and isinstance(item, str)]
+        return tuple(dict.fromkeys(texts))
+
+    def list_of(self, name: str) -> list[object]:
+        """A list of anything, which the caller checks."""
+        value = self._take(name, [])
+        if isinstance(value, list):
+            return cast("list[object]", value)
+        self.problem(name, "a list", value)
+        return []
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self._take(name, default)
+        if isinstance(value, bool):
+            return value
+        self.problem(name, "true or false", value)
+        return default
+
+    def word(self, name: str, words: type[Word], default: Word) -> Word:
+        """One of a closed list of words."""
+        value = self._take(name, default)
+        if isinstance(value, str) and value in list(words):
+            return words(value)
+        self.problem(name, "one of " + ", ".join(words), value)
+        return default
+
+    def whole(self, name: str, default: int, least: int, most: int) -> int:
+        """A whole number; both bounds are included."""
+        value = self._take(name, default)
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
+            return value
+        self.problem(name, f"a whole number {least} to {most}", value)
+        return default
+
+    def limit(self, name: str) -> int:
+        """A number of messages or other things; 0 is none."""
+        return self.whole(name, 0, 0, SIZE_MAX) if not self._is_none(name) else 0
+
+    def fraction(self, name: str, default: float) -> float:
+        """A number from 0 to 1, both included."""
+        value = self._take(name, default)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+            return float(value)
+        self.problem(name, "a number from 0 to 1", value)
+        return default
+
+    def size(self, name: str, default: int = 0, least: int = 0, most: int = SIZE_MAX) -> int:
+        """A number of bytes."""
+        if self._is_none(name):
+            return default
+        value = self._take(name, default)
+        try:
+            size = byte_size(value)
+        except ValueError as error:
+            self.problem(name, str(error), value)
+            return default
+        if least <= size <= most:
+            return size
+        self.problem(name, f"a number of bytes {least} to {most}", value)
+        return default
+
+    def swap_limit(self, name: str, default: int) -> int:
+        """A number of bytes held in memory: 0 swaps everything, -1 nothing."""
+        value = self._take(name, default)
+        return -1 if value in (-1, "-1") else self.size(name, default)
+
+    def time_ms(self, name: str, default_ms: int = 0, least_ms: int = 0) -> int:
+        """A time, in milliseconds."""
+        if self._is_none(name):
+            return default_ms
+        value = self._take(name, default_ms / 1_000)
+        try:
+            time = milliseconds(value)
+        except ValueError as error:
+            self.problem(name, str(error), value)
+            return default_ms
+        if time >= least_ms:
+            return time
+        self.problem(name, f"a time of at least {seconds_document(least_ms)} s", value)
+        return default_ms
+
+    def matcher(self, name: str) -> Matcher:
+        """A matcher; none matches everything."""
+        value = self._take(name, None)
+        try:
+            return Matcher.of(value)
+        except InvalidRequest as error:
+            self.problem(name, str(error))
+            return EVERYTHING
+
+    def section(self, name: str) -> Reader:
+        """The object at ``name``; an empty one where it is not given."""
+        value = self._take(name, {})
+        return Reader({} if value is None else value, self._place(name), self.problems)
+
+    def sections(self, name: str, kind: str) -> dict[str, Reader]:
+        """The objects at ``name`` by their own names, in the order given."""
+        section = self.section(name)
+        return section.all_sections(kind)
+
+    def all_sections(self, kind: str) -> dict[str, Reader]:
+        """Every value of this object as a named object."""
+        found: dict[str, Reader] = {}
+        for key, value in self._values.items():
+            if isinstance(key, str) and self._is_name("", kind, key):
+                self._asked.add(key)
+                found[key] = Reader({} if value is None else value, self._place(key), self.problems)
+        return found
+
+    def entries(self) -> dict[str, object]:
+        """Every value of this object as it stands; its reader checks names and values itself."""
+        self._asked.update(str(key) for key in self._values)
+        return {str(key): value for key, value in self._values.items()}
+
+    def _take(self, name: str, default: object) -> object:
+        self._asked.add(name)
+        return self._values.get(name, default)
+
+    def _is_none(self, name: str) -> bool:
+        """Whether it is given as null or as an empty text, which both mean that it is not set."""
+        self._asked.add(name)
+        return name in self._values and self._values[name] in (None, "")
+
+    def _is_name(self, place: str, kind: str, value: object) -> bool:
+        try:
+            check_name(kind, value)
+        except InvalidRequest as error:
+            self.problem(place, str(error))
+            return False
+        return True
+
+    def _place(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path and name else self.path or name or "definition"

@@ -1,0 +1,210 @@
+"""The fate of one message in every durable of its store.
+
+A durable knows what it has. It does not record how each message left it: ``gone`` then comes with ``possible``, the
+causes that its counters and parameters allow. One possible cause is a certain one.
+
+Failure model: pure; changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.errors import InvalidRequest, NotFound
+from holdfast.stores.durables.aging import is_swept
+from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.durables.keyed import key_of
+from holdfast.stores.durables.last_value import LastValue
+from holdfast.stores.durables.retention import retained
+from holdfast.stores.machine.drop_lost import CAUSE
+from holdfast.stores.values.ports import BLOCK_MESSAGES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.stores.machine.state import State
+    from holdfast.stores.machine.store import Durable
+    from holdfast.stores.values.ports import Kept
+
+__all__ = ["FATES", "LETTERS_MAX", "POSSIBLE", "explain"]
+
+Facts = dict[str, object]
+
+LETTERS_MAX: Final = 4_096
+"""Numbers of the dead-letter store, from the newest, among which the letter of one message is searched."""
+FATES: Final = {
+    "waiting": "nobody holds it; it is delivered next, or when its key is free",
+    "delayed": "it is delivered to nobody before ``until_ms``",
+    "held": "``subscriber`` holds it until ``until_ms``; ``since_ms`` is absent where it is not known any more",
+    "dying": "it waits for its dead letter to be stored",
+    "parked": "it was delivered too often and waits for an operator",
+    "acknowledged": "it is retained, to be rewound to",
+    "value": "it is the value of its key",
+    "not_wanted": "the durable's matcher does not take it, or by ``reason`` no_key, delayed or no_map_value",
+    "earlier": "it was published before the durable was made, or purged",
+    "expired": "its own time-to-live ended before it was delivered",
+    "dead_lettered": "its letter is message ``letter_seq`` of ``dead_letter_store``",
+    "gone": "it left the durable; ``possible`` are the causes that the durable's counters and parameters allow",
+    "unknown": "no durable keeps it, so whether the durable wanted it is not known; ``possible`` as for gone",
+}
+"""What ``fate`` says."""
+POSSIBLE: Final = {
+    "acknowledged": "a subscriber acknowledged it",
+    "expired": "a time-to-live ended",
+    "discarded": "a limit discarded or refused it",
+    "dead_lettered": "it became a dead letter that is not among the newest, or is not kept any more",
+    "rejected": "it was rejected, and there was no dead-letter store",
+    "deleted": "an administrator deleted it",
+    "lost": "it was lost to damage that an operator repaired",
+    "replaced": "a newer message took its key",
+    "not_wanted": "it was not for this durable",
+}
+"""What ``possible`` says."""
+
+
+def explain(state: State, name: str, seq: int) -> Facts:
+    """The message and its fate in each durable. Cost: O(durables + what they have not settled), and reads up to
+    ``LETTERS_MAX`` messages for each durable with a dead-letter store that does not have the message any more.
+
+    *Raises*: ``NotFound`` for the store, or a number that it has not given out.
+    """
+    store = state.store(name)
+    if seq < 1:
+        raise InvalidRequest("the number of a message is at least 1", seq=seq)
+    if seq >= store.counts.next_seq:
+        raise NotFound(
+            "the store has not given out this number", store=name, seq=seq, last_seq=store.counts.next_seq - 1
+        )
+    kept = next(iter(state.messages.read(name, seq, seq)), None) if store.counts.is_kept(seq) else None
+    durables = [
+        {"name": durable, "type": str(found.definition.type), **_fate(state, found, seq, kept)}
+        for durable, found in sorted(store.durables.items())
+    ]
+    return {
+        "store": name,
+        "seq": seq,
+        "is_kept": kept is not None,
+        "published_ms": kept.published_ms if kept is not None else None,
+        "key": kept.key if kept is not None else None,
+        "durables": durables,
+    }
+
+
+def _fate(state: State, durable: Durable, seq: int, kept: Kept | None) -> Facts:
+    if isinstance(durable, Consumption):
+        found = _consumed(durable, seq, kept, state.at_ms)
+        letter = _letter(state, durable, seq) if found["fate"] in ("gone", "unknown") else None
+        return found if letter is None else letter
+    if isinstance(durable, LastValue):
+        return _last_value(durable, seq, kept)
+    if kept is None:
+        return {"fate": "unknown"}
+    entry = durable.keyed.get(kept.key) if kept.key is not None else None
+    if entry is not None and entry.revision == seq:
+        return {"fate": "value", "key": entry.key}
+    return {"fate": "not_wanted", "reason": "no_map_value"}
+
+
+def _last_value(durable: LastValue, seq: int, kept: Kept | None) -> Facts:
+    if kept is None:
+        return {"fate": "earlier" if seq < durable.keyed.start else "unknown"}
+    key = key_of(kept, durable.definition.key_field)
+    entry = durable.keyed.get(key) if key else None
+    if entry is not None and entry.revision == seq:
+        return {"fate": "value", "key": entry.key}
+    if not durable.definition.matcher.matches(kept.fields):
+        return {"fate": "not_wanted", **_matcher_of(durable)}
+    if not key:
+        return {"fate": "not_wanted", "reason": "no_key"}
+    if kept.deliver_at_ms:
+        return {"fate": "not_wanted", "reason": "delayed"}
+    if seq < durable.keyed.start:
+        return {"fate": "earlier"}
+    expires = bool(durable.definition.message_ttl_ms or kept.ttl_ms)
+    return {"fate": "gone", "possible": ["expired", "deleted", "replaced"] if expires else ["deleted", "replaced"]}
+
+
+def _consumed(durable: Consumption, seq: int, kept: Kept | None, now_ms: int) -> Facts:
+    backlog = durable.backlog
+    found = _set_apart(durable, seq)
+    if found is not None:
+        return found
+    if kept is None and seq >= backlog.start:
+        return {"fate": "gone" if backlog.matcher.everything else "unknown", "possible": _possible(durable, seq)}
+    if kept is not None and not backlog.matcher.matches(kept.fields):
+        return {"fate": "not_wanted", **_matcher_of(durable)}
+    if kept is None or seq < backlog.start:
+        return {"fate": "earlier"}
+    is_excluded = seq in backlog.excluded
+    is_ahead = not is_excluded and (seq >= backlog.cursor or backlog.is_passed_delayed(seq, kept.deliver_at_ms))
+    if is_ahead and is_swept(durable, kept):
+        return {"fate": "expired"}
+    if is_ahead and kept.deliver_at_ms > now_ms:
+        return {"fate": "delayed", "until_ms": kept.deliver_at_ms, "delivery_count": 0}
+    if is_ahead:
+        return {"fate": "waiting", "delivery_count": 0}
+    if backlog.floor is not None and backlog.floor <= seq < backlog.cursor and retained(durable, seq, seq + 1):
+        return {"fate": "acknowledged"}
+    return {"fate": "gone", "possible": _possible(durable, seq)}
+
+
+def _set_apart(durable: Consumption, seq: int) -> Facts | None:
+    """The fate of a message that is dying, held or came back; None for another."""
+    if seq in durable.dying:
+        cause, deliveries = durable.dying[seq]
+        return {"fate": "parked" if durable.parks else "dying", "cause": cause, "delivery_count": deliveries}
+    for name, holding in durable.holdings.of.items():
+        for first, last, deliveries, lapses_ms in holding.runs:
+            if first <= seq <= last:
+                since_ms = holding.handed_out_ms(seq)
+                since: Facts = {} if since_ms is None else {"since_ms": since_ms}
+                held: Facts = {"fate": "held", "subscriber": name, "delivery_count": deliveries}
+                return {**held, **since, "until_ms": lapses_ms}
+    for first, last, deliveries in durable.returned.runs:
+        if first <= seq <= last:
+            return {"fate": "waiting", "delivery_count": max(deliveries, 0)}
+    for until_ms, later, deliveries in durable.returned.later:
+        if later == seq:
+            return {"fate": "delayed", "until_ms": until_ms, "delivery_count": max(deliveries, 0)}
+    return None
+
+
+def _possible(durable: Consumption, seq: int) -> list[str]:
+    """How a message may have left a durable: every cause that its counters have met."""
+    tally, causes = durable.tally, durable.causes
+    died = causes.get("rejected", 0) + causes.get("max_delivery", 0)
+    met = {
+        "acknowledged": tally.acknowledged,
+        "expired": causes.get("ttl", 0) + causes.get("own_ttl", 0),
+        "discarded": causes.get("limit_old", 0) + causes.get("limit_new", 0),
+        "dead_lettered": tally.dead_letters,
+        "rejected": died - tally.dead_letters,
+        "deleted": causes.get("deleted", 0),
+        "lost": causes.get(CAUSE, 0),
+        "not_wanted": seq in durable.backlog.excluded,
+    }
+    return [cause for cause, count in met.items() if count > 0]
+
+
+def _letter(state: State, durable: Consumption, seq: int) -> Facts | None:
+    """The dead letter of a message, None where it is not among the newest of its store."""
+    name = durable.definition.dead_letter_store
+    store = state.stores.get(name) if durable.tally.dead_letters else None
+    if store is None:
+        return None
+    origin = {"dead_store": durable.shelf.store, "dead_durable": durable.name, "dead_seq": seq}
+    for last in range(store.counts.next_seq - 1, max(0, store.counts.next_seq - 1 - LETTERS_MAX), -BLOCK_MESSAGES):
+        first = max(1, last - BLOCK_MESSAGES + 1, store.counts.next_seq - LETTERS_MAX)
+        for kept in state.messages.read(name, first, last):
+            if origin.items() <= kept.fields.items() and store.counts.is_kept(kept.seq):
+                return {
+                    "fate": "dead_lettered",
+                    "dead_letter_store": name,
+                    "letter_seq": kept.seq,
+                    "cause": kept.fields.get("dead_cause"),
+                    "delivery_count": kept.fields.get("dead_delivery_count"),
+                }
+    return None
+
+
+def _matcher_of(durable: Durable) -> Facts:
+    return {"matcher": durable.definition.matcher.document()}

@@ -1,0 +1,242 @@
+"""The bytes of the state: everything that the ports do not keep.
+
+Owns: the format. Does not own: what the items mean (each class's ``state``). Failure model: bytes that are no snapshot
+raise ``CorruptData``, and nothing was changed.
+
+One msgpack array; every item below is an array of its own fields in the order of its class, append-only like the
+commands. It is valid if it decodes to ``_State`` with ``format`` 2 (or 1, which has no rules), its last definition is
+valid, and its stores are those of that definition that do not live in memory only.
+
+| item | holds |
+|---|---|
+| ``_State`` | format, time of the last change, revision, the last definitions (the newest is in force), stores, rules |
+| ``_Store`` | next number, totals, blocks by their next own time-to-live, publishers, durables, what purges left |
+| ``_Durable`` | name; a dynamic one's template and definition; since when it is idle; the state of its type |
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.errors import CorruptData, InvalidRequest, statement_of
+from holdfast.stores.definitions.definitions import (
+    ClusterDefinition,
+    DurableDefinition,
+    durable_of,
+    parse_definition,
+    with_earlier_prefetch,
+)
+from holdfast.stores.durables.consumption import Consumption, ConsumptionState
+from holdfast.stores.durables.keyed_residue import KeyedResidue, KeyedResidueState
+from holdfast.stores.durables.last_value import LastValue, LastValueState
+from holdfast.stores.durables.map import Map, MapState
+from holdfast.stores.durables.residue import Residue, ResidueState
+from holdfast.stores.machine.publishers import PublisherState
+from holdfast.stores.machine.redefine import Revision, make_store, restored_history, whole_history
+from holdfast.stores.values.commands import FIRST_RULES, RULES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.stores.machine.state import State
+    from holdfast.stores.machine.store import Store
+
+__all__ = ["restore", "snapshot"]
+
+FORMAT = 2
+WITHOUT_RULES = 1
+"""The format before it, whose state follows the first rules."""
+
+
+class _Consumed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="consumed"):
+    state: ConsumptionState
+
+
+class _LastValued(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="last_value"):
+    state: LastValueState
+
+
+class _Mapped(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="map"):
+    state: MapState
+    sessions: list[str] = []
+
+
+class _Durable(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    name: str
+    template: str
+    definition: bytes
+    """Of a dynamic one; a static one's is in the cluster's."""
+    idle_since_ms: int | None
+    state: _Consumed | _LastValued | _Mapped
+
+
+class _Store(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    name: str
+    next_seq: int
+    live: int
+    live_bytes: int
+    due_blocks: list[tuple[int, int]]
+    unmatched: int
+    publishers: list[PublisherState]
+    forgotten: list[str]
+    durables: list[_Durable]
+    residues: list[ResidueState]
+    keyed_residues: list[KeyedResidueState] = []
+
+
+class _Written(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A ``_Store`` as it is written: its durables are bytes already."""
+
+    name: str
+    next_seq: int
+    live: int
+    live_bytes: int
+    due_blocks: list[tuple[int, int]]
+    unmatched: int
+    publishers: list[PublisherState]
+    forgotten: list[str]
+    durables: msgspec.Raw
+    residues: list[ResidueState]
+    keyed_residues: list[KeyedResidueState]
+
+
+class _State(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    format: int
+    at_ms: int
+    revision: int
+    history: list[Revision]
+    """The last one is in force."""
+    stores: list[_Store]
+    rules: int = FIRST_RULES
+
+
+_decoder = msgspec.msgpack.Decoder(_State)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def snapshot(state: State) -> bytes:
+    """The state's bytes.
+
+    Cost: O(durables, what is not settled, publishers), on the caller's thread: about 5 microseconds a durable and one a
+    publisher, 50 milliseconds for 10,000 durables.
+    """
+    # A store that lives in memory only is empty after a start.
+    stores = [_store(store) for store in state.stores.values() if not state.definition.is_volatile(store.definition)]
+    return _encoder.encode((FORMAT, state.at_ms, state.revision, whole_history(state), stores, state.rules))
+
+
+def _store(store: Store) -> _Written:
+    known, forgotten = store.publishers.state()
+    # Each durable is bytes before the next is looked at. All of them as objects at a time would have the collector walk
+    # them again and again, which took longer than to make them.
+    durables = bytearray(_array_of(len(store.durables)))
+    for name, durable in store.durables.items():
+        kept: _Consumed | _LastValued | _Mapped
+        if isinstance(durable, Consumption):
+            kept = _Consumed(durable.state())
+        elif isinstance(durable, LastValue):
+            kept = _LastValued(durable.state())
+        else:
+            kept = _Mapped(durable.state(), list(durable.sessions))
+        definition = msgspec.json.encode(durable.definition.document()) if durable.definition.dynamic else b""
+        idle_ms = store.idle_since_ms.get(name)
+        _encoder.encode_into(_Durable(name, durable.definition.template, definition, idle_ms, kept), durables, -1)
+    counts = store.counts
+    return _Written(
+        store.name,
+        counts.next_seq,
+        counts.live,
+        counts.live_bytes,
+        list(counts.due_blocks.items().items()),
+        store.unmatched,
+        known,
+        forgotten,
+        msgspec.Raw(durables),
+        [residue.state() for residue in store.residues],
+        [residue.state() for residue in store.keyed_residues],
+    )
+
+
+def _array_of(count: int) -> bytes:
+    """How a msgpack array of so many items begins.
+
+    >>> [_array_of(count).hex() for count in (0, 15, 16, 65_535, 65_536)]
+    ['90', '9f', 'dc0010', 'dcffff', 'dd00010000']
+    """
+    if count < 16:
+        return bytes((0x90 | count,))
+    return b"\xdc" + count.to_bytes(2, "big") if count < 65_536 else b"\xdd" + count.to_bytes(4, "big")
+
+
+def restore(state: State, data: bytes) -> None:
+    """Make an empty state what the snapshot says. Raises ``CorruptData``."""
+    try:
+        found = _decoder.decode(data)
+        definition = parse_definition(found.history[-1].definitions if found.history else b"")
+        if found.rules == FIRST_RULES:
+            definition = with_earlier_prefetch(definition)
+        definitions = {
+            (store.name, durable.name): _definition(definition, store.name, durable)
+            for store in found.stores
+            for durable in store.durables
+        }
+    except (msgspec.DecodeError, InvalidRequest, KeyError) as error:
+        raise CorruptData("this is no snapshot of the stores", facts={"reason": statement_of(error)}) from error
+    if (
+        found.format not in (WITHOUT_RULES, FORMAT)
+        or found.rules > RULES
+        or {store.name for store in found.stores} != definition.stores.keys() - definition.volatile_stores
+    ):
+        raise CorruptData(
+            "this snapshot of the stores is of another version", facts={"format": found.format, "rules": found.rules}
+        )
+    assert not state.stores, "a snapshot is taken up by an empty state"
+    state.rules = found.rules
+    state.definition, state.revision, state.history = (
+        definition,
+        found.revision,
+        restored_history(found.history, found.rules),
+    )
+    state.at_ms = found.at_ms
+    for name in sorted(definition.volatile_stores):
+        store = make_store(state, definition.stores[name])
+        for static in store.definition.durables.values():
+            store.add(static, found.at_ms)
+            state.arm(store, static.name)
+    for kept in found.stores:
+        store = make_store(state, definition.stores[kept.name])
+        counts = store.counts
+        counts.next_seq, counts.live, counts.live_bytes = kept.next_seq, kept.live, kept.live_bytes
+        for number, at_ms in kept.due_blocks:
+            counts.due_blocks.set(number, at_ms)
+        store.unmatched = kept.unmatched
+        store.publishers.restore(kept.publishers, kept.forgotten)
+        store.residues = [Residue.of(residue, store.shelf) for residue in kept.residues]
+        store.keyed_residues = [KeyedResidue(of, store.shelf, store.entries) for of in kept.keyed_residues]
+        for durable in kept.durables:
+            _restore_durable(store, durable, definitions[kept.name, durable.name])
+            state.arm(store, durable.name)
+
+
+def _definition(cluster: ClusterDefinition, store: str, durable: _Durable) -> DurableDefinition:
+    if not durable.template:
+        return cluster.stores[store].durables[durable.name]
+    return durable_of(durable.name, msgspec.json.decode(durable.definition), durable.template)
+
+
+def _restore_durable(store: Store, kept: _Durable, definition: DurableDefinition) -> None:
+    durable = store.add(definition, 0)
+    match kept.state:
+        case _Consumed(state):
+            assert isinstance(durable, Consumption), "a durable has its type's state"
+            durable.restore(state)
+        case _LastValued(state):
+            assert isinstance(durable, LastValue), "a durable has its type's state"
+            durable.restore(state)
+        case _Mapped(state, sessions):
+            assert isinstance(durable, Map), "a durable has its type's state"
+            durable.restore(state)
+            durable.sessions = dict.fromkeys(sessions)
+    if kept.idle_since_ms is None:
+        store.idle_since_ms.pop(kept.name, None)
+    else:
+        store.idle_since_ms[kept.name] = kept.idle_since_ms

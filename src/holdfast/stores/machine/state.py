@@ -1,0 +1,617 @@
+"""All stores of a cluster: the state machine that commands drive.
+
+Owns: which command does what to which durable, the deadlines of all durables. Does not own: what happens inside a store
+(``store``, ``durables``), how a definition is carried out (``redefine``), maps' commands (``map_commands``), what a
+snapshot holds (``snapshots``), time (commands bring it), the log.
+
+Failure model: pure. Two rules:
+
+- ``apply`` is the only way to change the state, in operation and at a start alike. It carries a command out whole, or
+  raises ``HoldfastError`` and has changed nothing.
+- What it does follows from the state, the command, and what the ports have under the numbers that it asks for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from typing import cast
+
+from holdfast.errors import Code, InvalidRequest, NotFound
+from holdfast.stores.definitions.definitions import (
+    BUILT_IN_TEMPLATES,
+    PREFETCH_UNSET,
+    ClusterDefinition,
+    DurableDefinition,
+    DurableType,
+    StoreDefinition,
+)
+from holdfast.stores.definitions.values import check_name
+from holdfast.stores.durables import administration, retention
+from holdfast.stores.durables.backlog import expires_ms
+from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.durables.last_value import LastValue
+from holdfast.stores.durables.map import Map
+from holdfast.stores.machine import map_commands, redefine, snapshots
+from holdfast.stores.machine.store import Store
+from holdfast.stores.matching.matcher import Matcher
+from holdfast.stores.values import commands
+from holdfast.stores.values.batch import Batch
+from holdfast.stores.values.commands import (
+    FIRST_RULES,
+    RULES,
+    Acknowledged,
+    Attached,
+    Command,
+    Delivered,
+    Done,
+    Expired,
+    Published,
+    Purged,
+)
+from holdfast.stores.values.effects import Advise, Applied, Displaced, Effect, Ready
+from holdfast.stores.values.expiry import Budget, Deadlines, earlier
+from holdfast.stores.values.ports import BLOCK_MESSAGES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from holdfast.stores.durables.look_ahead import LookAhead
+    from holdfast.stores.machine.store import Durable
+    from holdfast.stores.values.commands import Result
+    from holdfast.stores.values.ports import Blocks, Entries, Kept, Messages
+
+__all__ = ["State"]
+
+_Outcome = tuple["Result", bool]
+"""A result, and whether anything changed."""
+DEAD_LETTER_BYTES_MAX = 1 << 31
+"""A dead letter is never refused for its size: it was accepted once, and has a few fields more now."""
+
+
+class State:
+    """The whole state. ``apply`` changes it; everything else only looks.
+
+    ``stores`` is for looking: see ``Store`` and the durables for what they tell.
+    """
+
+    def __init__(self, messages: Messages, blocks: Blocks, entries: Entries) -> None:
+        self.messages = messages
+        self.blocks = blocks
+        self.entries = entries
+        self.definition = ClusterDefinition()
+        self.revision = 0
+        self.history: list[redefine.Revision] = []
+        """The last definitions, oldest first; the newest is in force."""
+        self.encoded_definition: tuple[ClusterDefinition, bytes] | None = None
+        """The bytes that the last snapshot needed: making them again takes as long as the rest of a snapshot."""
+        self.stores: dict[str, Store] = {}
+        self._rules = RULES
+        self.at_ms = 0
+        """The time of the last command that changed anything."""
+        self.deadlines: Deadlines[tuple[str, str]] = Deadlines()
+        """When each durable has something to do next, by store and durable."""
+        self.volatile_deadlines: Deadlines[tuple[str, str]] = Deadlines()
+        """The same of the stores that live in memory only: what the log does not tell must not move what it does."""
+        self.look_ahead: LookAhead | None = None  # for the rewind that comes now: a hint, and no part of the state
+        self._handlers = self._table()
+
+    def _table(self) -> dict[type, Callable[[Command, list[Effect]], _Outcome]]:
+        handlers: dict[type, object] = {
+            commands.Publish: self._publish,
+            commands.Deliver: self._deliver,
+            commands.Acknowledge: self._acknowledge,
+            commands.Attach: self._attach,
+            commands.Detach: self._detach,
+            commands.Unsubscribe: self._unsubscribe,
+            commands.Expire: self._expire,
+            commands.DeadLetter: self._dead_letter,
+            commands.Purge: self._purge,
+            commands.Drop: self._drop,
+            commands.Rewind: self._rewind,
+            commands.Define: partial(redefine.define, self),
+            commands.Redefine: partial(redefine.redefine, self),
+            commands.MapChange: partial(map_commands.change, self),
+            commands.MapLock: partial(map_commands.lock, self),
+            commands.MapUnlock: partial(map_commands.unlock, self),
+            commands.Restarted: self._restarted,
+            commands.Redeliver: self._redeliver,
+            commands.Resend: self._resend,
+        }
+        # Each handler takes the command that it is filed under.
+        return cast("dict[type, Callable[[Command, list[Effect]], _Outcome]]", handlers)
+
+    @property
+    def rules(self) -> int:
+        """The rules that commands follow: ``commands.RULES``, or older ones while a replay applies older records."""
+        return self._rules
+
+    @rules.setter
+    def rules(self, rules: int) -> None:
+        if rules != self._rules:
+            self._rules = rules
+            for store in self.stores.values():
+                store.shelf.rules = rules
+                for name in store.durables:
+                    self.arm(store, name)
+
+    # ---- the transition ---------------------------------------------------------------------------------------------
+
+    def apply(self, command: Command) -> Applied:
+        """Carry out one command. Raises ``HoldfastError`` where it is refused: then nothing has changed."""
+        assert command.at_ms >= self.at_ms, "time never goes back within one log"
+        effects: list[Effect] = []
+        result, changed = self._handlers[type(command)](command, effects)
+        if changed:
+            self.at_ms = command.at_ms
+        return Applied(result, effects, changed)
+
+    def _publish(self, command: commands.Publish, effects: list[Effect]) -> _Outcome:
+        store = self.store(command.store)
+        result = store.publish(command, effects)
+        for name in store.ageing:
+            self.arm(store, name)
+        return result, result.duplicates <= result.last_seq - result.first_seq or bool(effects)
+
+    def _attach(self, command: commands.Attach, effects: list[Effect]) -> _Outcome:
+        store = self.store(command.store)
+        durable = store.durables.get(command.durable)
+        created = durable is None
+        if durable is None:
+            definition = self._dynamic(store.definition, command)
+            if definition.type is DurableType.LAST_VALUE:
+                LastValue.check_key(definition, command.key)
+            durable = store.add_dynamic(definition, command.at_ms)
+        else:
+            self._check_same(store.definition, durable.definition, command)
+        displaced = ""
+        if isinstance(durable, Consumption):
+            displaced = durable.attach(command.subscriber, command.key, command.at_ms, effects, polls=command.polls)
+        elif isinstance(durable, LastValue):
+            if any(name == command.subscriber for name, _ in durable.subscribers()):
+                displaced = command.subscriber
+                effects.append(Displaced(store.name, command.durable, displaced))
+            if durable.attach(command.subscriber, command.key):
+                effects.append(Ready(store.name, command.durable))
+        else:
+            durable.sessions[command.subscriber] = None
+        store.idle_since_ms.pop(command.durable, None)
+        self.arm(store, command.durable)
+        return Attached(created, displaced), True
+
+    def _dynamic(self, store: StoreDefinition, command: commands.Attach) -> DurableDefinition:
+        template = store.template(command.template)
+        if template is None:
+            raise NotFound(
+                "there is no such durable, and no template to make it of",
+                facts={"store": store.name, "durable": command.durable, "template": command.template or None},
+                hint="define the durable, or name a template such as shared",
+            )
+        check_name("durable", command.durable)
+        if self._rules == FIRST_RULES and template is BUILT_IN_TEMPLATES.get(template.name):
+            template = replace(template, pattern=replace(template.pattern, prefetch=PREFETCH_UNSET))
+        return template.durable(command.durable, Matcher.parse(command.matcher) if command.matcher else None)
+
+    def _check_same(self, store: StoreDefinition, definition: DurableDefinition, command: commands.Attach) -> None:
+        """Raises where the durable is not what the subscriber asks for."""
+        if command.matcher and Matcher.parse(command.matcher) != definition.matcher:
+            raise InvalidRequest(
+                "the durable has another matcher",
+                code=Code.MATCHER_MISMATCH,
+                hint="subscribe without a matcher, or with the durable's own",
+                facts={"store": store.name, "durable": definition.name, "matcher": definition.matcher.json().decode()},
+            )
+        template = store.template(command.template) if command.template else None
+        if template is not None and template.pattern.type is not definition.type:
+            raise InvalidRequest(
+                "the durable is of another type",
+                code=Code.TYPE_MISMATCH,
+                facts={"store": store.name, "durable": definition.name, "type": str(definition.type)},
+            )
+
+    def _detach(self, command: commands.Detach, effects: list[Effect]) -> _Outcome:
+        store, durable = self._found(command.store, command.durable)
+        if isinstance(durable, Consumption):
+            durable.detach(command.subscriber, command.at_ms, effects)
+            alone = not durable.holdings.of
+        elif isinstance(durable, LastValue):
+            if not durable.detach(command.subscriber):
+                raise NotFound(
+                    "this subscriber is not attached", durable=command.durable, subscriber=command.subscriber
+                )
+            alone = not durable.subscribers()
+        else:
+            map_commands.detach(store, durable, command.subscriber, effects)
+            alone = not durable.sessions
+        if alone:
+            store.idle_since_ms[command.durable] = command.at_ms
+        self.arm(store, command.durable)
+        return Done(), True
+
+    def _unsubscribe(self, command: commands.Unsubscribe, effects: list[Effect]) -> _Outcome:
+        store, durable = self._found(command.store, command.durable)
+        if not durable.definition.dynamic:
+            raise InvalidRequest(
+                "a static durable is deleted by a definition without it", store=store.name, durable=command.durable
+            )
+        self.delete(store, command.durable, "unsubscribed", command.at_ms, effects)
+        return Done(), True
+
+    def delete(self, store: Store, name: str, cause: str, now_ms: int, effects: list[Effect]) -> None:
+        """Delete a durable with what it keeps, and tell its subscribers."""
+        effects.append(Advise(store.name, name, "", "durable_deleted", (("cause", cause),)))
+        store.remove(name, now_ms)
+        self.deadlines_of(store).set((store.name, name), None)
+
+    def _deliver(self, command: commands.Deliver, effects: list[Effect]) -> _Outcome:
+        store, durable = self._found(command.store, command.durable)
+        if isinstance(durable, Consumption):
+            before = durable.position()
+            runs = durable.deliver(command.subscriber, command.count, command.at_ms, effects)
+            if durable.position() == before:
+                return Delivered(runs), False
+            self.arm(store, command.durable)
+            return Delivered(runs), True
+        if isinstance(durable, Map):
+            raise _not_for(durable, "a map is read by key, and watched")
+        entry = durable.deliver(command.subscriber) if command.count > 0 else None
+        return Delivered([(entry.revision, entry.revision, 1)] if entry is not None else []), entry is not None
+
+    def _acknowledge(self, command: commands.Acknowledge, effects: list[Effect]) -> _Outcome:
+        store, durable = self._found(command.store, command.durable)
+        if not isinstance(durable, Consumption):
+            # There is nothing to settle; a client that acknowledges everything need not know the type.
+            return Acknowledged(0, []), False
+        for first, last in chain(command.ack, command.extend, command.started or ()):
+            if first > last:
+                raise InvalidRequest("a range of numbers begins with its lowest", first=first, last=last)
+        result = durable.acknowledge(command, effects)
+        self.arm(store, command.durable)
+        return result, result.acknowledged > 0 or bool(command.extend) or command.started is not None
+
+    def _dead_letter(self, command: commands.DeadLetter, effects: list[Effect]) -> _Outcome:
+        store, durable = self._found(command.store, command.durable)
+        if not isinstance(durable, Consumption) or command.seq not in durable.dying:
+            raise NotFound("this message is not dying", store=store.name, durable=command.durable, seq=command.seq)
+        result = Published(0, 0, 0, 0)
+        if command.to_store:
+            target = self.store(command.to_store)
+            batch = Batch([command.message], DEAD_LETTER_BYTES_MAX, command.at_ms)
+            if not target.wants(batch):
+                # It stays with the dying, who are told again: a dead letter that nobody keeps would be a loss.
+                raise NotFound("no durable of the dead-letter store wants the message", store=target.name)
+            seq, unmatched = target.accept(batch, effects)
+            result = Published(seq, seq, 0, unmatched)
+            for name in target.ageing:
+                self.arm(target, name)
+        durable.buried(command.seq)
+        self.arm(store, command.durable)
+        return result, True
+
+    # ---- administration ---------------------------------------------------------------------------------------------
+
+    def _restarted(self, command: commands.Restarted, effects: list[Effect]) -> _Outcome:
+        del command, effects
+        changed = False
+        for store in self.stores.values():
+            for durable in store.durables.values():
+                for holding in durable.holdings.of.values() if isinstance(durable, Consumption) else ():
+                    changed |= holding.restarted()
+        return Done(), changed
+
+    def _redeliver(self, command: commands.Redeliver, effects: list[Effect]) -> _Outcome:
+        store, durable = self._found(command.store, command.durable)
+        for first, last in command.messages:
+            if first > last:
+                raise InvalidRequest("a range of numbers begins with its lowest", first=first, last=last)
+        if not isinstance(durable, Consumption):
+            raise _not_for(durable, "only a standard or shared durable redelivers messages")
+        before = durable.pending
+        result = administration.redeliver(durable, command)
+        if result.messages and durable.ready():
+            effects.append(durable.ready_effect)
+        self.arm(store, command.durable)
+        return result, result.messages > 0 or durable.pending < before
+
+    def _resend(self, command: commands.Resend, effects: list[Effect]) -> _Outcome:
+        target, durable = self._found(command.to_store, command.to_durable)
+        if not isinstance(durable, Consumption):
+            raise _not_for(durable, "a dead letter goes back to a standard or shared durable")
+        letter = self._letter(command) if command.store else None
+        batch = Batch([command.message], DEAD_LETTER_BYTES_MAX, command.at_ms)
+        seq = target.accept_for(durable, batch, effects)
+        for name in (*target.ageing, command.to_durable):
+            self.arm(target, name)
+        if letter is not None:
+            letter[0].drop(letter[1])
+            self.arm(self.stores[command.store], command.durable)
+        return Published(seq, seq, 0, 0), True
+
+    def _letter(self, command: commands.Resend) -> tuple[Consumption, Kept]:
+        """The durable of a dead letter, and the letter. Raises ``NotFound`` where nobody may take it from there."""
+        store, durable = self._found(command.store, command.durable)
+        kept = self.messages.read(store.name, command.seq, command.seq)
+        if not isinstance(durable, Consumption) or not kept or not administration.is_waiting(durable, command.seq):
+            raise NotFound(
+                "the durable has no such message that no subscriber holds",
+                store=store.name,
+                durable=command.durable,
+                seq=command.seq,
+            )
+        return durable, kept[0]
+
+    def _purge(self, command: commands.Purge, effects: list[Effect]) -> _Outcome:
+        store, durable = self._found(command.store, command.durable)
+        if isinstance(durable, Map) and durable.keyed.is_stepwise:
+            messages, size = durable.keyed.messages, durable.keyed.bytes
+            map_commands.clear(store, durable, command.at_ms, "deleted", 0, effects)
+        else:
+            if isinstance(durable, Map):
+                map_commands.tell_deleted(store, durable, durable.keyed.scan(), effects)
+            messages, size = store.purge(command.durable, command.at_ms)
+        self.arm(store, command.durable)
+        return Purged(messages, size), True
+
+    def _drop(self, command: commands.Drop, effects: list[Effect]) -> _Outcome:
+        store, durable = self._found(command.store, command.durable)
+        kept = self.messages.read(store.name, command.seq, command.seq)
+        if isinstance(durable, Consumption):
+            done = bool(kept) and store.counts.is_kept(command.seq) and durable.drop(kept[0])
+        else:
+            dropped = durable.drop(kept)
+            done = dropped is not None
+            if dropped is not None and isinstance(durable, Map):
+                map_commands.tell_deleted(store, durable, [dropped], effects)
+        if not done:
+            raise NotFound(
+                "the durable has no such message", store=store.name, durable=command.durable, seq=command.seq
+            )
+        if isinstance(durable, Consumption) and durable.ready():
+            # Its holder has room now, and its key may be free.
+            effects.append(durable.ready_effect)
+        self.arm(store, command.durable)
+        return Done(), True
+
+    def _rewind(self, command: commands.Rewind, effects: list[Effect]) -> _Outcome:
+        store, found = self._found(command.store, command.durable)
+        durable = _retaining(found)
+        changed = retention.rewind(durable, command, self.look_ahead)
+        if changed and durable.ready():
+            effects.append(durable.ready_effect)
+        self.arm(store, command.durable)
+        return Done(), changed
+
+    def looking_ahead(self, command: commands.Rewind) -> LookAhead:
+        """What reads what this rewind would read. Raises: what the rewind is refused with."""
+        return retention.looking_ahead(_retaining(self._found(command.store, command.durable)[1]), command)
+
+    # ---- deadlines --------------------------------------------------------------------------------------------------
+
+    def deadlines_of(self, store: Store) -> Deadlines[tuple[str, str]]:
+        """The deadlines that those of this store's durables are among."""
+        return self.volatile_deadlines if self.definition.is_volatile(store.definition) else self.deadlines
+
+    def next_deadline_ms(self, *, volatile: bool = False) -> int | None:
+        """When an ``Expire`` has something to do, or None; that of the stores in memory where ``volatile``.
+
+        Cost: O(stores).
+        """
+        found = (self.volatile_deadlines if volatile else self.deadlines).next_ms()
+        for store in self.stores.values():
+            if self.definition.is_volatile(store.definition) is volatile:
+                found = earlier(found, self.store_deadline_ms(store))
+        return found
+
+    def store_deadline_ms(self, store: Store) -> int | None:
+        """When a store has something to do that is no durable's, or None. Only a command of this store, a letter that
+        it is sent, ``Expire`` and ``Define`` change it."""
+        left_ms = store.residues[0].since_ms if store.residues else None
+        if store.keyed_residues:
+            left_ms = earlier(left_ms, store.keyed_residues[0].of.since_ms)
+        found = earlier(left_ms, store.counts.due_blocks.next_ms())
+        return earlier(found, store.publishers.next_deadline_ms(self.definition.publisher_ttl_ms))
+
+    def arm(self, store: Store, name: str) -> None:
+        """Note when a durable has something to do next."""
+        self.deadlines_of(store).set((store.name, name), self._due_ms(store, name))
+
+    def _due_ms(self, store: Store, name: str) -> int | None:
+        durable = store.durables[name]
+        at_ms = durable.next_deadline_ms() if isinstance(durable, Consumption) else durable.next_ms()
+        ttl_ms = durable.definition.durable_ttl_ms
+        return earlier(at_ms, store.idle_since_ms[name] + ttl_ms if ttl_ms and name in store.idle_since_ms else None)
+
+    def _expire(self, command: commands.Expire, effects: list[Effect]) -> _Outcome:
+        due_ms = self.next_deadline_ms(volatile=command.volatile)
+        if due_ms is None or due_ms > command.at_ms:
+            return Expired(0, 0, False), False
+        return self.expire(command, Budget(max(1, command.count), max(1, command.looks)), effects), True
+
+    def expire(self, command: commands.Expire, budget: Budget, effects: list[Effect]) -> Expired:
+        """Carry out what is due, as far as the budget goes."""
+        now_ms = command.at_ms
+        deadlines = self.volatile_deadlines if command.volatile else self.deadlines
+        total = durables = 0
+        seen: set[tuple[str, str]] = set()
+        again: list[tuple[str, str]] = []
+        while not budget.is_spent and (key := deadlines.pop(now_ms)) is not None:
+            if key in seen:
+                again.append(key)
+                continue
+            seen.add(key)
+            store, durable = self.stores[key[0]], self.stores[key[0]].durables[key[1]]
+            budget.looks -= 1
+            if self._is_abandoned(store, durable, now_ms):
+                self.delete(store, key[1], "durable_ttl", now_ms, effects)
+                durables += 1
+                continue
+            total += self._expire_durable(store, durable, now_ms, budget, effects)
+            self.arm(store, key[1])
+        for name, of in again:
+            self.arm(self.stores[name], of)
+        for store in self.stores.values():
+            if self.definition.is_volatile(store.definition) is command.volatile:
+                total += self._expire_store(store, now_ms, budget, effects)
+        next_ms = self.next_deadline_ms(volatile=command.volatile)
+        return Expired(total, durables, next_ms is not None and next_ms <= now_ms)
+
+    def _expire_store(self, store: Store, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
+        """What is due in a store and is not a durable's; returns how many messages went."""
+        total = 0
+        if store.residues and not budget.is_spent:
+            budget.looks -= BLOCK_MESSAGES
+            total += store.give_back(now_ms)
+        if store.keyed_residues and not budget.is_spent:
+            total += map_commands.give_back(store, budget, effects)
+        while not budget.is_spent and (number := store.counts.due_blocks.pop(now_ms)) is not None:
+            budget.looks -= BLOCK_MESSAGES
+            total += self._sweep(store, number, now_ms)
+        store.publishers.expire(now_ms, self.definition.publisher_ttl_ms)
+        budget.messages -= total
+        return total
+
+    def _is_abandoned(self, store: Store, durable: Durable, now_ms: int) -> bool:
+        ttl_ms = durable.definition.durable_ttl_ms
+        since_ms = store.idle_since_ms.get(durable.definition.name)
+        return bool(ttl_ms) and since_ms is not None and since_ms + ttl_ms <= now_ms
+
+    def _expire_durable(
+        self, store: Store, durable: Durable, now_ms: int, budget: Budget, effects: list[Effect]
+    ) -> int:
+        if isinstance(durable, Consumption):
+            return durable.expire(now_ms, budget, effects)
+        if isinstance(durable, Map):
+            return map_commands.expire(store, durable, now_ms, budget, effects)
+        return len(durable.expire(now_ms, budget))
+
+    def _sweep(self, store: Store, number: int, now_ms: int) -> int:
+        """Carry out every own time-to-live of one block that has ended; returns how many messages durables let go."""
+        block = store.counts.block(number)
+        if block is None:
+            return 0
+        swept_ms, next_ms, total = block.swept_ms, 0, 0
+        first = number * BLOCK_MESSAGES
+        last = min(first + BLOCK_MESSAGES, store.counts.next_seq) - 1
+        for kept in self.messages.read(store.name, first, last):
+            end_ms = expires_ms(kept)
+            if end_ms > now_ms:
+                next_ms = min(next_ms or end_ms, end_ms)
+            elif end_ms > swept_ms and store.counts.is_kept(kept.seq):
+                total += self._expire_own(store, kept)
+        store.counts.swept(number, now_ms, next_ms)
+        return total
+
+    def _expire_own(self, store: Store, kept: Kept) -> int:
+        total = 0
+        for name in store.wanting(kept.fields):
+            durable = store.durables[name]
+            gone = False
+            if isinstance(durable, Consumption):
+                gone = durable.expire_own(kept)
+            elif isinstance(durable, LastValue):
+                gone = durable.keyed.lose_message(kept, "own_ttl") is not None
+            if gone:
+                total += 1
+                self.arm(store, name)
+        for residue in list(store.residues):
+            total += residue.expire_own(kept)
+            if residue.is_done:
+                store.residues.remove(residue)
+        return total
+
+    # ---- questions --------------------------------------------------------------------------------------------------
+
+    def store(self, name: str) -> Store:
+        """A store. Raises ``NotFound``."""
+        store = self.stores.get(name)
+        if store is None:
+            raise NotFound("there is no such store", store=name)
+        return store
+
+    def _found(self, store: str, durable: str) -> tuple[Store, Durable]:
+        found = self.store(store)
+        return found, found.durable(durable)
+
+    def durable_definitions(self, store: str) -> Mapping[str, DurableDefinition]:
+        """Every durable of a store, the dynamic ones too, by name. Raises ``NotFound``."""
+        return {name: durable.definition for name, durable in self.store(store).durables.items()}
+
+    def ready(self, store: str, durable: str) -> bool:
+        """Whether a subscriber that is attached could be given something. Raises ``NotFound``."""
+        _, found = self._found(store, durable)
+        return found.ready() if isinstance(found, Consumption) else isinstance(found, LastValue) and found.ready
+
+    def ready_for(self, store: str, durable: str, subscriber: str) -> bool:
+        """Whether a ``Deliver`` for this subscriber would get on: give it something, or look further for it.
+
+        So an empty answer while this holds means that it should be asked again. False for one that is not attached.
+        """
+        found = self.stores[store].durables.get(durable) if store in self.stores else None
+        if isinstance(found, Consumption):
+            return subscriber in found.holdings.of and found.ready_for(subscriber)
+        return isinstance(found, LastValue) and subscriber in _attached(found) and found.unseen(subscriber) is not None
+
+    def subscribers(self) -> list[tuple[str, str, str]]:
+        """Everybody who is attached: store, durable, subscriber. After a start nobody of them is connected."""
+        return [
+            (store.name, name, subscriber)
+            for store in self.stores.values()
+            for name, durable in store.durables.items()
+            for subscriber in _attached(durable)
+        ]
+
+    def is_held(self) -> bool:
+        """Whether any subscriber holds a message. Cost: O(durables)."""
+        return any(
+            isinstance(durable, Consumption) and durable.holdings.held
+            for store in self.stores.values()
+            for durable in store.durables.values()
+        )
+
+    def pending_effects(self) -> list[Effect]:
+        """What waits to be carried out, to be told again after a start."""
+        return [
+            effect
+            for store in self.stores.values()
+            for durable in store.durables.values()
+            if isinstance(durable, Consumption)
+            for effect in durable.dying_effects()
+        ]
+
+    # ---- snapshots --------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> bytes:
+        """Everything that the ports do not keep. Bounded by durables, what is not settled and publishers."""
+        return snapshots.snapshot(self)
+
+    def restore(self, data: bytes) -> None:
+        """Take up a snapshot, in a state just made. Raises ``CorruptData``."""
+        snapshots.restore(self, data)
+
+    def check(self) -> None:
+        """Every invariant. Cost: O(everything that is kept); for tests and simulations."""
+        assert set(self.stores) == set(self.definition.stores), "stores are those that are defined"
+        for store in self.stores.values():
+            store.check()
+            for name in store.durables:
+                armed_ms = self.deadlines_of(store).get((store.name, name))
+                assert armed_ms == self._due_ms(store, name), "deadlines are those of the durables"
+
+
+def _attached(durable: Durable) -> list[str]:
+    if isinstance(durable, Consumption):
+        return list(durable.holdings.of)
+    return [name for name, _ in durable.subscribers()] if isinstance(durable, LastValue) else list(durable.sessions)
+
+
+def _retaining(durable: Durable) -> Consumption:
+    if isinstance(durable, Consumption) and durable.backlog.floor is not None:
+        return durable
+    raise _not_for(durable, "only a durable with a retention_time can be rewound")
+
+
+def _not_for(durable: Durable, rule: str) -> InvalidRequest:
+    definition = durable.definition
+    return InvalidRequest(rule, code=Code.TYPE_MISMATCH, durable=definition.name, type=str(definition.type))

@@ -1,0 +1,378 @@
+"""One store: its durables, and what a publication does to them.
+
+Owns: the set of durables, which of them a message is for, the numbering of publishers' messages. Does not own: what
+a durable does with its messages (``durables``), the change of its definition (``redefine``), commands (``state``).
+
+Failure model: pure. A publication is decided whole, then carried out: a refusal changes nothing.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from holdfast.errors import Backpressure, Code, InvalidRequest, NotFound
+from holdfast.stores.definitions.definitions import DurableDefinition, DurableType, StoreDefinition
+from holdfast.stores.durables.backlog import Shelf
+from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.durables.key_ordered import KeyOrdered
+from holdfast.stores.durables.last_value import LastValue
+from holdfast.stores.durables.map import Map
+from holdfast.stores.durables.shared import Shared
+from holdfast.stores.durables.standard import Standard
+from holdfast.stores.machine.limits import check_store
+from holdfast.stores.machine.publishers import Publishers
+from holdfast.stores.matching.matcher_index import MatcherIndex
+from holdfast.stores.values.batch import Batch
+from holdfast.stores.values.commands import Publish, Published
+from holdfast.stores.values.effects import Ready
+from holdfast.stores.values.reference_counts import MAP_VALUE, REFERENCES_MAX, ReferenceCounts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from holdfast.stores.durables.keyed_residue import KeyedResidue
+    from holdfast.stores.durables.residue import Residue
+    from holdfast.stores.values.effects import Effect
+    from holdfast.stores.values.messages import FieldValue
+    from holdfast.stores.values.ports import Blocks, Entries, Messages
+
+__all__ = ["Durable", "Store"]
+
+Durable = Consumption | LastValue | Map
+
+
+class Store:
+    """The state of one store. *Cost* of a publication: O(messages + durables), and for a matcher what it matches."""
+
+    __slots__ = (
+        "_limited",
+        "_matched",
+        "_plain",
+        "room",
+        "ageing",
+        "counts",
+        "definition",
+        "durables",
+        "entries",
+        "idle_since_ms",
+        "name",
+        "publishers",
+        "keyed_residues",
+        "residues",
+        "shelf",
+        "unmatched",
+    )
+
+    def __init__(
+        self,
+        definition: StoreDefinition,
+        messages: Messages,
+        blocks: Blocks,
+        entries: Entries,
+        room: Callable[[int, int], None],
+    ) -> None:
+        self.definition = definition
+        self.name = definition.name
+        self.counts = ReferenceCounts(definition.name, blocks)
+        self.shelf = Shelf(definition.name, self.counts, messages)
+        self.entries = entries
+        self.publishers = Publishers()
+        self.durables: dict[str, Durable] = {}
+        self.idle_since_ms: dict[str, int] = {}
+        """Durables that nobody is attached to, and since when; of maps since their last change at the earliest."""
+        self.ageing: dict[str, None] = {}
+        """Durables whose deadlines a publication changes."""
+        self.residues: list[Residue] = []
+        """What purges and deletions have left to give back."""
+        self.keyed_residues: list[KeyedResidue] = []
+        """The same of maps and last values."""
+        self.unmatched = 0
+        """Messages that no durable wanted."""
+        self.room = room
+        self._plain: list[Consumption] = []
+        self._limited: dict[str, Consumption] = {}
+        self._matched: MatcherIndex[str] = MatcherIndex()
+
+    # ---- durables ---------------------------------------------------------------------------------------------------
+
+    def add(self, definition: DurableDefinition, now_ms: int) -> Durable:
+        """Make a durable; it wants messages from now on. Raises ``Backpressure`` (too_many_durables)."""
+        if len(self.durables) >= REFERENCES_MAX:
+            raise self._too_many(len(self.durables), REFERENCES_MAX)
+        durable: Durable
+        match definition.type:
+            case DurableType.STANDARD:
+                durable = Standard(definition, self.shelf)
+            case DurableType.SHARED:
+                kind = KeyOrdered if definition.key_ordered else Shared
+                durable = kind(definition, self.shelf)
+            case DurableType.LAST_VALUE:
+                durable = LastValue(definition, self.shelf, self.entries, self._place(definition.name))
+            case DurableType.MAP:
+                durable = Map(definition, self.shelf, self.entries, self._place(definition.name))
+        self.durables[definition.name] = durable
+        self.idle_since_ms[definition.name] = now_ms
+        self.file(durable)
+        return durable
+
+    def _place(self, name: str) -> str:
+        """Where a new durable's entries are: not where those of an older one of its name are still given back."""
+        taken = any(residue.of.place == name for residue in self.keyed_residues)
+        return f"{name}#{self.counts.next_seq}" if taken else name
+
+    def add_dynamic(self, definition: DurableDefinition, now_ms: int) -> Durable:
+        """Make a durable of a template. Raises ``Backpressure`` (too_many_durables)."""
+        limit = self.definition.dynamic_durable_limit
+        if limit:
+            count = sum(1 for durable in self.durables.values() if durable.definition.dynamic)
+            if count >= limit:
+                raise self._too_many(count, limit)
+        return self.add(definition, now_ms)
+
+    def _too_many(self, count: int, limit: int) -> Backpressure:
+        return Backpressure(
+            "the store has as many durables as it may",
+            code=Code.TOO_MANY_DURABLES,
+            facts={"store": self.name, "durables": count, "limit": limit},
+        )
+
+    def remove(self, name: str, now_ms: int) -> tuple[int, int]:
+        """Delete a durable and what it keeps; returns messages and bytes. Cost: as its purge."""
+        purged = self.purge(name, now_ms)
+        for residue in self.keyed_residues:
+            if residue.of.durable == name:
+                residue.silence()
+        self.unfile(name)
+        del self.durables[name]
+        self.idle_since_ms.pop(name, None)
+        return purged
+
+    def purge(self, name: str, now_ms: int) -> tuple[int, int]:
+        """Forget everything that a durable keeps."""
+        durable = self.durables[name]
+        if not isinstance(durable, Consumption):
+            keyed = durable.keyed
+            cleared = keyed.messages, keyed.bytes
+            residue = self.leave(name, now_ms)
+            if residue is not None:
+                residue.step()
+                self.forget_done()
+            return cleared
+        messages, size, residues = durable.purge(now_ms)
+        self.residues += residues
+        return messages, size
+
+    def leave(self, name: str, now_ms: int, cause: str = "", revision: int = 0) -> KeyedResidue | None:
+        """Clear a map or last value; returns the new residue, None where nothing is left to give back."""
+        durable = self.durables[name]
+        assert not isinstance(durable, Consumption), "it has keys"
+        if not durable.keyed.is_stepwise:
+            durable.keyed.clear()
+            return None
+        residue = durable.keyed.leave(now_ms, is_map=isinstance(durable, Map), cause=cause, revision=revision)
+        if residue is not None:
+            self.keyed_residues.append(residue)
+        return residue
+
+    def forget_done(self) -> None:
+        """Remove the residues that have given everything back."""
+        self.keyed_residues = [residue for residue in self.keyed_residues if not residue.is_done]
+
+    def give_back(self, now_ms: int) -> int:
+        """One step of what purges left; returns how many messages were given back."""
+        residue = self.residues[0]
+        total = residue.step(now_ms)
+        if residue.is_done:
+            del self.residues[0]
+        return total
+
+    def file(self, durable: Durable) -> None:
+        """Let publications find a durable, by what it is now."""
+        name = durable.definition.name
+        definition = durable.definition
+        limited = definition.message_limit or definition.bytelimit
+        if definition.message_ttl_ms or definition.retention_time_ms or limited:
+            self.ageing[name] = None
+        if isinstance(durable, LastValue):
+            self._matched.add(name, durable.definition.matcher)
+        elif isinstance(durable, Consumption):
+            if durable.takes_all:
+                self._plain.append(durable)
+            elif durable.backlog.matcher.everything:
+                self._limited[name] = durable
+            else:
+                self._matched.add(name, durable.backlog.matcher)
+
+    def unfile(self, name: str) -> None:
+        """The reverse of ``file``."""
+        self._matched.remove(name)
+        self._limited.pop(name, None)
+        self.ageing.pop(name, None)
+        self._plain = [durable for durable in self._plain if durable.name != name]
+
+    def wanting(self, fields: Mapping[str, FieldValue]) -> list[str]:
+        """The durables that a message with these fields is for, but for maps. Cost: as ``MatcherIndex.matching``."""
+        return [*(durable.name for durable in self._plain), *self._limited, *self._matched.matching(fields)]
+
+    def durable(self, name: str) -> Durable:
+        """A durable. Raises ``NotFound``."""
+        durable = self.durables.get(name)
+        if durable is None:
+            raise NotFound("there is no such durable", store=self.name, durable=name)
+        return durable
+
+    # ---- publishing -------------------------------------------------------------------------------------------------
+
+    def publish(self, command: Publish, effects: list[Effect]) -> Published:
+        """Accept a batch. Raises what is listed at ``Batch``, ``Publishers.duplicates`` and ``limits``."""
+        messages, publisher = command.messages, command.publisher
+        if not messages:
+            raise InvalidRequest("a batch has at least one message", code=Code.NO_OPERATIONS)
+        duplicates = self.publishers.duplicates(publisher, messages)
+        first_number = messages[0].publisher_seq
+        if duplicates == len(messages):
+            first = self.publishers.seq_of(publisher, first_number)
+            return Published(first, self.publishers.seq_of(publisher, first_number + duplicates - 1), duplicates, 0)
+        fresh = messages[duplicates:] if duplicates else messages
+        batch = Batch(fresh, self.definition.max_message_size, command.at_ms)
+        first, unmatched = self.accept(batch, effects)
+        if publisher:
+            self.publishers.accepted(publisher, first_number + duplicates, len(fresh), first, command.at_ms)
+        last = first + len(fresh) - 1
+        if duplicates:
+            first = self.publishers.seq_of(publisher, first_number)
+        return Published(first, last, duplicates, unmatched)
+
+    def accept(self, batch: Batch, effects: list[Effect]) -> tuple[int, int]:
+        """Number and keep a batch; returns its first number and how many messages nobody wanted."""
+        count = len(batch.sizes)
+        references = array("H", [len(self._plain)]) * count
+        candidates = self._candidates(batch) if self._limited or len(self._matched) else {}
+        admitted: dict[str, Sequence[int]] = {}
+        for name, positions in candidates.items():
+            durable = self.durables[name]
+            let_in = durable.admits(positions, batch) if isinstance(durable, Consumption) else positions
+            admitted[name] = let_in
+            for position in let_in:
+                references[position] += 1
+        unmatched = 0 if self._plain else references.count(0)
+        size = batch.size
+        if unmatched:
+            size -= sum(batch.sizes[position] for position in range(count) if not references[position])
+        self.room(count - unmatched, size)
+        check_store(self.definition, self.counts, count - unmatched, size)
+        first = self.counts.append(batch.sizes, references, batch.at_ms)
+        self.shelf.messages.add(self.name, first, batch.at_ms, batch.messages, batch.sizes)
+        for position in batch.timed:
+            self._mark_timed(batch, position, first + position)
+        self.unmatched += unmatched
+        for durable in self._plain:
+            durable.published_all(batch, effects)
+        for name, positions in candidates.items():
+            self._give(self.durables[name], first, positions, admitted[name], batch, effects)
+        return first, unmatched
+
+    def accept_for(self, durable: Consumption, batch: Batch, effects: list[Effect]) -> int:
+        """Number and keep one message for one durable, and for no other; returns its number.
+
+        Raises ``Backpressure`` where a limit has no room for it, ``InvalidRequest`` where the durable's matcher does
+        not take it.
+        """
+        fields = batch.messages[0].fields
+        if not durable.backlog.matcher.matches(fields):
+            raise InvalidRequest(
+                "the durable's matcher does not take this message",
+                code=Code.MATCHER_MISMATCH,
+                facts={"store": self.name, "durable": durable.name},
+            )
+        if not durable.admits([0], batch):
+            raise Backpressure(
+                "the durable is full", code=Code.STORE_FULL, facts={"store": self.name, "durable": durable.name}
+            )
+        self.room(1, batch.size)
+        check_store(self.definition, self.counts, 1, batch.size)
+        seq = self.counts.append(batch.sizes, array("H", [1]), batch.at_ms)
+        self.shelf.messages.add(self.name, seq, batch.at_ms, batch.messages, batch.sizes)
+        for _ in batch.timed:
+            self._mark_timed(batch, 0, seq)
+        for other in self.durables.values():
+            if isinstance(other, Consumption) and other is not durable and other.backlog.matcher.matches(fields):
+                other.backlog.exclude(seq, seq)
+        durable.published(seq, [0], [0], batch, effects)
+        return seq
+
+    def wants(self, batch: Batch) -> bool:
+        """Whether any durable would be given a message of the batch, were there room."""
+        return bool(self._plain) or bool(self._candidates(batch))
+
+    def _candidates(self, batch: Batch) -> dict[str, Sequence[int]]:
+        """Positions in the batch that each durable without arithmetic would want."""
+        found: dict[str, list[int]] = {}
+        if len(self._matched):
+            for position, message in enumerate(batch.messages):
+                for name in self._matched.matching(message.fields):
+                    durable = self.durables[name]
+                    if isinstance(durable, LastValue) and durable.key_for(message) is None:
+                        continue
+                    found.setdefault(name, []).append(position)
+        everything = range(len(batch.messages))
+        return {**found, **dict.fromkeys(self._limited, everything)}
+
+    def _give(
+        self,
+        durable: Durable,
+        first: int,
+        candidates: Sequence[int],
+        admitted: Sequence[int],
+        batch: Batch,
+        effects: list[Effect],
+    ) -> None:
+        if isinstance(durable, Consumption):
+            durable.published(first, candidates, admitted, batch, effects)
+        elif isinstance(durable, LastValue):
+            ready = False
+            for position in admitted:
+                message = batch.messages[position]
+                key = durable.key_for(message)
+                assert key is not None, "a candidate has a key"
+                end_ms = batch.at_ms + message.ttl_ms if message.ttl_ms else 0
+                ready |= durable.accept(key, first + position, batch.sizes[position], end_ms)
+            if ready:
+                effects.append(Ready(self.name, durable.definition.name))
+
+    def _mark_timed(self, batch: Batch, position: int, seq: int) -> None:
+        message = batch.messages[position]
+        start_ms = max(batch.at_ms, message.deliver_at_ms)
+        self.counts.mark_timed(seq, start_ms + message.ttl_ms if message.ttl_ms else 0)
+
+    # ---- checks -----------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Every invariant: each message's count is the number of durables that keep it. Cost: O(messages kept)."""
+        self.counts.check()
+        self.publishers.check()
+        expected: dict[int, int] = {}
+        for name, durable in self.durables.items():
+            durable.check()
+            assert durable.definition.name == name, "a durable is under its name"
+            if isinstance(durable, Consumption):
+                numbers = [seq for first, last in durable.kept().runs() for seq in range(first, last + 1)]
+            else:
+                numbers = [entry.revision for entry in durable.keyed.scan()]
+            for seq in numbers:
+                expected[seq] = expected.get(seq, 0) + 1 if not isinstance(durable, Map) else MAP_VALUE
+        for residue in self.residues:
+            left = residue.kept()
+            assert not residue.is_done and residue.left in (None, len(left)), "a residue knows how much is left"
+            for seq in left:
+                expected[seq] = expected.get(seq, 0) + 1
+        for cleared in self.keyed_residues:
+            entries = cleared.kept()
+            assert cleared.left == len(entries) > 0, "a residue knows how much is left"
+            for entry in entries:
+                expected[entry.revision] = MAP_VALUE if cleared.of.is_map else expected.get(entry.revision, 0) + 1
+        found = {seq: count for seq in range(1, self.counts.next_seq) if (count := self.counts.references(seq))}
+        assert found == expected, "each message's count is the number of durables that keep it"
+        assert self.counts.live == len(found), "the store's total is that of its messages"
+        assert self.counts.live_bytes == sum(self.counts.size(seq, seq) for seq in found), "and so are its bytes"

@@ -1,0 +1,1 @@
+"""Backup, verification and repair of a store's files."""

@@ -1,0 +1,274 @@
+"""Copies of the stores: taken while they work, checked, and put back.
+
+Owns: what is in a copy and in which order it is made, its manifest, checking stores or a copy from end to end. Does not
+own: the files' contents (``message_log``, ``index``), pausing checkpoints (``service``).
+
+Failure model: a copy counts when its manifest is there, which is written last and synced; without it the copy was cut
+short, and it is refused. Restoring writes into an empty directory only, and a restore that was cut short leaves a mark
+there with which it is not taken for stores. A damaged file is found by its checksum before anything is restored.
+
+How a copy is made, beside the traffic:
+
+1. a checkpoint, then no other until the end: nothing that the index needs is removed from the log meanwhile;
+2. the index, as of that checkpoint;
+3. the log's mark, then its pages in order: a page holds at least what the mark copied before it tells. What is appended
+   during the copy may be in it; the end may be torn, as after a crash, and recovery takes the whole frames.
+
+So a copy has every command that was answered before it was asked for, and some prefix of the later ones. Should pages
+go nevertheless, because the service stops or its directory is opened elsewhere meanwhile, the copy fails.
+
+The manifest ``backup.json`` is ``{"format": 1, "frame": n, "at_ms": t, "files": {name: [bytes, crc32]}}``.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import msgspec
+
+from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
+from holdfast.private_files import make_private_directory, private
+from holdfast.stores.clock_anchor import Anchor, write_anchor
+from holdfast.stores.storage.frames import decode_frame
+from holdfast.stores.storage.index import INDEX_NAME
+from holdfast.stores.storage.storage import MANIFEST_NAME, UNFINISHED_NAME, Storage, require_stores
+from holdfast.stores.values.ports import BLOCK_MESSAGES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.stores.storage.message_log import MessageLog
+
+__all__ = ["MANIFEST_NAME", "Manifest", "Verified", "copy_stores", "restore", "verify"]
+
+FORMAT: Final = 1
+CHUNK_BYTES: Final = 1 << 20
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What is in a copy: the last frame of its index and when that was, and each file's bytes and CRC-32."""
+
+    format: int
+    frame: int
+    at_ms: int
+    files: dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was read and found right."""
+
+    stores: int
+    frames: int
+    messages: int
+    bytes: int
+    index: bool = True
+    """Whether there was an index; else the state was made of the log alone, as a start would."""
+    damaged: int = 0
+    """Frames that cannot be read, and that nothing which is kept needs: what a repair left behind, for one."""
+
+
+def copy_stores(storage: Storage, target: str) -> Manifest:
+    """Copy the files of open stores, of which no checkpoint is taken meanwhile. ``service`` calls this on a thread.
+
+    *Raises*: ``InvalidRequest`` where ``target`` has files already; ``OSError``, after which it has no manifest.
+    """
+    _make_empty(target)
+    loaded = storage.index.load()
+    if loaded is None:
+        raise InvalidRequest("there is no checkpoint to copy yet", target=target)
+    needed = _log_files(storage.log)
+    index = os.path.join(target, INDEX_NAME)
+    storage.index.copy_to(index)
+    files = {INDEX_NAME: _read_and_sync(index)}
+    source = storage.log.directory
+    # Pages that were there before the index was copied must be there still: it may need them.
+    for name in dict.fromkeys([*needed, *_log_files(storage.log)]):
+        try:
+            files[name] = _copy(os.path.join(source, name), os.path.join(target, name))
+        except FileNotFoundError:
+            if not name.endswith(".idx"):
+                raise  # an index of a page is made anew where it is missing, a page is not
+    manifest = Manifest(FORMAT, loaded.frame, loaded.at_ms, files)
+    _write_synced(os.path.join(target, MANIFEST_NAME), msgspec.json.encode(manifest))
+    _sync_directory(target)
+    _sync_directory(os.path.dirname(os.path.abspath(target)))
+    return manifest
+
+
+def _log_files(log: MessageLog) -> list[str]:
+    """The mark before the pages, and these in order."""
+    pages = log.queue.pages
+    numbers = pages.numbers()
+    names = [pages.names.identity, pages.names.write_meta]
+    return names + [name for number in numbers for name in (pages.names.page(number), pages.names.index(number))]
+
+
+def restore(source: str, directory: str) -> Manifest:
+    """Put a copy back into an empty directory, from which the stores are then opened.
+
+    *Raises*: ``NotFound`` where ``source`` is no whole copy; ``CorruptData`` where a file of it is damaged;
+    ``InvalidRequest`` where ``directory`` has files already; ``OSError``.
+    """
+    manifest = check_copy(source)
+    _make_empty(directory)
+    unfinished = os.path.join(directory, UNFINISHED_NAME)
+    _write_synced(unfinished, b"")
+    _sync_directory(directory)
+    for name in manifest.files:
+        _copy(os.path.join(source, name), os.path.join(directory, name))
+    # Nobody knows how long ago it was made by a clock that is right: deadlines go on from the copy's time.
+    write_anchor(directory, Anchor(manifest.at_ms, "", (0, 0)))
+    _sync_directory(directory)
+    os.unlink(unfinished)
+    _sync_directory(directory)
+    _sync_directory(os.path.dirname(os.path.abspath(directory)))
+    return manifest
+
+
+def check_copy(source: str) -> Manifest:
+    """Read every file of a copy against its manifest. *Raises*: ``NotFound``, ``CorruptData``, ``OSError``."""
+    try:
+        with open(os.path.join(source, MANIFEST_NAME), "rb") as file:
+            manifest = msgspec.json.decode(file.read(), type=Manifest)
+    except FileNotFoundError as error:
+        stores = os.path.exists(os.path.join(source, INDEX_NAME))
+        raise NotFound(
+            "this is no whole backup of stores",
+            path=source,
+            missing=MANIFEST_NAME,
+            hint="it looks like stores themselves, which a service can serve as they are" if stores else "",
+        ) from error
+    except msgspec.DecodeError as error:
+        raise CorruptData("the manifest of the backup is damaged", code=Code.CORRUPT_LOG, path=source) from error
+    for name, expected in manifest.files.items():
+        if name != os.path.basename(name):
+            raise CorruptData("a backup has no folders", code=Code.CORRUPT_LOG, file=name)
+        try:
+            found = _checksum(os.path.join(source, name))
+        except FileNotFoundError as error:
+            raise CorruptData("a file of the backup is missing", code=Code.CORRUPT_LOG, file=name) from error
+        if found != expected:
+            raise CorruptData(
+                "a file of the backup is damaged",
+                code=Code.CORRUPT_LOG,
+                file=name,
+                bytes=found[0],
+                expected=expected[0],
+            )
+    return manifest
+
+
+def verify(directory: str) -> Verified:
+    """Read stores, or a copy of some, from end to end; changes nothing. They should not be in use.
+
+    Checked: the copy's checksums, the index, every frame of the log (one that is damaged and that nobody needs any more
+    is counted), that every kept message can be read, that applying
+    the commands behind the index gives the results that they had, and the state's own laws.
+    Without an index the state is made of the log alone, in a temporary folder.
+    *Raises*: what is wrong, as ``CorruptData``; ``NotFound``; ``OSError``. *Cost*: reads everything twice.
+    """
+    if os.path.exists(os.path.join(directory, MANIFEST_NAME)):
+        check_copy(directory)
+    require_stores(directory)
+    has_index = os.path.exists(os.path.join(directory, INDEX_NAME))
+    if has_index:
+        return _read_all(Storage.open(directory, read_only=True), has_index=True)
+    with TemporaryDirectory(prefix="holdfast-verify-") as made:
+        return _read_all(Storage.open(directory, read_only=True, index_directory=made), has_index=False)
+
+
+def _read_all(storage: Storage, *, has_index: bool) -> Verified:
+    try:
+        storage.index.check()
+        storage.state.check()
+        messages = _check_messages(storage)
+        log = storage.log
+        frames = total = 0
+        for number, data in log.readable(log.first, log.last):
+            decode_frame(data, number)
+            frames += 1
+            total += len(data)
+        damaged = log.last - log.first + 1 - frames
+        return Verified(len(storage.state.stores), frames, messages, total, has_index, damaged)
+    finally:
+        storage.close()
+
+
+def _check_messages(storage: Storage) -> int:
+    """Read every message that is kept. Returns how many."""
+    count = 0
+    for store, held in storage.state.stores.items():
+        for number in range(held.counts.next_seq // BLOCK_MESSAGES + 1):
+            block = storage.index.blocks.get(store, number)
+            if block is None:
+                continue
+            first = number * BLOCK_MESSAGES
+            expected = [first + place for place, references in enumerate(block.references) if references]
+            found = {kept.seq for kept in storage.messages.read(store, first, first + BLOCK_MESSAGES - 1)}
+            missing = [seq for seq in expected if seq not in found]
+            if missing:
+                raise CorruptData(
+                    "a message that is kept is not in the log",
+                    code=Code.CORRUPT_LOG,
+                    store=store,
+                    seq=missing[0],
+                    messages=len(missing),
+                )
+            count += len(expected)
+    return count
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def _make_empty(directory: str) -> None:
+    make_private_directory(directory)
+    if os.listdir(directory):
+        raise InvalidRequest("the directory has files already", path=directory, hint="name an empty or a new one")
+
+
+def _copy(source: str, target: str) -> tuple[int, int]:
+    """Copy one file and sync it. Returns its bytes and CRC-32, as written."""
+    size = check = 0
+    with open(source, "rb") as reader, open(target, "xb", opener=private) as writer:
+        while chunk := reader.read(CHUNK_BYTES):
+            writer.write(chunk)
+            size += len(chunk)
+            check = zlib.crc32(chunk, check)
+        writer.flush()
+        os.fsync(writer.fileno())
+    return size, check
+
+
+def _checksum(path: str) -> tuple[int, int]:
+    size = check = 0
+    with open(path, "rb") as reader:
+        while chunk := reader.read(CHUNK_BYTES):
+            size += len(chunk)
+            check = zlib.crc32(chunk, check)
+    return size, check
+
+
+def _read_and_sync(path: str) -> tuple[int, int]:
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+    return _checksum(path)
+
+
+def _write_synced(path: str, data: bytes) -> None:
+    with open(path, "xb", opener=private) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: str) -> None:
+    file = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,342 @@
+"""The messages of a store as another process finds them on disk, beside the service that has it open or without one.
+
+Owns: which messages of a store are there, in which frames, and how far the log counts; finding again what was moved
+meanwhile. Does not own: the log (``message_log``), the index (``index``), what a frame says (``frames``).
+
+What is seen: messages that are durable, whether a durable of the store still keeps them or not, as long as their pages
+are there; and of what compaction has moved, what was kept then. So a message that some durable keeps all the while is
+always found, and one that everybody has consumed is found until its space is given back.
+
+How: the index says, in one transaction, where the messages up to its checkpoint are; the log behind that frame, up to
+the last sync, says the rest. The service may write a checkpoint at any moment and let pages go. Then:
+
+1. a page that the plan named has gone: its messages were consumed by all, or moved
+2. the index of that checkpoint knows which; the same numbers are looked up there, and read at their new place
+3. a store that was deleted and made again has the same numbers for other messages: these were published after the
+   plan, so what is newer than the plan is left out
+
+Failure model: reads only. A store that is not there raises ``NotFound``, damage ``CorruptData``, and a log whose pages
+go faster than they are read, many times in a row, ``Unavailable``.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Self
+from urllib.parse import quote
+
+import msgspec
+
+from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable, statement_of
+from holdfast.stores.definitions.definitions import ClusterDefinition, parse_definition
+from holdfast.stores.definitions.parts import with_parts
+from holdfast.stores.machine.redefine import Revision
+from holdfast.stores.storage.frames import Relocated, decode_frame, runs_of
+from holdfast.stores.storage.index import INDEX_NAME
+from holdfast.stores.storage.index_rows import UNREADABLE, checked_row, read_checkpoint
+from holdfast.stores.storage.locations import EXTENT_BYTES, Extent
+from holdfast.stores.storage.message_log import MessageLog
+from holdfast.stores.values.commands import STEPWISE_RULES, Define, MapChange, MapChanged, Part, Record, Redefine
+from holdfast.stores.values.messages import Message
+
+__all__ = ["Placed", "StoreReader", "StoredMessage"]
+
+ATTEMPTS_MAX: Final = 20
+
+
+class StoredMessage(NamedTuple):
+    """One message. ``removal``: it says that a key of a map was removed."""
+
+    seq: int
+    published_ms: int
+    message: Message
+    removal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where the messages of one store are.
+
+    Shape: ``extents`` ascend and do not overlap; ``newest_seq`` is the newest number that the store gave, 0 for none;
+    ``until_ms`` is the service's time of the last frame that counts, ``frame`` its number.
+    """
+
+    extents: tuple[Extent, ...]
+    newest_seq: int
+    until_ms: int
+    frame: int
+
+
+class _StoreBeginning(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    next_seq: int
+
+
+class _Beginning(msgspec.Struct, frozen=True, array_like=True):
+    """The first fields of a snapshot of the state (see ``snapshots``); msgspec passes over those behind them."""
+
+    format: int
+    at_ms: int
+    revision: int
+    history: list[Revision]
+    stores: list[_StoreBeginning]
+
+
+_beginnings = msgspec.msgpack.Decoder(_Beginning)
+
+
+class _Known(NamedTuple):
+    """Up to ``frame``: the service's time, the definition if known, the store's newest number, and its extents."""
+
+    frame: int
+    at_ms: int
+    definition: ClusterDefinition | None
+    newest_seq: int
+    extents: list[Extent]
+
+
+class _Moved(Exception):
+    """A checkpoint came between two looks."""
+
+
+class StoreReader:
+    """The store ``store`` in the stores' directory. One thread at a time.
+
+    *Raises*: ``NotFound`` where there are no stores.
+    """
+
+    def __init__(self, directory: str, store: str) -> None:
+        self._directory = directory
+        self._store = store
+        self._log = MessageLog(directory, read_only=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._log.close()
+
+    def place(self, after_seq: int = 0) -> Placed:
+        """Where the messages behind ``after_seq`` are now.
+
+        *Raises*: ``NotFound`` (no such store, or one that lives in memory only), ``CorruptData``, ``Unavailable``.
+        *Cost*: the rows of the index for these messages, and the log behind its checkpoint.
+        """
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                return self._place(after_seq)
+            except _Moved:
+                continue
+        raise self._too_busy()
+
+    def place_on(self, placed: Placed) -> Placed:
+        """Where the messages behind those of ``placed`` are, for who asks again and again.
+
+        *Raises*: as ``place``; ``NotFound`` where the store was deleted meanwhile. *Cost*: the log since then.
+        """
+        last = self._log.durable
+        if last <= placed.frame:
+            return Placed((), placed.newest_seq, placed.until_ms, placed.frame)
+        known = _Known(placed.frame, placed.until_ms, None, placed.newest_seq, [])
+        try:
+            return self._behind(known, last, placed.newest_seq, deletion_matters=True)
+        except _Moved:
+            # A checkpoint let pages go that were not read yet.
+            return self.place(placed.newest_seq)
+
+    def messages(self, extent: Extent, until_ms: int) -> tuple[list[StoredMessage], bool]:
+        """The messages of an extent of a plan, in order, wherever they are by now, and whether these are all that its
+        numbers ever were.
+
+        ``until_ms`` is the plan's. *Raises*: ``CorruptData``, ``Unavailable``.
+        """
+        extents = [extent]
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                parts = [self._read(each) for each in extents]
+            except NotFound:
+                extents = self._look_up_again(extent)
+                continue
+            found = [one for messages, _ in parts for one in messages if one.published_ms <= until_ms]
+            numbers = len(found) + sum(cleared for _, cleared in parts)
+            return found, numbers >= extent.last_seq - extent.first_seq + 1
+        raise self._too_busy()
+
+    def _too_busy(self) -> Unavailable:
+        return Unavailable(
+            "the pages of the stores go faster than they are read",
+            code=Code.STORE_UNAVAILABLE,
+            store=self._store,
+            attempts=ATTEMPTS_MAX,
+        )
+
+    # ---- planning ---------------------------------------------------------------------------------------------------
+
+    def _place(self, after_seq: int) -> Placed:
+        durable = self._log.durable
+        known = self._index(after_seq)
+        # A checkpoint syncs the log before it is written, so its frame counts in any case.
+        return self._behind(known, max(durable, known.frame), after_seq)
+
+    def _behind(self, known: _Known, last: int, after_seq: int, *, deletion_matters: bool = False) -> Placed:
+        """What the frames up to ``last`` add to what is known."""
+        _, at_ms, definition, newest, extents = known
+        expected = known.frame + 1
+        for number, said in self._frames(expected, last):
+            if number != expected:
+                raise _Moved
+            expected += 1
+            if isinstance(said, Relocated):
+                continue  # where it was is still there until the next checkpoint
+            at_ms = max(at_ms, said.command.at_ms)
+            gone = False
+            if isinstance(said.command, Define):
+                definition = parse_definition(said.command.definitions)
+                gone = not self._is_in(definition)
+            elif isinstance(said.command, Redefine):
+                if definition is not None:
+                    definition = with_parts(definition, said.command.parts)
+                gone = Part(("stores", self._store)) in said.command.parts
+            if gone:
+                extents, newest = [], 0
+                if deletion_matters:
+                    raise NotFound("the store was deleted", store=self._store)
+            for first, through, size in self._brought(said):
+                newest = max(newest, through)
+                if through > after_seq:
+                    _extend(extents, Extent(self._store, first, through, number, number, size))
+        if expected <= last:
+            raise _Moved
+        if definition is not None and not self._is_in(definition):
+            raise self._no_such(definition)
+        return Placed(tuple(extents), newest, at_ms, last)
+
+    def _brought(self, said: Record | Relocated) -> Iterator[tuple[int, int, int]]:
+        """The numbers that a record gave to messages of this store, first and last, and their bytes."""
+        for run in runs_of(said):
+            if run.store == self._store:
+                yield run.first_seq, run.last_seq, sum(len(message.body) for message in run.messages)
+        first, last = _cleared(said, self._store)
+        if first <= last:
+            yield first, last, 0
+
+    def _frames(self, first: int, last: int) -> Iterator[tuple[int, Record | Relocated]]:
+        if first > last:
+            return
+        try:
+            for number, data in self._log.frames(first):
+                if number > last:
+                    return
+                yield number, decode_frame(data, number)
+        except NotFound as gone:
+            raise _Moved from gone
+
+    def _is_in(self, definition: ClusterDefinition) -> bool:
+        return self._store in definition.stores and self._store not in definition.volatile_stores
+
+    def _no_such(self, definition: ClusterDefinition) -> NotFound:
+        if self._store in definition.stores:
+            return NotFound("the store lives in the service's memory only", store=self._store)
+        return NotFound("there is no such store", store=self._store, stores=", ".join(definition.stores) or "none")
+
+    def _index(self, after_seq: int) -> _Known:
+        """The last checkpoint: its frame and time, what is defined, where the messages behind ``after_seq`` are."""
+        path = os.path.join(self._directory, INDEX_NAME)
+        try:
+            database = sqlite3.connect(f"file:{quote(os.path.abspath(path))}?mode=ro", uri=True, isolation_level=None)
+        except sqlite3.OperationalError as error:
+            raise NotFound("there is no index of stores here", path=path) from error
+        try:
+            database.execute("BEGIN")
+            loaded = read_checkpoint(database, path)
+            rows = [
+                checked_row(row, "extents", path) if loaded is not None and loaded.runs is not None else row[:6]
+                for row in database.execute(
+                    "SELECT * FROM extents WHERE store = ? AND last_seq > ? ORDER BY first_seq",
+                    (self._store, after_seq),
+                )
+            ]
+        except UNREADABLE as error:
+            raise CorruptData(
+                "the index of the stores cannot be read", code=Code.CORRUPT_LOG, path=path, cause=statement_of(error)
+            ) from error
+        finally:
+            database.close()
+        if loaded is None:
+            return _Known(0, 0, parse_definition(b""), 0, [])  # before the first checkpoint
+        try:
+            beginning = _beginnings.decode(loaded.state)
+            definition = parse_definition(beginning.history[-1].definitions if beginning.history else b"")
+        except (msgspec.DecodeError, InvalidRequest) as error:
+            raise CorruptData(
+                "the index holds no snapshot of the stores", code=Code.CORRUPT_LOG, path=path, cause=statement_of(error)
+            ) from error
+        newest = next((store.next_seq - 1 for store in beginning.stores if store.name == self._store), 0)
+        return _Known(loaded.frame, beginning.at_ms, definition, newest, [Extent(*row) for row in rows])
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def _read(self, extent: Extent) -> tuple[list[StoredMessage], int]:
+        """The messages of an extent in its frames, ascending and each once, and how many of its numbers stand for a
+        key of a map that was cleared as a whole, of which the log says no more. *Raises*: ``NotFound`` where they went.
+        """
+        found: dict[int, StoredMessage] = {}
+        cleared = 0
+        for number, data in self._log.read(extent.first_frame, extent.last_frame):
+            said = decode_frame(data, number)
+            removals = _removals(said)
+            low, high = _cleared(said, extent.store)
+            cleared += max(0, min(high, extent.last_seq) - max(low, extent.first_seq) + 1)
+            for run in runs_of(said):
+                if run.store != extent.store or run.first_seq > extent.last_seq or run.last_seq < extent.first_seq:
+                    continue
+                for seq, message in enumerate(run.messages, run.first_seq):
+                    if extent.first_seq <= seq <= extent.last_seq:
+                        found[seq] = StoredMessage(seq, run.published_ms, message, seq in removals)
+        return [found[seq] for seq in sorted(found)], cleared
+
+    def _look_up_again(self, extent: Extent) -> list[Extent]:
+        """Where the messages of an extent are now; nowhere, when nobody kept them any more."""
+        try:
+            placed = self.place(extent.first_seq - 1)
+        except NotFound:
+            return []  # the store was deleted, and its messages with it
+        return [
+            each._replace(first_seq=max(each.first_seq, extent.first_seq), last_seq=min(each.last_seq, extent.last_seq))
+            for each in placed.extents
+            if each.first_seq <= extent.last_seq
+        ]
+
+
+def _extend(extents: list[Extent], more: Extent) -> None:
+    """Join ``more`` to the last extent, or add it where that would be large."""
+    last = extents[-1] if extents else None
+    if last is not None and last.last_seq + 1 == more.first_seq and last.bytes + more.bytes <= EXTENT_BYTES:
+        extents[-1] = last._replace(last_seq=more.last_seq, last_frame=more.last_frame, bytes=last.bytes + more.bytes)
+    else:
+        extents.append(more)
+
+
+def _removals(said: Record | Relocated) -> frozenset[int]:
+    """The numbers of those changes of a map that removed a key."""
+    if isinstance(said, Relocated) or not isinstance(said.command, MapChange):
+        return frozenset()
+    if not isinstance(said.result, MapChanged):
+        return frozenset()
+    bodies = [body for place, (_, body, _) in enumerate(said.command.changes) if place not in said.result.absent]
+    first = said.result.revision - len(bodies) + 1
+    return frozenset(seq for seq, body in enumerate(bodies, first) if body is None)
+
+
+def _cleared(said: Record | Relocated, store: str) -> tuple[int, int]:
+    """The first and last number of a command that cleared a map of ``store`` as a whole; 1 and 0 for any other."""
+    if isinstance(said, Record) and isinstance(said.command, MapChange) and isinstance(said.result, MapChanged):
+        command, result = said.command, said.result
+        if command.remove_all and command.store == store and result.changed:
+            if said.rules >= STEPWISE_RULES:
+                return result.revision, result.revision
+            return result.revision - result.changed + 1, result.revision
+    return 1, 0

@@ -1,0 +1,184 @@
+"""Going on without messages that are damaged, where an operator has decided to.
+
+Owns: finding which kept messages cannot be read, and writing an index that does not need them. Does not own: taking
+them out of the state (``losing``), finding damage in pages (``holdfast.queue``), damage of the index (``index``), which
+cannot be mended so.
+
+What is lost is named, message by message, and nothing else is: every other message of the same stretch is kept. The
+damaged bytes stay where they are until their page goes.
+
+Failure model: nothing is changed but by one checkpoint at the end, there or not; so it can be stopped anywhere and done
+again. Frames that the index does not have yet are commands that a start carries out again: where one of these is
+damaged, or reads what is damaged now, what came of it is not known, opening fails, and only a backup helps.
+``AlreadyOpen`` while a service has the stores.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import NamedTuple
+
+from holdfast.errors import CorruptData, InvalidRequest
+from holdfast.stores.machine.drop_lost import lose
+from holdfast.stores.storage.frames import decode_frame, runs_of
+from holdfast.stores.storage.locations import Extent
+from holdfast.stores.storage.storage import Storage, require_stores
+from holdfast.stores.values.ports import BLOCK_MESSAGES
+from holdfast.stores.values.sequence_set import SequenceSet
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.stores.storage.frames import MessageRun
+
+__all__ = ["Loss", "accept_recorded", "missing_frames", "repair", "survey"]
+
+
+class Loss(NamedTuple):
+    """Of one store: runs of messages that are kept and cannot be read, ascending, and how many of them each durable
+    lost; the latter is known when it is done."""
+
+    store: str
+    runs: list[tuple[int, int]]
+    durables: dict[str, int]
+
+    @property
+    def messages(self) -> int:
+        """How many messages."""
+        return sum(last - first + 1 for first, last in self.runs)
+
+
+class _Cut(NamedTuple):
+    """An extent with frames that cannot be read, and the parts of it that can."""
+
+    extent: Extent
+    parts: list[Extent]
+
+
+def survey(directory: str) -> list[Loss]:
+    """What ``repair`` would let go of; changes nothing.
+
+    *Raises*: ``CorruptData`` where only a backup helps; ``NotFound``; ``AlreadyOpen``; ``OSError``. *Cost*: reads the
+    log once.
+    """
+    require_stores(directory)
+    storage = Storage.open(directory, read_only=True)
+    try:
+        return [Loss(store, lost.runs(), {}) for store, lost, _ in _damage(storage) if lost]
+    finally:
+        storage.close()
+
+
+def repair(directory: str) -> list[Loss]:
+    """Let go of every message that is kept and cannot be read, so that everything behind it can be had.
+
+    *Raises*: as ``survey``; ``InvalidRequest`` for a backup; ``sqlite3.Error``. *After a crash*: nothing was changed,
+    or all of it.
+    """
+    require_stores(directory)
+    storage = Storage.open(directory)
+    try:
+        losses: list[Loss] = []
+        cuts = 0
+        for store, lost, damaged in _damage(storage):
+            cuts += len(damaged)
+            for extent, parts in damaged:
+                storage.locations.replace(extent, parts)
+            if lost:
+                losses.append(Loss(store, lost.runs(), lose(storage.state, store, lost)))
+        if cuts:
+            storage.write_checkpoint(storage.begin_checkpoint())
+            storage.end_checkpoint()
+        return losses
+    finally:
+        storage.close()
+
+
+def accept_recorded(directory: str, backup: str) -> list[tuple[int, CorruptData]]:
+    """Copy the directory to ``backup``, then open it and take recorded results where a replay gives other ones.
+
+    Returns the frames of these records, each with the error that it was. *Raises*: ``InvalidRequest`` where ``backup``
+    exists; ``CorruptData`` where a record cannot be accepted, or something else is damaged; ``AlreadyOpen``;
+    ``OSError``. *After a crash*: the copy may be incomplete; the directory has not changed, or is repaired. *Cost*:
+    copies the directory once.
+    """
+    require_stores(directory)
+    if os.path.exists(backup):
+        raise InvalidRequest("the folder of the backup exists", path=backup, hint="name another one with --backup")
+    shutil.copytree(directory, backup)
+    storage = Storage.open(directory, accept_recorded=True)
+    try:
+        accepted = storage.accepted or []
+        if accepted:
+            storage.write_checkpoint(storage.begin_checkpoint())
+            storage.end_checkpoint()
+        return accepted
+    finally:
+        storage.close()
+
+
+def missing_frames(storage: Storage) -> SequenceSet:
+    """The frames that should be in the log and cannot be read. *Cost*: reads the log."""
+    missing = SequenceSet()
+    expected = storage.log.first
+    for number, _ in storage.log.readable(expected, storage.log.last):
+        if number > expected:
+            missing.add(expected, number - 1)
+        expected = number + 1
+    if expected <= storage.log.last:
+        missing.add(expected, storage.log.last)
+    return missing
+
+
+def _damage(storage: Storage) -> list[tuple[str, SequenceSet, list[_Cut]]]:
+    """By store: the messages that are kept and cannot be read, and the extents with frames that cannot."""
+    missing = missing_frames(storage)
+    found: list[tuple[str, SequenceSet, list[_Cut]]] = []
+    for store in storage.state.stores:
+        if store in storage.volatile_names:
+            continue
+        lost, cuts = SequenceSet(), list[_Cut]()
+        extent = storage.locations.find(store, 1)
+        while extent is not None:
+            gone = extent.first_frame < storage.log.first
+            if gone or missing.next_member(extent.first_frame, extent.last_frame + 1) <= extent.last_frame:
+                _look_at(storage, extent, lost, cuts)
+            extent = storage.locations.find(store, extent.last_seq + 1)
+        found.append((store, lost, cuts))
+    return found
+
+
+def _look_at(storage: Storage, extent: Extent, lost: SequenceSet, cuts: list[_Cut]) -> None:
+    """What is left of an extent with frames that cannot be read."""
+    there, parts = SequenceSet(), list[Extent]()
+    before = -1
+    for number, data in storage.log.readable(extent.first_frame, extent.last_frame):
+        for run in runs_of(decode_frame(data, number)):
+            passed = parts[-1].last_seq if parts else extent.first_seq - 1
+            low, high = max(run.first_seq, passed + 1), min(run.last_seq, extent.last_seq)
+            if run.store != extent.store or low > high:
+                continue
+            there.add(low, high)
+            _extend(parts, extent, run, low, high, number, joined=number == before)
+            before = number
+    cuts.append(_Cut(extent, parts))
+    for seq in range(extent.first_seq, extent.last_seq + 1):
+        if seq not in there and _is_kept(storage, extent.store, seq):
+            lost.add(seq, seq)
+
+
+def _extend(
+    parts: list[Extent], extent: Extent, run: MessageRun, low: int, high: int, frame: int, *, joined: bool
+) -> None:
+    """A part for each frame, so that none reaches over one that cannot be read."""
+    size = sum(len(message.body) for message in run.messages)
+    if joined:
+        last = parts[-1]
+        parts[-1] = last._replace(last_seq=high, bytes=last.bytes + size)
+    else:
+        parts.append(Extent(extent.store, low, high, frame, frame, size))
+
+
+def _is_kept(storage: Storage, store: str, seq: int) -> bool:
+    block = storage.index.blocks.get(store, seq // BLOCK_MESSAGES)
+    return block is not None and block.references[seq % BLOCK_MESSAGES] > 0

@@ -1,0 +1,1 @@
+"""How a cluster is stored: the log of commands, the index in SQLite, checkpoints and caches."""

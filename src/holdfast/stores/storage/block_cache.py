@@ -1,0 +1,333 @@
+"""Blocks of messages: those used lately as objects, others that have changed in a scratch file, all others on disk.
+
+Owns: which blocks are in memory, the bytes of a block, which are forgotten. Does not own: what a block means
+(``ports``), the table (``index``).
+
+Failure model: a checkpoint that fails leaves everything as it was, and so does a scratch file that cannot be written.
+What has changed since the last checkpoint is found again by applying the log; so the scratch file needs no sync, and is
+emptied at a start. Bytes that are not those that were written are ``CorruptData``, by the checksum that is beside them
+on disk. So is a block that is there and not found: to take it for a forgotten one would be to pass over its messages in
+silence, so which blocks there are is known apart from the table.
+
+A block in bytes, little-endian:
+
+| bytes | what |
+|---|---|
+| 8, 8 | ``earliest_ms``, ``swept_ms`` |
+| 4, 8 | ``live``, ``live_bytes`` |
+| 1 | 1 where it is ``timed`` |
+| the rest | zlib: ``references`` (2 each), ``sizes`` (4 each), ``published_ms`` (8 each) |
+
+Memory: a run of numbers for each gap between a store's blocks, and at most ``cached_max`` blocks as objects of about
+16 KiB. Of those that have changed and no longer fit, the
+bytes (some hundred each) go to the scratch file, so that one command may change any number of blocks.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+import zlib
+from array import array
+from collections import OrderedDict
+from typing import Final, Protocol
+
+from holdfast.errors import Code, CorruptData
+from holdfast.private_files import make_private
+from holdfast.stores.storage.row_checksum import row_crc
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Block
+from holdfast.stores.values.sequence_set import SequenceSet
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "BLOCKS_MAX",
+    "BLOCK_BYTES",
+    "REPAIR",
+    "BlockCache",
+    "BlockChanges",
+    "BlockTable",
+    "decode_block",
+    "encode_block",
+]
+
+BLOCKS_MAX: Final = 2_048
+BLOCK_BYTES: Final = 16 << 10
+"""What one takes in memory."""
+_HEAD: Final = struct.Struct("<QQIQB")
+_REFERENCES: Final = 2 * BLOCK_MESSAGES
+_SIZES: Final = _REFERENCES + 4 * BLOCK_MESSAGES
+_ROWS: Final = 256
+REPAIR: Final = (
+    "without index.sqlite* the state is made of the log alone, where that begins with frame 1; "
+    "else holdfast stores restore BACKUP NEW makes stores of a backup"
+)
+"""What to do about an index that is damaged."""
+
+
+class BlockTable(Protocol):
+    """The blocks of the last checkpoint."""
+
+    def block(self, store: str, number: int) -> tuple[bytes, int] | None:
+        """The bytes of a block and the checksum beside them, see ``BlockChanges``."""
+        ...
+
+    def block_runs(self) -> dict[str, list[tuple[int, int]]]:
+        """The numbers of the blocks that there are, by store: runs, both ends inclusive, ascending."""
+        ...
+
+
+class _Frozen:
+    """A block as it was when a checkpoint began. Compressed later, on the checkpoint's thread."""
+
+    __slots__ = ("head", "published_ms", "references", "sizes")
+
+    def __init__(self, block: Block) -> None:
+        self.head = _HEAD.pack(block.earliest_ms, block.swept_ms, block.live, block.live_bytes, block.timed)
+        self.references = block.references.tobytes()
+        self.sizes = block.sizes.tobytes()
+        self.published_ms = block.published_ms.tobytes()
+
+    def encode(self) -> bytes:
+        """The bytes of the block."""
+        return self.head + zlib.compress(self.references + self.sizes + self.published_ms, 1)
+
+
+def encode_block(block: Block) -> bytes:
+    """The bytes of a block. *Cost*: about 100 microseconds."""
+    return _Frozen(block).encode()
+
+
+def decode_block(number: int, data: bytes) -> Block:
+    """The block of these bytes. *Raises*: ``struct.error``, ``zlib.error`` for what is none."""
+    block = Block(number)
+    block.earliest_ms, block.swept_ms, block.live, block.live_bytes, timed = _HEAD.unpack_from(data)
+    block.timed = bool(timed)
+    raw = zlib.decompress(memoryview(data)[_HEAD.size :])
+    block.references = array("H", raw[:_REFERENCES])
+    block.sizes = array("I", raw[_REFERENCES:_SIZES])
+    block.published_ms = array("Q", raw[_SIZES:])
+    return block
+
+
+class BlockChanges:
+    """What a checkpoint writes: ``forgotten`` stores first; then iterate over (store, number, bytes), None for a block
+    that is forgotten. ``runs`` says which blocks there are then, as ``BlockTable.block_runs``. Any thread.
+
+    Beside its bytes a block has the checksum ``row_crc(store, number, bytes)``.
+    """
+
+    __slots__ = ("_frozen", "_generation", "_scratch", "forgotten", "runs")
+
+    def __init__(
+        self,
+        forgotten: list[str],
+        runs: dict[str, list[tuple[int, int]]],
+        frozen: dict[tuple[str, int], _Frozen | None],
+        scratch: sqlite3.Connection | None,
+        generation: int,
+    ) -> None:
+        self.forgotten = forgotten
+        self.runs = runs
+        self._frozen = frozen
+        self._scratch = scratch
+        self._generation = generation
+
+    def __iter__(self) -> Iterator[tuple[str, int, bytes | None]]:
+        if self._scratch is not None:
+            rows = self._scratch.execute(
+                "SELECT store, number, data, crc FROM spilled WHERE generation = ? ORDER BY store, number",
+                (self._generation,),
+            )
+            while part := rows.fetchmany(_ROWS):
+                for store, number, data, crc in part:
+                    yield store, number, _checked(store, number, data, crc)
+        for (store, number), frozen in self._frozen.items():
+            yield store, number, None if frozen is None else frozen.encode()
+
+
+def _checked(store: str, number: int, data: bytes, crc: int) -> bytes:
+    """The bytes, where they are what was written. *Raises*: ``CorruptData``."""
+    if row_crc(store, number, data) != crc:
+        raise _damaged(store, number)
+    return data
+
+
+def _damaged(store: str, number: int) -> CorruptData:
+    return CorruptData(
+        "a block of the stores' index is damaged", code=Code.CORRUPT_LOG, store=store, block=number, hint=REPAIR
+    )
+
+
+class BlockCache:
+    """Implements ``ports.Blocks`` over a table. One thread, but for ``BlockChanges``.
+
+    A changed block is in the cache (its key in ``_dirty``) or in the scratch file. A forgotten one is False in
+    ``_dirty``. What the running checkpoint writes is in ``_frozen``, or in the scratch file under its generation.
+    """
+
+    def __init__(self, table: BlockTable, scratch_path: str, *, cached_max: int = BLOCKS_MAX) -> None:
+        self._table = table
+        self._cached_max = cached_max
+        self._cache: OrderedDict[tuple[str, int], Block] = OrderedDict()
+        self._dirty: dict[tuple[str, int], bool] = {}  # True where the block is in the cache, False where forgotten
+        self._frozen: dict[tuple[str, int], _Frozen | None] = {}
+        self._there = {store: SequenceSet(runs) for store, runs in table.block_runs().items()}
+        """The blocks that there are, wherever they are."""
+        self._forgotten: dict[str, bool] = {}  # stores; True where the running checkpoint says so
+        self._generation = 1
+        self._spilled: dict[tuple[str, int], int] = {}  # the newest generation of what is in the scratch file
+        self._scratch_path = scratch_path
+        self._scratch: sqlite3.Connection | None = None  # made when the first block has to go there
+
+    def _open_scratch(self) -> sqlite3.Connection:
+        if self._scratch is None:
+            make_private(self._scratch_path)
+            scratch = sqlite3.connect(self._scratch_path, check_same_thread=False, isolation_level=None)
+            # In memory, not off: a statement that a full disk cuts short is undone, and what is there stays readable.
+            scratch.execute("PRAGMA journal_mode=MEMORY")
+            scratch.execute("PRAGMA synchronous=OFF")
+            scratch.execute(
+                "CREATE TABLE IF NOT EXISTS spilled (store TEXT, number INTEGER, generation INTEGER, data BLOB,"
+                " crc INTEGER, PRIMARY KEY (store, number, generation)) WITHOUT ROWID"
+            )
+            self._scratch = scratch
+        return self._scratch
+
+    @property
+    def changes(self) -> int:
+        """Blocks that have changed since the last checkpoint."""
+        return len(self._dirty) + len(self._spilled)
+
+    # ---- ports.Blocks -----------------------------------------------------------------------------------------------
+
+    def get(self, store: str, number: int) -> Block | None:
+        """See ``ports.Blocks``."""
+        key = (store, number)
+        block = self._cache.get(key)
+        if block is not None:
+            self._cache.move_to_end(key)
+            return block
+        there = self._there.get(store)
+        if there is None or number not in there:
+            return None
+        try:
+            block = decode_block(number, self._encoded(key))
+        except (struct.error, zlib.error, ValueError) as error:
+            raise _damaged(store, number) from error
+        self._cache[key] = block
+        self._make_room()
+        return block
+
+    def put(self, store: str, block: Block) -> None:
+        """See ``ports.Blocks``."""
+        number = block.number
+        key = (store, number)
+        if block.live and self._dirty.get(key) and self._cache.get(key) is block:
+            return  # it is among the changed ones since it was put here last
+        there = self._there.get(store)
+        if there is None:
+            there = self._there[store] = SequenceSet()
+        newest = there.last
+        if number > newest:
+            before = self.get(store, newest) if newest >= 0 else None
+            if before is not None and not before.live:
+                self._forget(store, newest)
+            there.add(number, number)
+        elif number < newest:
+            if not block.live:
+                self._forget(store, number)
+                return
+            there.add(number, number)
+        self._cache[key] = block
+        self._cache.move_to_end(key)
+        self._dirty[key] = True
+        self._make_room()
+
+    def forget_store(self, store: str) -> None:
+        """Forget every block of a store that was deleted; the table forgets it with the next checkpoint."""
+        for key in [key for key in self._cache if key[0] == store]:
+            del self._cache[key]
+        for known in (self._dirty, self._frozen, self._spilled):
+            for key in [key for key in known if key[0] == store]:
+                del known[key]
+        if self._scratch is not None:
+            self._scratch.execute("DELETE FROM spilled WHERE store = ? AND generation = ?", (store, self._generation))
+        self._there.pop(store, None)
+        self._forgotten[store] = False
+
+    def _forget(self, store: str, number: int) -> None:
+        key = (store, number)
+        self._cache.pop(key, None)
+        if self._spilled.get(key) == self._generation:
+            self._open_scratch().execute(
+                "DELETE FROM spilled WHERE store = ? AND number = ? AND generation = ?", (*key, self._generation)
+            )
+            del self._spilled[key]
+        self._there[store].remove(number, number)
+        self._dirty[key] = False
+
+    def _encoded(self, key: tuple[str, int]) -> bytes:
+        """The bytes of a block that is there, and not in the cache. *Raises*: ``CorruptData``."""
+        generation = self._spilled.get(key)
+        if generation is not None and (generation == self._generation or key not in self._frozen):
+            row: tuple[bytes, int] | None = (
+                self._open_scratch()
+                .execute(
+                    "SELECT data, crc FROM spilled WHERE store = ? AND number = ? AND generation = ?",
+                    (*key, generation),
+                )
+                .fetchone()
+            )
+        else:
+            frozen = self._frozen.get(key)
+            if frozen is not None:
+                return frozen.encode()
+            row = None if key[0] in self._forgotten or key in self._frozen else self._table.block(*key)
+        if row is None:
+            raise _damaged(*key)
+        return _checked(*key, *row)
+
+    def _make_room(self) -> None:
+        while len(self._cache) > self._cached_max:
+            key = next(iter(self._cache))
+            if self._dirty.get(key, False):
+                # Where the disk is full this raises, and the block stays: it is nowhere else.
+                data = encode_block(self._cache[key])
+                self._open_scratch().execute(
+                    "INSERT OR REPLACE INTO spilled VALUES (?, ?, ?, ?, ?)",
+                    (*key, self._generation, data, row_crc(*key, data)),
+                )
+                self._spilled[key] = self._generation
+                del self._dirty[key]
+            del self._cache[key]
+
+    # ---- checkpoints ------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> BlockChanges:
+        """What has changed since the last checkpoint. *Cost*: the runs; a copy of 14 KiB for each block that did."""
+        assert not self._frozen, "one checkpoint at a time"
+        self._frozen = {key: _Frozen(self._cache[key]) if there else None for key, there in self._dirty.items()}
+        self._dirty = {}
+        forgotten = list(self._forgotten)
+        self._forgotten = dict.fromkeys(forgotten, True)
+        # A copy: a store that is deleted meanwhile goes from ``_frozen``, and from the table with the next checkpoint.
+        runs = {store: there.runs() for store, there in self._there.items()}
+        changes = BlockChanges(forgotten, runs, dict(self._frozen), self._scratch, self._generation)
+        self._generation += 1
+        return changes
+
+    def written(self) -> None:
+        """The table has what was frozen."""
+        self._frozen = {}
+        self._forgotten = {store: False for store, written in self._forgotten.items() if not written}
+        if self._scratch is not None:
+            self._scratch.execute("DELETE FROM spilled WHERE generation < ?", (self._generation,))
+        self._spilled = {key: found for key, found in self._spilled.items() if found == self._generation}
+
+    def close(self) -> None:
+        """Close the scratch file."""
+        if self._scratch is not None:
+            self._scratch.close()

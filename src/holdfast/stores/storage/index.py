@@ -1,0 +1,464 @@
+"""The index of the stores: what the state machine reads of what is stored, as of the last checkpoint, in SQLite.
+
+Owns: the tables, the transaction of a checkpoint. Does not own: checking rows (``index_rows``), what has changed since
+(``block_cache``, ``entry_cache``, ``locations``), when a checkpoint is taken and what it lets go (``storage``).
+
+Failure model: a checkpoint is one transaction, there or not. It is written only after the log is durable up to its
+frame, so the index is never ahead of the log; frames that the index needs are removed only after the next one is
+durable. It remembers the checksum of its last frame: one that was made of another log is refused. A file that SQLite
+finds damaged is ``CorruptData``: the index is then as lost as the log's oldest pages, and a backup has both. One that
+only cannot be opened (a full disk, a lock) is ``Unavailable``.
+
+SQLite's pages have no checksums, so every row has its own, in ``crc``: a row with a flipped bit is ``CorruptData`` when
+it is read. A row that is not found is told from one that never was, where that would matter:
+
+- of a block, by ``runs``;
+- of an extent, by the blocks: they say that a message is kept, and then it must be found;
+- before pages may go, the table of extents and its order by frame must name the same first frame;
+- of an entry, by ``check_entries``, which counts them at a start, and by the rows beside its place.
+
+| table | key | what |
+|---|---|---|
+| ``meta`` | name | value, see below |
+| ``blocks`` | store, number | bytes, see ``block_cache``; crc |
+| ``entries`` | store, durable, key | revision, size, expires_ms, crc |
+| ``extents`` | store, first_seq | last_seq, first_frame, last_frame, bytes, crc; see ``locations`` |
+
+``crc`` is ``row_checksum.row_crc`` of the row's other columns in their order. In ``meta`` are ``format`` (3);
+``frame``, the last one in here; ``at_ms``; ``state``; ``frame_crc``, the CRC-32 of that frame, where it is known;
+``runs``, which blocks there are, a msgpack map of store to [[first, last], ...]; ``rules``, the rules that the state
+follows (``commands.RULES``); and ``crc``, of the six values from ``frame`` to ``rules`` in this order, with nil for
+one that is missing.
+
+Format 2 has no ``rules``, and ``crc`` is of the other five values. It is read as it is, and the next checkpoint writes
+format 3. Format 1 has no checksums: a read-only index stays as it is, any other becomes format 3 when it is opened.
+
+Two connections on one file in WAL mode: the event loop reads, the checkpoint's thread writes, and neither waits.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import suppress
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from holdfast.errors import Code, CorruptData, HoldfastError, NotFound
+from holdfast.private_files import make_private
+from holdfast.stores.storage.block_cache import BLOCKS_MAX, REPAIR, BlockCache, BlockChanges
+from holdfast.stores.storage.entry_cache import EntryCache, EntryChanges
+from holdfast.stores.storage.index_rows import (
+    COLUMNS,
+    UNREADABLE,
+    WITHOUT_CHECKSUMS,
+    Loaded,
+    Row,
+    checked_row,
+    damaged,
+    read_checkpoint,
+    runs_of,
+    unreadable,
+)
+from holdfast.stores.storage.locations import Extent, LocationChanges
+from holdfast.stores.storage.row_checksum import row_crc
+from holdfast.stores.values.commands import RULES
+from holdfast.stores.values.ports import Entry, Unread
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["INDEX_NAME", "Checkpoint", "Index"]
+
+INDEX_NAME: Final = "index.sqlite"
+SCRATCH_NAME: Final = "scratch.sqlite"
+FORMAT: Final = 3
+WITHOUT_RULES: Final = 2
+"""The format before it, whose state follows the first rules."""
+_SCHEMA: Final = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE blocks (
+    store TEXT NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL, crc INTEGER NOT NULL,
+    PRIMARY KEY (store, number)
+) WITHOUT ROWID;
+CREATE TABLE entries (
+    store TEXT NOT NULL, durable TEXT NOT NULL, key TEXT NOT NULL,
+    revision INTEGER NOT NULL, size INTEGER NOT NULL, expires_ms INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
+    PRIMARY KEY (store, durable, key)
+) WITHOUT ROWID;
+CREATE TABLE extents (
+    store TEXT NOT NULL, first_seq INTEGER NOT NULL, last_seq INTEGER NOT NULL,
+    first_frame INTEGER NOT NULL, last_frame INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
+    PRIMARY KEY (store, first_seq)
+) WITHOUT ROWID;
+CREATE INDEX extents_by_frame ON extents (first_frame);
+"""
+_BELOW: Final = "WHERE (store, durable, key) < (?, ?, ?) ORDER BY store DESC, durable DESC, key DESC LIMIT 1"
+_ABOVE: Final = "WHERE (store, durable, key) > (?, ?, ?) ORDER BY store, durable, key LIMIT 1"
+_encode = msgspec.msgpack.Encoder().encode
+_decode_runs = msgspec.msgpack.Decoder(dict[str, list[tuple[int, int]]]).decode
+
+
+class Checkpoint(NamedTuple):
+    """What one transaction writes."""
+
+    frame: int
+    at_ms: int
+    state: bytes
+    blocks: BlockChanges
+    entries: EntryChanges
+    locations: LocationChanges
+    frame_crc: int | None = None
+    rules: int = RULES
+
+
+class Index:
+    """One index file. ``write`` and ``copy_to`` belong on a thread of their own, all else on the event loop.
+
+    With ``read_only`` the file is not changed, and nothing can be written; what changes stays in memory.
+    *Raises*: ``CorruptData``; ``Unavailable`` where the file is not damaged and cannot be opened.
+    """
+
+    def __init__(self, directory: str, *, read_only: bool = False, blocks_max: int = BLOCKS_MAX) -> None:
+        path = os.path.join(directory, INDEX_NAME)
+        self._path = path
+        self._needed = 0  # by the last checkpoint
+        self._scratch_path = "" if read_only else os.path.join(directory, SCRATCH_NAME)
+        if self._scratch_path:
+            with suppress(FileNotFoundError):
+                os.unlink(self._scratch_path)
+        address = f"file:{quote(os.path.abspath(path))}?mode=ro" if read_only else path
+        try:
+            if not read_only and not os.path.exists(path):
+                make_private(path)
+            self._writer = sqlite3.connect(address, uri=read_only, check_same_thread=False, isolation_level=None)
+        except sqlite3.OperationalError as error:
+            if read_only and not os.path.exists(path):
+                raise NotFound("there is no index of stores here", path=path) from error
+            raise unreadable(path, error) from error
+        try:
+            if not read_only:
+                self._writer.execute("PRAGMA journal_mode=WAL")
+                self._writer.execute("PRAGMA synchronous=FULL")
+                self._make_tables()
+            self._format = self._check_format(read_only=read_only)
+            self._reader = sqlite3.connect(address, uri=read_only, isolation_level=None, check_same_thread=False)
+            self.blocks = BlockCache(self, self._scratch_path, cached_max=blocks_max)
+        except UNREADABLE as error:
+            self._writer.close()
+            raise unreadable(path, error) from error
+        except BaseException:
+            self._writer.close()
+            raise
+        self.entries = EntryCache(self)
+
+    def _make_tables(self) -> None:
+        """All of them and the format, or none: a table that is missing among others was there once."""
+        database = self._writer
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            if database.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None:
+                for statement in _SCHEMA.split(";")[:-1]:
+                    database.execute(statement)
+                database.execute("INSERT INTO meta VALUES ('format', ?)", (FORMAT,))
+            database.execute("COMMIT")
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def _check_format(self, *, read_only: bool) -> int:
+        row = self._writer.execute("SELECT value FROM meta WHERE name = 'format'").fetchone()
+        if row is None and self._writer.execute("SELECT 1 FROM meta LIMIT 1").fetchone() is not None:
+            raise damaged(self._path, "meta")
+        elif row is None:
+            raise CorruptData("the index of the stores is empty", code=Code.CORRUPT_LOG, path=self._path, hint=REPAIR)
+        elif row[0] == WITHOUT_CHECKSUMS and self._is_without_checksums():
+            if read_only:
+                return WITHOUT_CHECKSUMS
+            self._add_checksums()
+        elif (actual := self._format_of_values()) is not None and row[0] != actual:
+            raise CorruptData(
+                "the number of the format in the stores' index is damaged, and the values next to it are whole",
+                code=Code.CORRUPT_LOG,
+                path=self._path,
+                format=row[0],
+                hint=f"in SQLite: UPDATE meta SET value = {actual} WHERE name = 'format'; then holdfast stores verify",
+            )
+        elif row[0] not in (WITHOUT_RULES, FORMAT):
+            raise CorruptData(
+                "the index of the stores was written by a later version of holdfast",
+                code=Code.CORRUPT_LOG,
+                path=self._path,
+                format=row[0],
+                hint="nothing is damaged: use that version",
+            )
+        return FORMAT
+
+    def _is_without_checksums(self) -> bool:
+        """Whether this is format 1 indeed: the number alone might be damaged."""
+        columns = self._writer.execute("SELECT count(*) FROM pragma_table_info('extents') WHERE name = 'crc'")
+        return not columns.fetchone()[0]
+
+    def _format_of_values(self) -> int | None:
+        """The format that the checkpoint's values and their checksum have, whatever its number says; None without a
+        checkpoint, or where the checksum does not hold: a later format has another one."""
+        try:
+            if self._is_without_checksums() or read_checkpoint(self._writer, self._path) is None:
+                return None
+        except CorruptData:
+            return None
+        has_rules = self._writer.execute("SELECT 1 FROM meta WHERE name = 'rules'").fetchone()
+        return FORMAT if has_rules else WITHOUT_RULES
+
+    def _add_checksums(self) -> None:
+        """Format 1 becomes format 3, with rules 1. *Cost*: the whole index, read and written once.
+
+        *After a crash*: one or the other.
+        """
+        database = self._writer
+        database.create_function("row_crc", -1, row_crc, deterministic=True)
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            for table, columns in COLUMNS.items():
+                database.execute(f"ALTER TABLE {table} ADD COLUMN crc INTEGER NOT NULL DEFAULT 0")
+                database.execute(f"UPDATE {table} SET crc = row_crc({columns})")
+            loaded = read_checkpoint(database, self._path)
+            if loaded is not None:
+                runs = _encode(runs_of(database))
+                self._write_meta(loaded._replace(runs=runs))
+            database.execute("UPDATE meta SET value = ? WHERE name = 'format'", (FORMAT,))
+            database.execute("COMMIT")
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def load(self) -> Loaded | None:
+        """The last checkpoint. *Raises*: ``CorruptData``; ``sqlite3.DatabaseError``."""
+        return read_checkpoint(self._reader, self._path)
+
+    def unreadable(self, error: Exception) -> HoldfastError:
+        """What to raise where a start could not read the index."""
+        return unreadable(self._path, error)
+
+    def copy_to(self, path: str) -> None:
+        """A copy as of the last checkpoint, in a new file."""
+        make_private(path)
+        source, target = sqlite3.connect(self._path), sqlite3.connect(path)
+        try:
+            source.backup(target)
+        finally:
+            target.close()
+            source.close()
+
+    def check(self) -> None:
+        """Look at every page of the file, and at every row. *Raises*: ``CorruptData``."""
+        try:
+            found = self._reader.execute("PRAGMA integrity_check(1)").fetchone()
+            if found[0] != "ok":
+                raise CorruptData(
+                    "the index of the stores is damaged", code=Code.CORRUPT_LOG, path=self._path, cause=found[0]
+                )
+            if self._format != WITHOUT_CHECKSUMS:
+                for table, columns in COLUMNS.items():
+                    for row in self._reader.execute(f"SELECT {columns}, crc FROM {table}"):
+                        checked_row(row, table, self._path)
+                if {name: runs for name, runs in self.block_runs().items() if runs} != runs_of(self._reader):
+                    raise damaged(self._path, "blocks")
+        except UNREADABLE as error:
+            raise unreadable(self._path, error) from error
+
+    # ---- what the caches read ---------------------------------------------------------------------------------------
+
+    def _select(self, query: str, values: tuple[str | int, ...]) -> list[Row]:
+        """Rows, not checked. *Raises*: ``CorruptData``; ``Unread`` where they cannot be read now."""
+        if self._format == WITHOUT_CHECKSUMS:
+            query = query.replace(", crc FROM", ", NULL FROM")
+        try:
+            return self._reader.execute(query, values).fetchall()
+        except UNREADABLE as error:
+            raise unreadable(self._path, error, Unread) from error
+
+    def _read(self, table: str, rest: str, values: tuple[str | int, ...]) -> list[Row]:
+        """Rows without ``crc``, which held for them. *Raises*: as ``_select``."""
+        rows = self._select(f"SELECT {COLUMNS[table]}, crc FROM {table} {rest}", values)
+        if self._format == WITHOUT_CHECKSUMS:
+            return [row[:-1] for row in rows]
+        return [checked_row(row, table, self._path) for row in rows]
+
+    def block(self, store: str, number: int) -> tuple[bytes, int] | None:
+        """See ``BlockTable``."""
+        rows = self._select("SELECT data, crc FROM blocks WHERE store = ? AND number = ?", (store, number))
+        if not rows:
+            return None
+        data, crc = rows[0]
+        return data, row_crc(store, number, data) if self._format == WITHOUT_CHECKSUMS else crc
+
+    def block_runs(self) -> dict[str, list[tuple[int, int]]]:
+        """See ``BlockTable``. *Raises*: ``CorruptData``, ``sqlite3.DatabaseError``."""
+        if self._format == WITHOUT_CHECKSUMS:
+            return runs_of(self._reader)
+        loaded = self.load()
+        return _decode_runs(loaded.runs) if loaded is not None and loaded.runs is not None else {}
+
+    def entry(self, store: str, durable: str, key: str) -> Entry | None:
+        """See ``EntryTable``."""
+        place = (store, durable, key)
+        rows = self._read("entries", "WHERE store = ? AND durable = ? AND key = ?", place)
+        if not rows:
+            # A row whose key was damaged lies where this one would: its checksum tells it from one that never was.
+            self._read("entries", _BELOW, place)
+            self._read("entries", _ABOVE, place)
+        return Entry(*rows[0][2:]) if rows else None
+
+    def entries_after(self, store: str, durable: str, key: str, limit: int) -> list[Entry]:
+        """See ``EntryTable``."""
+        rest = "WHERE store = ? AND durable = ? AND key > ? ORDER BY key LIMIT ?"
+        return [Entry(*row[2:]) for row in self._read("entries", rest, (store, durable, key, limit))]
+
+    def extent_at(self, store: str, seq: int) -> Extent | None:
+        """See ``ExtentTable``."""
+        return self._extent("WHERE store = ? AND first_seq <= ? ORDER BY first_seq DESC LIMIT 1", (store, seq))
+
+    def extent_after(self, store: str, seq: int) -> Extent | None:
+        """See ``ExtentTable``."""
+        return self._extent("WHERE store = ? AND first_seq > ? ORDER BY first_seq LIMIT 1", (store, seq))
+
+    def check_entries(self, expected: dict[tuple[str, str], int]) -> None:
+        """Raises ``CorruptData`` where a durable, by store and name, has another number of entries in the table, or the
+        table is not in order: then one would not be found by its key.
+
+        *Cost*: a look at every entry, about half a microsecond each.
+        """
+        found = self._reader.execute("PRAGMA integrity_check(entries)").fetchone()
+        if found[0] != "ok":
+            raise damaged(self._path, "entries")
+        rows = self._reader.execute("SELECT store, durable, count(*) FROM entries GROUP BY store, durable")
+        if {(store, durable): count for store, durable, count in rows} != expected:
+            raise damaged(self._path, "entries")
+
+    def _extent(self, rest: str, values: tuple[str, int]) -> Extent | None:
+        rows = self._read("extents", rest, values)
+        return Extent(*rows[0]) if rows else None
+
+    def oldest_extents(self, limit: int) -> list[Extent]:
+        """The extents that lie first in the log, in that order."""
+        return [Extent(*row) for row in self._read("extents", "ORDER BY first_frame LIMIT ?", (limit,))]
+
+    # ---- checkpoints ------------------------------------------------------------------------------------------------
+
+    def write(self, checkpoint: Checkpoint) -> int:
+        """Write a checkpoint durably, in one transaction. Returns the first frame that is needed from now on.
+
+        *Raises*: ``sqlite3.Error``, for example on a full disk; then nothing was changed.
+        """
+        database = self._writer
+        try:
+            database.execute("BEGIN IMMEDIATE")
+            self._write_tables(checkpoint)
+            runs = _encode({store: found for store, found in checkpoint.blocks.runs.items() if found})
+            self._write_meta(
+                Loaded(
+                    checkpoint.frame, checkpoint.at_ms, checkpoint.state, checkpoint.frame_crc, runs, checkpoint.rules
+                ),
+            )
+            needed = self._first_needed(checkpoint.frame)
+            database.execute("COMMIT")
+        except sqlite3.DatabaseError as error:
+            self._roll_back()
+            told = unreadable(self._path, error)
+            if isinstance(told, CorruptData) and not isinstance(error, sqlite3.ProgrammingError):
+                raise told from error  # to try again would be to try for ever
+            raise
+        except BaseException:
+            self._roll_back()
+            raise
+        self._needed = needed
+        return needed
+
+    def _roll_back(self) -> None:
+        with suppress(sqlite3.Error):
+            self._writer.execute("ROLLBACK")
+
+    def _write_meta(self, loaded: Loaded) -> None:
+        """Put the values of one checkpoint in the place of those before."""
+        values = loaded._asdict()
+        self._writer.execute("DELETE FROM meta WHERE name = 'frame_crc'")
+        self._writer.executemany(
+            "INSERT OR REPLACE INTO meta VALUES (?, ?)",
+            [(name, value) for name, value in values.items() if value is not None]
+            + [("crc", row_crc(*loaded)), ("format", FORMAT)],
+        )
+
+    def _first_needed(self, frame: int) -> int:
+        """The first frame that is needed: of the extents, or the one behind ``frame``.
+
+        What lies before it goes, and cannot be had again, so two trees have to say so.
+        *Cost*: where it is above what it was, a look at all extents.
+        """
+        needed = self._first_extent_frame("first_frame", frame)
+        # The order by frame has no bytes: to look at them SQLite has to go through the table itself.
+        if needed > self._needed and self._first_extent_frame("first_frame + 0 * bytes", frame) != needed:
+            raise damaged(self._path, "extents")
+        return needed
+
+    def _first_extent_frame(self, value: str, frame: int) -> int:
+        row = self._writer.execute(f"SELECT min({value}) FROM extents").fetchone()
+        return frame + 1 if row[0] is None else min(int(row[0]), frame + 1)
+
+    def _write_tables(self, checkpoint: Checkpoint) -> None:
+        database = self._writer
+        stores = [(store,) for store in checkpoint.blocks.forgotten]
+        database.executemany("DELETE FROM blocks WHERE store = ?", stores)
+        for store, number, data in checkpoint.blocks:
+            if data is None:
+                database.execute("DELETE FROM blocks WHERE store = ? AND number = ?", (store, number))
+            else:
+                crc = row_crc(store, number, data)
+                database.execute("INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?)", (store, number, data, crc))
+        self._write_entries(checkpoint.entries)
+        stores = [(store,) for store in checkpoint.locations.forgotten]
+        database.executemany("DELETE FROM extents WHERE store = ?", stores)
+        database.executemany("DELETE FROM extents WHERE store = ? AND first_seq = ?", checkpoint.locations.removed)
+        database.executemany(
+            "INSERT OR REPLACE INTO extents VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [(*extent, row_crc(*extent)) for extent in checkpoint.locations.extents],
+        )
+
+    def _write_entries(self, changes: EntryChanges) -> None:
+        database = self._writer
+        for store, durable in changes.forgotten:
+            if durable:
+                database.execute("DELETE FROM entries WHERE store = ? AND durable = ?", (store, durable))
+            else:
+                database.execute("DELETE FROM entries WHERE store = ?", (store,))
+        for (store, durable), entries in changes.entries.items():
+            database.executemany(
+                "DELETE FROM entries WHERE store = ? AND durable = ? AND key = ?",
+                [(store, durable, key) for key, entry in entries.items() if entry is None],
+            )
+            database.executemany(
+                "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", _rows(store, durable, entries.values())
+            )
+
+    def close(self) -> None:
+        """Close the files; the scratch file goes."""
+        self.blocks.close()
+        self._reader.close()
+        self._writer.close()
+        if self._scratch_path:
+            with suppress(FileNotFoundError):
+                os.unlink(self._scratch_path)
+
+
+def _rows(store: str, durable: str, entries: Iterable[Entry | None]) -> list[Row]:
+    rows = [
+        (store, durable, entry.key, entry.revision, entry.size, entry.expires_ms)
+        for entry in entries
+        if entry is not None
+    ]
+    return [(*row, row_crc(*row)) for row in rows]

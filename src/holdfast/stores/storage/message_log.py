@@ -1,0 +1,231 @@
+"""The log of the stores: frames on the embedded queue's pages.
+
+Owns: numbering frames, appending a group of them, reading them by number. Does not own: pages, checksums, recovery,
+syncs (``holdfast.queue``), what frames say (``frames``), who waits for what (``group_commit``).
+
+Failure model: the queue's. A group that was synced survives everything but the loss of the disk; one that was appended
+survives the death of the process. What is found at a start is a prefix of what was appended. After a write or a sync
+that failed nothing is accepted any more: the state in memory is ahead of the log.
+
+A frame is a message of the queue, its number the queue's sequence number. Numbers begin at 1 and never repeat; frames
+go from the front alone (``trim``).
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from bisect import bisect_left
+from contextlib import contextmanager
+
+from holdfast.errors import Code, CorruptData, HoldfastError, NotFound, Unavailable
+from holdfast.queue.stores_log import StoresLog
+from holdfast.stores.storage.log_errors import of_the_stores
+from holdfast.stores.values.ports import Unread
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+
+    from holdfast.queue.log.messages import Message as QueueMessage
+    from holdfast.queue.log.reader import LogReader
+
+__all__ = ["LOG_NAME", "MessageLog"]
+
+LOG_NAME = "messages"
+"""The name of the queue in the stores' directory."""
+READERS_MAX = 16
+"""Places kept open: one for each durable that walks through its backlog, and another seek where there are more."""
+SKIP_MAX = 512
+"""Frames that a kept place may skip; a seek is dearer than to read over so many."""
+
+
+class MessageLog:
+    """Frames by number. ``append`` and ``write_mark`` belong to one thread at a time, ``sync`` to any, all else to
+    another one.
+
+    *Raises*: ``AlreadyOpen`` when another process has it; ``CorruptData``; ``OSError``.
+    """
+
+    def __init__(self, directory: str, *, page_bytes: int = 64 << 20, read_only: bool = False) -> None:
+        self.directory = directory
+        path = os.path.join(directory, LOG_NAME)
+        with self._named():
+            self._queue = StoresLog(path, page_size=page_bytes, sync="os", max_message=1 << 30, read_only=read_only)
+        self._places: dict[int, tuple[LogReader, list[QueueMessage]]] = {}
+
+    @property
+    def queue(self) -> StoresLog:
+        """The queue below, for those who look after its files."""
+        return self._queue
+
+    @property
+    def first(self) -> int:
+        """The oldest frame that there is; ``last + 1`` where there is none."""
+        return self._queue.first_seq
+
+    @property
+    def last(self) -> int:
+        """The newest frame that was appended."""
+        return self._queue.last_seq
+
+    @property
+    def durable(self) -> int:
+        """Frames up to this one survive the loss of power."""
+        return self._queue.durable_seq
+
+    def append(self, frames: Sequence[bytes]) -> None:
+        """Append a group in order. Not durable yet. *Raises*: ``Unavailable`` (disk_full), ``Closed``."""
+        try:
+            if len(frames) == 1:  # the same bytes, by the queue's quick way
+                self._queue.append(frames[0])
+            else:
+                self._queue.append_many(frames)
+        except HoldfastError as error:
+            raise of_the_stores(error, self.directory) from error
+
+    def sync(self, *, mark: bool = True) -> None:
+        """Return when all that was appended is durable. *Raises*: ``Closed`` after a sync that failed.
+
+        Without ``mark``, the queue's mark of how far that is waits for ``write_mark``, or for a sync with it.
+        """
+        try:
+            if mark:
+                self._queue.flush()
+            else:
+                self._queue.flush_unmarked()
+        except HoldfastError as error:
+            raise of_the_stores(error, self.directory) from error
+
+    def write_mark(self) -> None:
+        """Write the mark that a ``sync`` without it has left, if one is left."""
+        self._queue.write_mark()
+
+    def frames(self, first: int) -> Iterator[tuple[int, bytes]]:
+        """All frames from ``first`` on, in order, up to the last one that was appended before.
+
+        *Raises*: ``CorruptData`` where frames are damaged; ``NotFound`` where ``first`` is no longer there; ``Unread``.
+        """
+        number, last = max(first, self.first) - 1, self.last
+        with self._reading():
+            for message in self._queue.read(seq=number + 1):
+                yield message.seq, message.payload
+                number = message.seq
+        # A hole at the end is behind everything that can be read, so reading alone does not meet it.
+        if number < last:
+            missing = CorruptData("frames are missing", code=Code.CORRUPT_LOG, first=number + 1, last=last)
+            raise of_the_stores(missing, self.directory)
+
+    def read(self, first: int, last: int) -> list[tuple[int, bytes]]:
+        """The frames ``first`` to ``last``, all of them.
+
+        *Raises*: ``CorruptData`` where one is damaged or missing; ``Unread``. *Cost*: for the next frames after an
+        earlier read, their bytes; else a seek: the headers of some pages and some frames of one.
+        """
+        with self._reading():
+            return self._read(first, last)
+
+    def _read(self, first: int, last: int) -> list[tuple[int, bytes]]:
+        near = max((number for number in self._places if first - SKIP_MAX <= number <= first), default=0)
+        if near:
+            reader, waiting = self._places.pop(near)
+            try:
+                return self._read_along(reader, waiting, first, last)
+            except (NotFound, CorruptData):
+                pass  # what lay between its place and ``first`` was trimmed, or is damaged and nobody asked for it
+        return self._read_along(self._queue.reader(seq=first), [], first, last)
+
+    def _read_along(
+        self, reader: LogReader, waiting: list[QueueMessage], first: int, last: int
+    ) -> list[tuple[int, bytes]]:
+        """Read to ``last`` from a place at or before ``first``; ``waiting`` was read there already."""
+        found: list[QueueMessage] = []
+        try:
+            while not waiting or waiting[-1].seq < last:
+                found += waiting
+                more = reader.read_near()
+                if more is None:
+                    raise CorruptData("frames are missing", code=Code.CORRUPT_LOG, first=first, last=last)
+                waiting = more
+        except BaseException:
+            reader.close()
+            raise
+        cut = bisect_left(waiting, last + 1, key=_seq_of)
+        found += waiting[:cut]
+        self._keep(last + 1, reader, waiting[cut:])
+        return [(message.seq, message.payload) for message in found if message.seq >= first]
+
+    def _keep(self, number: int, reader: LogReader, waiting: list[QueueMessage]) -> None:
+        known = self._places.pop(number, None)
+        if known is not None:
+            known[0].close()
+        while len(self._places) >= READERS_MAX:
+            self._places.pop(next(iter(self._places)))[0].close()
+        self._places[number] = reader, waiting
+
+    def readable(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+        """Those of the frames ``first`` to ``last`` that can be read: what is missing among them is damaged, or gone.
+
+        For who looks for damage: everybody else has to be told of it.
+        """
+        first, last = max(first, self.first), min(last, self.last)
+        if first > last:
+            return
+        with self._reading():
+            for message in self._queue.read(seq=first, damage="skip"):
+                if message.seq > last:
+                    return
+                yield message.seq, message.payload
+
+    def checksum(self, number: int) -> int | None:
+        """The CRC-32 of a frame; None where it is not there, or cannot be read. Any thread."""
+        if not self.first <= number <= self.last:
+            return None
+        try:
+            reader = self._queue.reader(seq=number)
+            try:
+                found = reader.read_near() or []
+            finally:
+                reader.close()
+        except HoldfastError:
+            return None
+        return next((zlib.crc32(message.payload) for message in found if message.seq == number), None)
+
+    def trim(self, before: int) -> int:
+        """Remove pages whose frames are all before this one; returns how many. Call when nobody reads them."""
+        return self._queue.trim(before_seq=before)
+
+    def page_bytes(self) -> list[int]:
+        """The bytes of each page, oldest first."""
+        pages = self._queue.pages
+        return [pages.port.size_of(pages.directory, pages.names.page(number)) for number in pages.numbers()]
+
+    @contextmanager
+    def _named(self) -> Generator[None]:
+        """Errors of the queue as errors of the stores."""
+        try:
+            yield
+        except HoldfastError as error:
+            raise of_the_stores(error, self.directory) from error
+
+    @contextmanager
+    def _reading(self) -> Generator[None]:
+        """As ``_named``; what cannot be read now is told apart from a refusal."""
+        try:
+            with self._named():
+                yield
+        except Unavailable as error:
+            raise Unread(
+                error.message, code=error.code, hint=error.hint, retry_after_ms=error.retry_after_ms, facts=error.fields
+            ) from error
+
+    def close(self) -> None:
+        """Make everything durable and close the files. *Raises*: ``Closed`` when it could not be made durable."""
+        for reader, _ in self._places.values():
+            reader.close()
+        self._places.clear()
+        self._queue.close()
+
+
+def _seq_of(message: QueueMessage) -> int:
+    return message.seq

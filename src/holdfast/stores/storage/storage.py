@@ -1,0 +1,409 @@
+"""What the stores keep on disk, opened and brought up to date.
+
+Owns: the order of opening and recovering, what a checkpoint holds, which pages it lets go. Does not own: the log
+(``message_log``), the index (``index``), when a checkpoint is taken (``checkpoints``), what commands do (``state``).
+
+Failure model: opening finds the state after every command that the log holds, or says why not and changes nothing. A
+record whose command gives another result than it had is ``CorruptData``, and names ``repair --accept-recorded``.
+
+How a checkpoint goes, and what a crash leaves:
+
+1. between two commands, all that has changed is frozen, with the number of the last frame: what was found is the old
+   index and all of the log behind it;
+2. the log is made durable up to that frame, then the index is written in one transaction: after a crash before its end
+   as 1, after it the new index and the log behind it;
+3. pages go that no kept message and no frame behind the index needs. A crash leaves some, and they go next time.
+
+What is kept is judged in step 1, by the state that goes into the index, never by a later one: a start applies the
+commands behind the index again, and these read what was kept then.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound
+from holdfast.private_files import make_private_directory
+from holdfast.stores.definitions.definitions import parse_definition
+from holdfast.stores.definitions.parts import with_parts
+from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.machine.accepting import accept
+from holdfast.stores.machine.state import State
+from holdfast.stores.storage.block_cache import BLOCK_BYTES
+from holdfast.stores.storage.frames import Relocated, decode_frame
+from holdfast.stores.storage.index import INDEX_NAME, Checkpoint, Index
+from holdfast.stores.storage.index_rows import UNREADABLE, Loaded
+from holdfast.stores.storage.locations import Extent, Locations
+from holdfast.stores.storage.message_log import LOG_NAME, MessageLog
+from holdfast.stores.storage.routed import RoutedBlocks, RoutedEntries, RoutedMessages
+from holdfast.stores.storage.stored_messages import StoredMessages
+from holdfast.stores.storage.swap import Swap
+from holdfast.stores.storage.volatile import VolatileBlocks, VolatileEntries, VolatileMessages
+from holdfast.stores.values.commands import FIRST_RULES, RULES, Define, Expire, Expired, Redefine
+from holdfast.stores.values.expiry import Budget
+from holdfast.stores.values.ports import Unread
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.stores.values.commands import Command, Record, Result
+    from holdfast.stores.values.effects import Applied, Effect
+
+__all__ = ["MANIFEST_NAME", "MEMORY_BYTES", "UNFINISHED_NAME", "Storage", "require_stores"]
+
+MANIFEST_NAME: Final = "backup.json"
+"""What makes a backup one. See ``backup``."""
+UNFINISHED_NAME: Final = "restore.unfinished"
+"""A file that is there while a backup is put back: without an index its first pages would look like whole stores."""
+MEMORY_BYTES: Final = 128 << 20
+TEXT_MAX: Final = 500
+_EVERYTHING: Final = 1 << 62
+PARTS_OF_STORES: Final = 4
+"""How long the paths of parts are that make no store come, go or live elsewhere."""
+DEAD_EXTENTS_MAX: Final = 4_096
+"""Extents looked at for one checkpoint; the others are for the next."""
+
+
+class Storage:
+    """The files of one service's stores, and the state that they hold. Make it with ``open``.
+
+    ``write_checkpoint`` belongs on a thread of its own, all else on one other thread.
+    """
+
+    def __init__(self, log: MessageLog, index: Index, *, memory_bytes: int = MEMORY_BYTES) -> None:
+        self.log = log
+        self.index = index
+        self.locations = Locations(index)
+        self.messages = StoredMessages(
+            log, self.locations, index.blocks, recent_bytes=memory_bytes // 2, reread_bytes=memory_bytes // 4
+        )
+        self.volatile_names: set[str] = set()
+        """The stores that live in memory only."""
+        blocks = VolatileBlocks()
+        self.swap = Swap(log.directory)
+        self.volatile = VolatileMessages(blocks, self.swap, self._swaps)
+        names = self.volatile_names
+        self.all_messages = RoutedMessages(self.messages, self.volatile, names)
+        self.state = State(
+            self.all_messages,
+            RoutedBlocks(index.blocks, blocks, names),
+            RoutedEntries(index.entries, VolatileEntries(), names),
+        )
+        self.last_ms = 0
+        self.log_bytes = 0  # written since the last checkpoint was begun
+        self.effects: list[Effect] = []
+        self.accepted: list[tuple[int, CorruptData]] | None = None
+        """Frames whose recorded results a repair has accepted, each with what differs; None where it may not."""
+
+    @classmethod
+    def open(
+        cls,
+        directory: str,
+        *,
+        page_bytes: int = 64 << 20,
+        memory_bytes: int = MEMORY_BYTES,
+        read_only: bool = False,
+        index_directory: str | None = None,
+        accept_recorded: bool = False,
+    ) -> Storage:
+        """Open and recover; with ``read_only`` in memory alone, and nothing may be appended or written.
+
+        ``accept_recorded``: where the replay of a record gives another result, take the recorded one (see
+        ``accepting``) and list the record in ``accepted``.
+
+        ``index_directory``: where an index may be made of the log alone, to be read beside a directory without one.
+
+        ``memory_bytes`` bounds what is held of messages and counts, whatever the backlog: half of it new messages, a
+        quarter those read again, a quarter blocks. What the state itself needs comes on top.
+
+        *Raises*: ``AlreadyOpen``; ``CorruptData``; ``NotFound`` when ``read_only`` and there are none;
+        ``InvalidRequest`` for a backup, which is opened with ``read_only`` only; ``OSError``.
+        *Cost*: the state, the log behind the last checkpoint, and a look at the entries of maps and last
+        values; whatever the backlog.
+        """
+        _require_whole(directory)
+        if not read_only:
+            _require_no_backup(directory)
+            make_private_directory(directory)
+        log = MessageLog(directory, page_bytes=page_bytes, read_only=read_only)
+        try:
+            blocks_max = max(16, memory_bytes // 4 // BLOCK_BYTES)
+            if index_directory is None:
+                index = Index(directory, read_only=read_only, blocks_max=blocks_max)
+            else:
+                index = Index(index_directory, blocks_max=blocks_max)
+            try:
+                storage = cls(log, index, memory_bytes=memory_bytes)
+                storage.accepted = [] if accept_recorded else None
+                storage._recover(read_only=read_only)
+            except UNREADABLE as error:
+                index.close()
+                raise index.unreadable(error) from error
+            except BaseException:
+                index.close()
+                raise
+        except BaseException:
+            log.close()
+            raise
+        return storage
+
+    # ---- recovery ---------------------------------------------------------------------------------------------------
+
+    def _recover(self, *, read_only: bool = False) -> None:
+        loaded = self.index.load()
+        first = 1
+        if loaded is not None:
+            first = loaded.frame + 1
+            self.state.restore(loaded.state)
+            # What formed the state came by commands that are not in the log any more, and time goes on behind them.
+            self.last_ms = max(loaded.at_ms, self.state.at_ms)
+            self.volatile_names |= self.state.definition.volatile_stores
+            self.index.check_entries(self._entries_expected())
+        if first > self.log.last + 1 or first < self.log.first or not self._is_of_this_log(loaded):
+            raise CorruptData(
+                "the index of the stores is missing, and their log no longer begins with frame 1"
+                if loaded is None
+                else "the index and the log of the stores do not belong together",
+                code=Code.CORRUPT_LOG,
+                index_frame=first - 1,
+                first_frame=self.log.first,
+                last_frame=self.log.last,
+                directory=self.log.directory,
+                hint="holdfast stores restore BACKUP NEW makes stores of a backup, which has both",
+            )
+        has_older_rules = self._replay(first) or (loaded is not None and loaded.rules < RULES)
+        self.state.rules = RULES
+        if has_older_rules and not read_only:
+            # From here on every record and every snapshot follows the rules of this code.
+            self.write_checkpoint(self.begin_checkpoint())
+            self.end_checkpoint()
+        self.effects = self.state.pending_effects()
+
+    def _entries_expected(self) -> dict[tuple[str, str], int]:
+        """How many entries each map and last value has, where it has any."""
+        found: dict[tuple[str, str], int] = {}
+        for store in self.state.stores.values():
+            if store.name in self.volatile_names:
+                continue
+            for durable in store.durables.values():
+                if not isinstance(durable, Consumption) and durable.keyed.messages:
+                    found[store.name, durable.keyed.place] = durable.keyed.messages
+            found |= {(store.name, residue.of.place): residue.left for residue in store.keyed_residues}
+        return found
+
+    def _is_of_this_log(self, loaded: Loaded | None) -> bool:
+        """Whether the index was made of this log, as far as can be told: its last frame may have gone since."""
+        if loaded is None or loaded.frame_crc is None:
+            return True
+        found = self.log.checksum(loaded.frame)
+        return found is None or found == loaded.frame_crc
+
+    def _replay(self, first: int) -> bool:
+        """Apply every record from frame ``first`` on, each by its own rules. Returns whether any follows older ones."""
+        has_older_rules = False
+        for number, data in self.log.frames(first):
+            frame = decode_frame(data, number)
+            self.messages.next_frame = number
+            self.note_frame(len(data))
+            if isinstance(frame, Relocated):
+                self.messages.relocate(frame, number)
+            else:
+                has_older_rules = has_older_rules or frame.rules < RULES
+                self._apply_again(frame, number)
+        self.messages.next_frame = self.log.last + 1
+        return has_older_rules
+
+    def _apply_again(self, record: Record, number: int) -> None:
+        if record.rules > RULES:
+            raise CorruptData(
+                "the log of the stores was written by a later version of holdfast",
+                code=Code.CORRUPT_LOG,
+                frame=number,
+                rules=record.rules,
+                hint="nothing is damaged: use that version",
+            )
+        self.last_ms = max(self.last_ms, record.command.at_ms)
+        self.state.rules = record.rules
+        found: Result | HoldfastError
+        try:
+            found = self._applied_again(record)
+        except Unread:
+            raise
+        except HoldfastError as error:
+            found = error
+        if found == record.result:
+            return
+        differs = _differs(record, number, found, self.log.directory)
+        if self.accepted is None:
+            raise differs from (found if isinstance(found, HoldfastError) else None)
+        accept(self.state, record, found)
+        self.accepted.append((number, differs))
+
+    def _applied_again(self, record: Record) -> Result:
+        """The result that a record's command gives now."""
+        command, recorded = record.command, record.result
+        if record.rules == FIRST_RULES and isinstance(command, Expire) and isinstance(recorded, Expired):
+            # By rules 1 a sweep began when deadlines said that were not part of the state, so it is told how far it
+            # went. What it left is still due.
+            count = recorded.messages if recorded.more else _EVERYTHING
+            result = self.state.expire(command, Budget(max(1, count), _EVERYTHING), [])
+            self.state.at_ms = command.at_ms
+            return Expired(result.messages, result.durables, recorded.more)
+        return self.apply(command).result
+
+    def apply(self, command: Command) -> Applied:
+        """Carry a command out. *Raises*: what the state machine refuses it with."""
+        if type(command) is Define:
+            wanted = parse_definition(command.definitions)
+        elif type(command) is Redefine and any(len(part.path) < PARTS_OF_STORES for part in command.parts):
+            wanted = with_parts(self.state.definition, command.parts)
+        else:
+            return self.state.apply(command)
+        names, before = self.volatile_names, frozenset(self.volatile_names)
+        try:
+            # A store that goes and one that comes are both known while the definition is carried out.
+            names |= wanted.volatile_stores
+            return self.state.apply(command)
+        finally:
+            names |= before
+            names &= self.state.definition.volatile_stores
+
+    def _swaps(self, store: str) -> bool:
+        """Whether bodies that come to a store in memory go to disk: it or one of its durables is above its limit."""
+        definition, found = self.state.definition, self.state.stores[store]
+        if not definition.swap:
+            return False
+        limit = found.definition.swap_bytelimit
+        if limit == 0 or 0 < limit < found.counts.live_bytes:
+            return True
+        for durable in found.durables.values():
+            limit = durable.definition.swap_bytelimit
+            size = durable.pending_bytes if isinstance(durable, Consumption) else durable.keyed.bytes
+            if limit == 0 or 0 < limit < size:
+                return True
+        return False
+
+    def note_frame(self, size: int) -> None:
+        """A frame of this size is about to be the next."""
+        self.locations.grow(size)
+        self.log_bytes += size
+
+    # ---- checkpoints ------------------------------------------------------------------------------------------------
+
+    def begin_checkpoint(self) -> Checkpoint:
+        """Freeze what has changed, between two commands. *Cost*: 14 KiB to copy for each changed block."""
+        self._remove_dead_extents()
+        self.log_bytes = 0
+        return Checkpoint(
+            self.messages.next_frame - 1,
+            max(self.last_ms, self.state.at_ms),
+            self.state.snapshot(),
+            self.index.blocks.freeze(),
+            self.index.entries.freeze(),
+            self.locations.freeze(),
+            rules=self.state.rules,
+        )
+
+    def write_checkpoint(self, checkpoint: Checkpoint) -> int:
+        """Make it durable, then let pages go. Returns how many went.
+
+        *Raises*: ``Closed`` when the log has failed; ``sqlite3.Error`` and ``OSError``, after which it may be tried
+        again.
+        """
+        self.log.sync()
+        needed = self.index.write(checkpoint._replace(frame_crc=self.log.checksum(checkpoint.frame)))
+        return self.log.trim(needed)
+
+    def end_checkpoint(self) -> None:
+        """It is written: what was frozen is read from the index now."""
+        self.index.blocks.written()
+        self.index.entries.written()
+        self.locations.written()
+
+    def kept_bytes(self, overhead: int) -> int:
+        """The bytes of all kept messages, with ``overhead`` for each."""
+        names = self.volatile_names
+        counts = [store.counts for name, store in self.state.stores.items() if name not in names]
+        return sum(found.live_bytes + overhead * found.live for found in counts)
+
+    def _remove_dead_extents(self) -> None:
+        """Let the extents at the front of the log go of which nothing is kept."""
+        dead: list[Extent] = []
+        for extent in self.index.oldest_extents(DEAD_EXTENTS_MAX):
+            current = self.locations.current(extent)
+            if current is not None:
+                if self.messages.is_kept(current):
+                    break
+                dead.append(current)
+        self.locations.remove(dead)
+
+    def close(self) -> None:
+        """Make everything durable and close the files. *Raises*: ``Closed`` when the log has failed."""
+        self.swap.close()
+        try:
+            self.log.close()
+        finally:
+            self.index.close()
+
+
+def _require_whole(directory: str) -> None:
+    """Raises ``CorruptData`` where a backup was begun to be put back, and not to its end."""
+    if os.path.exists(os.path.join(directory, UNFINISHED_NAME)):
+        raise CorruptData(
+            "a backup was not put back here to its end",
+            code=Code.CORRUPT_LOG,
+            path=directory,
+            hint="holdfast stores restore BACKUP NEW again, into an empty directory",
+        )
+
+
+def require_stores(directory: str) -> None:
+    """Raises ``NotFound`` where there are no stores and no backup; ``CorruptData`` where only a part of them is."""
+    _require_whole(directory)
+    if not os.path.isdir(directory):
+        raise NotFound("there is no such directory", path=directory)
+    if any(name.startswith(f"{LOG_NAME}-") for name in os.listdir(directory)):
+        return
+    if os.path.exists(os.path.join(directory, INDEX_NAME)):
+        raise CorruptData(
+            "the log of the stores is missing",
+            code=Code.CORRUPT_LOG,
+            path=directory,
+            missing=f"{LOG_NAME}-*.page",
+            hint="holdfast stores restore BACKUP NEW makes stores of a backup, which has both",
+        )
+    raise NotFound(
+        "there are no stores here",
+        path=directory,
+        missing=f"{LOG_NAME}-*.page and {INDEX_NAME}",
+        hint="name the folder of stores.directory, or of a backup",
+    )
+
+
+def _require_no_backup(directory: str) -> None:
+    if os.path.exists(os.path.join(directory, MANIFEST_NAME)):
+        raise InvalidRequest(
+            "this is a backup, which would be none once it is written to",
+            path=directory,
+            hint=f"holdfast stores restore {directory} NEW makes stores of it",
+        )
+
+
+def _differs(record: Record, number: int, found: Result | HoldfastError, directory: str) -> CorruptData:
+    return CorruptData(
+        "the replay of a record gives another result than the record has",
+        code=Code.CORRUPT_LOG,
+        frame=number,
+        command=_bounded(record.command),
+        rules=record.rules,
+        recorded=_bounded(record.result),
+        found=_bounded(found),
+        hint=f"holdfast stores repair --accept-recorded {directory} backs the directory up and takes the recorded "
+        "results where that is possible",
+    )
+
+
+def _bounded(what: object) -> str:
+    """The text of a command or a result, without the bodies of a large batch."""
+    text = str(what) if isinstance(what, HoldfastError) else repr(what)
+    return text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}... ({len(text)} characters)"

@@ -1,0 +1,276 @@
+"""Stores that live in memory only: their messages, counts and entries, swapped to disk above a limit.
+
+Owns: what a store with ``replicated: false``, or any store where the persistence is ``none``, holds. Does not own: the
+swap file (``swap``), what the state machine does with it (``state``), which stores are such (``service``).
+
+Failure model: everything is gone when the process ends, which is what was asked for.
+
+A body goes to the swap file when the bytes that its store keeps, or those of one of its durables that has a limit of
+its own, are above ``swap_bytelimit`` when it arrives; a small record stays here. 0 swaps every body, -1 none.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from typing import Final
+
+from holdfast.errors import Unavailable
+from holdfast.stores.values.messages import Delivery, Message
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Entry, Kept
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from holdfast.stores.storage.swap import Swap, Swapped
+
+__all__ = ["VolatileBlocks", "VolatileEntries", "VolatileMessages"]
+
+SWEEP: Final = 256
+"""Messages of one block that nobody keeps any more, before they are looked for."""
+
+
+class _Held:
+    """One message; its body is here, or ``place`` says where."""
+
+    __slots__ = ("message", "place", "published_ms", "size")
+
+    def __init__(self, message: Message, published_ms: int, size: int, place: Swapped | None) -> None:
+        self.message = message
+        self.published_ms = published_ms
+        self.size = size
+        self.place = place
+
+
+class VolatileBlocks:
+    """Implements ``ports.Blocks`` in memory. ``changed`` is told of each block that was given to ``put``."""
+
+    __slots__ = ("_blocks", "_newest", "changed")
+
+    def __init__(self) -> None:
+        self._blocks: dict[tuple[str, int], Block] = {}
+        self._newest: dict[str, int] = {}
+        self.changed: Callable[[str, Block], None] = _nothing
+
+    def get(self, store: str, number: int) -> Block | None:
+        """See ``ports.Blocks``."""
+        return self._blocks.get((store, number))
+
+    def put(self, store: str, block: Block) -> None:
+        """See ``ports.Blocks``."""
+        number, newest = block.number, self._newest.get(store, -1)
+        if number > newest:
+            self._newest[store] = number
+            before = self._blocks.get((store, newest))
+            if before is not None and not before.live:
+                del self._blocks[store, newest]
+        if number >= newest or block.live:
+            self._blocks[store, number] = block
+        else:
+            self._blocks.pop((store, number), None)
+        self.changed(store, block)
+
+    def forget_store(self, store: str) -> None:
+        """A store was deleted."""
+        self._newest.pop(store, None)
+        for key in [key for key in self._blocks if key[0] == store]:
+            del self._blocks[key]
+
+
+class VolatileMessages:
+    """Implements ``ports.Messages`` in memory and a swap file.
+
+    ``swaps`` tells whether the next body of a store goes there.
+    """
+
+    __slots__ = ("_blocks", "_held", "_swap", "_swapped", "kept_back", "swaps")
+
+    def __init__(self, blocks: VolatileBlocks, swap: Swap, swaps: Callable[[str], bool]) -> None:
+        self._blocks = blocks
+        self._swap = swap
+        self._held: dict[tuple[str, int], dict[int, _Held]] = {}  # by store and number of the block, then message
+        self._swapped: dict[str, tuple[int, int]] = {}  # messages and bytes by store
+        self.swaps = swaps
+        self.kept_back = 0
+        """Messages that the disk had no room for, and so stayed in memory."""
+        blocks.changed = self._sweep
+
+    def add(
+        self, store: str, first_seq: int, published_ms: int, messages: Sequence[Message], sizes: array[int]
+    ) -> None:
+        """See ``ports.Messages``."""
+        places: list[Swapped] = []
+        if self.swaps(store):
+            try:
+                places = self._swap.write([message.body for message in messages])
+            except Unavailable:
+                # It is accepted already, and nothing forbids to hold it here.
+                self.kept_back += len(messages)
+        for place, (message, size) in enumerate(zip(messages, sizes, strict=True)):
+            seq = first_seq + place
+            held = self._held.setdefault((store, seq // BLOCK_MESSAGES), {})
+            if places:
+                without = Message(
+                    fields=message.fields,
+                    key=message.key,
+                    publisher_seq=message.publisher_seq,
+                    ttl_ms=message.ttl_ms,
+                    deliver_at_ms=message.deliver_at_ms,
+                )
+                held[seq] = _Held(without, published_ms, size, places[place])
+                self._count(store, 1, places[place].length)
+            else:
+                held[seq] = _Held(message, published_ms, size, None)
+
+    def _sweep(self, store: str, block: Block) -> None:
+        """Let messages go that nobody keeps any more, some at a time."""
+        key = (store, block.number)
+        held = self._held.get(key)
+        if held is None or (block.live and len(held) - block.live < SWEEP):
+            return
+        first = block.number * BLOCK_MESSAGES
+        for seq in [seq for seq in held if not block.references[seq - first]]:
+            self._forget(store, held.pop(seq))
+        if not held:
+            del self._held[key]
+
+    def _forget(self, store: str, held: _Held) -> None:
+        if held.place is not None:
+            self._swap.forget(held.place)
+            self._count(store, -1, -held.place.length)
+
+    def _count(self, store: str, messages: int, size: int) -> None:
+        before = self._swapped.get(store, (0, 0))
+        self._swapped[store] = before[0] + messages, before[1] + size
+
+    def forget_store(self, store: str) -> None:
+        """A store was deleted."""
+        for key in [key for key in self._held if key[0] == store]:
+            for held in self._held.pop(key).values():
+                self._forget(store, held)
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def _between(self, store: str, first: int, last: int) -> Iterator[tuple[int, _Held]]:
+        seq = first
+        while seq <= last:
+            number = seq // BLOCK_MESSAGES
+            end = min(last, (number + 1) * BLOCK_MESSAGES - 1)
+            held = self._held.get((store, number))
+            if held is not None:
+                for found in range(seq, end + 1):
+                    one = held.get(found)
+                    if one is not None:
+                        yield found, one
+            seq = end + 1
+
+    def read(self, store: str, first: int, last: int) -> list[Kept]:
+        """See ``ports.Messages``."""
+        found: list[Kept] = []
+        for seq, held in self._between(store, first, last):
+            block = self._blocks.get(store, seq // BLOCK_MESSAGES)
+            if block is not None and block.references[seq % BLOCK_MESSAGES]:
+                message = held.message
+                found.append(
+                    Kept(
+                        seq,
+                        held.published_ms,
+                        held.size,
+                        message.fields,
+                        message.key,
+                        message.ttl_ms,
+                        message.deliver_at_ms,
+                    )
+                )
+        return found
+
+    def _body(self, held: _Held) -> bytes:
+        return held.message.body if held.place is None else self._swap.read(held.place)
+
+    def deliveries(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
+        """What a subscriber gets of these runs: triples of first, last and delivery count (see ``Delivered``)."""
+        return [
+            Delivery(
+                *(seq, held.message.fields, held.message.key, self._body(held), held.published_ms),
+                delivery_count=abs(count),
+                redelivered=count > 1 or count < 0,
+            )
+            for first, last, count in runs
+            for seq, held in self._between(store, first, last)
+        ]
+
+    def message(self, store: str, seq: int) -> tuple[Message, int] | None:
+        """One message and when it was published, or None where it is not there any more."""
+        for _, held in self._between(store, seq, seq):
+            message = held.message
+            whole = Message(self._body(held), message.fields, message.key, ttl_ms=message.ttl_ms)
+            return whole, held.published_ms
+        return None
+
+    def swapped(self, store: str) -> tuple[int, int]:
+        """How many messages of a store are swapped, and their bytes."""
+        return self._swapped.get(store, (0, 0))
+
+
+class VolatileEntries:
+    """Implements ``ports.Entries`` in memory."""
+
+    __slots__ = ("_entries", "_keys")
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, str], dict[str, Entry]] = {}
+        self._keys: dict[tuple[str, str], list[str]] = {}
+
+    def get(self, store: str, durable: str, key: str) -> Entry | None:
+        """See ``ports.Entries``."""
+        return self._entries.get((store, durable), {}).get(key)
+
+    def put(self, store: str, durable: str, entry: Entry) -> None:
+        """See ``ports.Entries``."""
+        entries = self._entries.setdefault((store, durable), {})
+        if entry.key not in entries:
+            insort(self._keys.setdefault((store, durable), []), entry.key)
+        entries[entry.key] = entry
+
+    def remove(self, store: str, durable: str, key: str) -> None:
+        """See ``ports.Entries``."""
+        place = (store, durable)
+        if self._entries.get(place, {}).pop(key, None) is not None:
+            keys = self._keys[place]
+            del keys[bisect_left(keys, key)]
+            self._forget_empty(place)
+
+    def scan(self, store: str, durable: str, after: str = "") -> Iterator[Entry]:
+        """See ``ports.Entries``."""
+        keys = self._keys.get((store, durable), [])
+        while (place := bisect_right(keys, after)) < len(keys):
+            after = keys[place]
+            yield self._entries[store, durable][after]
+
+    def take_after(self, store: str, durable: str, after: str, count: int) -> list[Entry]:
+        """See ``ports.Entries``."""
+        place = (store, durable)
+        keys = self._keys.get(place, [])
+        start = bisect_right(keys, after)
+        taken = [self._entries[place].pop(key) for key in keys[start : start + count]]
+        # In one piece: to delete a key moves every key above it.
+        del keys[start : start + count]
+        self._forget_empty(place)
+        return taken
+
+    def _forget_empty(self, place: tuple[str, str]) -> None:
+        """A place without keys is not kept: each clear gives the durable another one."""
+        if not self._keys.get(place):
+            self._keys.pop(place, None)
+            self._entries.pop(place, None)
+
+    def forget(self, store: str, durable: str = "") -> None:
+        """See ``ports.Entries``."""
+        for place in [place for place in self._keys if place[0] == store and durable in ("", place[1])]:
+            del self._keys[place]
+            self._entries.pop(place, None)
+
+
+def _nothing(_store: str, _block: Block) -> None:
+    """Nobody to tell."""

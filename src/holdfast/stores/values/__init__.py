@@ -1,0 +1,1 @@
+"""The values that the parts of the stores exchange: messages, commands, effects and ports."""

@@ -1,0 +1,410 @@
+"""The commands that change the state of the stores, and what each answers.
+
+Owns: their fields and their bytes (msgpack arrays, append-only: a field is added at the end with a default, a tag
+never changes its meaning). Does not own: what they do (``state`` and below), how they are framed and synced
+(``message_log``).
+
+Every command carries ``at_ms``, the service's time, which never goes back within one log: the state machine reads no
+clock. A record of the log is a command with the result it had; replaying it must give that result again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from holdfast.stores.values.messages import Message
+
+__all__ = [
+    "FIRST_RULES",
+    "RULES",
+    "STEPWISE_RULES",
+    "Acknowledge",
+    "Acknowledged",
+    "Attach",
+    "Attached",
+    "Command",
+    "DeadLetter",
+    "Define",
+    "Deliver",
+    "Delivered",
+    "Detach",
+    "Done",
+    "Drop",
+    "Expire",
+    "Expired",
+    "MapChange",
+    "MapChanged",
+    "MapLock",
+    "MapLocked",
+    "MapUnlock",
+    "Part",
+    "Publish",
+    "Published",
+    "Purge",
+    "Purged",
+    "Record",
+    "Redefine",
+    "Redeliver",
+    "Redelivered",
+    "Resend",
+    "Restarted",
+    "Result",
+    "Rewind",
+    "Unsubscribe",
+]
+
+
+class _Command(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
+    at_ms: int
+
+
+class _Result(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
+    pass
+
+
+class Define(_Command, frozen=True):
+    """Replace the whole definition of the cluster: validated whole, applied whole (see ``definitions``).
+
+    ``definitions`` is its JSON. Stores and durables that are no longer named are deleted with their messages; dynamic
+    durables stay. ``revision`` is the number that it gets in the history.
+    """
+
+    definitions: bytes
+    revision: int
+    author: str = ""
+    delete: bool = True
+    """Whether messages may be deleted by it; otherwise a change that deletes any is refused (``deletes_messages``)."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One part of a definition as JSON, by its path (see ``definition_parts``); an empty ``document`` takes it away."""
+
+    path: tuple[str, ...]
+    document: bytes = b""
+
+
+class Redefine(_Command, frozen=True):
+    """Change parts of the definition: all of them or nothing, and the others stay. The rest is as for ``Define``."""
+
+    parts: list[Part]
+    revision: int
+    author: str = ""
+    delete: bool = False
+
+
+class Publish(_Command, frozen=True):
+    """Publish a batch: all of it or nothing. ``publisher`` is empty where the messages have no publisher's numbers."""
+
+    store: str
+    publisher: str
+    messages: list[Message]
+
+
+class Attach(_Command, frozen=True):
+    """A subscriber comes. A dynamic durable is made of ``template``, with ``matcher`` (JSON, empty for none).
+
+    ``key``: the one key of a last-value subscriber, and of no other.
+    """
+
+    store: str
+    durable: str
+    subscriber: str
+    template: str = ""
+    matcher: bytes = b""
+    key: str | None = None
+    polls: bool = False
+    """Whether it asks for each portion, and may hold messages while it is silent."""
+
+
+class Detach(_Command, frozen=True):
+    """A subscriber is gone: what it holds is delivered to others. ``cause`` is for advisories.
+
+    The delivery counts for what it reported as started; without a report for the oldest message that it holds.
+    """
+
+    store: str
+    durable: str
+    subscriber: str
+    cause: str = "closed"
+
+
+class Unsubscribe(_Command, frozen=True):
+    """Delete a dynamic durable and what it keeps."""
+
+    store: str
+    durable: str
+
+
+class Deliver(_Command, frozen=True):
+    """Give ``subscriber`` up to ``count`` messages (its window ends it earlier)."""
+
+    store: str
+    durable: str
+    subscriber: str
+    count: int
+
+
+class Acknowledge(_Command, frozen=True):
+    """Ranges are pairs [first, last] of sequence numbers. Only what this subscriber holds now counts."""
+
+    store: str
+    durable: str
+    subscriber: str
+    ack: list[tuple[int, int]] = []
+    nack: list[tuple[int, int]] = []
+    """Pairs of a sequence number and its delay in milliseconds."""
+    reject: list[int] = []
+    extend: list[tuple[int, int]] = []
+    """Ranges whose ``ack_wait`` begins again."""
+    started: list[tuple[int, int]] | None = None
+    """Ranges that the application was handed; None from a subscriber that does not report it. No range that was
+    reported needs to be reported again."""
+
+
+class DeadLetter(_Command, frozen=True):
+    """Move one dying message to the dead-letter store of its durable, with the cause kept; one step with its release.
+
+    ``message`` is what is published there: the original with its fields, and fields that tell where it came from.
+    ``to_store`` is that store, empty where there is none: then the message is dropped. The answer is ``Published``, in
+    the numbers of ``to_store`` (0 and 0 where nothing was published).
+    """
+
+    store: str
+    durable: str
+    seq: int
+    message: Message
+    to_store: str = ""
+
+
+EXPIRE_LOOKS: Final = 4_096
+
+
+class Expire(_Command, frozen=True):
+    """Carry out every deadline up to ``at_ms``. ``count`` bounds the messages that one command removes, ``looks`` those
+    that it reads for it, each by one block at most; the rest is due again.
+    """
+
+    count: int = 10_000
+    volatile: bool = False
+    """Those of the stores that live in memory only, or those of all others: only the latter are in the log."""
+    looks: int = EXPIRE_LOOKS
+
+
+class Purge(_Command, frozen=True):
+    """Forget every message that a durable keeps."""
+
+    store: str
+    durable: str
+
+
+class Drop(_Command, frozen=True):
+    """Delete one message of one durable (an administrator's browse and delete)."""
+
+    store: str
+    durable: str
+    seq: int
+
+
+class Restarted(_Command, frozen=True):
+    """The service has started: what subscribers hold was handed out before, and no delivery counts for that."""
+
+
+class Redeliver(_Command, frozen=True):
+    """Put parked messages back: they are delivered again, counted from one.
+
+    ``messages`` are ranges of sequence numbers, empty for all; ``match`` is a matcher's JSON, empty for none; ``count``
+    bounds the messages that one command looks at, in order of their numbers and above ``after``.
+    """
+
+    store: str
+    durable: str
+    messages: list[tuple[int, int]] = []
+    match: bytes = b""
+    count: int = 1_000
+    after: int = 0
+
+
+class Resend(_Command, frozen=True):
+    """Move a dead letter back to the durable that it came from, and to no other; one step with its release.
+
+    ``message`` is what is published there. ``store`` is empty where only the second half is asked for, because one of
+    the stores is in the log and the other is not. The answer is ``Published``, in the numbers of ``to_store``.
+    """
+
+    store: str
+    durable: str
+    seq: int
+    message: Message
+    to_store: str
+    to_durable: str
+
+
+class Rewind(_Command, frozen=True):
+    """Deliver again what is retained, from ``seq`` (0: everything kept) or, where it is given, from ``time_ms`` on."""
+
+    store: str
+    durable: str
+    seq: int = 0
+    time_ms: int = 0
+
+
+class MapChange(_Command, frozen=True):
+    """Set (``body`` given) or remove (None) keys of a map. All or nothing.
+
+    ``if_revision``: None changes in any case, 0 only where there is no such key, n only where n is its revision.
+    ``fence``: the token of a lock that must be held still, 0 for none.
+    """
+
+    store: str
+    map: str
+    changes: list[tuple[str, bytes | None, int | None]]
+    fence: int = 0
+    remove_all: bool = False
+
+
+class MapLock(_Command, frozen=True):
+    """Take, extend or (``steal``) take away the lock of a key (empty: of the whole map) until ``at_ms + ttl_ms``."""
+
+    store: str
+    map: str
+    key: str
+    owner: str
+    ttl_ms: int
+    steal: bool = False
+
+
+class MapUnlock(_Command, frozen=True):
+    """Give a lock back, by its holder and with its token."""
+
+    store: str
+    map: str
+    key: str
+    owner: str
+    fence: int
+
+
+Command = (
+    Define
+    | Publish
+    | Attach
+    | Detach
+    | Unsubscribe
+    | Deliver
+    | Acknowledge
+    | DeadLetter
+    | Expire
+    | Purge
+    | Drop
+    | Rewind
+    | MapChange
+    | MapLock
+    | MapUnlock
+    | Restarted
+    | Redeliver
+    | Resend
+    | Redefine
+)
+
+
+class Done(_Result, frozen=True):
+    """It is so now. There is nothing else to tell."""
+
+
+class Published(_Result, frozen=True):
+    """``first_seq`` to ``last_seq`` include duplicates, which have the numbers they got the first time."""
+
+    first_seq: int
+    last_seq: int
+    duplicates: int
+    unmatched: int
+
+
+class Attached(_Result, frozen=True):
+    """``created``: a dynamic durable was made. ``displaced``: the older subscriber of a standard durable, or empty."""
+
+    created: bool
+    displaced: str
+
+
+class Delivered(_Result, frozen=True):
+    """What the subscriber now holds in addition: triples of first, last and delivery count, in order of delivery.
+
+    A count of -1 is 1, of messages that a subscriber had before without that it counted.
+    """
+
+    runs: list[tuple[int, int, int]]
+
+
+class Acknowledged(_Result, frozen=True):
+    """How many were settled (acknowledged, put back or rejected; extensions do not count), and which were not its."""
+
+    acknowledged: int
+    stale: list[tuple[int, int]]
+
+
+class Expired(_Result, frozen=True):
+    """How many messages and dynamic durables a sweep of deadlines removed."""
+
+    messages: int
+    durables: int
+    more: bool
+    """Whether deadlines up to ``at_ms`` are left."""
+
+
+class Purged(_Result, frozen=True):
+    """What the durable kept and keeps no more."""
+
+    messages: int
+    bytes: int
+
+
+class Redelivered(_Result, frozen=True):
+    """How many messages were put back, and above which number to go on, 0 where none is left."""
+
+    messages: int
+    after: int = 0
+
+
+class MapChanged(_Result, frozen=True):
+    """The revision of the last change; revisions are the store's sequence numbers, one for each changed key, and one
+    for all keys where all are removed.
+
+    ``absent`` are the places in the command of removals that had nothing to remove: they have no revision.
+    """
+
+    revision: int
+    changed: int
+    absent: list[int] = []
+
+
+class MapLocked(_Result, frozen=True):
+    """``fence`` rises with every new holder of this map's locks; ``until_ms`` is when it is free again."""
+
+    fence: int
+    until_ms: int
+
+
+Result = (
+    Done | Published | Attached | Delivered | Acknowledged | Expired | Purged | MapChanged | MapLocked | Redelivered
+)
+
+
+RULES: Final = 3
+"""The rules by which this code carries commands out. A change of what a command does is a new number."""
+STEPWISE_RULES: Final = 3
+"""From these rules on a map or last value is cleared, and makes room, in steps; to remove all keys takes one number."""
+FIRST_RULES: Final = 1
+"""The rules of every record and snapshot without a number (docs/decisions/0028)."""
+
+
+class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """One frame of the log: a command, its result, and the rules by which the command gave it."""
+
+    command: Command
+    result: Result
+    rules: int = FIRST_RULES
+
+
+PUBLISHER_TTL_MS: Final = 7 * 24 * 3_600_000

@@ -1,0 +1,158 @@
+"""What the state machine reads of what lies on disk, so that its memory is bounded whatever the backlog.
+
+Owns: the shapes. Does not own: the disk (``index``, ``message_log``) nor the memory implementation of tests.
+
+A port raises ``CorruptData`` where what it reads is damaged, and ``Unread`` where it cannot be read now.
+
+What is read through a port follows from the commands alone, so the machine stays deterministic. It holds in memory: its
+definitions, per durable a cursor and what is delivered or set aside, per publisher a short history. It does not hold:
+messages, reference counts of older messages, entries of maps and last values.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from holdfast.errors import Unavailable
+from holdfast.stores.values.messages import FieldValue, Message
+
+__all__ = ["BLOCK_MESSAGES", "Block", "Blocks", "Entries", "Entry", "Kept", "Messages", "Unread"]
+
+BLOCK_MESSAGES: Final = 1_024
+"""Messages of one block: those with ``seq // BLOCK_MESSAGES`` alike."""
+
+
+class Unread(Unavailable):
+    """The disk does not give what is there. No refusal of a command: it may be half carried out."""
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What the machine needs to know of one kept message. ``size`` is that of key, fields and body, in bytes."""
+
+    seq: int
+    published_ms: int
+    size: int
+    fields: dict[str, FieldValue]
+    key: str | None
+    ttl_ms: int
+    deliver_at_ms: int
+
+
+class Messages(Protocol):
+    """Published messages, by store and number."""
+
+    def read(self, store: str, first: int, last: int) -> Sequence[Kept]:
+        """Those of ``first..last`` that are still kept, ascending; some that are kept no more may be among them.
+
+        The newest are in memory already: also those of the command that is being carried out.
+        """
+        ...
+
+    def add(
+        self, store: str, first_seq: int, published_ms: int, messages: Sequence[Message], sizes: array[int]
+    ) -> None:
+        """Told of a batch as it is accepted, in operation and in a replay alike: it can be read from now on.
+
+        Its record is not in the log yet, and may never get there; then the process ends before anybody saw an answer.
+        """
+        ...
+
+    def forget_store(self, store: str) -> None:
+        """A store was deleted, with its messages. A new one of the same name begins with number 1 again."""
+        ...
+
+
+class Block:
+    """Counts of up to ``BLOCK_MESSAGES`` consecutive messages: how many durables keep each, and its size.
+
+    ``references`` and ``sizes`` have one item per message (index ``seq % BLOCK_MESSAGES``), of 2 and 4 bytes; a message
+    whose count is 0 is gone. ``live`` and ``live_bytes`` are their totals. ``earliest_ms`` is the earliest deadline of
+    a message's own time-to-live in this block that was not carried out yet, 0 for none. ``published_ms`` has 8 bytes
+    per message, ascending, 0 above the newest.
+
+    ``timed`` tells that some message in here has its own time-to-live or delivery time, or is a map's value: who
+    passes the block has to look at each. Deadlines of time-to-live up to ``swept_ms`` were carried out, by every
+    durable but for what its subscribers hold: whoever passes such a message later must not give its reference back
+    again.
+    """
+
+    __slots__ = (
+        "earliest_ms",
+        "live",
+        "live_bytes",
+        "number",
+        "published_ms",
+        "references",
+        "sizes",
+        "swept_ms",
+        "timed",
+    )
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.references = array("H", bytes(2 * BLOCK_MESSAGES))
+        self.sizes = array("I", bytes(4 * BLOCK_MESSAGES))
+        self.live = 0
+        self.published_ms = array("Q", bytes(8 * BLOCK_MESSAGES))
+        self.live_bytes = 0
+        self.earliest_ms = 0
+        self.swept_ms = 0
+        self.timed = False
+
+
+class Blocks(Protocol):
+    """The blocks of a store; those used lately stay in memory."""
+
+    def get(self, store: str, number: int) -> Block | None:
+        """The block to read or change; a changed one is then given to ``put``."""
+        ...
+
+    def put(self, store: str, block: Block) -> None:
+        """Keep a new or changed block; one with ``live == 0`` below the newest is forgotten."""
+        ...
+
+    def forget_store(self, store: str) -> None:
+        """A store was deleted, with its blocks."""
+        ...
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One key of a map or of a last-value durable."""
+
+    key: str
+    revision: int
+    """The sequence number of the message or change that set it."""
+    size: int
+    expires_ms: int = 0
+
+
+class Entries(Protocol):
+    """Sorted keys of maps and last-value durables; bodies are found by revision in the log."""
+
+    def get(self, store: str, durable: str, key: str) -> Entry | None:
+        """The entry of a key, or None."""
+        ...
+
+    def put(self, store: str, durable: str, entry: Entry) -> None:
+        """Set an entry; it replaces the one of its key."""
+        ...
+
+    def remove(self, store: str, durable: str, key: str) -> None:
+        """Forget a key; nothing happens where there is none."""
+        ...
+
+    def scan(self, store: str, durable: str, after: str = "") -> Iterator[Entry]:
+        """In the order of keys, from the first key above ``after``. The map may change meanwhile behind the scan."""
+        ...
+
+    def take_after(self, store: str, durable: str, after: str, count: int) -> list[Entry]:
+        """Remove up to ``count`` entries in the order of keys, from the first key above ``after``; returns them."""
+        ...
+
+    def forget(self, store: str, durable: str = "") -> None:
+        """Forget every key of one durable, or of a whole store."""
+        ...

@@ -1,0 +1,187 @@
+"""A strict object store, and a network between it and the nodes that loses, delays, repeats and reorders.
+
+Owns: the objects, and the fate of every request. Does not own: what nodes make of the answers (``node``).
+
+Failure model, all drawn from the world's seed: a PUT's request or answer is lost; it lands long after its sender gave
+up; the store's client sends it twice and reports the second answer; the network copies it; the store is busy (409),
+throttles (503), or fails after it committed (500); a GET fails; a LIST fails or its pages are of different moments.
+Strictness: a slot is created once and its bytes never change; every answer is as late as real ones.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+from tests.worlds.log.agenda import Agenda, Owner
+
+from holdfast.commit.format.batch import HEADER_BYTES, object_name
+from holdfast.objects.port import CREATED, CreateAnswer, Refused, Unknown
+
+__all__ = ["Network", "StrictStore"]
+
+REQUEST_TIMEOUT_MS = 300.0
+
+Rows = list[tuple[str, int]]
+
+
+class StrictStore:
+    """Slots and their bytes. ``landed`` is called after every creation. ``archive``: removed objects as well."""
+
+    __slots__ = ("archive", "landed", "objects", "others", "slots")
+
+    def __init__(self, landed: Callable[[int], None]) -> None:
+        self.objects: dict[int, bytes] = {}
+        self.archive: dict[int, bytes] = {}
+        self.others: dict[str, bytes] = {}
+        self.slots: list[int] = []
+        self.landed = landed
+
+    def create(self, slot: int, data: bytes) -> bool:
+        """Create the object if the slot is free; False when it is taken."""
+        if slot in self.objects:
+            return False
+        self.objects[slot] = data
+        # A late PUT may land where retention has removed an object: readers of history saw the first one.
+        self.archive.setdefault(slot, data)
+        insort(self.slots, slot)
+        self.landed(slot)
+        return True
+
+    def page(self, limit: int, after: int = -1) -> Rows:
+        """The newest ``limit`` objects whose slot is above ``after``, in listing order."""
+        first = bisect_right(self.slots, after)
+        return [(object_name(slot), len(self.objects[slot])) for slot in self.slots[first : first + limit]]
+
+    def delete(self, slot: int) -> None:
+        """Remove an object."""
+        if self.objects.pop(slot, None) is not None:
+            del self.slots[bisect_left(self.slots, slot)]
+
+
+class Network:
+    """Carries requests between nodes and the store. Every request gets one answer, unless its sender crashes."""
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        random: Random,
+        store: StrictStore,
+        rates: dict[str, float],
+        latency_ms: float,
+        coverage: Counter[str],
+    ) -> None:
+        self._agenda = agenda
+        self._random = random
+        self._store = store
+        self._rates = rates
+        self._latency_ms = latency_ms
+        self._coverage = coverage
+        self.partitioned: set[int] = set()
+        self.healed = False
+
+    def _strikes(self, fault: str, chance: float) -> bool:
+        rate = self._rates[fault]
+        if not rate or self.healed or self._random.random() >= rate * chance:
+            return False
+        self._coverage[fault] += 1
+        return True
+
+    def delay_ms(self) -> float:
+        """One way through the network: mostly near the latency, sometimes many times it."""
+        draw = self._random.random()
+        slow = draw > 0.97
+        return self._latency_ms * (0.3 + draw) * (10.0 if slow else 0.5)
+
+    def _cut_off(self, owner: Owner) -> bool:
+        return id(owner) in self.partitioned and not self.healed
+
+    # -- PUT --------------------------------------------------------------------------------------------------------
+
+    def create(self, owner: Owner, slot: int, data: bytes, done: Callable[[CreateAnswer], None]) -> None:
+        """Send one conditional PUT; ``done`` gets its answer."""
+        after = self._agenda.after
+        if self._cut_off(owner) or self._strikes("put_request_lost", 0.02):
+            after(REQUEST_TIMEOUT_MS, owner, done, Unknown("no answer in time"))
+            return
+        if self._strikes("put_late", 0.02):
+            late = REQUEST_TIMEOUT_MS * self._random.choice((0.5, 2.0, 10.0, 100.0)) * self._random.random()
+            after(late, None, self._lands_unheard, slot, data)
+            after(REQUEST_TIMEOUT_MS, owner, done, Unknown("no answer in time"))
+            return
+        if self._strikes("put_throttled_503", 0.04):
+            after(self.delay_ms(), owner, done, Unknown("503", retry_after_ms=self._random.choice((None, 5))))
+            return
+        if self._strikes("put_busy_409", 0.02):
+            after(self.delay_ms(), owner, done, Refused(certain=False))
+            return
+        if self._strikes("put_copied", 0.03):
+            after(self.delay_ms() * self._random.choice((1, 20, 200)), None, self._lands_unheard, slot, data)
+        mode = "heard"
+        if self._strikes("put_answer_lost", 0.03):
+            mode = "lost"
+        elif self._strikes("put_500_after_commit", 0.02):
+            mode = "500"
+        elif self._strikes("put_sent_twice_by_the_store_client", 0.03):
+            mode = "twice"
+        after(self.delay_ms(), None, self._lands, owner, owner.incarnation, slot, data, done, mode)
+
+    def _lands(
+        self, owner: Owner, incarnation: int, slot: int, data: bytes, done: Callable[[CreateAnswer], None], mode: str
+    ) -> None:
+        created = self._store.create(slot, data)
+        if owner.incarnation != incarnation:
+            return
+        delay = self.delay_ms()
+        answer: CreateAnswer
+        if mode == "lost" or self._cut_off(owner):
+            delay, answer = REQUEST_TIMEOUT_MS, Unknown("no answer in time")
+        elif mode == "500":
+            answer = Unknown("500")
+        elif created and mode == "heard":
+            answer = CREATED
+        else:
+            # The store cannot know that its client repeats itself; some stores say "taken" and "busy" alike.
+            answer = Refused(certain=self._random.random() < 0.8)
+            self._coverage["put_refused_412"] += 1
+        self._agenda.after(delay, owner, done, answer)
+
+    def _lands_unheard(self, slot: int, data: bytes) -> None:
+        created = self._store.create(slot, data)
+        self._coverage["late_put_landed" if created else "late_put_refused"] += 1
+
+    # -- GET and LIST -------------------------------------------------------------------------------------------------
+
+    def read(self, owner: Owner, slot: int, done: Callable[[bytes | Unknown | None], None]) -> None:
+        """Read the first bytes of a slot; ``done`` gets them, None for an empty slot, or Unknown."""
+        if self._cut_off(owner) or self._strikes("read_failed", 0.05):
+            self._agenda.after(REQUEST_TIMEOUT_MS, owner, done, Unknown("no answer in time"))
+        else:
+            self._agenda.after(self.delay_ms(), None, self._reads, owner, owner.incarnation, slot, done)
+
+    def _reads(self, owner: Owner, incarnation: int, slot: int, done: Callable[[bytes | Unknown | None], None]) -> None:
+        if owner.incarnation == incarnation:
+            data = self._store.objects.get(slot)
+            self._agenda.after(self.delay_ms(), owner, done, data[:HEADER_BYTES] if data is not None else None)
+
+    def list(self, owner: Owner, limit: int, done: Callable[[Rows | Unknown], None]) -> None:
+        """List the newest objects; ``done`` gets the rows or Unknown."""
+        if self._cut_off(owner) or self._strikes("list_failed", 0.05):
+            self._agenda.after(REQUEST_TIMEOUT_MS, owner, done, Unknown("no answer in time"))
+        else:
+            self._agenda.after(self.delay_ms(), None, self._lists, owner, owner.incarnation, limit, done, [])
+
+    def _lists(
+        self, owner: Owner, incarnation: int, limit: int, done: Callable[[Rows | Unknown], None], earlier: Rows
+    ) -> None:
+        if owner.incarnation != incarnation:
+            return
+        after = int(earlier[-1][0][-20:]) if earlier else -1
+        rows = earlier + self._store.page(limit - len(earlier), after)
+        if not earlier and len(rows) > 1 and self._strikes("list_torn", 0.3):
+            cut = rows[: self._random.randrange(1, len(rows))]
+            self._agenda.after(self.delay_ms() * 3, None, self._lists, owner, incarnation, limit, done, cut)
+        else:
+            self._agenda.after(self.delay_ms(), owner, done, rows)

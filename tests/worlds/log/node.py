@@ -1,0 +1,424 @@
+"""One process of a simulated world: standby, taking over, leading, deposed.
+
+Owns: the life of a process on its own simulated loop, the questions that clients and other nodes put to it, and what
+its answers are held against. Does not own: taking over and leading, which are the real ``take_the_lead`` and the real
+``CommitService``; the network; what clients make of answers.
+
+Failure model: a node crashes at any moment (its requests stay on their way), pauses while its clocks run on, has its
+wall clock set, is cut off from the store or from other nodes, reaches the store by a way that ignores conditions, and
+does not know that it was deposed until its own requests report it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from tests.worlds.log.loop import SimulatedLoop
+from tests.worlds.log.node_store import Archive, NodeStore
+from tests.worlds.log.promises import Attempt
+
+from holdfast.commit.format.batch import Header, LoggedTransaction
+from holdfast.commit.format.entry import CommitEntry
+from holdfast.commit.format.transaction import Committed, Rejected, Transaction, Write
+from holdfast.commit.leadership.leadership import Identity
+from holdfast.commit.leadership.takeover import TakeoverOptions, take_the_lead
+from holdfast.commit.reading.feed import Feed, TransactionEvent
+from holdfast.commit.service import CommitService, ServiceEnd, ServiceOptions
+from holdfast.commit.stages import events as p
+from holdfast.commit.stages.pipeline import Pipeline
+from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, Unavailable
+from holdfast.values import Instant, LeaderId, LogId
+
+if TYPE_CHECKING:
+    from tests.worlds.log.world import World
+
+__all__ = ["Node"]
+
+EPOCH_MS = 1_700_000_000_000
+PATIENCE_S = 5.0
+
+
+class Node:
+    """One machine: it starts processes one after another."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.address = f"node-{number}:8080"
+        self.incarnation = 0
+        self.paused_until = 0.0
+        self.wall_skew_ms = 0.0
+        self.up = False
+        self.recovering = False
+        self.frozen_when_it_leads_ms = 0.0
+        self._rude = False
+        self._plain = False
+        self.service: CommitService | None = None
+        self._loop = self._new_loop()
+        self._shown: Header | None = None
+        self._resolved: list[int] = []
+        self._resolved_shown = 0
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def now(self) -> Instant:
+        """This node's clocks: one that never falls, one that anybody may set."""
+        return Instant(self.world.agenda.now, int(EPOCH_MS + self.world.agenda.now + self.wall_skew_ms))
+
+    @property
+    def leading(self) -> bool:
+        """Whether this node believes that it leads."""
+        return self.service is not None and not self.service.ended.done()
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The pipeline of the reign."""
+        return self.service.pipeline if self.service is not None else None
+
+    @property
+    def claim(self) -> Header | None:
+        """The claim of the reign."""
+        return self.service.claim if self.service is not None else None
+
+    def readable_version(self) -> int:
+        """The newest version that this node shows to readers."""
+        return self.service.local_version() if self.service is not None else 0
+
+    def crash(self) -> None:
+        """Everything in memory is gone; requests on their way are not."""
+        self.count_persist()
+        self.incarnation += 1
+        self.paused_until = 0.0
+        self._gone()
+
+    def _gone(self) -> None:
+        self._loop.kill()
+        self.service = None
+        self.recovering = False
+        self.up = False
+        self.world.ended(self)
+
+    def start_to_take_over(self) -> None:
+        """A fresh process, started with ``--take-over``."""
+        self._rude = True
+        self.start()
+
+    def start_plainly(self) -> None:
+        """A fresh process, started without ``--standby``; the ones after it are standbys again."""
+        self._plain = True
+        self.start()
+
+    def start(self) -> None:
+        """A fresh process. Started twice after a crash, the later one counts."""
+        self._loop.kill()
+        self._loop = self._new_loop()
+        self.up = True
+        self._run(self._live())
+
+    def _new_loop(self) -> SimulatedLoop:
+        # The methods of a loop that no shell of the log calls are left abstract, which only the type checker sees.
+        return SimulatedLoop(self.world.agenda, self, self.world.promises.trouble)  # type: ignore[abstract]
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start a task of this process, and hand what it raises to the world."""
+        self._loop.turn(lambda: self._loop.create_task(work).add_done_callback(self._look_at))
+
+    def _look_at(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.world.promises.trouble(error)
+
+    async def _live(self) -> None:
+        """One process: it comes to lead, leads, and exits. Another one is started after it."""
+        try:
+            self.service = await self._take_the_lead()
+        except CorruptData as error:
+            self.world.promises.break_("recovery accepts an undamaged log", f"{error} {error.fields}")
+        except HoldfastError as error:
+            self.world.coverage[f"start_{error.code}"] += 1
+        else:
+            await self._reign(self.service)
+        self.world.agenda.after(50.0 + 500.0 * self.world.random.random(), self, self._again)
+
+    def stop(self) -> None:
+        """The world is over."""
+        self._loop.kill()
+
+    def _again(self) -> None:
+        self._gone()
+        self.start()
+
+    async def _take_the_lead(self) -> CommitService:
+        world = self.world
+        random, shape = world.random, world.shape
+        self.recovering = True
+        identity = Identity(LeaderId(random.randbytes(16)), random.randbytes(32), self.address)
+        rude, self._rude = self._rude, False
+        plain, self._plain = self._plain, False
+        unfit = world.strikes("store_unfit", 0.1)
+        live = NodeStore(self, self._loop, unfit=unfit)
+        options = TakeoverOptions(
+            allow_new=True,
+            take_over=rude,
+            standby=not rude and not plain,
+            silence_ms=shape.silence_ms,
+            heartbeat_ms=shape.heartbeat_ms,
+            unheard_ms=shape.unheard_ms,
+            patience_s=PATIENCE_S,
+            ask_leader=self._ask_leader,
+            probe=unfit or shape.probes,
+        )
+        world.coverage["recoveries"] += 1
+        takeover = await take_the_lead(live, identity, LogId(random.randbytes(16)), options, self.now)
+        if unfit:
+            world.promises.break_("a store that fails its probe gets nothing", self.address)
+        world.coverage["claim_lost"] += takeover.restarts
+        self._shown = takeover.claim
+        self._resolved = []
+        self._resolved_shown = 0
+        service = CommitService.begin(
+            Archive(self, live),
+            takeover,
+            identity,
+            ServiceOptions(
+                address=self.address,
+                rules=shape.rules,
+                request_timeout_ms=2_000.0,
+                silence_ms=shape.silence_ms,
+                heartbeat_ms=shape.heartbeat_ms,
+                idle_check_ms=shape.idle_check_ms,
+                stalled_ms_max=shape.stalled_ms_max,
+            ),
+            live,
+            self.now,
+        )
+        self.recovering = False
+        service.feed = _WatchedFeed(self, takeover.claim)
+        vars(service.pipeline)["step"] = self._watched(service.pipeline)
+        world.coverage["reigns"] += 1
+        world.began_to_lead(self)
+        return service
+
+    def _watched(self, pipeline: Pipeline) -> Callable[[p.Event], list[p.Effect]]:
+        """The pipeline's step, with all invariants checked after it."""
+        world, step = self.world, pipeline.step
+
+        def watched(event: p.Event) -> list[p.Effect]:
+            effects = step(event)
+            if pipeline.ended is None:
+                world.stepped(pipeline)
+            if pipeline.release.holding:
+                world.coverage["held_for_a_proof"] += any(isinstance(effect, p.CheckOwnership) for effect in effects)
+            return effects
+
+        return watched
+
+    async def _reign(self, service: CommitService) -> None:
+        end: ServiceEnd = await service.ended
+        self.world.coverage[end.kind] += 1
+        if end.kind == "damaged":
+            self.world.promises.break_("no law of our own is broken", end.detail)
+        if end.kind == "deposed":
+            self.world.promises.deposed(service.claim, end.detail)
+        self.count_persist()
+        await service.close()
+
+    def count_persist(self) -> None:
+        """Add what this reign's third stage counted to the world's coverage."""
+        if self.service is not None:
+            counters = self.service.pipeline.persist.counters
+            self.world.coverage["retries"] += counters.retries
+            self.world.coverage["hedges"] += counters.hedges
+            self.world.coverage["own_successes"] += counters.own_successes
+
+    # -- nodes ask one another who they are ---------------------------------------------------------------------------
+
+    async def _ask_leader(self, address: str) -> str | None:
+        asked: asyncio.Future[str | None] = self._loop.create_future()
+        loop = self._loop
+
+        def told(answer: str | None) -> None:
+            if not asked.done():
+                loop.turn(asked.set_result, answer)
+
+        self.world.ask(self, address, told)
+        return await asked
+
+    def asked_who(self, standby: str, answer: Callable[[str | None], None]) -> None:
+        """A standby asks this process whether it leads."""
+        if self.service is not None and self.leading:
+            self._loop.turn(self.service.standby_seen, standby)
+        answer(self.service.leader_id if self.service is not None and self.leading else "")
+
+    # -- clients ------------------------------------------------------------------------------------------------------
+
+    def receive(self, attempt: Attempt, txn: Transaction) -> None:
+        """A commit request arrives."""
+        service = self.service
+        refusal = None if service is None else service.admission()
+        if service is None or refusal is not None:
+            self.world.coverage["refused_while_stalled"] += "waited_ms" in (refusal.fields if refusal else ())
+            self.world.tell(self.world.owner_of(attempt).unknown, attempt)
+            return
+        if service.options.stalled_ms_max < inf:
+            self.world.coverage["admitted_while_in_flight"] += bool(service.pipeline.persist.in_flight)
+        incarnation = self.incarnation
+
+        def reply(entry: CommitEntry) -> None:
+            if self.incarnation == incarnation and self.up:
+                self._reply(entry)
+
+        self._loop.turn(service.submit, [CommitEntry(txn, reply, attempt)])
+
+    def asked_status(self, attempt: Attempt) -> None:
+        """A status question arrives."""
+        if self.service is None or attempt.request_id is None:
+            self.world.tell(self.world.owner_of(attempt).unknown, attempt)
+            return
+        self._run(self._status(self.service, attempt, attempt.request_id))
+
+    async def _status(self, service: CommitService, attempt: Attempt, request_id: str) -> None:
+        try:
+            answer = await service.status(request_id, attempt.txn_read_version)
+        except CorruptData as error:
+            self.world.promises.break_("history is readable", f"{error} {error.fields}")
+        except HoldfastError as error:
+            self.world.coverage[f"status_{error.code}"] += 1
+            self.world.tell(self.world.owner_of(attempt).unknown, attempt)
+        else:
+            self._status_is(attempt, answer.version)
+
+    def asked_version(self) -> None:
+        """A version question arrives."""
+        if self.service is not None and self.leading:
+            self._run(self._version(self.service, self.world.promises.frontier))
+
+    async def _version(self, service: CommitService, frontier: int) -> None:
+        try:
+            version = await service.version()
+        except HoldfastError as error:
+            self.world.coverage[f"version_{error.code}"] += 1
+        else:
+            self.world.promises.version_answered(version, frontier)
+            self.world.coverage["version_answered"] += 1
+
+    def asked_noop(self) -> None:
+        """A no-op arrives."""
+        if self.service is not None and self.leading:
+            self._run(self._noop(self.service))
+
+    async def _noop(self, service: CommitService) -> None:
+        try:
+            await service.noop()
+        except HoldfastError as error:
+            self.world.coverage[f"noop_{error.code}"] += 1
+        else:
+            self.world.coverage["noops"] += 1
+
+    def write(self) -> None:
+        """This leader writes a batch that belongs to no client."""
+        if self.service is not None and self.leading:
+            key = b"x/alone-%d" % self.world.agenda.happened
+            self._loop.turn(self.service.submit, [CommitEntry(Transaction([Write(key, b"")]), _no_reply)])
+
+    def asked_to_step_down(self) -> None:
+        """The operator wants this leader to drain and resign."""
+        if self.service is not None and self.leading:
+            self._run(self.service.step_down())
+
+    # -- answers ------------------------------------------------------------------------------------------------------
+
+    def _reply(self, entry: CommitEntry) -> None:
+        attempt = entry.ticket
+        assert isinstance(attempt, Attempt), "commits carry their attempts"
+        world, outcome = self.world, entry.outcome
+        client = world.owner_of(attempt)
+        match outcome:
+            case Committed(version=version):
+                world.promises.answered_committed(attempt, version)
+                world.coverage["answered_committed"] += 1
+                world.tell(client.committed, attempt, version)
+            case Rejected():
+                world.promises.answered_rejected(entry, outcome, world.promises.end_version())
+                world.promises.answered_not_committed(attempt)
+                world.coverage[f"answered_{outcome.reason}"] += 1
+                world.tell(client.denied, attempt)
+            case InvalidRequest() | Unavailable():
+                # The version was read at a leader that this one does not know of: the attempt may go elsewhere.
+                world.coverage["answered_future_version"] += 1
+                world.tell(client.unknown, attempt)
+            case None:
+                world.promises.break_("every answer has an outcome", f"{attempt.identity}")
+            case _:
+                world.coverage["answered_" + type(outcome).__name__.lower()] += 1
+                world.tell(client.unknown, attempt)
+
+    def _status_is(self, attempt: Attempt, version: int | None) -> None:
+        world = self.world
+        client = world.owner_of(attempt)
+        if version is None:
+            world.promises.answered_not_committed(attempt)
+            world.coverage["status_not_committed"] += 1
+            world.tell(client.denied, attempt)
+            return
+        world.promises.answered_committed(attempt, version, by_id=True)
+        world.coverage["status_committed"] += 1
+        if world.promises.at.get(attempt.identity) == version:
+            world.tell(client.committed, attempt, version)
+        else:
+            # Another attempt under the same id committed: this one did not.
+            world.tell(client.denied, attempt)
+
+    # -- what subscribers are shown -----------------------------------------------------------------------------------
+
+    def shown_durable(self, header: Header, transactions: Sequence[LoggedTransaction]) -> None:
+        """A batch is shown as durable."""
+        assert self._shown is not None, "a leader has claimed"
+        self._shown = self.world.promises.shown_durable(self._shown, header)
+        durable = [txn.version for txn in transactions]
+        upto = self._resolved_shown + len(durable)
+        if self._resolved[self._resolved_shown : upto] != durable:
+            self.world.promises.break_("what is shown early becomes durable in order", f"{durable[:3]}")
+        self._resolved_shown = upto
+        self.world.shown(self, header, transactions)
+
+    def shown_resolved(self, events: Sequence[TransactionEvent]) -> None:
+        """Transactions are shown before they are durable."""
+        versions = [event.version for event in events]
+        self._resolved += versions
+        assert self._shown is not None, "a leader has claimed"
+        self.world.promises.handed_out(versions, self._shown.claim)
+
+    def early_versions(self) -> list[int]:
+        """What is shown as resolved and not yet as durable, in order."""
+        return self._resolved[self._resolved_shown :]
+
+
+def _no_reply(_: CommitEntry) -> None:
+    """No client waits for it."""
+
+
+class _WatchedFeed(Feed):
+    """The real feed, and what goes into it."""
+
+    def __init__(self, node: Node, claim: Header) -> None:
+        super().__init__(claim, bytes_max=10_000)
+        self._node = node
+        self.resolved_subscribers = 1
+
+    def publish_durable(self, header: Header, transactions: Sequence[LoggedTransaction], size: int) -> None:
+        """As the feed does."""
+        super().publish_durable(header, transactions, size)
+        self._node.shown_durable(header, transactions)
+
+    def publish_resolved(self, events: Sequence[TransactionEvent], size: int) -> None:
+        """As the feed does."""
+        super().publish_resolved(events, size)
+        self._node.shown_resolved(events)
+
+    def close(self) -> None:
+        """As the feed does."""
+        super().close()
+        self._node.world.ended(self._node)

@@ -1,0 +1,163 @@
+"""A node's ways to the object store: the port of the real shells, over the simulated network.
+
+Owns: waiting for the network's answers, and the probe's keys. Does not own: the fate of a request (``network``).
+
+Two ways: ``NodeStore`` sees what the store holds now; ``Archive`` is read for history, where nothing was ever removed
+(as a reader of segments sees it), so that questions about old attempts have answers in worlds with retention.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from tests.worlds.log.network import Rows
+
+from holdfast.commit.format.batch import CLAIM_BYTES, HEADER_BYTES, PREFIX, slot_of
+from holdfast.errors import NotFound, Unavailable
+from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown
+from holdfast.values import Slot
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from tests.worlds.log.loop import SimulatedLoop
+    from tests.worlds.log.node import Node
+
+__all__ = ["Archive", "NodeStore"]
+
+T = TypeVar("T")
+
+
+class NodeStore:
+    """The object store as one process of a node reaches it. ``unfit``: its way there ignores conditions."""
+
+    url = "s3://world/log"
+
+    def __init__(self, node: Node, loop: SimulatedLoop, *, unfit: bool = False) -> None:
+        self._node = node
+        self._loop = loop
+        self._world = node.world
+        self._unfit = unfit
+
+    async def create(self, key: str, data: bytes) -> CreateAnswer:
+        """As the port says."""
+        if self._loop.dead:
+            return Unknown("crashed")
+        slot = slot_of(key)
+        if slot is None:
+            return await self._create_other(key, data)
+        if self._unfit:
+            self._world.promises.break_("a store that fails its probe gets nothing", key)
+        if len(data) == CLAIM_BYTES and self._world.strikes("claim_dawdles", 0.2):
+            random = self._world.random
+            await self.pause(random.choice((30.0, 500.0, 3_000.0)) * random.random())
+        answered: asyncio.Future[CreateAnswer] = self._loop.create_future()
+        self._world.network.create(self._node, slot, data, self._done(answered))
+        return await answered
+
+    async def _create_other(self, key: str, data: bytes) -> CreateAnswer:
+        await self.pause(self._world.network.delay_ms())
+        others = self._world.store.others
+        if self._world.strikes("probe_failed", 0.03):
+            return Unknown("no answer in time")
+        if key in others and not self._unfit:
+            return Refused()
+        others[key] = data
+        return CREATED
+
+    async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+        """As the port says."""
+        slot = slot_of(key)
+        if slot is None:
+            await self.pause(self._world.network.delay_ms())
+            return self._found(key, self._world.store.others.get(key))
+        assert not start and length == HEADER_BYTES, "a leader reads headers"
+        if self._loop.dead:
+            raise Unavailable("crashed")
+        answered: asyncio.Future[bytes | Unknown | None] = self._loop.create_future()
+        self._world.network.read(self._node, slot, self._done(answered))
+        return self._found(key, await answered)
+
+    @staticmethod
+    def _found(key: str, answer: bytes | Unknown | None) -> bytes:
+        if answer is None:
+            raise NotFound("no such object", key=key)
+        if isinstance(answer, Unknown):
+            raise Unavailable(answer.detail)
+        return answer
+
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
+        """As the port says."""
+        if prefix != PREFIX:
+            await self.pause(self._world.network.delay_ms())
+            others = self._world.store.others
+            keys = sorted(key for key in others if key.startswith(prefix) and key > after)
+            return [Listed(key, len(others[key])) for key in keys[:limit]]
+        if self._loop.dead:
+            raise Unavailable("crashed")
+        answered: asyncio.Future[Rows | Unknown] = self._loop.create_future()
+        self._world.network.list(self._node, limit, self._done(answered))
+        rows = await answered
+        if isinstance(rows, Unknown):
+            raise Unavailable(rows.detail)
+        return [Listed(name, size) for name, size in rows]
+
+    async def delete(self, key: str) -> None:
+        """As the port says."""
+        await self.pause(self._world.network.delay_ms())
+        self._world.store.others.pop(key, None)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def pause(self, ms: float) -> None:
+        """Wait for so many milliseconds of virtual time."""
+        if self._loop.dead:
+            raise Unavailable("crashed")
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._world.agenda.after(ms, self._node, self._done(waiter), None)
+        await waiter
+
+    def _done(self, answered: asyncio.Future[T]) -> Callable[[T], None]:
+        def answer(value: T) -> None:
+            if not answered.done():
+                self._loop.turn(answered.set_result, value)
+
+        return answer
+
+
+class Archive:
+    """Everything that ever landed, for those who read history. Some reads take a while."""
+
+    url = "s3://world/log"
+
+    def __init__(self, node: Node, live: NodeStore) -> None:
+        self._world = node.world
+        self._live = live
+
+    async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+        """As the port says."""
+        if self._world.random.random() < 0.1:
+            await self._live.pause(self._world.network.delay_ms() * 2)
+        slot = slot_of(key)
+        data = self._world.store.archive.get(slot if slot is not None else Slot(-1))
+        if data is None:
+            raise NotFound("no such object", key=key)
+        return data if length is None else data[start : start + length]
+
+    async def create(self, key: str, data: bytes) -> CreateAnswer:
+        """Never: history is read."""
+        raise AssertionError(f"history is not written: {key} {len(data)}")
+
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
+        """Never: history is read by name."""
+        raise AssertionError(f"history is not listed: {prefix} {after} {limit}")
+
+    async def delete(self, key: str) -> None:
+        """Never: history is read."""
+        raise AssertionError(f"history is not written: {key}")
+
+    async def close(self) -> None:
+        """Nothing is held."""

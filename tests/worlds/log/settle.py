@@ -1,0 +1,61 @@
+"""The settling of accounts at the end of a simulated world.
+
+Owns: the comparison of everything that was answered with a fresh walk of the log and with what recovery decides. Does
+not own: the promises themselves (``promises``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.worlds.log.promises import COUNTER, PromiseBroken
+
+from holdfast.commit.format import batch as batch_format
+from holdfast.commit.format.chain import ChainWalker
+from holdfast.commit.leadership import leadership
+from holdfast.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from tests.worlds.log.world import World
+
+__all__ = ["settle_accounts"]
+
+
+def settle_accounts(world: World) -> None:
+    """Raise PromiseBroken unless answers, a fresh reader and recovery agree about the whole log."""
+    promises = world.promises
+    promises.at_the_end([attempt for client in world.clients for attempt in client.attempts])
+    counted = int(promises.value(b"%s0" % COUNTER, promises.end_version()) or b"0")
+    if counted != promises.increments:
+        raise PromiseBroken("every increment counts exactly once", f"{counted} of {promises.increments}")
+    for follower in world.followers:
+        follower.lost_at_the_end()
+        follower.check()
+    if not world.shape.retention and not world.coverage["claims_removed"]:
+        _walk_afresh(world)
+    _recover_afresh(world)
+
+
+def _walk_afresh(world: World) -> None:
+    """A reader that was never there before sees the same log."""
+    walker = ChainWalker()
+    seen: list[int] = []
+    while (data := world.store.objects.get(walker.next_slot)) is not None:
+        walker.accept(batch_format.decode_header(data, slot=walker.next_slot))
+        assert walker.head is not None, "just accepted"
+        seen.append(walker.head.slot)
+    if seen != list(world.promises.headers):
+        raise PromiseBroken("every reader sees the same log", f"{len(seen)} objects")
+
+
+def _recover_afresh(world: World) -> None:
+    """Recovery, asked now, claims exactly where the log ends."""
+    page = leadership.read_page(world.store.page(batch_format.SPAN_MAX))
+    objects = dict(world.store.objects)
+    try:
+        plan = leadership.plan_recovery(page, objects, allow_new=False)  # type: ignore[arg-type]
+    except HoldfastError as error:
+        raise PromiseBroken("recovery accepts an undamaged log", str(error)) from error
+    walker = world.promises.walker
+    if isinstance(plan, leadership.NeedHeaders) or plan.slot != walker.next_slot or plan.predecessor != walker.head:
+        raise PromiseBroken("recovery and the chain agree", f"{plan} against {walker.next_slot}")

@@ -1,0 +1,185 @@
+"""What kind of world a seed makes: sizes, bounds and how often which fault strikes.
+
+Owns: drawing a ``WorldShape`` from a seed, and the narrow protocol that makes its corners reachable. Does not own: time
+and events (``world``).
+
+Swarm testing: every world draws which kinds of faults it has at all, so that some run with one kind only and reach
+depths that a mixture would never reach.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import inf
+from random import Random
+from typing import Any, Final
+
+import structlog
+
+from holdfast.commit.format import batch, chain
+from holdfast.commit.format.batch import VERSION_JUMP
+from holdfast.commit.leadership import leadership, takeover_machine
+from holdfast.commit.stages import persist, release, sequence
+from holdfast.commit.stages.persist import PersistRules
+from holdfast.commit.stages.pipeline import PipelineRules
+from holdfast.commit.stages.release import PROOF_MS_MAX
+
+__all__ = ["FAULTS", "WorldShape", "draw_shape", "protocol_width", "silent"]
+
+FAULTS: Final = (
+    "put_request_lost",
+    "put_answer_lost",
+    "put_late",
+    "put_sent_twice_by_the_store_client",
+    "put_copied",
+    "put_busy_409",
+    "put_throttled_503",
+    "put_500_after_commit",
+    "read_failed",
+    "list_failed",
+    "list_torn",
+    "crash",
+    "pause",
+    "long_pause",
+    "clock_jump",
+    "partition",
+    "nodes_cut",
+    "question_lost",
+    "store_unfit",
+    "probe_failed",
+    "rude_takeover",
+    "claim_dawdles",
+    "step_down",
+    "client_request_lost",
+    "client_request_late",
+    "client_answer_lost",
+    "client_copy",
+    "status_copy",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorldShape:
+    """One world's sizes. ``rates`` holds the chance of each fault, 0 for those this world does not know."""
+
+    span: int
+    version_jump: int
+    nodes: int
+    clients: int
+    rules: PipelineRules
+    rates: dict[str, float]
+    latency_ms: float
+    think_ms: float
+    retention: bool
+    hot_keys: int
+    silence_ms: float
+    heartbeat_ms: float
+    unheard_ms: float
+    idle_check_ms: float
+    probes: bool
+    stalled_ms_max: float
+    """After how long on a silent store a leader refuses commits. Most worlds wait, so that spans fill."""
+    proof_ms: float
+    """For how long a leader believes a proof of ownership. Where it is short, older claims are removed."""
+
+
+def draw_shape(random: Random) -> WorldShape:
+    """The shape of the world of one seed; ``random`` is that world's own."""
+    shape = _draw_any(random)
+    if shape.span > 8 or random.random() < 0.7:
+        return shape
+    # A world in which claims are removed, so that a leader that believes an old proof answers what no reader finds:
+    # leaders are frozen twice in a row (``World._freeze_twice``), and there is little else. No retention: it keeps
+    # objects for longer than any leader retries, or a second create of a removed object would pass for a new proof.
+    rates = {**dict.fromkeys(FAULTS, 0.0), "put_request_lost": 10.0, "put_answer_lost": 6.0}
+    return replace(
+        shape,
+        proof_ms=random.choice((400.0, 800.0)),
+        nodes=3,
+        clients=random.choice((1, 2, 3)),
+        latency_ms=2.0,
+        idle_check_ms=5_000.0,
+        rates=rates,
+        retention=False,
+    )
+
+
+def _draw_any(random: Random) -> WorldShape:
+    span = random.choice((2, 4, 8, 8, 1000))
+    window = min(span, random.choice((1, 2, 3, 4, 8, 8, 30)))
+    calm = random.random() < 0.05
+    rates = {fault: 0.0 if calm or random.random() < 0.4 else random.choice((0.3, 1.0, 1.0, 3.0)) for fault in FAULTS}
+    persist_rules = PersistRules(
+        batch_timeout_ms=random.choice((0.5, 2.0, 10.0)),
+        batch_timeout_max_ms=20.0,
+        batch_bytes=random.choice((80, 400, 1 << 20)),
+        window=window,
+        puts_per_second_max=random.choice((None, None, None, 100.0)),
+        retry_base_ms=random.choice((10.0, 50.0)),
+        retry_max_ms=400.0,
+        retries_max=random.choice((None, None, 4)),
+        give_up_after_ms=random.choice((4_000.0, 60_000.0)),
+        hedge_percentile=random.choice((None, 60.0, 90.0)),
+    )
+    rules = PipelineRules(
+        persist=persist_rules,
+        window_ms=random.choice((100.0, 1_000.0, 60_000.0)),
+        window_bytes=random.choice((20_000, 200_000, 64 << 20)),
+    )
+    silence_ms = random.choice((60.0, 150.0, 400.0))
+    return WorldShape(
+        span=span,
+        version_jump=random.choice((VERSION_JUMP, VERSION_JUMP, 10)),
+        nodes=random.choice((2, 3, 3)),
+        clients=random.choice((4, 8, 16)),
+        rules=rules,
+        rates=rates,
+        latency_ms=random.choice((2.0, 8.0, 20.0)),
+        think_ms=random.choice((2.0, 10.0, 40.0)),
+        retention=span <= 8 and random.random() < 0.3,
+        hot_keys=random.choice((3, 6)),
+        stalled_ms_max=300.0 if silence_ms == 60.0 else inf,
+        silence_ms=silence_ms,
+        heartbeat_ms=silence_ms * 0.45,
+        unheard_ms=3.0 * silence_ms,
+        idle_check_ms=random.choice((200.0, 5_000.0)),
+        probes=random.random() < 0.3,
+        proof_ms=PROOF_MS_MAX,
+    )
+
+
+@contextmanager
+def silent() -> Generator[None]:
+    """Run the real shells without their lines for the log of a process: a world has thousands of them."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+@contextmanager
+def protocol_width(span: int, version_jump: int = VERSION_JUMP, proof_ms: float = PROOF_MS_MAX) -> Generator[None]:
+    """Run the real protocol with another W: the span, the page and the jump stay one number, as they must.
+
+    Worlds with a small W reach in hundreds of events what takes W = 1000 a million. So does a small version jump, of
+    which the hold-back stays nine tenths and the empty batch one tenth.
+    """
+    modules = (batch, leadership, persist, takeover_machine)
+    values: list[tuple[Any, str, float]] = [(module, "SPAN_MAX", span) for module in modules]
+    values.append((release, "PROOF_MS_MAX", proof_ms))
+    if version_jump != VERSION_JUMP:
+        values += [(module, "VERSION_JUMP", version_jump) for module in (batch, chain, leadership)]
+        values += [(sequence, "HOLD_BACK", version_jump * 9 // 10), (persist, "HEARTBEAT_VERSIONS", version_jump // 10)]
+    before = [getattr(module, name) for module, name, _ in values]
+    for module, name, value in values:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for (module, name, _), value in zip(values, before, strict=True):
+            setattr(module, name, value)

@@ -1,0 +1,112 @@
+"""Media damage: what a disk does to bytes that it had promised to keep.
+
+Owns: a log with a bit flipped, a block zeroed, a block in the place of another, a file cut or emptied; and the law that
+a damaged message is told and never delivered. Does not own: what crashes do (``world``).
+
+Failure model: ``PromiseBroken`` where a wrong message is delivered, or one is missing without a report.
+
+Damage is done to a log that was closed cleanly, to one file at a time: pages, indexes, marks, the identity. Damage to
+anything but a page must not cost a message (I5). Sometimes the marks are gone besides; then the end of the last page
+may be missing without a word, because nothing is left that could tell of it, and nothing else. In uniform worlds every
+frame of a page has the same size, so that a misplaced block brings whole frames, whose only fault is that they belong
+elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Final
+
+from tests.worlds.queue.files import CrashFiles
+from tests.worlds.queue.ledger import PromiseBroken
+from tests.worlds.queue.page_cache import BLOCK_BYTES
+
+from holdfast.queue import Gap, Message, Queue, Trimmed
+from holdfast.queue.format.file_names import FileNames
+from holdfast.queue.format.page_header import decode_header
+
+__all__ = ["DAMAGE_KINDS", "check_damaged", "damaged"]
+
+PATH: Final = "d/q"
+DIRECTORY: Final = "d"
+PREFIX: Final = "q"
+MARKS: Final = FileNames(PREFIX).write_meta
+MARKS_GONE: Final = 0.3
+DAMAGE_KINDS: Final = ("bit flipped", "sector zeroed", "block misplaced", "file cut", "file emptied")
+
+
+def damaged(data: bytes, kind: str, random: Random) -> bytes:
+    """The bytes of a file after one kind of damage."""
+    if not data or kind == "file emptied":
+        return b""
+    place = random.randrange(len(data))
+    if kind == "bit flipped":
+        return data[:place] + bytes([data[place] ^ 1 << random.randrange(8)]) + data[place + 1 :]
+    if kind == "file cut":
+        return data[:place]
+    if kind == "sector zeroed":
+        start = place // 512 * 512
+        return data[:start] + bytes(len(data[start : start + 512])) + data[start + 512 :]
+    start, other = place // BLOCK_BYTES * BLOCK_BYTES, random.randrange(len(data)) // BLOCK_BYTES * BLOCK_BYTES
+    width = min(len(data) - start, len(data) - other, BLOCK_BYTES)
+    return data[:start] + data[other : other + width] + data[start + width :]
+
+
+def check_damaged(files: CrashFiles, random: Random, rounds: int, seen: Counter[str]) -> int:
+    """Damage a copy of a closed log so many times; returns how many states were read.
+
+    Raises: ``PromiseBroken``.
+    """
+    with Queue(PATH, files=files, read_only=True) as reader:
+        expected = {message.seq: message for message in reader.read()}
+    contents = files.contents(DIRECTORY)
+    names = [name for name in contents if not name.endswith((".lock", ".torn"))]
+    for _ in range(rounds):
+        name, kind = random.choice(names), random.choice(DAMAGE_KINDS)
+        after = damaged(contents[name], kind, random)
+        if after == contents[name]:
+            continue
+        copy = files.after_kill(Random(random.random()))
+        copy.set_content(DIRECTORY, name, after)
+        is_page = name.endswith(".page")
+        seen[f"{kind}: {'page' if is_page else 'hint'}"] += 1
+        blind = is_page and random.random() < MARKS_GONE
+        if blind:
+            copy.set_content(DIRECTORY, MARKS, None)
+            seen["damaged without marks"] += 1
+        silent_from = _last_base(contents) if blind else max(expected) + 1
+        _check_reader(copy, expected, may_lose=is_page, silent_from=silent_from, what=f"{kind} in {name}")
+    return rounds
+
+
+def _last_base(contents: dict[str, bytes]) -> int:
+    """The first message of the last page that was begun."""
+    names = FileNames(PREFIX)
+    numbers = {name: number for name in contents if (number := names.page_number(name)) is not None}
+    headers = [decode_header(contents[name], number) for name, number in numbers.items()]
+    return max(header.base_seq for header in headers if header is not None)
+
+
+def _check_reader(
+    files: CrashFiles, expected: dict[int, Message], *, may_lose: bool, silent_from: int, what: str
+) -> None:
+    told: set[int] = set()
+    reports: list[Gap | Trimmed] = []
+    with Queue(PATH, files=files, read_only=True) as reader:
+        found = list(reader.read(damage=reports.append))
+    for report in reports:
+        first = report.first if isinstance(report, Gap) else report.wanted_seq
+        last = report.last if isinstance(report, Gap) else report.first_seq - 1
+        told.update(range(first, last + 1))
+    for message in found:
+        if expected.get(message.seq) != message:
+            raise PromiseBroken(f"I1: {what}: message {message.seq} is delivered as {message.payload[:40]!r}")
+    missing = expected.keys() - {message.seq for message in found}
+    if missing and not may_lose:
+        raise PromiseBroken(f"I5: {what}: {sorted(missing)[:5]} are missing")
+    untold = missing - told
+    if untold and (min(untold) < silent_from or len(untold) != max(expected) + 1 - min(untold)):
+        raise PromiseBroken(f"I2: {what}: {sorted(untold)[:5]} are missing and nobody says so")
+    if len(found) != len({message.seq for message in found}):
+        raise PromiseBroken(f"I4: {what}: a message is delivered twice")

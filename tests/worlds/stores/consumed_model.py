@@ -1,0 +1,439 @@
+"""The plain model of a standard or shared durable: one item for each message, looked through from end to end.
+
+Owns: where each message is, and what each command may answer. Does not own: which commands come (``world``), the store
+around it (``store_model``). It shares no code with the state machine but the definitions and matchers.
+
+Failure model: an answer that the model does not allow raises ``PromiseBroken``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from tests.worlds.stores.promises import promise
+
+from holdfast.stores.definitions.definitions import Discard, DurableDefinition, DurableType
+from holdfast.stores.matching.matcher import Matcher
+from holdfast.stores.values.commands import Acknowledge, Acknowledged, Delivered, Redeliver, Redelivered
+from holdfast.stores.values.messages import Message
+
+__all__ = ["ConsumedModel", "Item"]
+
+
+@dataclass(slots=True)
+class Item:
+    """One message in one durable. ``place``: waiting, held, returned, dying, settled or gone."""
+
+    seq: int
+    publisher: str
+    published_ms: int
+    size: int
+    message: Message
+    place: str = "waiting"
+    deliveries: int = 0
+    holder: str = ""
+    lapses_ms: int = 0
+    not_before_ms: int = 0
+    cause: str = ""
+    started: bool = False
+    carried: bool = False
+    """Whether it was held when the service started."""
+    died: int = 0
+    """Rises with each message that dies."""
+    again: bool = False
+    """Whether somebody had it before its first delivery that counts."""
+    rewound: bool = False
+    """Whether a rewind reached it while it waited for its dead letter: the cursor may meet it again as a new one."""
+
+    @property
+    def begins_ms(self) -> int:
+        """When it began to live: a delayed message when it is due."""
+        return max(self.published_ms, self.message.deliver_at_ms)
+
+    @property
+    def pending(self) -> bool:
+        """Whether the durable still owes it to somebody."""
+        return self.place in ("waiting", "held", "returned", "dying")
+
+
+class ConsumedModel:
+    """One durable. Methods named as commands judge an answer and follow it."""
+
+    def __init__(self, definition: DurableDefinition) -> None:
+        self.definition = definition
+        self.items: dict[int, Item] = {}
+        """What the durable keeps: pending, or settled and retained."""
+        self.gone: dict[int, Item] = {}
+        self.subscribers: list[str] = []
+        self.reporting: set[str] = set()
+        """Subscribers that report what they start."""
+        self._died = 0
+
+    # ---- questions --------------------------------------------------------------------------------------------------
+
+    def pending(self) -> list[Item]:
+        """Everything the durable owes."""
+        return [item for item in self.items.values() if item.pending]
+
+    def kept(self) -> set[int]:
+        """The messages that it keeps, retained ones included."""
+        return {item.seq for item in self.items.values() if item.pending or item.place == "settled"}
+
+    def held(self, subscriber: str) -> list[Item]:
+        """What a subscriber holds."""
+        return [item for item in self.items.values() if item.place == "held" and item.holder == subscriber]
+
+    @property
+    def parks(self) -> bool:
+        """Whether what dies waits for an operator."""
+        return not self.definition.dead_letter_store
+
+    def _counting(self, subscriber: str) -> set[int]:
+        """Those held messages whose delivery counts if they come back now."""
+        held = self.held(subscriber)
+        if subscriber in self.reporting:
+            return {item.seq for item in held if item.started}
+        oldest = min(held, key=lambda item: item.seq, default=None)
+        return {oldest.seq} if oldest is not None and not oldest.carried else set()
+
+    def ends_ms(self, item: Item) -> int:
+        """When a message expires, 0 for never."""
+        ends = [item.begins_ms + ttl for ttl in (item.message.ttl_ms, self.definition.message_ttl_ms) if ttl]
+        return min(ends, default=0)
+
+    def expired(self, item: Item, now_ms: int) -> bool:
+        """Whether its time is over."""
+        return 0 < self.ends_ms(item) <= now_ms
+
+    def deliverable(self, now_ms: int, subscriber: str) -> list[Item]:
+        """What may be handed to this subscriber now, by number."""
+        found: list[Item] = []
+        takers = self._takers(subscriber, now_ms)
+        for item in self.items.values():
+            waits = item.place == "waiting" and item.message.deliver_at_ms <= now_ms
+            back = item.place == "returned" and item.not_before_ms <= now_ms
+            taken = takers.get(item.message.key, set()) - {item.seq}
+            if (waits or back) and not self.expired(item, now_ms) and not taken:
+                found.append(item)
+        return found
+
+    def _takers(self, subscriber: str, now_ms: int) -> dict[str | None, set[int]]:
+        """By key the messages that are with somebody else, or were put back with a delay: the key waits for them."""
+        found: dict[str | None, set[int]] = {}
+        if self.definition.key_ordered:
+            for item in self.items.values():
+                if (item.place == "held" and item.holder != subscriber) or item.not_before_ms > now_ms:
+                    found.setdefault(item.message.key, set()).add(item.seq)
+            found.pop(None, None)
+        return found
+
+    def _key_taken(self, item: Item, subscriber: str, now_ms: int) -> bool:
+        """Whether its key waits for another message."""
+        return bool(self._takers(subscriber, now_ms).get(item.message.key, set()) - {item.seq})
+
+    def next_event_ms(self, now_ms: int) -> int | None:
+        """The earliest time to come at which something here changes by itself."""
+        times: list[int] = []
+        for item in self.items.values():
+            if item.place == "held":
+                times.append(item.lapses_ms)
+            elif self._ages(item):
+                if ends_ms := self.ends_ms(item):
+                    times.append(ends_ms)
+                if item.place == "returned" and item.not_before_ms:
+                    times.append(item.not_before_ms)
+        return min((at_ms for at_ms in times if at_ms > now_ms), default=None)
+
+    # ---- publishing -------------------------------------------------------------------------------------------------
+
+    def publish(self, batch: Sequence[tuple[int, Message, int]], publisher: str, now_ms: int) -> set[int]:
+        """Follow a batch of (number, message, size); returns the numbers that the durable keeps of it."""
+        kept: set[int] = set()
+        definition = self.definition
+        for seq, message, size in batch:
+            if not definition.matcher.matches(message.fields):
+                continue
+            if definition.discard is Discard.NEW and self._is_over(1, size):
+                continue
+            self.items[seq] = Item(seq, publisher, now_ms, size, message)
+            kept.add(seq)
+        if kept:
+            # What is over a limit because its holder gave it back goes with the next message that comes, not before.
+            self.keep_limits(now_ms)
+        return kept
+
+    def has_room(self, size: int) -> bool:
+        """Whether its own limits let one more message in."""
+        return self.definition.discard is not Discard.NEW or not self._is_over(1, size)
+
+    def _is_over(self, messages: int, size: int) -> bool:
+        pending = self.pending()
+        definition = self.definition
+        over = 0 < definition.message_limit < len(pending) + messages
+        return over or 0 < definition.bytelimit < sum(item.size for item in pending) + size
+
+    def keep_limits(self, now_ms: int) -> None:
+        """The oldest that nobody holds goes first; one that waits for its time only where no other is left."""
+        if self.definition.discard is not Discard.OLD:
+            return
+        free = [item for item in self.items.values() if self._ages(item)]
+        free.sort(key=lambda item: (self._discard_class(item, now_ms), item.died, item.seq), reverse=True)
+        while free and self._is_over(0, 0):
+            self.leave(free.pop(), "limit_old")
+
+    def _ages(self, item: Item) -> bool:
+        """Whether it can expire where it is, and be discarded."""
+        return item.place in ("waiting", "returned") or (item.place == "dying" and self.parks)
+
+    def _discard_class(self, item: Item, now_ms: int) -> int:
+        if item.place == "dying":
+            return -1
+        if item.place == "returned":
+            return 0 if item.not_before_ms <= now_ms else 2
+        return 0 if item.message.deliver_at_ms <= now_ms else 1
+
+    # ---- subscribers ------------------------------------------------------------------------------------------------
+
+    def attach(self, subscriber: str, now_ms: int) -> str:
+        """Follow an attachment; returns whom it displaces."""
+        displaced = ""
+        for name in list(self.subscribers):
+            if name == subscriber or self.definition.type is DurableType.STANDARD:
+                self.detach(name, now_ms)
+                displaced = name
+        self.subscribers.append(subscriber)
+        return displaced
+
+    def detach(self, subscriber: str, now_ms: int) -> None:
+        """Follow a subscriber's end."""
+        counting = self._counting(subscriber)
+        for item in self.held(subscriber):
+            self._come_back(item, now_ms, counts=item.seq in counting)
+        self.subscribers.remove(subscriber)
+        self.reporting.discard(subscriber)
+
+    def came_back(self, seqs: Collection[int], now_ms: int) -> None:
+        """Follow the part of an ``Expire`` that was carried out before a crash: ``seqs`` are not held any more."""
+        counting = {name: self._counting(name) for name in self.subscribers}
+        for item in [item for item in self.items.values() if item.place == "held" and item.seq in seqs]:
+            self._come_back(item, now_ms, counts=item.seq in counting[item.holder])
+
+    def restarted(self) -> None:
+        """Follow a start of the service."""
+        self.reporting.clear()
+        for item in self.items.values():
+            item.started, item.carried = False, item.place == "held"
+
+    # ---- delivery ---------------------------------------------------------------------------------------------------
+
+    def deliver(self, subscriber: str, count: int, result: Delivered, now_ms: int) -> None:
+        """Judge and follow a delivery."""
+        room = max(0, min(count, self.definition.window - len(self.held(subscriber))))
+        possible = {item.seq: item for item in self.deliverable(now_ms, subscriber)}
+        given = [(seq, times) for first, last, times in result.runs for seq in range(first, last + 1)]
+        promise(len(given) <= room, "a window is not exceeded", given=given, room=room)
+        if not self.definition.key_ordered:
+            expected = min(room, len(possible))
+            promise(len(given) == expected, "what is there is delivered", given=given, possible=sorted(possible))
+        elif not any(item.place == "held" for item in self.items.values()):
+            promise(given or not possible or not room, "a free key is delivered", possible=sorted(possible))
+        for seq, times in given:
+            item = self.items.get(seq) or self.gone.get(seq)
+            promise(item is not None, "only what matches is delivered", seq=seq, durable=self.definition.name)
+            assert item is not None
+            promise(item.place not in ("settled", "gone"), "nothing acknowledged or gone comes back", item=item)
+            promise(
+                seq in possible, "nothing is delivered early, twice, expired or past its key", item=item, now=now_ms
+            )
+            uncounted = item.again and not item.deliveries
+            allowed = {-1 if uncounted else item.deliveries + 1} | ({1} if uncounted and item.rewound else set())
+            promise(times in allowed, "delivery counts are exact", item=item, told=times)
+            self._check_order(item, now_ms, subscriber)
+            item.place, item.holder, item.deliveries = "held", subscriber, item.deliveries + 1
+            item.lapses_ms, item.not_before_ms = now_ms + self.definition.ack_wait_ms, 0
+            item.started = item.carried = False
+
+    def _check_order(self, item: Item, now_ms: int, subscriber: str) -> None:
+        """Nothing earlier of this publisher still waits for its first delivery, unless it waits for its own time."""
+        if item.deliveries or item.again:
+            return
+        for other in self.items.values():
+            if other.seq >= item.seq or other.publisher != item.publisher or other.place != "waiting":
+                continue
+            excused = (
+                other.message.deliver_at_ms or self.expired(other, now_ms) or self._key_taken(other, subscriber, now_ms)
+            )
+            promise(excused, "order per publisher", given=item, before=other)
+
+    def acknowledge(self, command: Acknowledge, result: Acknowledged) -> None:
+        """Judge and follow an acknowledgement."""
+        now_ms = command.at_ms
+        settled = 0
+        stale: list[int] = []
+        if command.started is not None:
+            self.reporting.add(command.subscriber)
+            for item, _ in self._held_of(command, command.started):
+                if item is not None:
+                    item.started = True
+        for item, seq in self._held_of(command, command.ack):
+            if item is None:
+                stale.append(seq)
+                continue
+            settled += 1
+            item.place, item.holder = "settled", ""
+            if not self.definition.retention_time_ms:
+                self.leave(item, "acknowledged")
+        for seq, delay_ms in command.nack:
+            for item, _ in self._held_of(command, [(seq, seq)]):
+                settled += item is not None
+                if item is None:
+                    stale.append(seq)
+                else:
+                    self._give_back(item, now_ms, delay_ms)
+        for item, seq in self._held_of(command, [(seq, seq) for seq in command.reject]):
+            settled += item is not None
+            if item is None:
+                stale.append(seq)
+            else:
+                self._die(item, "rejected")
+        for item, seq in self._held_of(command, command.extend):
+            if item is None:
+                stale.append(seq)
+            else:
+                item.lapses_ms = now_ms + self.definition.ack_wait_ms
+        told = [seq for first, last in result.stale for seq in range(first, last + 1)]
+        promise(sorted(told) == sorted(stale), "only what is held now counts", told=told, stale=stale)
+        promise(result.acknowledged == settled, "what is held and settled counts", result=result, settled=settled)
+
+    def _held_of(self, command: Acknowledge, ranges: Iterable[tuple[int, int]]) -> list[tuple[Item | None, int]]:
+        found: list[tuple[Item | None, int]] = []
+        for first, last in ranges:
+            for seq in range(first, last + 1):
+                item = self.items.get(seq)
+                mine = item is not None and item.place == "held" and item.holder == command.subscriber
+                found.append((item if mine else None, seq))
+        return found
+
+    # ---- coming back and leaving ------------------------------------------------------------------------------------
+
+    def _come_back(self, item: Item, now_ms: int, *, counts: bool) -> None:
+        """Its subscriber is gone or late."""
+        if counts:
+            self._give_back(item, now_ms, 0)
+            return
+        item.holder = ""
+        if self.expired(item, now_ms):
+            self.leave(item, "expired")
+        else:
+            item.place, item.not_before_ms, item.again = "returned", 0, True
+            item.deliveries -= 1
+
+    def _give_back(self, item: Item, now_ms: int, delay_ms: int) -> None:
+        maximum = self.definition.max_delivery
+        item.holder = ""
+        if self.expired(item, now_ms):
+            self.leave(item, "expired")
+        elif maximum and item.deliveries >= maximum:
+            self._die(item, "max_delivery")
+        else:
+            item.place = "returned"
+            item.not_before_ms = now_ms + delay_ms if delay_ms > 0 else 0
+
+    def _die(self, item: Item, cause: str) -> None:
+        item.holder = ""
+        if self.parks and cause == "rejected":
+            self.leave(item, cause)
+            return
+        self._died += 1
+        item.place, item.cause, item.died = "dying", cause, self._died
+
+    def leave(self, item: Item, cause: str) -> None:
+        """It is this durable's no more, for good."""
+        item.place, item.holder, item.cause = "gone", "", cause
+        self.gone[item.seq] = self.items.pop(item.seq)
+
+    def expire(self, now_ms: int) -> None:
+        """Follow every deadline up to now."""
+        counting = {name: self._counting(name) for name in self.subscribers}
+        for item in list(self.items.values()):
+            if item.place == "held" and item.lapses_ms <= now_ms:
+                self._come_back(item, now_ms, counts=item.seq in counting[item.holder])
+            elif self._ages(item) and self.expired(item, now_ms):
+                self.leave(item, "expired")
+            if item.not_before_ms <= now_ms:
+                item.not_before_ms = 0
+            retention_ms = self.definition.retention_time_ms
+            aged = item.published_ms + retention_ms <= now_ms
+            own = 0 < item.message.ttl_ms <= now_ms - item.begins_ms
+            if item.place == "settled" and (aged or own):
+                self.leave(item, "retention")
+
+    def sweep(self, now_ms: int) -> None:
+        """Follow the end of what expired, where a delivery came upon it before an ``Expire`` did."""
+        for item in list(self.items.values()):
+            if self._ages(item) and self.expired(item, now_ms):
+                self.leave(item, "expired")
+
+    def parks_now(self, now_ms: int) -> None:
+        """Follow the end of the dead-letter store: what expired while it waited for its letter is gone."""
+        for item in list(self.items.values()):
+            if item.place == "dying" and self.expired(item, now_ms):
+                self.leave(item, "expired")
+
+    def retains_nothing(self) -> None:
+        """Follow a definition without a retention time."""
+        for item in list(self.items.values()):
+            if item.place == "settled":
+                self.leave(item, "retention")
+
+    def redeliver(self, command: Redeliver, result: Redelivered) -> None:
+        """Judge and follow a redelivery of parked messages."""
+        wanted = {seq for first, last in command.messages for seq in range(first, last + 1)}
+        found = sorted(
+            item.seq
+            for item in self.items.values()
+            if item.place == "dying" and item.seq > command.after and (item.seq in wanted or not command.messages)
+        )
+        looked, rest = found[: command.count], found[command.count :]
+        matcher = Matcher.parse(command.match) if command.match else None
+        chosen = [seq for seq in looked if matcher is None or matcher.matches(self.items[seq].message.fields)]
+        live = [seq for seq in chosen if not self.expired(self.items[seq], command.at_ms)]
+        expected = Redelivered(len(live), looked[-1] if rest else 0)
+        promise(result == expected, "what is parked is put back", result=result, expected=expected)
+        for seq in chosen:
+            item = self.items[seq]
+            if seq not in live:
+                self.leave(item, "expired")
+                continue
+            item.place, item.deliveries, item.died, item.again = "returned", 0, 0, True
+            item.not_before_ms = 0
+
+    def purge(self) -> tuple[int, int]:
+        """Follow a purge; returns messages and bytes."""
+        purged = self.pending()
+        for item in list(self.items.values()):
+            self.leave(item, "purged")
+        return len(purged), sum(item.size for item in purged)
+
+    def drop(self, seq: int) -> bool:
+        """Follow the deletion of one message; returns whether there was one."""
+        item = self.items.get(seq)
+        if item is None or not item.pending:
+            return False
+        self.leave(item, "dropped")
+        return True
+
+    def rewind(self, seq: int, now_ms: int) -> None:
+        """Follow a rewind: what is retained or unsettled from ``seq`` on waits as if it had never been delivered.
+
+        What was published longer ago than the retention is out of its reach, wherever it is.
+        """
+        for item in self.items.values():
+            young = item.published_ms + self.definition.retention_time_ms > now_ms
+            places = ("held", "returned", "settled", "dying") if self.parks else ("held", "returned", "settled")
+            if item.seq >= seq and young and item.place in places:
+                item.place, item.holder, item.deliveries, item.not_before_ms = "waiting", "", 0, 0
+                item.died, item.again, item.rewound = 0, False, False
+            elif item.seq >= seq and young and item.place == "dying":
+                item.rewound = True
