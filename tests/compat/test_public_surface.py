@@ -29,13 +29,13 @@ from holdfast.cli.exits import Exit
 from holdfast.cli.main import application
 from holdfast.objects.budget import StoreMetrics
 from holdfast.server import openapi
-from holdfast.server.embedded_view import EmbeddedView
-from holdfast.server.front import FrontLimits
-from holdfast.server.responses import STATUS_OF
+from holdfast.server.gateway import FrontLimits
+from holdfast.server.http.responses import STATUS_OF
+from holdfast.server.http.routes import Route
 from holdfast.server.route_table import route_table
-from holdfast.server.routes import Route
 from holdfast.server.stores import socket_frames
-from holdfast.server.view_messages import ViewStart
+from holdfast.server.view.embedded_view import EmbeddedView
+from holdfast.server.view.messages import ViewStart
 
 ROOT = Path(__file__).resolve().parents[2]
 SURFACE = Path(__file__).parent / "surface"
@@ -262,8 +262,10 @@ def test_the_frames_of_a_subscription_are_the_recorded_ones() -> None:
 
 def test_the_options_of_spark_are_the_recorded_ones() -> None:
     pytest.importorskip("pyspark")
-    from holdfast.spark import options, queue_options, sink_options, source, store_options
-    from holdfast.spark.shapes import Shape
+    from holdfast.spark.messages import queue_options, store_options
+    from holdfast.spark.sink import options as sink_options
+    from holdfast.spark.source import options, source
+    from holdfast.spark.source.shapes import Shape
     from pyspark_holdfast import DefaultSource
 
     lines = [f"data source {DefaultSource.name()}: {DefaultSource.__name__}"]
