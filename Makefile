@@ -1,7 +1,8 @@
 # Every target prepares the machine by itself (scripts/setup.sh) and is safe to run again.
 #
 #   make demo     real data through the whole product, a crash in the middle, every result compared
-#   make test     all tests, about fifteen minutes on two cores
+#   make test     one small case of every promise, at most eight minutes on two cores
+#   make test-all every test, with all its cases, about fifteen minutes on two cores
 #   make serve    a service on ./holdfast-data, http://127.0.0.1:8080
 #   make check    formatting, lint, types, the import law, documentation
 #   make prove    the large numbers; writes proof.json; a skipped lane is a failure
@@ -20,7 +21,7 @@ SPARK_LANE = $(filter tests/spark,$(LANE_FOLDERS))
 OTHER_LANES = $(filter-out tests/spark,$(LANE_FOLDERS))
 REQUIREMENT_SETS := server client spark all demo bench test dev
 
-.PHONY: help demo serve test check prove bench docs requirements clean
+.PHONY: help demo serve test test-all check prove bench docs requirements clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -52,10 +53,12 @@ demo: $(STAMPS)/venv $(STAMPS)/java
 serve: $(STAMPS)/venv
 	@exec $(BIN)/holdfast serve $(SERVE_FLAGS)
 
-# Spark in a process of its own: it brings a Java process, threads and Python workers that no other lane should meet.
+# The tests without the mark `matrix`, with small numbers: one small case for each promise.
 test: $(STAMPS)/venv $(STAMPS)/java s3-packages
-	$(if $(OTHER_LANES),@$(BIN)/python -m pytest -q $(OTHER_LANES) $(TEST_FLAGS))
-	$(if $(SPARK_LANE),@JAVA_HOME=$$(cat $(STAMPS)/java) $(BIN)/python -m pytest -q --timeout=420 $(SPARK_LANE) $(TEST_FLAGS))
+	@HOLDFAST_SMALL=1 JAVA_HOME=$$(cat $(STAMPS)/java) $(BIN)/python scripts/run_tests.py $(LANES) -- -m "not matrix" $(TEST_FLAGS)
+
+test-all: $(STAMPS)/venv $(STAMPS)/java s3-packages
+	@JAVA_HOME=$$(cat $(STAMPS)/java) $(BIN)/python scripts/run_tests.py $(LANES) -- $(TEST_FLAGS)
 
 # Large numbers; proof.json is written by tests/conftest.py at the end, also when something failed; Spark's run joins it.
 prove: $(STAMPS)/venv $(STAMPS)/java

@@ -29,11 +29,14 @@ from tests.azure_lane import azurite_program
 ROOT = Path(__file__).parent.parent
 REAL_LANES = ("integration", "spark")
 PROVE = os.environ.get("HOLDFAST_PROVE") == "1"
+SMALL = os.environ.get("HOLDFAST_SMALL") == "1"
+DURATIONS = os.environ.get("HOLDFAST_DURATIONS")
 NO_SKIPS = PROVE or os.environ.get("CI") == "true"
 
 settings.register_profile("test", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("small", settings.get_profile("test"), max_examples=30)
 settings.register_profile("prove", settings.get_profile("test"), max_examples=2_000)
-settings.load_profile("prove" if PROVE else "test")
+settings.load_profile("prove" if PROVE else "small" if SMALL else "test")
 
 
 def is_installed(program: str) -> bool:
@@ -61,6 +64,7 @@ class Proof:
         self._config = config
         self.lanes: dict[str, Lane] = defaultdict(Lane)
         self.skipped: list[str] = []
+        self.durations: dict[str, float] = defaultdict(float)
         self.began = time.time()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -68,6 +72,7 @@ class Proof:
         parts = Path(report.nodeid.partition("::")[0]).parts
         lane = self.lanes[parts[1] if len(parts) > 2 else parts[0]]
         lane.seconds += report.duration
+        self.durations[report.nodeid] += report.duration
         if report.failed:
             lane.failed += 1
             if PROVE:
@@ -100,6 +105,8 @@ class Proof:
         """A skipped test fails the run where every lane must run."""
         if NO_SKIPS and self.skipped and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if DURATIONS:
+            Path(DURATIONS).write_text(json.dumps(self.durations))
         if PROVE:
             path = ROOT / "proof.json"
             proof = self.summary(int(session.exitstatus))

@@ -1,0 +1,96 @@
+"""Run the lanes of tests in three groups at the same time, each group in a process of its own.
+
+    python scripts/run_tests.py unit integration spark -- -m "not matrix"
+
+Arguments: the lanes, folders of ``tests/``; after ``--`` what pytest gets. Prints the lines of each group as they come,
+with the group's name, and at the end the slowest tests of all groups. The exit code is 0 if every group passed.
+
+Spark has a group of its own: it brings a Java process, threads and Python workers that no other lane should meet. Lanes
+that start processes wait most of the time, so they run next to the lanes that compute.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+GROUPS = {"spark": ("spark",), "processes": ("integration", "crash")}
+OTHER_GROUP = "computing"
+SPARK_FLAGS = ("--timeout=420",)
+SLOWEST = 25
+
+
+def groups_of(lanes: list[str]) -> dict[str, list[str]]:
+    """The lanes of each group that has any."""
+    unknown = [lane for lane in lanes if not (ROOT / "tests" / lane).is_dir()]
+    if unknown:
+        sys.exit(f"no such lane: {', '.join(unknown)}; a lane is a folder of tests/")
+    found: dict[str, list[str]] = {}
+    for lane in lanes:
+        group = next((name for name, members in GROUPS.items() if lane in members), OTHER_GROUP)
+        found.setdefault(group, []).append(lane)
+    return found
+
+
+def start(group: str, lanes: list[str], flags: list[str], durations: Path) -> subprocess.Popen[str]:
+    """One pytest process."""
+    command = [sys.executable, "-m", "pytest", "-q", *(f"tests/{lane}" for lane in lanes)]
+    if group == "spark":
+        command += SPARK_FLAGS
+    environment = {**os.environ, "HOLDFAST_DURATIONS": str(durations / f"{group}.json"), "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [*command, *flags], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def show(group: str, process: subprocess.Popen[str], width: int) -> None:
+    """Print the group's lines until it ends."""
+    assert process.stdout is not None, "it was opened as a pipe"
+    for line in process.stdout:
+        sys.stdout.write(f"{group:{width}} {line}")
+        sys.stdout.flush()
+
+
+def show_slowest(durations: Path) -> None:
+    """The slowest tests of all groups, with the group's number of tests and seconds."""
+    tests: list[tuple[float, str]] = []
+    for path in sorted(durations.glob("*.json")):
+        found = json.loads(path.read_text())
+        print(f"{path.stem}: {len(found)} tests, {sum(found.values()):.0f} s in tests")
+        tests += [(seconds, test) for test, seconds in found.items()]
+    print(f"the {SLOWEST} slowest of {len(tests)} tests:")
+    for seconds, test in sorted(tests, reverse=True)[:SLOWEST]:
+        print(f"{seconds:7.1f} s  {test}")
+
+
+def main() -> int:
+    """Run the groups and wait for all of them."""
+    arguments = sys.argv[1:]
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    groups = groups_of(arguments[:cut])
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        durations = Path(folder)
+        processes = {group: start(group, lanes, arguments[cut + 1 :], durations) for group, lanes in groups.items()}
+        width = max(map(len, processes), default=0)
+        threads = [threading.Thread(target=show, args=(*each, width)) for each in processes.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        codes = {group: process.wait() for group, process in processes.items()}
+        show_slowest(durations)
+    failed = [group for group, code in codes.items() if code != 0]
+    print(f"{'failed: ' + ', '.join(failed) if failed else 'passed'}, {time.monotonic() - began:.0f} s")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
