@@ -14,7 +14,7 @@ import pytest
 from tests.compat.write_queue_v1 import HERE, PAGE_BYTES, messages
 
 from holdfast.queue import Queue
-from holdfast.queue.files.identity_file import read_identity
+from holdfast.queue.files.meta_files import read_identity
 from holdfast.queue.log.reader import read_mark
 
 DIGEST = "0bf42b2a826f8fa8020fe316b19e2534376e869b34cb8c0fe19411b9fb180a13"

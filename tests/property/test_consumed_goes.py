@@ -22,7 +22,7 @@ from holdfast.queue.consumers import cursor_file
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.cursor import Cursor
 from holdfast.queue.log import space
-from holdfast.queue.log.retention import ClosedPage
+from holdfast.queue.log.space import ClosedPage
 
 PAGE_BYTES = 4096
 SEEDS = 500 if os.environ.get("HOLDFAST_PROVE") == "1" else 12

@@ -117,5 +117,5 @@ def trusting(_pages: PageDirectory, cursor: Cursor, last_seq: int) -> int:
 
 def test_a_place_that_is_trusted_is_caught() -> None:
     # The consumer's own is caught by hand-made crashes: tests/unit/queue/test_consumer.py.
-    with patch("holdfast.queue.work.opening.kept_in", trusting), pytest.raises((AssertionError, CorruptData)):
+    with patch("holdfast.queue.work.log.kept_in", trusting), pytest.raises((AssertionError, CorruptData)):
         lose_power_often(range(60))

@@ -19,9 +19,8 @@ from tests.worlds.queue import CrashFiles
 from holdfast.errors import CorruptData, Fenced
 from holdfast.queue import Queue
 from holdfast.queue.work.command import Kind
-from holdfast.queue.work.job import Job
 from holdfast.queue.work.log import WorkLog
-from holdfast.queue.work.work_queue import WorkQueue
+from holdfast.queue.work.work_queue import Job, WorkQueue
 
 NS = 10**9
 VISIBILITY_S = 10
@@ -30,7 +29,7 @@ PAGE_BYTES = 4096
 SMALL_LOG = (
     patch("holdfast.queue.work.work_queue.LOG_PAGE_BYTES", PAGE_BYTES),
     patch("holdfast.queue.work.work_queue.DEAD_PAGE_BYTES", PAGE_BYTES),
-    patch("holdfast.queue.work.opening.DEAD_PAGE_BYTES", PAGE_BYTES),
+    patch("holdfast.queue.work.log.DEAD_PAGE_BYTES", PAGE_BYTES),
     patch("holdfast.queue.work.log.COMMAND_BYTES_MAX", 512),
 )
 

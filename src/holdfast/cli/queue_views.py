@@ -36,9 +36,9 @@ from holdfast.cli.queue_picture import DrawnPage, draw
 from holdfast.errors import InvalidRequest
 from holdfast.queue import Gap, Message, Queue, Trimmed
 from holdfast.queue.consumers.cursor_file import committed_seqs
-from holdfast.queue.files.identity_file import read_identity
+from holdfast.queue.files.meta_files import read_identity
 from holdfast.queue.files.pages import PageDirectory
-from holdfast.queue.format.page_header import HEADER_BYTES
+from holdfast.queue.format.page import HEADER_BYTES
 from holdfast.queue.log.opening import LogEnd, find_end
 from holdfast.queue.log.reader import read_mark
 

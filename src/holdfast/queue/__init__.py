@@ -33,12 +33,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-    from holdfast.queue.consumers.persist_run import Stored
     from holdfast.queue.file_queue import FileQueue
     from holdfast.queue.log.messages import Block, Gap, Message, Trimmed
+    from holdfast.queue.options import SyncLevel, every
+    from holdfast.queue.persist import Stored
     from holdfast.queue.queue import Queue
     from holdfast.queue.serializers import Serializer
-    from holdfast.queue.sync_levels import SyncLevel, every
 
 __all__ = ["Block", "FileQueue", "Gap", "Message", "Queue", "Serializer", "Stored", "SyncLevel", "Trimmed", "every"]
 
@@ -49,10 +49,10 @@ _HOMES: Final = {
     "Message": "log.messages",
     "Queue": "queue",
     "Serializer": "serializers",
-    "Stored": "consumers.persist_run",
-    "SyncLevel": "sync_levels",
+    "Stored": "persist",
+    "SyncLevel": "options",
     "Trimmed": "log.messages",
-    "every": "sync_levels",
+    "every": "options",
 }
 
 

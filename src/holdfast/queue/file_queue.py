@@ -24,10 +24,9 @@ from queue import Empty, Full
 from time import monotonic
 
 from holdfast.errors import Closed, Code, HoldfastError
-from holdfast.queue.arguments import whole_number
-from holdfast.queue.files.forks import poison_in_children
+from holdfast.queue.files.process import poison_in_children
+from holdfast.queue.options import sync_level, whole_number
 from holdfast.queue.queue import Queue
-from holdfast.queue.sync_levels import sync_level
 from holdfast.queue.work.work_queue import DELIVERIES_MAX, LEASE_S_MAX, STARTED_MAX
 
 TYPE_CHECKING = False
@@ -37,10 +36,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self, TypeVar
 
+    from holdfast.queue.options import SyncLevel
     from holdfast.queue.serializers import Serializer
-    from holdfast.queue.sync_levels import SyncLevel
-    from holdfast.queue.work.job import Job
-    from holdfast.queue.work.work_queue import WorkQueue
+    from holdfast.queue.work.work_queue import Job, WorkQueue
 
     Found = TypeVar("Found")
 

@@ -1,4 +1,13 @@
-"""The queue: what a program opens.
+"""The half of a queue that reads: where the log stands, starting points, iterating, following.
+
+Owns: those public methods. Does not own: opening and writing (``queue``), the way along the log (``reader``), waiting
+(``following``).
+
+Failure model: reads only, beside a writer in this process or without one. An iterator lets go of its files when it ends
+or nobody has it any more, begun or not. One that is under way in another thread while the queue is closed ends with
+``Closed``, whatever it met in files that went from under it.
+
+The queue: what a program opens.
 
 Owns: opening and closing, the public methods that write, consumers, the helper thread's work. Does not own: the public
 methods that read (``log_reading``), writing (``writer``), starting (``opening``, ``mending``), which pages go
@@ -14,58 +23,60 @@ from __future__ import annotations
 import os
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from itertools import chain
 from weakref import WeakValueDictionary
 
-from holdfast.errors import Closed, Code, HoldfastError, NotFound, PermissionDenied
-from holdfast.queue.arguments import each_of, whole_number
-from holdfast.queue.datetimes import lifetime_ns
+from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, NotFound, PermissionDenied
 from holdfast.queue.files.disk_errors import Opening, refusals
-from holdfast.queue.files.dropped import close_when_dropped, locked_after_dropped
-from holdfast.queue.files.forks import poison_in_children
-from holdfast.queue.files.identity_file import open_identity, read_identity
 from holdfast.queue.files.local import LocalFiles
-from holdfast.queue.files.mark_file import MarkFile
-from holdfast.queue.files.pages import PageDirectory
-from holdfast.queue.files.sibling_names import check_new_queue
+from holdfast.queue.files.meta_files import MarkFile, open_identity, read_identity
+from holdfast.queue.files.pages import PageDirectory, check_new_queue
+from holdfast.queue.files.process import Background, close_when_dropped, locked_after_dropped, poison_in_children
 from holdfast.queue.format.checksum import CRC32, checksum_for_writing
 from holdfast.queue.format.file_names import FileNames
-from holdfast.queue.format.page_header import PAGE_BYTES_MAX
-from holdfast.queue.log.background import Background
+from holdfast.queue.format.page import PAGE_BYTES_MAX
 from holdfast.queue.log.messages import Message, class_with_value
-from holdfast.queue.log.opening import find_end
-from holdfast.queue.log.page_supply import FIRST_PAGE_BYTES
-from holdfast.queue.log.reader import check_damage_policy, read_mark
+from holdfast.queue.log.opening import find_end, mend
+from holdfast.queue.log.reader import LogReader, Waiter, check_damage_policy, read_mark
 from holdfast.queue.log.space import Space, check_limits
-from holdfast.queue.log.tail_repair import mend
-from holdfast.queue.log.writer import Writer
-from holdfast.queue.log_reading import SEQ_MAX, LogReading
+from holdfast.queue.log.writer import FIRST_PAGE_BYTES, Writer
+from holdfast.queue.options import each_of, lifetime_ns, moment_ns, sync_level, whole_number
 from holdfast.queue.serializers import Serializer, chosen_serializer, other_serializer, record_of, serializer_named
-from holdfast.queue.sync_levels import sync_level
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, MutableMapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapping, Sequence
     from datetime import datetime, timedelta
     from types import TracebackType
     from typing import Self, TypeVar
 
     from holdfast.queue.consumers.consumer import Consumer
+    from holdfast.queue.files.index import KeptIndexes
+    from holdfast.queue.files.pages import PageDirectory
     from holdfast.queue.files.port import FilePort
+    from holdfast.queue.format.page import PageHeader
+    from holdfast.queue.log.messages import Block, Message
+    from holdfast.queue.log.page_scan import Anchors
+    from holdfast.queue.log.port import Dependent
     from holdfast.queue.log.reader import DamagePolicy
-    from holdfast.queue.sync_levels import SyncLevel
+    from holdfast.queue.log.writer import Writer
+    from holdfast.queue.options import SyncLevel
+    from holdfast.queue.serializers import Serializer
     from holdfast.queue.work.work_queue import WorkQueue
 
     Found = TypeVar("Found")
 
 __all__ = ["PAGE_BYTES_MIN", "Queue"]
 
+SEQ_MAX = (1 << 64) - 1
 PAGE_BYTES_MIN = 4096
 MESSAGE_BYTES_MAX = 1 << 30
 LIFETIME_LOOK_S = 10.0
+CLOSED_UNDER = "the queue was closed under a reader"
 
 
-class Queue(LogReading):
+class Queue:
     """A durable queue in the files ``path-*`` of one directory; see the package for the whole of what it promises.
 
     *Raises*: ``AlreadyOpen`` when another writer has it; ``InvalidRequest`` for settings that cannot be; ``NotFound``
@@ -121,10 +132,10 @@ class Queue(LogReading):
         self._port: FilePort = files if files is not None else LocalFiles()
         self._names = FileNames(name)
         self._damage = damage
-        self._headers = {}
-        self._anchors = {}
-        self._indexes = {}
-        self._writer = None
+        self._headers: dict[int, PageHeader] = {}
+        self._anchors: Anchors = {}
+        self._indexes: KeptIndexes = {}
+        self._writer: Writer | None = None
         if serializer is not None:
             serializer_named(serializer)  # refused before a file is touched
         self._use(None)
@@ -132,14 +143,12 @@ class Queue(LogReading):
         self._closed = False
         self._closer: dict[str, tuple[int, int, object]] = {}  # who closes it: process and thread
         self._ended = threading.Event()
-        self._dependents_closed: list[Consumer | WorkQueue] = []
+        self._dependents_closed: list[Dependent] = []
         self._level, self._full, self._keeps_all = level, full, keep == "all"
         self._clock, self._entropy, self._with_background = clock, entropy, background
         self._closes_dropped = files is None
         # Not held: one that the program drops closes by itself, but over files of the program's own.
-        self._dependents: MutableMapping[int, Consumer | WorkQueue] = (
-            WeakValueDictionary() if self._closes_dropped else {}
-        )
+        self._dependents: MutableMapping[int, Dependent] = WeakValueDictionary() if self._closes_dropped else {}
         self._keep: Callable[[], object] = _nothing
         with Opening(path):
             directory = self._open_directory(folder, make=not read_only)
@@ -349,6 +358,199 @@ class Queue(LogReading):
     def _refusal(self) -> HoldfastError:
         return _closed() if self._closed else _reader_only()
 
+    # ---- where it stands --------------------------------------------------------------------------------------------
+
+    @property
+    def last_seq(self) -> int:
+        """The newest message, 0 before the first."""
+        found = self._writer  # asked for once: closing in another thread takes it away
+        if found is not None:
+            return found.next_seq - 1
+        with self.asking():
+            return find_end(self._pages, read_mark(self._pages), self._pages.port.boot_id()).next_seq - 1
+
+    @property
+    def durable_seq(self) -> int:
+        """Messages up to this one are on disk and survive everything but the loss of the disk."""
+        writer = self._writer
+        if writer is not None:
+            return writer.durability.next_seq - 1
+        with self.asking():
+            mark = read_mark(self._pages)
+        return mark.durable.next_seq - 1 if mark is not None else 0
+
+    @property
+    def first_seq(self) -> int:
+        """The oldest message that has not been removed; ``last_seq + 1`` while there is none."""
+        with self.asking():
+            for number in self._pages.numbers():
+                header = self._pages.header_of(number)
+                if header is not None and not header.prepared:
+                    return header.base_seq
+        writer = self._writer
+        return writer.next_seq if writer is not None else self.last_seq + 1
+
+    @contextmanager
+    def asking(self) -> Generator[None]:
+        """A block that asks the files: what they refuse is ``Unavailable``, and what comes of asking while the queue is
+        closed in another thread is ``Closed``. The number of its directory may be another one's by then, so nothing
+        that was found there counts, neither messages nor damage."""
+        if self._closed:
+            raise Closed("the queue is closed")
+        try:
+            with refusals:
+                yield
+        except Exception as error:
+            if not self._closed:
+                raise
+            raise Closed(CLOSED_UNDER) from error
+        if self._closed:
+            raise Closed(CLOSED_UNDER)
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def reader(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        damage: DamagePolicy | None = None,
+    ) -> LogReader:
+        """A place in the log at a starting point: the primitive under ``read``, ``batches`` and consumers.
+
+        ``reader.read_messages()`` and ``reader.read_blocks()`` return what is there now, or None; they never wait.
+        What the file system raises passes, here and there, as ``OSError``.
+        """
+        if self._closed:
+            raise Closed("the queue is closed")
+        if since is not None and seq is not None:
+            raise InvalidRequest("since and seq exclude each other")
+        writer = self._writer
+        found = LogReader(
+            self._pages,
+            damage=damage if damage is not None else self._damage,
+            live_next_seq=(lambda: writer.next_seq) if writer is not None else None,
+            headers=self._headers,
+            anchors=self._anchors,
+            indexes=self._indexes,
+            message=self._message,
+        )
+        try:
+            if seq is not None:
+                found.seek_seq(whole_number("seq", seq, 1, SEQ_MAX))
+            elif since is None or since == "earliest":
+                found.seek_earliest()
+            elif since == "latest":
+                found.seek_latest()
+            else:
+                found.seek_time(moment_ns(since))
+        except BaseException:
+            found.close()
+            raise
+        return found
+
+    def begin_reading(self, since: datetime | str | None, seq: int | None, damage: DamagePolicy | None) -> LogReader:
+        """As ``reader``; what goes wrong is told as ``asking`` tells it."""
+        found: LogReader | None = None
+        try:
+            with self.asking():
+                found = self.reader(since=since, seq=seq, damage=damage)
+        except BaseException:
+            if found is not None:
+                found.close()
+            raise
+        return found
+
+    def read(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        follow: bool = False,
+        damage: DamagePolicy | None = None,
+    ) -> Iterator[Message]:
+        """The messages from a starting point on, in order: a time (aware), ``"earliest"`` (default), ``"latest"``, or
+        ``seq``. "latest" is behind all that was appended, and in another process behind all that can be read there.
+
+        Without ``follow`` the iterator ends where the log does; with it, it waits for the next message. Reading marks
+        nothing as read. *Raises*: ``InvalidRequest``; ``Gap`` and ``Trimmed`` as ``damage`` says: "raise", "skip", or a
+        callable that is told; ``Unavailable`` where the file system refuses; ``Closed``.
+        """
+        found = self.begin_reading(since, seq, damage)
+        nothing: Iterator[Iterable[Message]] = iter(())
+        windows = self._along(found, found.read_message_parts, follow, nothing)
+        return chain.from_iterable(chain.from_iterable(windows))
+
+    def batches(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        follow: bool = False,
+        damage: DamagePolicy | None = None,
+    ) -> Iterator[Block]:
+        """As ``read``, in blocks of consecutive messages without an object for each."""
+        found = self.begin_reading(since, seq, damage)
+        return chain.from_iterable(self._along(found, found.read_blocks, follow, []))
+
+    def _along(
+        self, reader: LogReader, step: Callable[[], Found | None], follow: bool, nothing: Found
+    ) -> Iterator[Found]:
+        """What each step finds. Begun here: a generator that nobody ever asks would not let go of its files."""
+        steps = self._steps(reader, step, follow, nothing)
+        next(steps)
+        return steps
+
+    def _steps(
+        self, reader: LogReader, step: Callable[[], Found | None], follow: bool, nothing: Found
+    ) -> Iterator[Found]:
+        waiter = self.waiter() if follow else None
+        try:
+            yield nothing
+            while True:
+                if waiter is not None:
+                    waiter.arm()
+                with self.asking():
+                    found = step()
+                if found is not None:
+                    yield found
+                    if waiter is not None:
+                        waiter.found()
+                elif waiter is None:
+                    return
+                else:
+                    waiter.wait()
+        finally:
+            if waiter is not None:
+                waiter.disarm()
+            reader.close()
+
+    def values(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        follow: bool = False,
+        damage: DamagePolicy | None = None,
+    ) -> Iterator[object]:
+        """As ``read``, what the serializer makes of each payload; bytes without one."""
+        return (message.value for message in self.read(since=since, seq=seq, follow=follow, damage=damage))
+
+    @property
+    def serializer(self) -> Serializer | None:
+        """What makes bytes of values and values of bytes; None for bytes."""
+        return self._serializer
+
+    @property
+    def pages(self) -> PageDirectory:
+        """The files, for what is built on a queue: its port, its directory, its names."""
+        return self._pages
+
+    def waiter(self) -> Waiter:
+        """How to wait for the next message; for those who drive a reader themselves."""
+        writer = self._writer
+        return Waiter(None, None) if writer is None else Waiter(writer.notify_once, writer.notify_no_more)
+
     # ---- consumers --------------------------------------------------------------------------------------------------
 
     def consumer(
@@ -420,19 +622,19 @@ class Queue(LogReading):
         self._dependents[id(found)] = found
         return found
 
-    def forget(self, dependent: Consumer | WorkQueue) -> None:
+    def forget(self, dependent: Dependent) -> None:
         """It is closed: closing the queue need not close it."""
         self._dependents.pop(id(dependent), None)
 
     def close_when_dropped(
-        self, dependent: Consumer | WorkQueue, what: str, release: Callable[[], object]
+        self, dependent: Dependent, what: str, release: Callable[[], object]
     ) -> Callable[[], object]:
         """See ``dropped``; over files of the program's own nothing is closed."""
         if not self._closes_dropped:
             return _nothing
         return close_when_dropped(dependent, what, f"{self._path}-{dependent.name}", release, warn=True)
 
-    def beside(
+    def open_sibling(
         self,
         name: str,
         *,
@@ -649,7 +851,7 @@ def _refuse_reader(payload: bytes) -> int:  # noqa: ARG001 - stands in for a wri
     raise _reader_only()
 
 
-def _is_read_by(thread: int, dependent: Consumer | WorkQueue) -> bool:
+def _is_read_by(thread: int, dependent: Dependent) -> bool:
     return getattr(dependent, "read_by", 0) == thread
 
 

@@ -7,7 +7,7 @@ Failure model: that of the queue.
 
 from __future__ import annotations
 
-from holdfast.queue.format.page_header import PAGE_BYTES_MAX
+from holdfast.queue.format.page import PAGE_BYTES_MAX
 from holdfast.queue.queue import Queue
 
 __all__ = ["StoresLog"]

@@ -22,7 +22,7 @@ import pytest
 from holdfast.aio import Queue
 from holdfast.errors import Closed, Unavailable
 from holdfast.queue import Queue as BlockingQueue
-from holdfast.queue.aio.append_lane import AppendLane
+from holdfast.queue.aio.queue import AppendLane
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.work import work_queue as work_queue_module
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import ParamSpec, TypeVar
 
     from holdfast.queue.log.messages import Message
-    from holdfast.queue.work.job import Job
+    from holdfast.queue.work.work_queue import Job
 
     P = ParamSpec("P")
     T = TypeVar("T")

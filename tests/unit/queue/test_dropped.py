@@ -17,8 +17,8 @@ import pytest
 from holdfast.aio import Queue as AsyncQueue
 from holdfast.errors import AlreadyOpen, Closed, Unavailable
 from holdfast.queue import Queue
-from holdfast.queue.files import dropped
-from holdfast.queue.files.dropped import _Closer
+from holdfast.queue.files import process
+from holdfast.queue.files.process import _Closer
 from holdfast.queue.log.messages import Message
 
 
@@ -192,7 +192,7 @@ def test_a_closing_that_fails_under_w_error_does_not_end_the_closing_of_others(
 def test_a_hook_that_fails_ends_the_closing_thread_and_the_next_drop_starts_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dropped, "_closer", _Closer())
+    monkeypatch.setattr(process, "_closer", _Closer())
     hooked: list[int] = []
 
     def failing_hook(_: threading.ExceptHookArgs) -> None:

@@ -20,10 +20,20 @@ from holdfast.queue.format.frame import (
     payloads,
     split_batches,
 )
-from holdfast.queue.format.identity import Identity, decode_identity, encode_identity
-from holdfast.queue.format.page_header import PageHeader, decode_header, encode_header
-from holdfast.queue.format.slots import SLOT_BYTES, encode_slot, newest_slot, slot_offset
-from holdfast.queue.format.write_mark import DurableMark, WriteMark, decode_mark, encode_mark
+from holdfast.queue.format.meta import (
+    SLOT_BYTES,
+    DurableMark,
+    Identity,
+    WriteMark,
+    decode_identity,
+    decode_mark,
+    encode_identity,
+    encode_mark,
+    encode_slot,
+    newest_slot,
+    slot_offset,
+)
+from holdfast.queue.format.page import PageHeader, decode_header, encode_header
 
 
 @pytest.mark.parametrize("checksum_id", [CRC32, CRC32C])

@@ -7,8 +7,7 @@ from random import Random
 import pytest
 from tests.worlds.queue import CrashFiles
 
-from holdfast.queue.format.slots import newest_slot
-from holdfast.queue.format.write_mark import WriteMark, decode_mark
+from holdfast.queue.format.meta import WriteMark, decode_mark, newest_slot
 from holdfast.queue.stores_log import StoresLog as Queue
 
 PAGE_BYTES = 4096

@@ -24,8 +24,7 @@ from holdfast.queue.consumers.cursor_file import committed_seqs, first_held_seq
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.log.reader import read_mark
-from holdfast.queue.work.job import Job
-from holdfast.queue.work.work_queue import WorkQueue
+from holdfast.queue.work.work_queue import Job, WorkQueue
 
 OPERATIONS = ["names", "create", "open", "size", "modified_ns", "size_of", "read", "write", "allocate", "truncate"]
 OPERATIONS += ["sync_data", "sync_directory", "rename", "unlink", "lock", "map"]

@@ -15,11 +15,11 @@ from holdfast import aio
 from holdfast.errors import Closed, Code
 from holdfast.queue import Queue
 from holdfast.queue.files.local import LocalFiles
-from holdfast.queue.files.mark_file import MarkFile
+from holdfast.queue.files.meta_files import MarkFile
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.file_names import FileNames
-from holdfast.queue.format.write_mark import DurableMark, mark_value
-from holdfast.queue.log.durability import Durability, SyncTarget
+from holdfast.queue.format.meta import DurableMark, mark_value
+from holdfast.queue.log.tail import Durability, SyncTarget
 
 PAGE_BYTES = 4096
 

@@ -11,11 +11,9 @@ from holdfast.errors import Closed, Code, CorruptData, Unavailable
 from holdfast.queue import Queue
 from holdfast.queue.log.messages import Message
 from holdfast.queue.work.command import Kind, WorkState
-from holdfast.queue.work.job import Job
 from holdfast.queue.work.log import WorkLog
 from holdfast.queue.work.machine import WorkMachine
-from holdfast.queue.work.source import WorkSource
-from holdfast.queue.work.work_queue import WorkQueue
+from holdfast.queue.work.work_queue import Job, WorkQueue, WorkSource
 
 NS = 10**9
 MESSAGES = [b"one", b"two", b"three", b"four"]

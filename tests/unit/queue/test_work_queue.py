@@ -26,13 +26,10 @@ from holdfast.errors import AlreadyOpen, Closed, Code, CorruptData, Fenced, Inva
 from holdfast.queue import Queue, Trimmed
 from holdfast.queue.consumers.cursor_file import committed_seqs
 from holdfast.queue.files.local import LocalFiles
-from holdfast.queue.work.clock import WorkClock
-from holdfast.queue.work.dead_letter import DeadLetter
-from holdfast.queue.work.job import Job
-from holdfast.queue.work.log import WorkLog
+from holdfast.queue.work.command import DeadLetter
+from holdfast.queue.work.log import WorkClock, WorkLog, find_state
 from holdfast.queue.work.machine import WorkMachine
-from holdfast.queue.work.opening import find_state
-from holdfast.queue.work.work_queue import WorkQueue
+from holdfast.queue.work.work_queue import Job, WorkQueue
 
 NS = 10**9
 SMALL = 4096
@@ -828,12 +825,12 @@ def test_a_command_that_is_not_written_is_caught(tmp_path: Path, monkeypatch: py
 
 
 def test_a_dead_letter_that_is_not_looked_for_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.queue.work.opening.find_buried", lambda _queue, _name, _machine: None)
+    monkeypatch.setattr("holdfast.queue.work.log.find_buried", lambda _queue, _name, _machine: None)
     with pytest.raises(AssertionError, match="twice among the dead letters"):
         a_dead_letter_is_there_once_whenever_it_is_killed(tmp_path / "files")
 
 
 def test_a_work_queue_that_trusts_its_numbers_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.queue.work.opening.kept_in", lambda _pages, cursor, _last: cursor.committed_seq)
+    monkeypatch.setattr("holdfast.queue.work.log.kept_in", lambda _pages, cursor, _last: cursor.committed_seq)
     with pytest.raises((AssertionError, CorruptData)):
         a_crash_takes_messages_that_were_done(tmp_path / "files", 100)

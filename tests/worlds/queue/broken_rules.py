@@ -20,25 +20,19 @@ from holdfast.queue.consumers.consumer import Consumer
 from holdfast.queue.consumers.cursor_file import CursorFile, committed_seqs
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES, SEAL, SEAL_BYTES, SEQ_MASK, implied_seq, page_seed
-from holdfast.queue.format.page_header import PageHeader, encode_header
-from holdfast.queue.format.write_mark import WriteMark
+from holdfast.queue.format.meta import WriteMark
+from holdfast.queue.format.page import PageHeader, encode_header
 from holdfast.queue.log import opening
-from holdfast.queue.log.durability import Durability, SyncTarget
-from holdfast.queue.log.log_tail import LogTail
-from holdfast.queue.log.open_page import OpenPage
 from holdfast.queue.log.opening import LogEnd
 from holdfast.queue.log.page_scan import PageScan
-from holdfast.queue.log.page_supply import PageSupply
 from holdfast.queue.log.reader import LogReader
 from holdfast.queue.log.recovery import Following, Here, Owed, Step, decide
 from holdfast.queue.log.space import Space
-from holdfast.queue.log.sync_progress import SyncProgress
-from holdfast.queue.log.writer import Writer
-from holdfast.queue.work.command import Kind
-from holdfast.queue.work.dead_letter import DeadLetter
-from holdfast.queue.work.log import WorkLog
+from holdfast.queue.log.tail import Durability, LogTail, OpenPage, SyncProgress, SyncTarget
+from holdfast.queue.log.writer import PageSupply, Writer
+from holdfast.queue.work.command import DeadLetter, Kind
+from holdfast.queue.work.log import DEAD_PAGE_BYTES, WorkLog
 from holdfast.queue.work.machine import WorkMachine
-from holdfast.queue.work.opening import DEAD_PAGE_BYTES
 from holdfast.queue.work.work_queue import WorkQueue
 
 if TYPE_CHECKING:
@@ -48,7 +42,7 @@ if TYPE_CHECKING:
     from holdfast.queue.format.checksum import Checksum, Octets
     from holdfast.queue.format.cursor import Place
     from holdfast.queue.log.page_scan import FrameView
-    from holdfast.queue.log.retention import ClosedPage
+    from holdfast.queue.log.space import ClosedPage
 
 _sync_data = CrashFiles.sync_data
 _take = SyncProgress.take
@@ -324,7 +318,7 @@ def record_nothing_that_ends(self: WorkLog, command: bytes) -> None:
 def bury_before_the_letter(self: WorkQueue, message: Message, deliveries: int, reason: str) -> int:
     """A message is given up, and then its letter is written."""
     if self._held.dead is None:
-        self._held.dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
+        self._held.dead = self._queue.open_sibling(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
     mark = self._do(Kind.BURY, 0, message[0], self._held.dead.last_seq + 1)
     letter = DeadLetter(message[0], message[1], message[2], deliveries=deliveries, reason=reason)
     self._held.dead.append(letter.encode())

@@ -47,8 +47,7 @@ from holdfast.queue.consumers.cursor_file import committed_seqs
 if TYPE_CHECKING:
     from holdfast.queue import Message
     from holdfast.queue.consumers.consumer import Consumer
-    from holdfast.queue.work.job import Job
-    from holdfast.queue.work.work_queue import WorkQueue
+    from holdfast.queue.work.work_queue import Job, WorkQueue
 
 __all__ = ["FOLLOWER_KINDS", "run_followers"]
 

@@ -24,10 +24,10 @@ from functools import partial
 from typing import Generic, TypeVar, cast
 
 from holdfast.errors import AlreadyOpen, Closed, InvalidRequest
-from holdfast.queue.aio.work_queue import on_helper, open_by
-from holdfast.queue.arguments import seconds_ns
-from holdfast.queue.consumers.persist_flow import Step, Work
-from holdfast.queue.consumers.persist_run import (
+from holdfast.queue.aio.consumers import on_helper, open_by
+from holdfast.queue.files.process import close_when_dropped
+from holdfast.queue.options import seconds_ns
+from holdfast.queue.persist import (
     DROPPED_S,
     PAGE_BYTES,
     PersistRun,
@@ -37,7 +37,7 @@ from holdfast.queue.consumers.persist_run import (
     close_dropped,
     not_an_end,
 )
-from holdfast.queue.files.dropped import close_when_dropped
+from holdfast.queue.persist_flow import Step, Work
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import NoReturn, Self
 
-    from holdfast.queue.consumers.persist_flow import Ending
-    from holdfast.queue.consumers.persist_run import Since
+    from holdfast.queue.options import SyncLevel
+    from holdfast.queue.persist import Since
+    from holdfast.queue.persist_flow import Ending
     from holdfast.queue.queue import Queue
     from holdfast.queue.serializers import Serializer
-    from holdfast.queue.sync_levels import SyncLevel
 
 __all__ = ["Persisted", "persist"]
 

@@ -18,10 +18,10 @@ import errno
 from contextlib import suppress
 
 from holdfast.errors import PermissionDenied
-from holdfast.queue.files.dropped import locked_after_dropped
-from holdfast.queue.files.sibling_names import check_name, other_owner
+from holdfast.queue.files.pages import check_name, other_owner
+from holdfast.queue.files.process import locked_after_dropped
 from holdfast.queue.format.cursor import HISTORY_PAGES_MAX, Cursor, decode_cursor, kept_seq
-from holdfast.queue.format.slots import SLOTS_BYTES, encode_slot, newest_slot, slot_offset
+from holdfast.queue.format.meta import SLOTS_BYTES, encode_slot, newest_slot, slot_offset
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from holdfast.queue.files.pages import PageDirectory
     from holdfast.queue.format.cursor import Place
+    from holdfast.queue.log.port import QueuePort
     from holdfast.queue.log.reader import LogReader
-    from holdfast.queue.queue import Queue
 
 __all__ = [
     "ConsumerFiles",
@@ -241,7 +241,7 @@ def history_at(pages: PageDirectory, seq: int) -> list[Place]:
     return []
 
 
-def seq_since(queue: Queue, since: datetime | str | None) -> int:
+def seq_since(queue: QueuePort, since: datetime | str | None) -> int:
     """The first message from a starting point on, or the next one to come."""
     reader = queue.reader(since=since, damage="skip")
     try:

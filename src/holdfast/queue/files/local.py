@@ -22,7 +22,7 @@ import sys
 from mmap import mmap
 
 from holdfast.errors import AlreadyOpen, Code, InternalError
-from holdfast.queue.files.dropped import opened_at
+from holdfast.queue.files.process import opened_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

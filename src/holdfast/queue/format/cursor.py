@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
-    from holdfast.queue.format.page_header import PageHeader
+    from holdfast.queue.format.page import PageHeader
 
     Place: TypeAlias = tuple[int, int]
 

@@ -24,7 +24,7 @@ from holdfast.queue.format.frame import (
     implied_seq,
     page_seed,
 )
-from holdfast.queue.format.page_header import HEADER_BYTES, PageHeader
+from holdfast.queue.format.page import HEADER_BYTES, PageHeader
 from holdfast.queue.log.recovery import Here
 
 TYPE_CHECKING = False
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
     from typing import TypeAlias
 
-    from holdfast.queue.files.index_reader import IndexReader
+    from holdfast.queue.files.index import IndexReader
     from holdfast.queue.files.port import FilePort
 
     FrameView: TypeAlias = tuple[int, int, int, int, int, int]

@@ -15,12 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.queue.files.page_index import PageIndex
+from holdfast.queue.files.index import PageIndex
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.checksum import checksum_for_reading
 from holdfast.queue.format.frame import HEAD_BYTES, seal_fields
-from holdfast.queue.format.page_header import HEADER_BYTES, PageHeader
-from holdfast.queue.format.time_index import RECORD, RECORD_BYTES
+from holdfast.queue.format.page import HEADER_BYTES, RECORD, RECORD_BYTES, PageHeader
 from holdfast.queue.log.page_scan import PageScan
 from holdfast.queue.log.reader import read_mark
 from holdfast.queue.log.recovery import Here

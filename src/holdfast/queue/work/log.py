@@ -1,4 +1,13 @@
-"""The log of a work queue's commands: written before they are applied, replayed at a start, kept short.
+"""The time of a work queue: of day, but steady.
+
+Owns: how deadlines relate to clocks. Does not own: deadlines (``work_machine``).
+
+Failure model: never falls within a process, and never below the last time that was written down. While the process
+runs it follows the monotonic clock, so that a jump of the time of day ends no lease early and keeps none for hours. At
+a start it is the time of day, because deadlines that were written down go on while nothing runs; or, where the time of
+day has been set back, the last time that was written.
+
+The log of a work queue's commands: written before they are applied, replayed at a start, kept short.
 
 Owns: replay, the state that is written now and then, which old pages of the log go. Does not own: commands
 (``work_command``), what they do (``work_machine``), the log itself: a queue in the same directory, with the same pages,
@@ -15,26 +24,70 @@ How the log is kept short, and what a crash leaves:
 1. when enough commands have been written, the whole state is appended as one message: a frame, there or not;
 2. when it is durable, the pages before it are removed, oldest first. A crash between leaves some of them; a start
    applies nothing that comes before the last state.
+
+Starting a work queue: from the files that are there to the state that work goes on from.
+
+Owns: replaying the commands, and comparing the result with the log and the dead letters as they are now. Does not own:
+the commands (``work_log``), the state (``work_machine``), what is left of a log after a crash (``cursor``).
+
+Failure model: safe to be stopped anywhere and run again: nothing is removed before the state that was found is durable,
+and until then a start finds the same. The order matters: what the log has lost is dropped first, so that a dead letter
+about a lost message is not taken for one about the message that has its number now.
 """
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 
-from holdfast.errors import Closed, Code, CorruptData, HoldfastError
+from holdfast.errors import Closed, Code, CorruptData, HoldfastError, NotFound
+from holdfast.queue.consumers.cursor_file import history_at, kept_in, seq_since
+from holdfast.queue.format.cursor import Cursor
 from holdfast.queue.log.messages import Gap
-from holdfast.queue.work.command import decode_command, decode_state, encode_state, is_state
+from holdfast.queue.work.command import (
+    DeadLetter,
+    Kind,
+    WorkState,
+    decode_command,
+    decode_state,
+    encode_state,
+    is_state,
+)
 from holdfast.queue.work.machine import WorkMachine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
+    from datetime import datetime
 
     from holdfast.queue.log.messages import Message, Trimmed
+    from holdfast.queue.log.port import QueuePort
     from holdfast.queue.log.reader import DamagePolicy
-    from holdfast.queue.queue import Queue
 
-__all__ = ["LOG_PAGE_BYTES", "WorkLog"]
+
+__all__ = ["DEAD_PAGE_BYTES", "LOG_PAGE_BYTES", "WorkClock", "WorkLog", "find_state"]
+
+
+class WorkClock:
+    """Nanoseconds since 1970. A clock other than the system's is taken as it is, but for its being too early."""
+
+    __slots__ = ("_ahead_ns", "_clock")
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._ahead_ns = 0
+        self._clock = clock
+        if clock is time.time_ns:
+            self._clock = time.monotonic_ns
+            self._ahead_ns = time.time_ns() - time.monotonic_ns()
+
+    def __call__(self) -> int:
+        """Now."""
+        return self._clock() + self._ahead_ns
+
+    def not_before(self, last_ns: int) -> None:
+        """Go on from ``last_ns`` where this clock is behind it."""
+        self._ahead_ns += max(0, last_ns - self())
+
 
 LOG_PAGE_BYTES = 512 << 10
 COMMAND_BYTES_MAX = 128 << 10
@@ -49,7 +102,7 @@ class WorkLog:
 
     __slots__ = ("_append", "_log", "_state_seq", "in_step", "left", "mark", "synced")
 
-    def __init__(self, log: Queue, *, synced: bool) -> None:
+    def __init__(self, log: QueuePort, *, synced: bool) -> None:
         self._log = log
         self._append = log.append
         self._state_seq = 0
@@ -180,3 +233,64 @@ class WorkLog:
     def close(self) -> None:
         """Make everything durable and close the log."""
         self._log.close()
+
+
+DEAD_PAGE_BYTES = 512 << 10
+
+
+def find_state(
+    queue: QueuePort,
+    name: str,
+    log: WorkLog,
+    clock: WorkClock,
+    cursor: Cursor | None,
+    *,
+    since: datetime | str | None,
+    damage: DamagePolicy,
+    hold: bool,
+) -> WorkMachine:
+    """The state to go on from, written down durably where it is not what the commands say. Sets the clock.
+
+    Raises: ``Gap`` and ``CorruptData`` for a damaged log of commands, as the policy says.
+    """
+    machine, last_ns = log.replay(damage)
+    clock.not_before(last_ns)
+    if machine is None and cursor is not None:
+        # The log of commands is lost. Behind the cursor everything is handed out again.
+        machine = WorkMachine(WorkState(cursor.committed_seq + 1, 0, list(cursor.pages), {}))
+    elif machine is None:
+        first = seq_since(queue, since)
+        machine = WorkMachine(WorkState(first, 0, history_at(queue.pages, first), {}))
+    before = (machine.next_seq, len(machine.started), machine.dead_seq)
+    if cursor is not None:
+        # Lost power can take commands and spare the cursor: what it says is done is done, and may be gone already.
+        if cursor.committed_seq >= machine.next_seq:
+            machine.pages = list(cursor.pages)
+        machine.apply(Kind.SKIP, 0, (1, cursor.committed_seq))
+    known = Cursor(machine.next_seq - 1, machine.pages, of_work_queue=True, holds=hold)
+    kept = kept_in(queue.pages, known, queue.last_seq)
+    if kept < machine.next_seq - 1:
+        machine.cut(kept, history_at(queue.pages, kept))
+    find_buried(queue, name, machine)
+    if not log.is_compact or before != (machine.next_seq, len(machine.started), machine.dead_seq):
+        log.compact(machine, now=True)
+    return machine
+
+
+def find_buried(queue: QueuePort, name: str, machine: WorkMachine) -> None:
+    """Apply the dead letters whose BURY was lost: those behind the last that one told."""
+    try:
+        with queue.open_sibling(f"{name}-dead", read_only=True) as dead:
+            last_seq = dead.last_seq
+    except NotFound:
+        return
+    if last_seq <= machine.dead_seq:
+        return
+    with queue.open_sibling(f"{name}-dead", page_size=DEAD_PAGE_BYTES) as dead:
+        # A process that was killed may have written them and not synced them: they must not be lost after this.
+        dead.flush()
+        for message in dead.read(seq=machine.dead_seq + 1, damage="skip"):
+            seq = DeadLetter.decode(message.payload).seq
+            if seq in machine.started:
+                machine.finish(seq)
+        machine.dead_seq = dead.last_seq

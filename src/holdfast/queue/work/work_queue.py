@@ -1,4 +1,18 @@
-"""A named work queue: every message of a queue goes to one worker, until one has done it.
+"""A job: a message and which delivery of it this is.
+
+Owns: the value, and what a worker is told who has lost it. Does not own: what happens to it (``work_queue``).
+
+Failure model: a pure value.
+
+The messages of a work queue's jobs: new ones in order, and those that come back, from anywhere.
+
+Owns: reading on, what was read ahead, what was read around the last one that came back; reading the dead letters. Does
+not own: which message is wanted (``work_machine``), the log (``reader``).
+
+Failure model: reads only. What is read ahead is at most one window of the reader, what is kept of a message that came
+back at most its batch. A report (``Gap``, ``Trimmed``) that is raised moves nothing, and is raised again.
+
+A named work queue: every message of a queue goes to one worker, until one has done it.
 
     with Queue("data/mail") as queue, queue.work_queue("mailer", visibility=30) as work:
         while job := work.get(timeout=5):
@@ -42,23 +56,19 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack, nullcontext, suppress
-from itertools import chain
+from itertools import chain, islice
+from operator import itemgetter
 
-from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest
-from holdfast.queue.arguments import DELAY_S_MAX, NS, seconds_ns, whole_number
+from holdfast.errors import Closed, Code, Fenced, HoldfastError, InvalidRequest, NotFound
 from holdfast.queue.consumers.cursor_file import CursorFile, lock_name, log_history
 from holdfast.queue.files.disk_errors import refusals
-from holdfast.queue.files.forks import poison_in_children
+from holdfast.queue.files.process import poison_in_children
 from holdfast.queue.format.cursor import cursor_pages, encode_cursor
-from holdfast.queue.log.messages import class_with_value
+from holdfast.queue.log.messages import Gap, Message, class_with_value
 from holdfast.queue.log.reader import check_damage_policy
-from holdfast.queue.work.clock import WorkClock
-from holdfast.queue.work.command import COMMAND_NUMBERS_MAX, Kind, encode_command, encode_one
-from holdfast.queue.work.dead_letter import DeadLetter, check_reason
-from holdfast.queue.work.job import Job, lease_lost
-from holdfast.queue.work.log import LOG_PAGE_BYTES, WorkLog
-from holdfast.queue.work.opening import DEAD_PAGE_BYTES, find_state
-from holdfast.queue.work.source import WorkSource, read_letters
+from holdfast.queue.options import DELAY_S_MAX, NS, seconds_ns, whole_number
+from holdfast.queue.work.command import COMMAND_NUMBERS_MAX, DeadLetter, Kind, check_reason, encode_command, encode_one
+from holdfast.queue.work.log import DEAD_PAGE_BYTES, LOG_PAGE_BYTES, WorkClock, WorkLog, find_state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,12 +78,160 @@ if TYPE_CHECKING:
     from typing import Self
 
     from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.log.following import Waiter
+    from holdfast.queue.format.cursor import Place
     from holdfast.queue.log.messages import Message
-    from holdfast.queue.log.reader import DamagePolicy
-    from holdfast.queue.queue import Queue
+    from holdfast.queue.log.port import QueuePort
+    from holdfast.queue.log.reader import DamagePolicy, LogReader, Waiter
 
-__all__ = ["DELIVERIES_MAX", "LEASE_S_MAX", "STARTED_MAX", "WorkQueue"]
+
+__all__ = [
+    "DELIVERIES_MAX",
+    "LEASE_S_MAX",
+    "STARTED_MAX",
+    "Job",
+    "WorkQueue",
+    "WorkSource",
+    "lease_lost",
+    "read_letters",
+]
+
+
+class Job(Message):
+    """One delivery of a message to a worker: what a ``Message`` has, and ``deliveries``, 1 at the first.
+
+    A tuple of the four, and the proof of the delivery: a later one of the same message is another job.
+
+    >>> job = Job((7, 0, b"hello", 2))
+    >>> job.seq, job.payload, job.deliveries
+    (7, b'hello', 2)
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __new__(cls, fields: tuple[int, int, bytes, int]) -> Self:
+            """From message number, arrival, payload, deliveries."""
+            ...
+
+        @property
+        def deliveries(self) -> int:
+            """How often the message was handed out, this time included."""
+            ...
+    else:
+        deliveries = property(itemgetter(3), doc="How often the message was handed out, this time included.")
+
+    def __repr__(self) -> str:
+        return f"Job(seq={self.seq}, deliveries={self.deliveries}, payload={self.payload!r})"
+
+
+def lease_lost(job: Job) -> Fenced:
+    """The error for whoever finishes a job that is not theirs any more."""
+    facts = {"seq": job.seq, "deliveries": job.deliveries}
+    hint = "its lease ended or it was finished: a longer visibility, or extend()"
+    return Fenced("this job is not yours any more", code=Code.LEASE_LOST, hint=hint, facts=facts)
+
+
+class WorkSource:
+    """Not thread-safe. ``place`` is the page, number and salt, that the last new message came from."""
+
+    __slots__ = ("_damage", "_near", "_peeked", "_queue", "_reader", "_ready", "place")
+
+    def __init__(self, queue: QueuePort, damage: DamagePolicy) -> None:
+        self._queue = queue
+        self._damage: DamagePolicy = damage
+        self._reader: LogReader | None = None
+        self._ready: Iterator[Message] = iter(())
+        self._peeked: Message | None = None
+        self._near: list[Message] = []
+        self.place: Place = (0, 0)
+
+    def peek(self, next_seq: int) -> Message | None:
+        """The message ``next_seq``, or the first after it that can be read; the same one until it is ``taken``."""
+        message = self._peeked
+        if message is None:
+            try:
+                message = self._peeked = next(self._ready, None) or self._refill(next_seq)
+            except BaseException:  # an interrupt behind ``next``: that message would be passed over
+                self.close()
+                raise
+        return message
+
+    def taken(self, message: Message) -> None:
+        """Go on behind this message if it is the one that was peeked."""
+        if message is self._peeked:
+            self._peeked = None
+
+    def read_ahead(self, next_seq: int, count: int) -> list[Message]:
+        """Up to ``count`` messages from ``next_seq`` on of those that are in memory, all of them consecutive, and go on
+        behind them. None while one is peeked. Where they cannot be handed out after all: ``close``."""
+        if self._peeked is not None:
+            return []
+        try:
+            found = list(islice(self._ready, count))
+        except BaseException:
+            self.close()
+            raise
+        if found and found[-1][0] != next_seq + len(found) - 1:
+            self._ready = chain(found, self._ready)
+            return []
+        return found
+
+    def _refill(self, next_seq: int) -> Message | None:
+        """Read on; where that stops half-way, the next call begins again at the first message that was not taken."""
+        try:
+            reader = self._reader
+            if reader is None:
+                reader = self._reader = self._queue.reader(seq=next_seq, damage=self._damage)
+            parts = reader.read_message_parts()
+            if parts is None:
+                return None
+            page = reader.page
+            assert page is not None, "messages come from a page"
+            self.place = (page.number, page.salt)
+            self._ready = chain.from_iterable(parts)
+            return next(self._ready, None)
+        except BaseException:
+            self.close()
+            raise
+
+    def fetch(self, seq: int) -> Message | None:
+        """One message from anywhere; None where it is gone, or damaged, and the policy goes on."""
+        # Those that come back together were mostly appended together: a batch is read once.
+        near = self._near
+        place = seq - near[0].seq if near else -1
+        if not 0 <= place < len(near) or near[place].seq != seq:
+            reader = self._queue.reader(seq=seq, damage=self._damage)
+            try:
+                near = self._near = reader.read_near() or []
+            finally:
+                reader.close()
+            place = 0
+            if not near or near[0].seq != seq:
+                if self._damage == "raise":
+                    raise Gap(seq, seq, 0)
+                return None
+        return near[place]
+
+    def close(self) -> None:
+        """Close the reader and forget what was read ahead."""
+        self._ready = iter(())
+        self._peeked = None
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+
+def read_letters(queue: QueuePort, name: str) -> Iterator[DeadLetter]:
+    """What the work queue of this name has given up, oldest first; nothing where it never has."""
+    try:
+        dead = queue.open_sibling(f"{name}-dead", read_only=True)
+    except NotFound:
+        return
+    with dead:
+        for message in dead.read():
+            yield DeadLetter.decode(message.payload, queue.serializer)
+
 
 TAKE, DONE = int(Kind.TAKE), int(Kind.DONE)
 CURSOR_EVERY = 256
@@ -97,7 +255,7 @@ class _Held:
         self.source = source
         self.cursor: CursorFile | None = None
         self.log: WorkLog | None = None
-        self.dead: Queue | None = None
+        self.dead: QueuePort | None = None
 
     def release(self) -> None:
         """Close everything."""
@@ -117,7 +275,7 @@ class WorkQueue:
 
     def __init__(
         self,
-        queue: Queue,
+        queue: QueuePort,
         pages: PageDirectory,
         name: str,
         *,
@@ -172,7 +330,7 @@ class WorkQueue:
             if found is not None and not found.of_work_queue:
                 raise InvalidRequest("this name is a consumer's", name=self.name)
             self._log = WorkLog(
-                queue.beside(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock),
+                queue.open_sibling(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock),
                 synced=self._synced,
             )
             try:
@@ -425,7 +583,7 @@ class WorkQueue:
         seq, started = message[0], self._machine.started
         letters = self._letters = {other: place for other, place in self._letters.items() if other in started}
         if self._held.dead is None:
-            self._held.dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
+            self._held.dead = self._queue.open_sibling(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
         with self._log.step():
             if seq not in letters:
                 letter = DeadLetter(seq, message[1], message[2], deliveries=deliveries, reason=reason)

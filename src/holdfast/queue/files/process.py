@@ -1,4 +1,11 @@
-"""Queues, consumers and work queues that a program drops without ``close()``: they are closed soon, on another thread.
+"""Forked children: a queue that is open for writing stays with the parent.
+
+Owns: which queues are told. Does not own: what they do then (``queue``, ``writer``).
+
+Failure model: a child shares its parent's lock and file positions, so that two processes would write to one log. Every
+open queue of a child refuses everything from the moment of the fork on.
+
+Queues, consumers and work queues that a program drops without ``close()``: they are closed soon, on another thread.
 
 Owns: the finalizers, the thread that closes, the place in the program where something was opened. Does not own: what
 closing is (``queue``, ``consumer``, ``work_queue``).
@@ -8,6 +15,15 @@ and touches no file: it puts the work into a ``SimpleQueue``, which is made for 
 forked child closes nothing of its parent's. At the interpreter's exit nothing is closed: what is open is found as after
 a kill, and loses nothing that the operating system has. An error of one closing, or of its warning (``-W error``), is
 printed by ``threading.excepthook``, and the thread goes on.
+
+The helper thread of a writer: what must be done soon, and not on an appending thread.
+
+Owns: the thread, when it wakes. Does not own: the work (``queue``).
+
+Failure model: work handles its own errors, and is tried again at the next wake; nothing is lost by one, because whoever
+needs the result does the work itself and gets the error. What it raises all the same ends the thread. It is a daemon:
+an interpreter that exits does not wait for it, and a queue that is not closed is found as after a kill. Waking it takes
+no lock of Python's, in which an interrupt (Ctrl-C) could leave the caller's next wake waiting for ever.
 """
 
 from __future__ import annotations
@@ -19,19 +35,52 @@ import threading
 import warnings
 import weakref
 from _thread import start_new_thread
-from contextlib import contextmanager
-from queue import SimpleQueue
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+from weakref import WeakSet
 
 from holdfast.errors import AlreadyOpen, HoldfastError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-    from typing import TypeVar
+    from typing import Protocol, TypeVar
+
+    class Poisonable(Protocol):
+        """What can be open across a fork."""
+
+        def poison_after_fork(self) -> None:
+            """Called in the child, by its only thread."""
+            ...
 
     Found = TypeVar("Found")
 
-__all__ = ["close_when_dropped", "locked_after_dropped", "opened_at", "opening_from", "wait_until_closed"]
+__all__ = [
+    "Background",
+    "close_when_dropped",
+    "locked_after_dropped",
+    "opened_at",
+    "opening_from",
+    "poison_in_children",
+    "wait_until_closed",
+]
+
+_open: WeakSet[Poisonable] = WeakSet()
+_registered: list[bool] = []
+
+
+def poison_in_children(queue: Poisonable) -> None:
+    """Call ``queue.poison_after_fork()`` in every child that is forked while the queue exists."""
+    if not _registered:
+        os.register_at_fork(after_in_child=_after_fork)
+        _registered.append(True)
+    _open.add(queue)
+
+
+def _after_fork() -> None:
+    for queue in list(_open):
+        queue.poison_after_fork()
+
 
 WAIT_S_MAX = 10.0
 PACKAGE = __name__.partition(".")[0]
@@ -173,3 +222,58 @@ def _dropped(pid: int, what: str, path: str, place: str, release: Callable[[], o
     _closer.start()
     if what:
         warnings.warn(f"{what} {path} was not closed; it was opened at {place}", ResourceWarning, stacklevel=2)
+
+
+class Background:
+    """Calls ``work`` after each ``wake`` and every ``interval_s`` seconds (None: only when woken), until ``stop``.
+
+    The thread starts at the first need of it: with an interval when it is made, which raises ``RuntimeError`` where the
+    system has none to give.
+    """
+
+    __slots__ = ("_interval_s", "_starting", "_stopped", "_thread", "_wakes", "_work")
+
+    def __init__(self, work: Callable[[], None], interval_s: float | None) -> None:
+        self._work = work
+        self._interval_s = interval_s
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        self._starting = threading.RLock()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        if interval_s is not None:
+            self._start()
+            self.wake()
+
+    def wake(self) -> None:
+        """Soon. Never blocks, and never raises: what wakes it has been done already."""
+        if self._thread is None:
+            with suppress(RuntimeError):  # the system has no thread to give: the next wake asks again
+                self._start()
+        if self._wakes.empty():  # one is enough for all that come before the thread has looked
+            self._wakes.put(None)
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None and not self._stopped:
+                thread = threading.Thread(target=self._run, name="holdfast-queue", daemon=True)
+                thread.start()
+                self._thread = thread  # one that is known has been started, so it can be waited for
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._wakes.get(timeout=self._interval_s)
+            except Empty:
+                pass  # the interval has passed
+            if self._stopped:
+                self._wakes.put(None)  # for another that an interrupt of its start has left unknown
+                return
+            self._work()
+
+    def stop(self) -> None:
+        """End the thread and wait for the work that it is at."""
+        with self._starting:
+            self._stopped = True
+        self._wakes.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()

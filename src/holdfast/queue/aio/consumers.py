@@ -17,28 +17,30 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 from holdfast.errors import Closed, Fenced, HoldfastError
-from holdfast.queue.arguments import whole_number
-from holdfast.queue.consumers.hand_outs import Owner
+from holdfast.queue.consumers.consumer import Owner
+from holdfast.queue.options import whole_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from datetime import datetime
     from types import TracebackType
-    from typing import Protocol, Self, TypeVar
+    from typing import Protocol, Self, TypeAlias, TypeVar
 
-    from holdfast.queue.aio.queue import Queue
     from holdfast.queue.consumers import consumer as blocking_consumer
     from holdfast.queue.log.messages import Message
     from holdfast.queue.work import work_queue as blocking_work_queue
-    from holdfast.queue.work.dead_letter import DeadLetter
-    from holdfast.queue.work.job import Job
+    from holdfast.queue.work.command import DeadLetter
+    from holdfast.queue.work.work_queue import Job
 
     class Closable(Protocol):
         """Holds files or a name until it is closed."""
 
         def close(self) -> None:
             """Let go of them."""
+
+    WaitUntil: TypeAlias = Callable[[Callable[[], Awaitable[bool]], float | None, float | None], Awaitable[bool]]
+    """``Queue.wait_until``: looks until it is true, at most for ``timeout`` seconds, at least every so many."""
 
     Result = TypeVar("Result")
     Opened = TypeVar("Opened", bound=Closable)
@@ -98,9 +100,11 @@ class Consumer:
     another one took commits the list: ``commit(messages)``.
     """
 
-    def __init__(self, queue: Queue, name: str, open_blocking: Callable[[], blocking_consumer.Consumer]) -> None:
+    def __init__(
+        self, wait_until: WaitUntil, name: str, open_blocking: Callable[[], blocking_consumer.Consumer]
+    ) -> None:
         self.name = name
-        self._queue = queue
+        self._wait_until = wait_until
         self._open = open_blocking
         self._inner: blocking_consumer.Consumer | None = None
         self._owners: WeakKeyDictionary[asyncio.Task[object], Owner] = WeakKeyDictionary()
@@ -161,7 +165,7 @@ class Consumer:
         while True:
             async for message in self:
                 yield message
-            if not await self._queue.wait_until(self._refill, timeout):
+            if not await self._wait_until(self._refill, timeout, None):
                 return
 
     async def poll(self, timeout: float | None = 0.0, max_messages: int = POLL_MESSAGES) -> list[Message]:
@@ -177,7 +181,7 @@ class Consumer:
             return bool(found)
 
         if not found:
-            await self._queue.wait_until(look, timeout)
+            await self._wait_until(look, timeout, None)
         return found
 
     async def commit(self, message: Message | int | list[Message] | None = None, *, durable: bool = False) -> None:
@@ -224,9 +228,11 @@ class WorkQueue:
     The methods are those of the blocking work queue; see ``queue.work_queue``. Any number of tasks may share it.
     """
 
-    def __init__(self, queue: Queue, name: str, open_blocking: Callable[[], blocking_work_queue.WorkQueue]) -> None:
+    def __init__(
+        self, wait_until: WaitUntil, name: str, open_blocking: Callable[[], blocking_work_queue.WorkQueue]
+    ) -> None:
         self.name = name
-        self._queue = queue
+        self._wait_until = wait_until
         self._open = open_blocking
         self._inner: blocking_work_queue.WorkQueue | None = None
         # Taken for a task that was cancelled before it got them.
@@ -266,7 +272,7 @@ class WorkQueue:
             return bool(found)
 
         try:
-            await self._queue.wait_until(look, timeout, look_again_s=DUE_LOOK_S)
+            await self._wait_until(look, timeout, DUE_LOOK_S)
         except BaseException:
             # Their deliveries are counted: they are for whoever asks next.
             self._kept.extend(found)
