@@ -311,7 +311,7 @@ TestWorkQueue.settings = SETTINGS
 # ---- mutants: each broken rule is caught by the machine above -------------------------------------------------------
 
 
-def waits_for_nothing(_log: WorkLog, _mark: int) -> None:
+def waits_for_nothing(_log: WorkLog, _written: int) -> None:
     """An answer before it is durable."""
 
 

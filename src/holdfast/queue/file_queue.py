@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     Found = TypeVar("Found")
 
-__all__ = ["FileQueue"]
-
 NAME = "tasks"
 MAXSIZE_MAX = 1 << 60
 LOOK_S = 1.0
@@ -148,7 +146,7 @@ class FileQueue:
                     return value
         except BaseException:
             self._cut_off.append(job)  # first of all: a second interrupt leaves the rest to the next call
-            self._settle_now()
+            self._recover_now()
             raise
         raise Empty
 
@@ -181,7 +179,7 @@ class FileQueue:
                     del self._got[thread]
             except BaseException:
                 self._cut_off.append(None)
-                self._settle_now()
+                self._recover_now()
                 raise
             self._not_empty.notify()  # a get may wait for room among the items that are got
             if not work.unfinished():
@@ -238,16 +236,16 @@ class FileQueue:
         if self._closed is not None:
             raise self._closed.with_traceback(None)  # else it would keep the frames of every caller
         if self._cut_off:
-            self._settle()
+            self._recover()
 
     # ---- after an interrupt -----------------------------------------------------------------------------------------
 
-    def _settle_now(self) -> None:
+    def _recover_now(self) -> None:
         """Settle, in a call that was cut off: it raises the error that did that. A refusal is for the next call."""
         with suppress(HoldfastError, OSError), self._mutex:
             self._check()
 
-    def _settle(self) -> None:
+    def _recover(self) -> None:
         """Give back each job that no thread has. Interrupted, it is done again. Call with the mutex held."""
         count = len(self._cut_off)  # threads that do not have the mutex may add to it
         if not self._work.usable:

@@ -22,19 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-__all__ = [
-    "DELAY_S_MAX",
-    "NS",
-    "SyncLevel",
-    "each_of",
-    "every",
-    "lifetime_ns",
-    "moment_ns",
-    "seconds_ns",
-    "sync_level",
-    "whole_number",
-]
-
 DELAY_S_MAX = 10 * 365 * 86_400
 NS = 1_000_000_000
 

@@ -97,19 +97,6 @@ if TYPE_CHECKING:
             ...
 
 
-__all__ = [
-    "DROPPED_S",
-    "PAGE_BYTES",
-    "PersistRun",
-    "PersistSettings",
-    "Persisted",
-    "Stored",
-    "check_executor",
-    "close_dropped",
-    "not_an_end",
-    "persist",
-]
-
 Item = TypeVar("Item")
 
 PAGE_BYTES = 16 << 20

@@ -34,8 +34,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["ITEM_BYTES", "Ending", "Flow", "Step", "Work"]
-
 ITEM_BYTES = 24
 """What an item counts beyond its own bytes: the head of a frame. So empty items are bounded, too."""
 
@@ -91,21 +89,9 @@ class Flow:
     """
 
     __slots__ = (
-        "_consumed_bytes",
-        "_freed_bytes",
-        "_max_bytes",
-        "_page_bytes",
-        "_passed",
-        "_stored_bytes",
-        "consumed_seq",
-        "ending",
-        "left_seq",
-        "measured_seq",
-        "source_closed",
-        "stopped",
-        "stored_seq",
-        "waiting",
-    )
+        "_consumed_bytes", "_freed_bytes", "_max_bytes", "_page_bytes", "_passed", "_stored_bytes", "consumed_seq",
+        "ending", "left_seq", "measured_seq", "source_closed", "stopped", "stored_seq", "waiting",
+    )  # fmt: skip
 
     def __init__(self, *, consumed_seq: int, left_seq: int, max_bytes: int | None, page_bytes: int) -> None:
         self.left_seq = left_seq

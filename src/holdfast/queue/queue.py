@@ -30,15 +30,15 @@ from weakref import WeakValueDictionary
 from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, NotFound, PermissionDenied
 from holdfast.queue.files.disk_errors import Opening, refusals
 from holdfast.queue.files.local import LocalFiles
-from holdfast.queue.files.meta_files import MarkFile, open_identity, read_identity
+from holdfast.queue.files.meta_files import WritePositionFile, open_identity, read_identity
 from holdfast.queue.files.pages import PageDirectory, check_new_queue
 from holdfast.queue.files.process import Background, close_when_dropped, locked_after_dropped, poison_in_children
 from holdfast.queue.format.checksum import CRC32, checksum_for_writing
 from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.format.page import PAGE_BYTES_MAX
 from holdfast.queue.log.messages import Message, class_with_value
-from holdfast.queue.log.opening import find_end, mend
-from holdfast.queue.log.reader import LogReader, Waiter, check_damage_policy, read_mark
+from holdfast.queue.log.opening import find_end, repair_tail
+from holdfast.queue.log.reader import LogReader, Waiter, check_damage_policy, read_write_position
 from holdfast.queue.log.space import Space, check_limits
 from holdfast.queue.log.writer import FIRST_PAGE_BYTES, Writer
 from holdfast.queue.options import each_of, lifetime_ns, moment_ns, sync_level, whole_number
@@ -66,8 +66,6 @@ if TYPE_CHECKING:
     from holdfast.queue.work.work_queue import WorkQueue
 
     Found = TypeVar("Found")
-
-__all__ = ["PAGE_BYTES_MIN", "Queue"]
 
 SEQ_MAX = (1 << 64) - 1
 PAGE_BYTES_MIN = 4096
@@ -153,31 +151,31 @@ class Queue:
         with Opening(path):
             directory = self._open_directory(folder, make=not read_only)
             self._pages = PageDirectory(self._port, directory, self._names)
-            self._held = _Held(self._pages)
+            self._resources = _Resources(self._pages)
             try:
                 if read_only:
                     self._open_for_reading(path, serializer)
                     return
-                self._held.lock_file = locked_after_dropped(lambda: self._port.lock(directory, self._names.lock))
-                self._pages.be_sole()
+                self._resources.lock_file = locked_after_dropped(lambda: self._port.lock(directory, self._names.lock))
+                self._pages.set_exclusive()
                 record = "" if serializer is None else record_of(serializer)
                 writer = self._open_writer(page_size, level, compression, max_message, checksum, clock, entropy, record)
                 self._use(chosen_serializer(serializer, self.identity.serializer))
             except BaseException:
-                self._held.close_handles()
+                self._resources.close_handles()
                 raise
-        self._writer = self._held.writer = writer
+        self._writer = self._resources.writer = writer
         try:
             self._start(writer, level, kept_ns, max_bytes, background=background)
         except BaseException:
-            self._let_go()
+            self._release()
             raise
         poison_in_children(self)
         self._close_when_dropped(warn=True)
 
     def _close_when_dropped(self, *, warn: bool) -> None:
         if self._closes_dropped:
-            self._keep = close_when_dropped(self, "the queue", self._path, self._held.release, warn=warn)
+            self._keep = close_when_dropped(self, "the queue", self._path, self._resources.release, warn=warn)
 
     def _open_for_reading(self, path: str, serializer: Serializer | str | None) -> None:
         # A queue without a page is one that nothing was appended to yet: a reader may come first.
@@ -205,7 +203,7 @@ class Queue:
         self, writer: Writer, level: SyncLevel, kept_ns: int | None, max_bytes: int | None, *, background: bool
     ) -> None:
         """Join the writer to the space, the helper thread and the buffer."""
-        pages, held, keeps_all = self._pages, self._held, self._keeps_all
+        pages, held, keeps_all = self._pages, self._resources, self._keeps_all
         space = self._space = held.space = Space(
             pages,
             lifetime_ns=kept_ns,
@@ -254,16 +252,16 @@ class Queue:
         identity = open_identity(pages, entropy, page_size, checksum, serializer)
         if serializer and identity.serializer != serializer:
             raise other_serializer(serializer, identity.serializer)
-        mark = read_mark(pages)
-        end = find_end(pages, mark, port.boot_id())
-        mend(pages, end)
+        written = read_write_position(pages)
+        end = find_end(pages, written, port.boot_id())
+        repair_tail(pages, end)
         self.identity = identity
         self.recovered_gaps: list[tuple[int, int]] = end.gaps
         return Writer(
             pages,
             end,
-            mark,
-            MarkFile(pages),
+            written,
+            WritePositionFile(pages),
             page_bytes=page_size,
             checksum_id=checksum,
             message_bytes_max=max_message,
@@ -367,7 +365,7 @@ class Queue:
         if found is not None:
             return found.next_seq - 1
         with self.asking():
-            return find_end(self._pages, read_mark(self._pages), self._pages.port.boot_id()).next_seq - 1
+            return find_end(self._pages, read_write_position(self._pages), self._pages.port.boot_id()).next_seq - 1
 
     @property
     def durable_seq(self) -> int:
@@ -376,8 +374,8 @@ class Queue:
         if writer is not None:
             return writer.durability.next_seq - 1
         with self.asking():
-            mark = read_mark(self._pages)
-        return mark.durable.next_seq - 1 if mark is not None else 0
+            written = read_write_position(self._pages)
+        return written.durable.next_seq - 1 if written is not None else 0
 
     @property
     def first_seq(self) -> int:
@@ -676,7 +674,7 @@ class Queue:
     def run_background_work(self) -> None:
         """What the helper thread does when it wakes: make the next page, sync closed pages, keep the bounds of
         ``every``. *Raises*: ``Closed`` after a failed sync, and in a forked child; ``OSError``."""
-        self._held.run_background_work()
+        self._resources.run_background_work()
 
     def close(self) -> None:
         """Make everything durable and let go of the files. Doing it twice is harmless; who does it while another thread
@@ -705,16 +703,16 @@ class Queue:
                     closing.callback(dependent.close)
         finally:
             try:
-                self._let_go()
+                self._release()
             finally:
                 self._ended.set()
                 self._dependents_closed = []
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._closed = True
         self._append_by(_refuse_closed)
         try:
-            self._held.release()
+            self._resources.release()
         finally:
             self._writer = None
 
@@ -736,16 +734,16 @@ class Queue:
             )
             # A thread of the parent may have held any lock: every way in leads to the writer, which has new ones.
             self._append_by(self._writer.append)
-            self._held.background = None
+            self._resources.background = None
             self._space.poison_after_fork()
-            self._pages.be_sole(sole=False)
+            self._pages.set_exclusive(sole=False)
         self._keep()
-        if self._held.lock_file >= 0:
-            self._port.close(self._held.lock_file)
-            self._held.lock_file = -1
+        if self._resources.lock_file >= 0:
+            self._port.close(self._resources.lock_file)
+            self._resources.lock_file = -1
 
 
-class _Held:
+class _Resources:
     """What an open queue holds of the system, and how to close it without the queue."""
 
     __slots__ = ("background", "lock_file", "pages", "space", "writer")

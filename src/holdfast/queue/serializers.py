@@ -26,16 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Never
 
-__all__ = [
-    "NAME_BYTES_MAX",
-    "Serializer",
-    "check_named",
-    "chosen_serializer",
-    "other_serializer",
-    "record_of",
-    "serializer_named",
-]
-
 NAME_BYTES_MAX = 24
 HINT = "bytes, str, json, pickle or holdfast.queue.Serializer(dump, load, name)"
 BUILT_IN = ("bytes", "str", "json", "pickle")

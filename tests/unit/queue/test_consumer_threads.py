@@ -168,7 +168,7 @@ def test_a_number_without_a_message_holds_no_commit_back(tmp_path: Path) -> None
 def test_a_program_that_commits_one_message_for_many_is_warned_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocking_consumer, "HOLES_WARNED", 4)
+    monkeypatch.setattr(blocking_consumer, "GAPS_WARNED", 4)
     with Queue(tmp_path / "q") as queue, queue.consumer("c") as consumer:
         queue.append_many([b"x"] * 100)
         messages: list[Message] = []
@@ -257,7 +257,7 @@ def test_a_close_in_another_thread_commits_nothing_and_ends_every_wait(tmp_path:
 def test_too_many_stretches_are_refused_and_nothing_is_handed_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocking_consumer, "STRETCHES_MAX", 2)
+    monkeypatch.setattr(blocking_consumer, "RANGES_MAX", 2)
     with Queue(tmp_path / "q") as queue, queue.consumer("c") as consumer:
         queue.append_many([b"x"] * 9)
         consumer.poll(max_messages=1)

@@ -160,15 +160,15 @@ def drop(path: Path, *, fail: BaseException | None = None) -> None:
     queue = Queue(path)
     queue.append(b"x")
     if fail is not None:
-        close = queue._held.close_handles
+        close = queue._resources.close_handles
 
         def closing() -> None:
             close()
             raise fail
 
         # The lock is given back, and then the closing fails.
-        queue._held.__class__ = type(
-            "Failing", (type(queue._held),), {"__slots__": (), "close_handles": lambda _: closing()}
+        queue._resources.__class__ = type(
+            "Failing", (type(queue._resources),), {"__slots__": (), "close_handles": lambda _: closing()}
         )
     with pytest.warns(ResourceWarning, match="was not closed"):
         del queue

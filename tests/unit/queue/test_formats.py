@@ -22,14 +22,14 @@ from holdfast.queue.format.frame import (
 )
 from holdfast.queue.format.meta import (
     SLOT_BYTES,
-    DurableMark,
+    DurablePosition,
     Identity,
-    WriteMark,
+    WritePosition,
     decode_identity,
-    decode_mark,
+    decode_write_position,
     encode_identity,
-    encode_mark,
     encode_slot,
+    encode_write_position,
     newest_slot,
     slot_offset,
 )
@@ -98,16 +98,16 @@ def test_the_newest_whole_slot_is_believed_and_each_writing_spares_the_other() -
 
 
 def test_a_mark_comes_back_as_it_was() -> None:
-    mark = WriteMark(
+    mark = WritePosition(
         page=3, salt=1 << 63, position=100, next_seq=1 << 40, last_time_ns=-5, frames=7, index_records=2, index_check=9,
-        index_due=4196, clean=True, durable=DurableMark(2, 11, 99, 1 << 39, -6), boot_id=bytes(range(16)),
+        index_due=4196, clean=True, durable=DurablePosition(2, 11, 99, 1 << 39, -6), boot_id=bytes(range(16)),
     )  # fmt: skip
-    value = encode_mark(mark)
-    back = decode_mark(value)
+    value = encode_write_position(mark)
+    back = decode_write_position(value)
     assert back is not None
-    assert encode_mark(back) == value
+    assert encode_write_position(back) == value
     assert (back.page, back.durable.position, back.clean) == (3, 99, True)
-    assert decode_mark(value[:-1]) is None
+    assert decode_write_position(value[:-1]) is None
 
 
 def test_only_the_names_of_this_queue_are_its_own() -> None:

@@ -792,7 +792,7 @@ def test_at_always_every_step_is_durable_when_it_returns(tmp_path: Path) -> None
 
 
 def test_an_acknowledgement_before_it_is_durable_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WorkLog, "wait", lambda _self, _mark: None)
+    monkeypatch.setattr(WorkLog, "wait", lambda _self, _written: None)
     with pytest.raises(AssertionError, match="before it was durable"):
         a_step_is_durable_when_it_returns(tmp_path)
 

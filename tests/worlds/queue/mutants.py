@@ -226,7 +226,7 @@ _REGISTRY: Final = (
     Mutant(
         "clean_mark_stays",
         "an open queue has no clean mark on disk",
-        ((SyncProgress, "write_mark", broken.clean_mark_stays),),
+        ((SyncProgress, "record_position", broken.clean_mark_stays),),
         {**ALIGNED, "lives": 4, "steps": 10, "page_bytes": 65_536},
     ),
     Mutant(

@@ -331,9 +331,9 @@ class World:
             if wanted % 3:
                 queue.flush()
             else:
-                queue.flush_unmarked()
+                queue.flush_data()
                 if wanted % 2:
-                    queue.write_mark()
+                    queue.record_position()
         except Unavailable:
             self.seen["flush refused"] += 1
             return

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
     Opened = TypeVar("Opened", bound=Closable)
 
-__all__ = ["Consumer", "WorkQueue", "on_helper", "open_by", "to_its_end"]
-
 POLL_MESSAGES = 1000
 COUNT_MAX = 1 << 60
 DUE_LOOK_S = 0.05

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from holdfast.queue.queue import Queue
     from holdfast.queue.serializers import Serializer
 
-__all__ = ["Persisted", "persist"]
-
 Item = TypeVar("Item")
 
 CLOSE_S = 5.0
@@ -182,7 +180,7 @@ class Persisted(AsyncIterator[Item]):
             run, producer = self._parts()
             if not run.flow.stopped:
                 run.consume()
-                producer.let_go_on()
+                producer.resume_source()
                 if run.flow.frees:
                     await on_helper(run.free)
             while True:
@@ -228,7 +226,7 @@ class Persisted(AsyncIterator[Item]):
             await on_helper(partial(run.consume, durable=True))
         else:
             run.consume()
-        producer.let_go_on()
+        producer.resume_source()
 
     @property
     def waiting(self) -> bool:
@@ -367,9 +365,9 @@ class _Producer(Generic[Item]):
         refusal = Closed("the scheduler does not run the source", scheduler=type(scheduler).__name__)
         refusal.__cause__ = cause
         self.run.flow.ended(refusal)
-        self._say_ended()
+        self._set_ended()
 
-    def let_go_on(self) -> None:
+    def resume_source(self) -> None:
         """Something was consumed: a source that waits may go on."""
         if self.run.flow.waiting and self.run.flow.work is not Work.WAIT and self._room_bell is not None:
             self._room_bell.ring()
@@ -416,7 +414,7 @@ class _Producer(Generic[Item]):
             if not isinstance(error, asyncio.CancelledError):
                 self.failure = error
         self._task = None
-        self._say_ended()
+        self._set_ended()
 
     async def _store_items(self) -> None:
         flow, bell = self.run.flow, self._room_bell
@@ -468,7 +466,7 @@ class _Producer(Generic[Item]):
         elif isinstance(items, Persisted):
             await items.close()
 
-    def _say_ended(self) -> None:
+    def _set_ended(self) -> None:
         self.run.flow.source_closed = True
         with suppress(InvalidStateError):  # the consumer's side has given up this loop
             self.ended.set_result(None)

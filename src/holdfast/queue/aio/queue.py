@@ -65,8 +65,6 @@ if TYPE_CHECKING:
 
     Result = TypeVar("Result")
 
-__all__ = ["AppendLane", "Queue"]
-
 
 def _unreached() -> InternalError:
     return InternalError("the thread that appends ended before it came to this")

@@ -1,6 +1,6 @@
 """Which messages of one consumer were handed out to which owner, and how far all of them are done.
 
-Owns: messages in memory, the stretches that are handed out and not done, the place that may be committed. Does not own:
+Owns: messages in memory, the ranges that are handed out and not done, the place that may be committed. Does not own:
 owners (a thread, a task: ``consumer``, ``asynchronous_work``), the cursor, locks.
 
 Failure model: pure. The committed place is below every message that is not done, so a crash skips none of them.
@@ -97,9 +97,7 @@ if TYPE_CHECKING:
     from holdfast.queue.log.reader import DamagePolicy, Waiter
 
 
-__all__ = ["POLL_MESSAGES", "STRETCHES_MAX", "Chunk", "Consumer", "HandOuts", "Owner", "give_messages", "runs_of"]
-
-STRETCHES_MAX = 1_000_000
+RANGES_MAX = 1_000_000
 """Stretches that may be handed out and not done: about 200 bytes each."""
 
 
@@ -148,21 +146,21 @@ class HandOuts:
     (None, 5)
     """
 
-    __slots__ = ("_given_seq", "_stretches")
+    __slots__ = ("_given_seq", "_ranges")
 
     def __init__(self, committed_seq: int) -> None:
         self._given_seq = committed_seq
-        self._stretches: list[tuple[int, int, Owner]] = []  # first, last, owner
+        self._ranges: list[tuple[int, int, Owner]] = []  # first, last, owner
 
     @property
     def given_seq(self) -> int:
         """The last message that was handed out. An interrupt (Ctrl-C) in ``give`` may leave only the stretch."""
-        return max(self._given_seq, self._stretches[-1][1]) if self._stretches else self._given_seq
+        return max(self._given_seq, self._ranges[-1][1]) if self._ranges else self._given_seq
 
     @property
     def committed_seq(self) -> int:
         """The last message that is done together with all before it."""
-        return self._stretches[0][0] - 1 if self._stretches else self._given_seq
+        return self._ranges[0][0] - 1 if self._ranges else self._given_seq
 
     def give(self, owner: Owner, until: int, moves: int = 0, *, first: int = 0) -> None:
         """The next messages, from ``first`` (0: the next number) up to ``until``, are the owner's.
@@ -172,12 +170,12 @@ class HandOuts:
         given_seq = self.given_seq
         first = first or given_seq + 1
         assert given_seq < first <= until, "messages are handed out in order"
-        last = self._stretches[-1] if self._stretches else None
+        last = self._ranges[-1] if self._ranges else None
         if last is not None and last[1] == first - 1 and last[2] is owner:
-            self._stretches[-1] = (last[0], until, owner)
+            self._ranges[-1] = (last[0], until, owner)
         else:
             self.check_room()
-            self._stretches.append((first, until, owner))
+            self._ranges.append((first, until, owner))
         self._given_seq = until
         owner.last_seq, owner.moves = until, moves
 
@@ -189,13 +187,13 @@ class HandOuts:
         """
         if self.given_seq <= until:
             self._given_seq = after
-            while self._stretches and self._stretches[-1][1] > after:
-                first = self._stretches[-1][0]
-                self._stretches[-1:] = [(first, after, owner)] if first <= after else []
+            while self._ranges and self._ranges[-1][1] > after:
+                first = self._ranges[-1][0]
+                self._ranges[-1:] = [(first, after, owner)] if first <= after else []
             return True
         missed = Owner()
         kept: list[tuple[int, int, Owner]] = []
-        for first, last, of in self._stretches:
+        for first, last, of in self._ranges:
             if of is not owner or last <= after or first > until:
                 kept.append((first, last, of))
                 continue
@@ -204,24 +202,22 @@ class HandOuts:
             kept.append((max(first, after + 1), min(last, until), missed))
             if last > until:
                 kept.append((until + 1, last, owner))
-        self._stretches = kept
+        self._ranges = kept
         return False
 
     def check_room(self) -> None:
         """Raises: ``LimitExceeded`` where there is no room for one stretch more."""
-        count = len(self._stretches)
-        if count >= STRETCHES_MAX:
-            raise LimitExceeded(
-                "too many messages are handed out and not committed", stretches=count, max=STRETCHES_MAX
-            )
+        count = len(self._ranges)
+        if count >= RANGES_MAX:
+            raise LimitExceeded("too many messages are handed out and not committed", ranges=count, max=RANGES_MAX)
 
     def finish(self, owner: Owner, seq: int) -> None:
         """This message is done, and so is every earlier message that this owner was given."""
         self._given_seq = self.given_seq
-        end = bisect_right(self._stretches, seq, key=_first_of)
+        end = bisect_right(self._ranges, seq, key=_first_of)
         begin = 0 if owner.last_seq else max(0, end - 1)  # an owner without messages finishes this one alone
         kept: list[tuple[int, int, Owner]] = []
-        for first, last, of in self._stretches[begin:end]:
+        for first, last, of in self._ranges[begin:end]:
             if last < seq:
                 if of is not owner:
                     kept.append((first, last, of))
@@ -230,7 +226,7 @@ class HandOuts:
                 kept.append((first, seq - 1, of))
             if last > seq:
                 kept.append((seq + 1, last, of))
-        self._stretches[begin:end] = kept
+        self._ranges[begin:end] = kept
 
     def finish_run(self, first: int, last: int) -> None:
         """These messages are done, whichever owner was given them.
@@ -242,31 +238,31 @@ class HandOuts:
         (None, 6)
         """
         self._given_seq = self.given_seq
-        begin = max(0, bisect_right(self._stretches, first, key=_first_of) - 1)
-        end = bisect_right(self._stretches, last, key=_first_of)
+        begin = max(0, bisect_right(self._ranges, first, key=_first_of) - 1)
+        end = bisect_right(self._ranges, last, key=_first_of)
         kept: list[tuple[int, int, Owner]] = []
-        for begun, ended, of in self._stretches[begin:end]:
+        for begun, ended, of in self._ranges[begin:end]:
             if begun < first:
                 kept.append((begun, min(ended, first - 1), of))
             if ended > last:
                 kept.append((max(begun, last + 1), ended, of))
-        self._stretches[begin:end] = kept
+        self._ranges[begin:end] = kept
 
     @property
-    def stretches(self) -> int:
-        """How many stretches are not done."""
-        return len(self._stretches)
+    def ranges(self) -> int:
+        """How many ranges are not done."""
+        return len(self._ranges)
 
     @property
     def holes(self) -> int:
         """How many of them have messages that are done directly below. Cost: a look at each."""
-        return sum(before[1] + 1 < after[0] for before, after in pairwise(self._stretches))
+        return sum(before[1] + 1 < after[0] for before, after in pairwise(self._ranges))
 
     def check(self) -> None:
         """Assert the invariants."""
         before = 0
-        for first, last, _ in self._stretches:
-            assert before < first <= last, "stretches are in order and do not overlap"
+        for first, last, _ in self._ranges:
+            assert before < first <= last, "ranges are in order and do not overlap"
             before = last
         assert before <= self.given_seq, "only messages that were handed out are in a stretch"
 
@@ -304,7 +300,7 @@ def give_messages(outs: HandOuts, owner: Owner, found: list[Message], taken_seq:
 
 POLL_MESSAGES = 1000
 COUNT_MAX = 1 << 60
-HOLES_WARNED = 1000
+GAPS_WARNED = 1000
 """Runs of messages that are not committed, each above one that is: a sign that one message is committed for many."""
 
 
@@ -335,7 +331,7 @@ class Consumer:
         self._parts: Iterator[tuple[int, Iterable[Message]]] = iter(())  # read, and not in a chunk yet
         self._waiters: list[Waiter] = []
         self._closed: Closed | None = None  # why nothing is accepted any more
-        self._look_at_stretches = HOLES_WARNED
+        self._look_at_ranges = GAPS_WARNED
         self._released = False
         # Taken in this order: reading, the file, the state. A reader waits for the disk, a commit for the cursor's
         # file, the state for nothing.
@@ -360,7 +356,7 @@ class Consumer:
         self._page_starts: list[int] = []
         self._page_values: list[bytes] = []
         self._histories: list[list[Place]] = [[]]
-        held = self._held = ConsumerFiles(pages, lock_name(pages, name))
+        held = self._resources = ConsumerFiles(pages, lock_name(pages, name))
         try:
             # The writer must not look for cursors before this one is there, and remove pages after that.
             with queue.space.removes_nothing() if queue.writable else nullcontext():
@@ -415,7 +411,7 @@ class Consumer:
 
         ``rewind``, ``reset`` and ``poll`` in the middle of a loop count: it goes on with what is next then.
         *Raises*: ``Gap`` and ``Trimmed`` as the policy says; ``Unavailable`` where the file system refuses, after which
-        reading goes on from the same message; ``LimitExceeded`` where threads have a million stretches of messages
+        reading goes on from the same message; ``LimitExceeded`` where threads have a million ranges of messages
         that are not committed; ``Closed``.
         """
         while True:
@@ -638,9 +634,9 @@ class Consumer:
         return True
 
     def _read_on(self) -> Iterator[tuple[int, Iterable[Message]]] | None:
-        reader = self._held.reader
+        reader = self._resources.reader
         if reader is None:
-            reader = self._held.reader = self._queue.reader(seq=self._read_seq + 1, damage=self._damage)
+            reader = self._resources.reader = self._queue.reader(seq=self._read_seq + 1, damage=self._damage)
         parts = reader.read_bounded_parts()
         if parts is not None:
             page = reader.page
@@ -668,7 +664,7 @@ class Consumer:
             self._read_seq = taken_seq
             self._parts = iter(())
             self._drops += 1
-            reader, self._held.reader = self._held.reader, None
+            reader, self._resources.reader = self._resources.reader, None
             if reader is not None:
                 reader.close()
 
@@ -741,17 +737,17 @@ class Consumer:
             if durable:
                 self._sync(self._cursor.sync)
         outs = self._outs
-        if outs is not None and outs.stretches >= self._look_at_stretches:
-            self._warn_of_holes(outs)
+        if outs is not None and outs.ranges >= self._look_at_ranges:
+            self._warn_about_gaps(outs)
 
-    def _warn_of_holes(self, outs: HandOuts) -> None:
+    def _warn_about_gaps(self, outs: HandOuts) -> None:
         """Warn, once, where a program seems to commit the last message of each list that another thread took."""
         with self._lock:
-            self._look_at_stretches *= 2  # a look costs as much as there are stretches
+            self._look_at_ranges *= 2  # a look costs as much as there are ranges
             holes = outs.holes
-            if holes < HOLES_WARNED:
+            if holes < GAPS_WARNED:
                 return
-            self._look_at_stretches = STRETCHES_MAX + 1
+            self._look_at_ranges = RANGES_MAX + 1
         warnings.warn(
             f"consumer {self.name!r}: messages are committed, and earlier ones that another thread took are not "
             f"(committed_seq={self.committed_seq}, runs={holes}); commit the list of messages, or each of them",
@@ -888,7 +884,7 @@ class Consumer:
             self._released = True
             self._closed = Closed("the consumer is closed", name=self.name)
             self._keep()
-            self._held.release_name()
+            self._resources.release_name()
         self._queue.forget(self)
         self._drop_reader()
         with self._lock:
@@ -911,7 +907,7 @@ class Consumer:
         if not self._released:
             self._released = True
             self._keep()
-            self._pages.port.close(self._held.lock_file)
+            self._pages.port.close(self._resources.lock_file)
             self._closed = Closed(
                 "a forked child cannot use its parent's consumer", code=Code.FORKED, hint="open it in one process"
             )

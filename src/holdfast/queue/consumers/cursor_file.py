@@ -33,21 +33,6 @@ if TYPE_CHECKING:
     from holdfast.queue.log.port import QueuePort
     from holdfast.queue.log.reader import LogReader
 
-__all__ = [
-    "ConsumerFiles",
-    "CursorFile",
-    "committed_seqs",
-    "first_held_seq",
-    "first_unconsumed_seq",
-    "history_at",
-    "kept_in",
-    "lock_name",
-    "log_history",
-    "read_cursor",
-    "seq_since",
-    "sync_holds",
-]
-
 SUFFIX = ".cursor"
 
 

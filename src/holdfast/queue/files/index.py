@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     KeptIndexes: TypeAlias = dict[int, tuple["array[int]", "array[int]"]]
     """Times and positions, by the salt of the page."""
 
-__all__ = ["KEPT_MAX", "IndexReader", "PageIndex"]
-
 _pack = RECORD.pack
 
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from holdfast.queue.files.port import WritableMap
     from holdfast.queue.format.checksum import Octets
 
-__all__ = ["LocalFiles"]
-
 PARTS_MAX = 1024
 ELSEWHERE = (
     "close it there, or wait for its end; one process writes a queue and has its work queues:"

@@ -9,7 +9,7 @@ would take it for durable, and after lost power the queue be another one.
 The open file of the writer's marks: two slots, written in turn.
 
 Owns: which slot comes next, what a poisoned writer says. Does not own: the fields of a mark
-(``write_mark``), slots (``slots``), when one is written (``writer``).
+(``record_position``), slots (``slots``), when one is written (``writer``).
 
 Failure model: ``OSError`` from the port. A mark is a hint: one that could not be written costs time at the next start.
 A file that is made and whose name could not be synced is removed again, as far as the disk lets it: the next start
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.queue.files.pages import PageDirectory
-
-
-__all__ = ["MarkFile", "open_identity", "read_identity"]
 
 
 def read_identity(pages: PageDirectory) -> Identity | None:
@@ -91,7 +88,7 @@ def open_identity(
 UNKNOWN_BOOT = bytes(16)
 
 
-class MarkFile:
+class WritePositionFile:
     """``<prefix>-writeMeta``, made when it is absent. ``boot_id`` is this machine's run, for the marks to name; zeros
     once the page cache is not to be trusted."""
 

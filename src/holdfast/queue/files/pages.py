@@ -55,9 +55,6 @@ if TYPE_CHECKING:
     from holdfast.queue.format.file_names import FileNames
 
 
-__all__ = ["Moves", "PageDirectory", "check_name", "check_new_queue", "other_owner"]
-
-
 class PageDirectory:
     """The pages of one queue in an open directory."""
 
@@ -95,7 +92,7 @@ class PageDirectory:
         changes, numbers = self._known
         return numbers if self._sole and changes == self._changes else self.numbers()
 
-    def be_sole(self, *, sole: bool = True) -> None:
+    def set_exclusive(self, *, sole: bool = True) -> None:
         """From here on pages are made and removed through this object alone: it is the writer's. Or no longer."""
         self._sole = sole
 
@@ -181,7 +178,7 @@ class PageDirectory:
             return
 
 
-class Moves:
+class DurableRename:
     """The names that one step takes away. Not thread-safe; used once."""
 
     __slots__ = ("_moved", "_pages")

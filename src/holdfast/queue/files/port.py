@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     WritableMap: TypeAlias = mmap | bytearray
 
-__all__ = ["FilePort"]
-
 
 class FilePort(Protocol):
     """File operations. Directories and files are small integers; names are relative to an open directory."""

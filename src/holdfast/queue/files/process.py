@@ -55,16 +55,6 @@ if TYPE_CHECKING:
 
     Found = TypeVar("Found")
 
-__all__ = [
-    "Background",
-    "close_when_dropped",
-    "locked_after_dropped",
-    "opened_at",
-    "opening_from",
-    "poison_in_children",
-    "wait_until_closed",
-]
-
 _open: WeakSet[Poisonable] = WeakSet()
 _registered: list[bool] = []
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     Octets: TypeAlias = bytes | bytearray | memoryview
     Checksum: TypeAlias = Callable[[Octets, int], int]
 
-__all__ = ["CRC32", "CRC32C", "checksum_for_reading", "checksum_for_writing"]
-
 CRC32 = 1
 CRC32C = 2
 

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
     Place: TypeAlias = tuple[int, int]
 
-__all__ = ["HISTORY_PAGES_MAX", "Cursor", "cursor_pages", "decode_cursor", "encode_cursor", "kept_seq"]
-
 HEAD = Struct("<HHIQ")
 PLACE = Struct("<QQ")
 VERSION = 1

@@ -13,8 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container
 
-__all__ = ["FileNames"]
-
 
 PREFIX_BYTES_MAX = 220
 """Of the 255 that file systems take: the names of damaged places (``-N.page.POSITION.damaged``) need the others."""

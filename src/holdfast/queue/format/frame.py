@@ -57,30 +57,6 @@ if TYPE_CHECKING:
 
     from holdfast.queue.format.checksum import Checksum, Octets
 
-__all__ = [
-    "BATCH_BYTES_MAX",
-    "BATCH_MESSAGES_MAX",
-    "COMPRESSED",
-    "HEAD",
-    "HEAD_BYTES",
-    "RAW_BODY_BYTES_MAX",
-    "SEAL",
-    "SEAL_BYTES",
-    "batch_body",
-    "compress_body",
-    "encode_head",
-    "encode_seal",
-    "implied_seq",
-    "message_lengths",
-    "octets",
-    "page_seed",
-    "payloads",
-    "raw_body",
-    "seal_fields",
-    "single_packers",
-    "split_batches",
-]
-
 HEAD = Struct("<IIqQ")
 """Length, check, arrival, and count with the flags above it: ``count | flags << 32``."""
 FIELDS = Struct("<IqQ")
@@ -194,7 +170,7 @@ def _cut(ends: Sequence[int]) -> Iterator[tuple[int, int]]:
     while start < len(ends):
         bound = min(len(ends), start + BATCH_MESSAGES_MAX)
         stop = bisect_right(ends, before + BATCH_BYTES_MAX, start, bound)
-        # Room for as many lengths as would have fitted without them: at most a few messages too careful.
+        # Room for as many lengths as would have fitted without them: at most a few messages too slow_append.
         stop = max(start + 1, bisect_right(ends, before + BATCH_BYTES_MAX - 4 * (stop - start), start, stop))
         yield start, stop
         start, before = stop, ends[stop - 1]

@@ -20,7 +20,7 @@ verifies and is of a later format is ``CorruptData``: it is not replaced.
 Two slots A and B: a small value that is replaced without ever being absent.
 
 Owns: the 512 bytes of a slot, which slot is written next, which of two is believed. Does not own: what the value means
-(``write_mark``, cursors), the file.
+(``record_position``, cursors), the file.
 
 Failure model: pure. A slot that does not verify does not count; with neither there is no value.
 
@@ -74,24 +74,6 @@ from struct import Struct
 from zlib import crc32
 
 from holdfast.errors import Code, CorruptData
-
-__all__ = [
-    "IDENTITY_BYTES",
-    "SLOTS_BYTES",
-    "SLOT_BYTES",
-    "VALUE_BYTES_MAX",
-    "DurableMark",
-    "Identity",
-    "WriteMark",
-    "decode_identity",
-    "decode_mark",
-    "encode_identity",
-    "encode_mark",
-    "encode_slot",
-    "mark_value",
-    "newest_slot",
-    "slot_offset",
-]
 
 IDENTITY = Struct("<8sHHI16sI24s")
 IDENTITY_BYTES = 64
@@ -197,10 +179,10 @@ def newest_slot(data: bytes) -> tuple[int, bytes] | None:
     return best
 
 
-MARK = Struct("<QQQqIIIIIIQQQqII16s")
+WRITE_POSITION = Struct("<QQQqIIIIIIQQQqII16s")
 
 
-class DurableMark:
+class DurablePosition:
     """A place in the log: everything before it is on disk."""
 
     __slots__ = ("last_time_ns", "next_seq", "page", "position", "salt")
@@ -213,23 +195,13 @@ class DurableMark:
         self.last_time_ns = last_time_ns
 
 
-class WriteMark:
+class WritePosition:
     """One decoded mark."""
 
     __slots__ = (
-        "boot_id",
-        "clean",
-        "durable",
-        "frames",
-        "index_check",
-        "index_due",
-        "index_records",
-        "last_time_ns",
-        "next_seq",
-        "page",
-        "position",
-        "salt",
-    )
+        "boot_id", "clean", "durable", "frames", "index_check", "index_due", "index_records", "last_time_ns",
+        "next_seq", "page", "position", "salt",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -244,7 +216,7 @@ class WriteMark:
         index_check: int,
         index_due: int,
         clean: bool,
-        durable: DurableMark,
+        durable: DurablePosition,
         boot_id: bytes,
     ) -> None:
         self.page = page
@@ -261,16 +233,16 @@ class WriteMark:
         self.boot_id = boot_id
 
 
-def encode_mark(mark: WriteMark) -> bytes:
+def encode_write_position(written: WritePosition) -> bytes:
     """The value of the slot."""
-    return mark_value(
-        *(mark.page, mark.salt, mark.position, mark.next_seq, mark.last_time_ns),
-        *(mark.frames, mark.index_records, mark.index_check, mark.index_due, mark.clean),
-        *(mark.durable, mark.boot_id),
+    return write_position_value(
+        *(written.page, written.salt, written.position, written.next_seq, written.last_time_ns),
+        *(written.frames, written.index_records, written.index_check, written.index_due, written.clean),
+        *(written.durable, written.boot_id),
     )
 
 
-def mark_value(
+def write_position_value(
     page: int,
     salt: int,
     position: int,
@@ -281,11 +253,11 @@ def mark_value(
     index_check: int,
     index_due: int,
     clean: bool,
-    durable: DurableMark,
+    durable: DurablePosition,
     boot_id: bytes,
 ) -> bytes:
     """The same without an object: every sync writes one."""
-    return MARK.pack(
+    return WRITE_POSITION.pack(
         page,
         salt,
         next_seq,
@@ -306,12 +278,12 @@ def mark_value(
     )
 
 
-def decode_mark(value: bytes) -> WriteMark | None:
+def decode_write_position(value: bytes) -> WritePosition | None:
     """The mark, or None where the value has another length."""
-    if len(value) != MARK.size:
+    if len(value) != WRITE_POSITION.size:
         return None
-    fields = MARK.unpack(value)
-    return WriteMark(
+    fields = WRITE_POSITION.unpack(value)
+    return WritePosition(
         page=fields[0],
         salt=fields[1],
         next_seq=fields[2],
@@ -322,6 +294,6 @@ def decode_mark(value: bytes) -> WriteMark | None:
         index_check=fields[7],
         index_due=fields[8],
         clean=fields[9] == 1,
-        durable=DurableMark(fields[10], fields[11], fields[14], fields[12], fields[13]),
+        durable=DurablePosition(fields[10], fields[11], fields[14], fields[12], fields[13]),
         boot_id=fields[16],
     )

@@ -56,20 +56,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = [
-    "HEADER_BYTES",
-    "PAGE_BYTES_MAX",
-    "RECORD",
-    "RECORD_BYTES",
-    "SINGLES_SPACING_BYTES",
-    "VERSION",
-    "PageHeader",
-    "decode_header",
-    "encode_header",
-    "last_before",
-    "times_and_positions",
-]
-
 HEADER = Struct("<8sHHIIIQQqQI")
 HEADER_BYTES = 64
 MAGIC = b"HFQPAGE\0"

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     Kind = TypeVar("Kind", bound="Message")
 
-__all__ = ["Block", "Gap", "Message", "Trimmed", "block_of_singles", "class_with_value", "messages_of"]
-
 
 class Message(tuple[int, int, bytes]):
     """One message: ``seq``, ``time_ns`` (arrival, nanoseconds since 1970, never falling) and ``payload``.

@@ -32,10 +32,10 @@ gone from the cache alone, it would find nothing to do, and lost power bring bac
 from __future__ import annotations
 
 from holdfast.queue.files.index import IndexReader, PageIndex
-from holdfast.queue.files.pages import Moves
+from holdfast.queue.files.pages import DurableRename
 from holdfast.queue.format.checksum import checksum_for_reading
 from holdfast.queue.format.frame import HEAD_BYTES, SEAL_BYTES, encode_seal, page_seed
-from holdfast.queue.format.meta import WriteMark
+from holdfast.queue.format.meta import WritePosition
 from holdfast.queue.format.page import HEADER_BYTES, PageHeader, encode_header
 from holdfast.queue.log.page_scan import WINDOW_BYTES, PageScan
 from holdfast.queue.log.recovery import Following, Here, Owed, Step, decide
@@ -44,8 +44,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.queue.files.pages import PageDirectory
 
-
-__all__ = ["SET_ASIDE_PAGES_MAX", "UNSYNCED_PAGES_MAX", "LogEnd", "find_end", "mend"]
 
 UNSYNCED_PAGES_MAX = 8
 
@@ -59,22 +57,9 @@ class LogEnd:
     """
 
     __slots__ = (
-        "clean",
-        "doubtful",
-        "expected_seq",
-        "frames",
-        "gaps",
-        "header",
-        "index",
-        "last_time_ns",
-        "next_seq",
-        "page",
-        "position",
-        "resume",
-        "rewrite",
-        "sealed",
-        "unsynced",
-    )
+        "clean", "doubtful", "expected_seq", "frames", "gaps", "header", "index", "last_time_ns", "next_seq", "page",
+        "position", "resume", "rewrite", "sealed", "unsynced",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.page = 0
@@ -94,27 +79,29 @@ class LogEnd:
         self.unsynced: list[int] = []
 
 
-def find_end(pages: PageDirectory, mark: WriteMark | None, boot_id: bytes) -> LogEnd:
+def find_end(pages: PageDirectory, written: WritePosition | None, boot_id: bytes) -> LogEnd:
     """Walk to the end. Reads only.
 
     Cost: after a kill or a clean close, what was written since the last mark, at most about 1 MiB; after a restart of
     the machine, what was not synced; without marks, at most nine pages.
     """
-    return _Walk(pages, mark, boot_id).run()
+    return _Walk(pages, written, boot_id).run()
 
 
 class _Walk:
-    __slots__ = ("_blind", "_boot_id", "_end", "_first_unsynced", "_floor", "_headers", "_mark", "_numbers", "_pages")
+    __slots__ = (
+        "_blind", "_boot_id", "_end", "_first_unsynced", "_floor", "_headers", "_written", "_numbers", "_pages",
+    )  # fmt: skip
 
-    def __init__(self, pages: PageDirectory, mark: WriteMark | None, boot_id: bytes) -> None:
+    def __init__(self, pages: PageDirectory, written: WritePosition | None, boot_id: bytes) -> None:
         self._pages = pages
-        self._mark = mark
+        self._written = written
         self._boot_id = boot_id
         self._end = LogEnd()
         self._numbers = pages.known_numbers()
         self._headers: dict[int, PageHeader] = {}
         self._floor = 0  # sequence numbers below this are owed
-        self._blind = mark is None  # and of those above, nobody knows: see `recovery`
+        self._blind = written is None  # and of those above, nobody knows: see `recovery`
         self._first_unsynced = 0
 
     def run(self) -> LogEnd:
@@ -159,27 +146,27 @@ class _Walk:
 
     def _begin(self) -> bool:
         """Set the end to the place where the walk begins; False where there is no page to begin in."""
-        end, mark = self._end, self._mark
+        end, written = self._end, self._written
         # After a failed sync the page cache may hold what the disk never got, also that of an earlier start. Only a
         # restart of the machine empties it; what is read then comes from the disk.
-        end.rewrite = mark is None or not any(mark.boot_id) or mark.boot_id == self._boot_id
-        if mark is not None:
-            end.clean = mark.clean
-            durable = mark.durable
-            if self._mark_holds(durable.page, durable.salt):
+        end.rewrite = written is None or not any(written.boot_id) or written.boot_id == self._boot_id
+        if written is not None:
+            end.clean = written.clean
+            durable = written.durable
+            if self._page_matches(durable.page, durable.salt):
                 self._floor, self._first_unsynced = durable.next_seq, durable.page
             else:
                 # Retention may have removed that page since. No crash does: else this mark is of other files, or its
                 # page is damaged.
                 self._blind = bool(self._numbers) and durable.page >= self._numbers[0]
-            same_run = mark.boot_id == self._boot_id and any(mark.boot_id)
-            if (same_run or mark.clean) and self._mark_holds(mark.page, mark.salt):
-                end.page, end.position, end.next_seq = mark.page, mark.position, mark.next_seq
-                end.last_time_ns, end.frames, end.resume = mark.last_time_ns, mark.frames, True
-                end.index = PageIndex(mark.index_records, mark.index_check, mark.index_due)
-                self._floor = max(self._floor, mark.next_seq)
+            same_run = written.boot_id == self._boot_id and any(written.boot_id)
+            if (same_run or written.clean) and self._page_matches(written.page, written.salt):
+                end.page, end.position, end.next_seq = written.page, written.position, written.next_seq
+                end.last_time_ns, end.frames, end.resume = written.last_time_ns, written.frames, True
+                end.index = PageIndex(written.index_records, written.index_check, written.index_due)
+                self._floor = max(self._floor, written.next_seq)
                 if not self._first_unsynced:
-                    self._first_unsynced = max(1, mark.page - UNSYNCED_PAGES_MAX)
+                    self._first_unsynced = max(1, written.page - UNSYNCED_PAGES_MAX)
             elif self._floor:
                 end.page, end.position, end.next_seq = durable.page, durable.position, durable.next_seq
                 end.last_time_ns = durable.last_time_ns
@@ -188,7 +175,7 @@ class _Walk:
                 self._floor = max(
                     self._floor,
                     durable.next_seq if self._is_unreadable(durable.page) else 0,
-                    mark.next_seq if (same_run or mark.clean) and self._is_unreadable(mark.page) else 0,
+                    written.next_seq if (same_run or written.clean) and self._is_unreadable(written.page) else 0,
                 )
         if end.page:
             header = self._header(end.page)
@@ -202,7 +189,7 @@ class _Walk:
     def _is_unreadable(self, page: int) -> bool:
         return page in self._numbers and self._header(page) is None
 
-    def _mark_holds(self, page: int, salt: int) -> bool:
+    def _page_matches(self, page: int, salt: int) -> bool:
         if page not in self._numbers:
             return False
         header = self._header(page)
@@ -335,7 +322,7 @@ SET_ASIDE_PAGES_MAX = UNSYNCED_PAGES_MAX + 1
 never durable, or stood behind it under a damaged header; ``holdfast queue info`` lists them."""
 
 
-def mend(pages: PageDirectory, end: LogEnd) -> None:
+def repair_tail(pages: PageDirectory, end: LogEnd) -> None:
     """Make the files say what ``find_end`` found, durably, so that the next walk finds the same.
 
     1. A page that is not written on loses its index, durably, and gets its SEAL and a sync. A crash before leaves the
@@ -348,11 +335,11 @@ def mend(pages: PageDirectory, end: LogEnd) -> None:
         for number in end.unsynced:
             _sync_page(pages, number, rewrite=end.rewrite)
         # Before its SEAL: the index may name frames behind it, which the cut took from the log and the disk still has.
-        going = Moves(pages)
+        going = DurableRename(pages)
         if going.remove(pages.names.index(end.page)):
             going.sync()
         _close_page(pages, end)
-    going = Moves(pages)
+    going = DurableRename(pages)
     changed = False if end.resume else _forget_set_aside(pages, len(end.doubtful))
     files = pages.files()
     living = {*map(pages.names.page_number, files)}

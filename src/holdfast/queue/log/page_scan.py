@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     """What a place in a page says of its frame: number, arrival, tail of the head, and the place behind it."""
     Anchors: TypeAlias = dict[tuple[int, int], FrameAt]
 
-__all__ = ["WINDOW_BYTES", "PageScan", "Window"]
-
 WINDOW_BYTES = 2 * (BATCH_BYTES_MAX + HEAD_BYTES)
 """Of one read: two whole batches, because what does not fit is read again. Of a megabyte the checksum would find half
 gone from the processor's cache again."""
@@ -74,20 +72,9 @@ class PageScan:
     """
 
     __slots__ = (
-        "_anchors",
-        "_checksum",
-        "_file",
-        "_index",
-        "_port",
-        "_seed",
-        "_window_bytes",
-        "frames",
-        "header",
-        "last_time_ns",
-        "next_seq",
-        "position",
-        "seal",
-    )
+        "_anchors", "_checksum", "_file", "_index", "_port", "_seed", "_window_bytes", "frames", "header",
+        "last_time_ns", "next_seq", "position", "seal",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -188,13 +175,13 @@ class PageScan:
         return frames, None
 
     @property
-    def place(self) -> tuple[int, int, int]:
+    def state(self) -> tuple[int, int, int]:
         """Where the next frame is expected: position, sequence number, and the arrival of the last one."""
         return self.position, self.next_seq, self.last_time_ns
 
-    @place.setter
-    def place(self, place: tuple[int, int, int]) -> None:
-        self.position, self.next_seq, self.last_time_ns = place
+    @state.setter
+    def state(self, state: tuple[int, int, int]) -> None:
+        self.position, self.next_seq, self.last_time_ns = state
 
     def here(self) -> Here:
         """What stopped ``read``."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from holdfast.queue.log.space import Space
     from holdfast.queue.serializers import Serializer
 
-__all__ = ["Dependent", "QueuePort"]
-
 
 class Dependent(Protocol):
     """A consumer or a work queue: it is closed before its queue."""

@@ -26,7 +26,7 @@ from operator import itemgetter
 from holdfast.errors import InvalidRequest
 from holdfast.queue.files.index import IndexReader
 from holdfast.queue.format.frame import COMPRESSED, HEAD_BYTES, payloads, raw_body
-from holdfast.queue.format.meta import SLOTS_BYTES, decode_mark, newest_slot
+from holdfast.queue.format.meta import SLOTS_BYTES, decode_write_position, newest_slot
 from holdfast.queue.format.page import HEADER_BYTES
 from holdfast.queue.log.messages import Block, Gap, Message, Trimmed, block_of_singles, messages_of
 from holdfast.queue.log.opening import find_end
@@ -40,13 +40,11 @@ if TYPE_CHECKING:
 
     from holdfast.queue.files.index import KeptIndexes
     from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.format.meta import WriteMark
+    from holdfast.queue.format.meta import WritePosition
     from holdfast.queue.format.page import PageHeader
     from holdfast.queue.log.page_scan import Anchors, FrameView, Window
 
     DamagePolicy: TypeAlias = str | Callable[["Gap | Trimmed"], None]
-
-__all__ = ["PAUSE_MAX_S", "PAUSE_MIN_S", "LogReader", "Waiter", "read_mark"]
 
 PAUSE_MIN_S = 50e-6
 PAUSE_MAX_S = 5e-3
@@ -113,7 +111,7 @@ SINGLES_WINDOW_BYTES = 128 << 10
 """Windows of single messages are smaller: thousands of small objects at a time cost more than a system call."""
 
 
-def read_mark(pages: PageDirectory) -> WriteMark | None:
+def read_write_position(pages: PageDirectory) -> WritePosition | None:
     """The writer's newest mark, or None."""
     try:
         file = pages.port.open(pages.directory, pages.names.write_meta, write=False)
@@ -123,7 +121,7 @@ def read_mark(pages: PageDirectory) -> WriteMark | None:
         slot = newest_slot(pages.port.read(file, 0, SLOTS_BYTES))
     finally:
         pages.port.close(file)
-    return None if slot is None else decode_mark(slot[1])
+    return None if slot is None else decode_write_position(slot[1])
 
 
 def check_damage_policy(damage: DamagePolicy) -> None:
@@ -141,9 +139,8 @@ class LogReader:
     """
 
     __slots__ = (
-        "_anchors",
-        "_damage", "_file", "_from_seq", "_from_time_ns", "_headers", "_index", "_indexes", "_live_next_seq",
-        "_message", "_pages", "_scan", "_told_seq", "_window_bytes", "gaps",
+        "_anchors", "_damage", "_file", "_from_seq", "_from_time_ns", "_headers", "_index", "_indexes",
+        "_live_next_seq", "_message", "_pages", "_scan", "_reported_seq", "_window_bytes", "gaps",
     )  # fmt: skip
 
     def __init__(
@@ -173,7 +170,7 @@ class LogReader:
         self._from_time_ns: int | None = None
         # Messages below this one that the scan still looks for were told to be lost. The scan goes on expecting the
         # number that belongs to its place: under another one, damaged bytes may verify.
-        self._told_seq = 1
+        self._reported_seq = 1
         self.gaps = 0
 
     # ---- starting points --------------------------------------------------------------------------------------------
@@ -186,13 +183,13 @@ class LogReader:
 
     def seek_latest(self) -> None:
         """Stand behind the newest message."""
-        end = find_end(self._pages, read_mark(self._pages), self._pages.port.boot_id())
+        end = find_end(self._pages, read_write_position(self._pages), self._pages.port.boot_id())
         self._from_seq, self._from_time_ns = end.next_seq, None
         self.close()
         if end.page and self._enter(end.page, None) and self._scan is not None:
             scan = self._scan
             scan.position, scan.next_seq, scan.last_time_ns = end.position, end.expected_seq, end.last_time_ns
-            self._told_seq = end.next_seq
+            self._reported_seq = end.next_seq
 
     def seek_seq(self, seq: int) -> None:
         """Stand at message ``seq``, or before it where it has yet to come.
@@ -241,15 +238,15 @@ class LogReader:
     def _enter_first(self, numbers: list[int]) -> bool:
         """Enter the first of these pages that can be read. Those before it that are there and cannot are told."""
         self.close()  # a place before this one says nothing about what may stand here: neither its time nor its number
-        self._told_seq = 1
+        self._reported_seq = 1
         for place, number in enumerate(numbers):
             if self._enter(number, 1 if number == 1 else None):
                 if place:
-                    self._tell_unreadable(numbers[:place])
+                    self._report_unreadable(numbers[:place])
                 return True
         return False
 
-    def _tell_unreadable(self, numbers: list[int]) -> None:
+    def _report_unreadable(self, numbers: list[int]) -> None:
         """Tell of the pages in front of the first that could be read, if one of them is there."""
         there = self._pages.numbers()
         if any(self._pages.header_of(number) is None for number in numbers if number in there):
@@ -261,7 +258,7 @@ class LogReader:
     @property
     def next_seq(self) -> int:
         """The sequence number expected next."""
-        return max(self._scan.next_seq, self._told_seq) if self._scan is not None else self._from_seq
+        return max(self._scan.next_seq, self._reported_seq) if self._scan is not None else self._from_seq
 
     @property
     def page(self) -> PageHeader | None:
@@ -304,7 +301,7 @@ class LogReader:
         if step is Step.NEXT_PAGE and following is Following.PREPARED and found is not None:
             return self._enter(found, self.next_seq)
         # The writer is past this place, so a second look tells damage from a frame that was just being written.
-        if owed is not Owed.NO and self._verifies_now(scan, *scan.place, here):
+        if owed is not Owed.NO and self._verifies_now(scan, *scan.state, here):
             return True
         if step is Step.RESYNC:
             if self._resync(scan, found, here):
@@ -323,13 +320,13 @@ class LogReader:
 
     def _resync(self, scan: PageScan, following: int | None, here: Here) -> bool:
         """Go on behind damage in this page, and tell what is missing."""
-        first, place = self.next_seq, scan.place
+        first, state = self.next_seq, scan.state
         header = None if following is None else self._header(following)
         if not scan.resync((self._owed_seq(), 0 if header is None else header.base_seq)):
             return False
-        if self._verifies_now(scan, *place, here):
+        if self._verifies_now(scan, *state, here):
             # Without a mark nobody knows where the writer is: it may have written this and more since the last look.
-            scan.place = place
+            scan.state = state
         elif scan.next_seq > first:
             self._report(Gap(first, scan.next_seq - 1, scan.header.number))
         return True
@@ -349,7 +346,7 @@ class LogReader:
         if last >= first:
             self._report(Gap(first, last, number))
             # Told is told: what is found of it later stays unread, so that nothing goes back.
-            self._from_seq = self._told_seq = last + 1
+            self._from_seq = self._reported_seq = last + 1
         return False
 
     def _go_to(self, number: int, expected: int | None) -> bool:
@@ -386,11 +383,15 @@ class LogReader:
         """Messages below this are there, by the writer's word; None where it has left none."""
         if self._live_next_seq is not None:
             return self._live_next_seq()
-        mark = read_mark(self._pages)
-        if mark is None:
+        written = read_write_position(self._pages)
+        if written is None:
             return None
         boot_id = self._pages.port.boot_id()
-        return mark.next_seq if mark.clean or (any(boot_id) and mark.boot_id == boot_id) else mark.durable.next_seq
+        return (
+            written.next_seq
+            if written.clean or (any(boot_id) and written.boot_id == boot_id)
+            else written.durable.next_seq
+        )
 
     def _header(self, number: int) -> PageHeader | None:
         """The header of a page; kept once the page was begun, because it never changes again."""

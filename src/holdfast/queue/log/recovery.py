@@ -33,8 +33,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["Following", "Here", "Owed", "Step", "decide"]
-
 
 class Here(Enum):
     """What is at the position where the next frame is expected."""

@@ -21,7 +21,7 @@ from holdfast.queue.format.checksum import checksum_for_reading
 from holdfast.queue.format.frame import HEAD_BYTES, seal_fields
 from holdfast.queue.format.page import HEADER_BYTES, RECORD, RECORD_BYTES, PageHeader
 from holdfast.queue.log.page_scan import PageScan
-from holdfast.queue.log.reader import read_mark
+from holdfast.queue.log.reader import read_write_position
 from holdfast.queue.log.recovery import Here
 from holdfast.queue.repair.search import FrameSearch
 
@@ -116,7 +116,7 @@ def written_end(pages: PageDirectory) -> tuple[int, int, int]:
 
     Zeros where the writer left no word.
     """
-    mark = read_mark(pages)
+    mark = read_write_position(pages)
     if mark is None:
         return 0, 0, 0
     boot_id = pages.port.boot_id()

@@ -73,20 +73,6 @@ if TYPE_CHECKING:
 
     Started: TypeAlias = tuple[int, int, bool]
 
-__all__ = [
-    "COMMAND_NUMBERS_MAX",
-    "DeadLetter",
-    "Kind",
-    "WorkState",
-    "check_reason",
-    "decode_command",
-    "decode_state",
-    "encode_command",
-    "encode_one",
-    "encode_state",
-    "is_state",
-]
-
 COMMAND_NUMBERS_MAX = 1000
 
 ONE = Struct("<BqQ")

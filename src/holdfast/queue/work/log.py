@@ -65,9 +65,6 @@ if TYPE_CHECKING:
     from holdfast.queue.log.reader import DamagePolicy
 
 
-__all__ = ["DEAD_PAGE_BYTES", "LOG_PAGE_BYTES", "WorkClock", "WorkLog", "find_state"]
-
-
 class WorkClock:
     """Nanoseconds since 1970. A clock other than the system's is taken as it is, but for its being too early."""
 
@@ -100,7 +97,7 @@ STATES = 4
 class WorkLog:
     """Commands in order. Not thread-safe, but for ``wait``."""
 
-    __slots__ = ("_append", "_log", "_state_seq", "in_step", "left", "mark", "synced")
+    __slots__ = ("_append", "_log", "_state_seq", "in_step", "left", "synced", "written")
 
     def __init__(self, log: QueuePort, *, synced: bool) -> None:
         self._log = log
@@ -110,7 +107,7 @@ class WorkLog:
         # From before a command is written until it is applied. Where an interrupt left it so, memory and the log may
         # differ, and only a replay tells what was done.
         self.in_step = False
-        self.mark = 0  # the last command, for ``wait``
+        self.written = 0  # the last command, for ``wait``
         self.left = COMMAND_BYTES_MAX  # bytes until the next state is due
 
     def replay(self, damage: DamagePolicy) -> tuple[WorkMachine | None, int]:
@@ -176,7 +173,7 @@ class WorkLog:
         """
         self.in_step = True
         try:
-            self.mark = self._append(command)
+            self.written = self._append(command)
         except HoldfastError:
             self.in_step = False
             raise
@@ -192,10 +189,10 @@ class WorkLog:
             self.in_step = False
             raise
 
-    def wait(self, mark: int) -> None:
+    def wait(self, written: int) -> None:
         """Return when this command is as safe as the sync level promises. Thread-safe; one sync for all who wait."""
         if self.synced:
-            self._log.wait_durable(mark)
+            self._log.wait_durable(written)
 
     def flush(self) -> None:
         """Return when every command so far is durable, at every level. Thread-safe."""

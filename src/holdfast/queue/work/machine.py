@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from holdfast.queue.format.cursor import Place
     from holdfast.queue.work.command import Started
 
-__all__ = ["WorkMachine"]
-
 STALE_MAX = 64
 
 

@@ -84,18 +84,6 @@ if TYPE_CHECKING:
     from holdfast.queue.log.reader import DamagePolicy, LogReader, Waiter
 
 
-__all__ = [
-    "DELIVERIES_MAX",
-    "LEASE_S_MAX",
-    "STARTED_MAX",
-    "Job",
-    "WorkQueue",
-    "WorkSource",
-    "lease_lost",
-    "read_letters",
-]
-
-
 class Job(Message):
     """One delivery of a message to a worker: what a ``Message`` has, and ``deliveries``, 1 at the first.
 
@@ -241,7 +229,7 @@ DELIVERIES_MAX = 1 << 31
 LEASE_S_MAX = DELAY_S_MAX
 
 
-class _Held:
+class _Resources:
     """What a work queue holds of the system, and how to close it without the work queue.
 
     As after a kill, jobs come back when their leases end.
@@ -296,7 +284,7 @@ class WorkQueue:
         self._hold = hold
         self._job = class_with_value(Job, queue.serializer)
         self._clock = WorkClock(clock)
-        self._visibility_ns = seconds_ns("visibility", visibility)
+        self._ack_wait_ns = seconds_ns("visibility", visibility)
         self._retry_delay_ns = seconds_ns("retry_delay", retry_delay)
         self._max_retry_delay_ns = seconds_ns("max_retry_delay", max_retry_delay)
         self._max_deliveries = whole_number("max_deliveries", max_deliveries, 1, DELIVERIES_MAX)
@@ -310,15 +298,15 @@ class WorkQueue:
         self._place = (0, 0)  # the page that the last PAGES named, in this process
         self._letters: dict[int, int] = {}  # messages that have a letter, and its number: BURY is written or owed
         self._until_cursor = CURSOR_EVERY
-        self._held = _Held(pages, lock_name(pages, name, of_work_queue=True), self._source)
+        self._resources = _Resources(pages, lock_name(pages, name, of_work_queue=True), self._source)
         try:
             self._open(since)
         except BaseException:
-            pages.port.unlock(self._held.lock_file)
+            pages.port.unlock(self._resources.lock_file)
             raise
-        self._held.cursor, self._held.log = self._cursor, self._log
+        self._resources.cursor, self._resources.log = self._cursor, self._log
         poison_in_children(self)
-        self._keep = queue.close_when_dropped(self, "the work queue", self._held.release)
+        self._keep = queue.close_when_dropped(self, "the work queue", self._resources.release)
 
     # ---- starting ---------------------------------------------------------------------------------------------------
 
@@ -359,11 +347,11 @@ class WorkQueue:
         its frame: about 0.1 ms, and up to 1 ms where it was appended in a batch of thousands.
         """
         with self._lock:
-            job, mark = self._take(), self._log.mark
+            job, written = self._take(), self._log.written
         if job is None and timeout != 0:
-            job, mark = self._take_later(timeout)
+            job, written = self._take_later(timeout)
         if job is not None and self._synced:
-            self._log.wait(mark)
+            self._log.wait(written)
         return job
 
     def get_many(self, max_jobs: int, timeout: float | None = 0.0) -> list[Job]:
@@ -374,7 +362,7 @@ class WorkQueue:
         command. *After a crash* inside it, some from the first on were taken, or none.
         """
         whole_number("max_jobs", max_jobs, 1, DELIVERIES_MAX)
-        first, mark = self._take_later(timeout)
+        first, written = self._take_later(timeout)
         if first is None:
             return []
         jobs = [first]
@@ -390,8 +378,8 @@ class WorkQueue:
                 # Those that were taken are their worker's, whatever stands behind them.
                 if self._closed is not None:
                     raise
-            mark = max(mark, self._log.mark)
-        self._log.wait(mark)
+            written = max(written, self._log.written)
+        self._log.wait(written)
         return jobs
 
     def _take_later(self, timeout: float | None) -> tuple[Job | None, int]:
@@ -405,11 +393,11 @@ class WorkQueue:
                 if timeout != 0:
                     waiter.arm()
                 with self._lock:
-                    job, mark = self._take(), self._log.mark
+                    job, written = self._take(), self._log.written
                     due_ns = self._machine.next_due_ns()
                 limit_s = None if until is None else until - time.monotonic()
                 if job is not None or (limit_s is not None and limit_s <= 0):
-                    return job, mark
+                    return job, written
                 if due_ns is not None:
                     due_s = max(0.0, (due_ns - self._clock()) / NS)
                     limit_s = due_s if limit_s is None else min(limit_s, due_s)
@@ -433,7 +421,7 @@ class WorkQueue:
                 self._note_cursor()
             return None
         seq, time_ns, payload = message
-        ends_ns = now_ns + self._visibility_ns
+        ends_ns = now_ns + self._ack_wait_ns
         log.record(encode_one(TAKE, ends_ns, seq))
         # Written, and only now forgotten there: what could not be written is not skipped.
         self._source.taken(message)
@@ -450,7 +438,7 @@ class WorkQueue:
         try:
             messages = self._source.read_ahead(machine.next_seq, max(0, count))
             if messages:
-                self._do(Kind.TAKE, self._clock() + self._visibility_ns, *[message[0] for message in messages])
+                self._do(Kind.TAKE, self._clock() + self._ack_wait_ns, *[message[0] for message in messages])
         except BaseException:
             self._source.close()  # it reads on from the first one that was not taken
             raise
@@ -499,9 +487,9 @@ class WorkQueue:
             self._log.record(encode_one(DONE, 0, seq))
             self._machine.finish(seq)
             self._log.in_step = False
-            mark, waiters = self._log.mark, self._finished(1)
+            written, waiters = self._log.written, self._finished(1)
         if self._synced:
-            self._log.wait(mark)
+            self._log.wait(written)
         for waiter in waiters:
             waiter.wake()
 
@@ -509,9 +497,9 @@ class WorkQueue:
         """As ``ack``, all or none of them, in one command. *Raises*: also ``InvalidRequest`` for none."""
         with self._lock:
             seqs = self._owned(jobs)
-            mark = self._do(Kind.DONE, 0, *seqs)
+            written = self._do(Kind.DONE, 0, *seqs)
             waiters = self._finished(len(seqs))
-        self._log.wait(mark)
+        self._log.wait(written)
         for waiter in waiters:
             waiter.wake()
 
@@ -540,29 +528,31 @@ class WorkQueue:
         with self._lock:
             (seq,) = self._owned((job,))
             if job.deliveries >= self._max_deliveries:
-                mark = self._bury(job, job.deliveries, reason or f"delivered {job.deliveries} times: it was given back")
+                written = self._bury(
+                    job, job.deliveries, reason or f"delivered {job.deliveries} times: it was given back"
+                )
             else:
-                mark = self._do(Kind.RETURN, self._clock() + delay_ns, seq)
+                written = self._do(Kind.RETURN, self._clock() + delay_ns, seq)
             waiters = list(self._waiters)
-        self._log.wait(mark)
+        self._log.wait(written)
         for waiter in waiters:
             waiter.wake()
 
     def extend(self, job: Job, visibility: float | None = None) -> None:
         """Keep this job for ``visibility`` seconds from now, by default the work queue's. *Raises*: as ``ack``."""
-        extension_ns = self._visibility_ns if visibility is None else seconds_ns("visibility", visibility)
+        extension_ns = self._ack_wait_ns if visibility is None else seconds_ns("visibility", visibility)
         with self._lock:
             (seq,) = self._owned((job,))
-            mark = self._do(Kind.EXTEND, self._clock() + extension_ns, seq)
-        self._log.wait(mark)
+            written = self._do(Kind.EXTEND, self._clock() + extension_ns, seq)
+        self._log.wait(written)
 
     def dead_letter(self, job: Job, reason: str = "given up") -> None:
         """Give this job up now: it goes to the dead letters. *Raises*: as ``ack``. *Cost*: a data sync."""
         check_reason(reason)
         with self._lock:
             self._owned((job,))
-            mark = self._bury(job, job.deliveries, reason)
-        self._log.wait(mark)
+            written = self._bury(job, job.deliveries, reason)
+        self._log.wait(written)
 
     def dead_letters(self) -> Iterator[DeadLetter]:
         """What was given up, oldest first: the messages of the queue ``<prefix>-<name>-dead``."""
@@ -582,15 +572,17 @@ class WorkQueue:
         """Write the letter, unless an earlier try did and only its BURY was refused; then BURY."""
         seq, started = message[0], self._machine.started
         letters = self._letters = {other: place for other, place in self._letters.items() if other in started}
-        if self._held.dead is None:
-            self._held.dead = self._queue.open_sibling(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
+        if self._resources.dead is None:
+            self._resources.dead = self._queue.open_sibling(
+                f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always"
+            )
         with self._log.step():
             if seq not in letters:
                 letter = DeadLetter(seq, message[1], message[2], deliveries=deliveries, reason=reason)
-                letters[seq] = self._held.dead.append(letter.encode())
+                letters[seq] = self._resources.dead.append(letter.encode())
             # A start looks behind the number that is told here: no letter whose BURY is owed may be before it.
             owed = [place - 1 for other, place in letters.items() if other != seq]
-            return self._do(Kind.BURY, 0, seq, min([self._held.dead.last_seq, *owed]))
+            return self._do(Kind.BURY, 0, seq, min([self._resources.dead.last_seq, *owed]))
 
     def _do(self, kind: Kind, time_ns: int, *numbers: int) -> int:
         """Write a command, then apply it. Call with the lock held."""
@@ -599,7 +591,7 @@ class WorkQueue:
         self._log.in_step = False
         if self._log.left < 0:
             self._log.keep_short(self._machine)
-        return self._log.mark
+        return self._log.written
 
     # ---- where it stands --------------------------------------------------------------------------------------------
 
@@ -690,13 +682,13 @@ class WorkQueue:
                     self._return_leased()
                     self._note_cursor()
             finally:
-                self._let_go()
+                self._release()
         for waiter in waiters:
             waiter.wake()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._keep()
-        self._held.release()
+        self._resources.release()
         self._queue.forget(self)
 
     def __enter__(self) -> Self:
@@ -712,7 +704,7 @@ class WorkQueue:
         self._lock = threading.Lock()
         if self._closed is None:
             self._keep()
-            self._pages.port.close(self._held.lock_file)
+            self._pages.port.close(self._resources.lock_file)
             self._closed = Closed(
                 "a forked child cannot use its parent's work queue", code=Code.FORKED, hint="open it in one process"
             )
