@@ -63,7 +63,7 @@ class Life:
     def live(self) -> None:
         random = self.random
         queue = self.open()
-        consumer, work = queue.consumer("c", hold=False), queue.work_queue("w", visibility=10, max_deliveries=10**6)
+        consumer, work = queue.consumer("c", hold=False), queue.work_queue("w", ack_wait=10, max_deliveries=10**6)
         taken: list[bytes] = []
         for _ in range(random.randrange(5, 60)):
             what = random.random()

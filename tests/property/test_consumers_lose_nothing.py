@@ -54,7 +54,7 @@ class Life:
         random = self.random
         queue = self.open()
         self.append(queue, random.choice((0, 0, 10, 100)))  # before anybody has looked at what the crash left
-        consumer, work = queue.consumer("c"), queue.work_queue("w", visibility=0.001, max_deliveries=10**6)
+        consumer, work = queue.consumer("c"), queue.work_queue("w", ack_wait=0.001, max_deliveries=10**6)
         for _ in range(random.randrange(1, 40)):
             what = random.random()
             if what < 0.4:

@@ -106,7 +106,7 @@ class WorkQueueMachine(RuleBasedStateMachine):
             "d/q", page_size=PAGE_BYTES, sync="always", files=files, clock=lambda: self.now,
             entropy=self.random.randbytes, background=False,
         )  # fmt: skip
-        self.work: WorkQueue = self.queue.work_queue("w", visibility=VISIBILITY_S, max_deliveries=DELIVERIES_MAX)
+        self.work: WorkQueue = self.queue.work_queue("w", ack_wait=VISIBILITY_S, max_deliveries=DELIVERIES_MAX)
 
     def found(self) -> tuple[object, ...]:
         machine = self.work._machine
@@ -149,7 +149,7 @@ class WorkQueueMachine(RuleBasedStateMachine):
         call = {
             "ack": lambda: self.work.ack(job),
             "nack": lambda: self.work.nack(job, delay=delay),
-            "extend": lambda: self.work.extend(job, visibility=delay),
+            "extend": lambda: self.work.extend(job, ack_wait=delay),
             "dead_letter": lambda: self.work.dead_letter(job, "why"),
         }[what]
         if not model.owns(job):

@@ -13,7 +13,7 @@ messages survive lost power. A recovered log is a prefix of what was appended. D
 Read in this order; each layer imports only the ones above it:
 
 - ``format``: the bytes. ``frame`` (messages), ``page`` (header and index), ``meta`` and ``cursor`` (small files).
-- ``files``: ``FilePort``, the port for every file operation, and ``PageDirectory`` on top of it. A simulation passes its
+- ``files``: ``FilePort``, the port for every file operation, and ``PageDirectory`` on it. A simulation passes its
   own port as ``files=``, with ``clock=``, ``entropy=`` and ``background=False``.
 - ``log``: ``PageScan`` verifies frames, ``recovery`` decides where a log ends, ``LogReader`` reads along it without
   waiting, ``LogTail`` and ``Writer`` append, ``Space`` removes pages.

@@ -15,11 +15,16 @@ first call that needs it, so a queue opens without it.
 
 from __future__ import annotations
 
+import warnings
+
 from holdfast.errors import InvalidRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from typing import TypeVar
+
+    Argument = TypeVar("Argument")
 
 
 DELAY_S_MAX = 10 * 365 * 86_400
@@ -38,10 +43,21 @@ def whole_number(name: str, value: object, least: int, most: int) -> int:
     return int(value)
 
 
+def renamed_argument(old: str, value: Argument | None, new: str, current: Argument) -> Argument:
+    """The value of a public argument that was renamed. The old name still works, with a ``DeprecationWarning``.
+
+    Called by a public method, so the warning names the line of the program.
+    """
+    if value is None:
+        return current
+    warnings.warn(f"{old}= is deprecated; use {new}=", DeprecationWarning, stacklevel=3)
+    return value
+
+
 def seconds_ns(name: str, seconds: object) -> int:
     """Nanoseconds of a delay: zero to ten years.
 
-    >>> seconds_ns("visibility", 0.5)
+    >>> seconds_ns("ack_wait", 0.5)
     500000000
     """
     if not isinstance(seconds, int | float) or not 0 <= seconds <= DELAY_S_MAX:

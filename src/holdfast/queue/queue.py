@@ -1,21 +1,7 @@
-"""The half of a queue that reads: where the log stands, starting points, iterating, following.
+"""``Queue``, the public class: it opens the files, joins writer, retention and readers, and closes them in order.
 
-Owns: those public methods. Does not own: opening and writing (``queue``), the way along the log (``reader``), waiting
-(``following``).
-
-Failure model: reads only, beside a writer in this process or without one. An iterator lets go of its files when it ends
-or nobody has it any more, begun or not. One that is under way in another thread while the queue is closed ends with
-``Closed``, whatever it met in files that went from under it.
-
-The queue: what a program opens.
-
-Owns: opening and closing, the public methods that write, consumers, the helper thread's work. Does not own: the public
-methods that read (``log_reading``), writing (``writer``), starting (``opening``, ``mending``), which pages go
-(``retention``).
-
-Failure model: see the package. Closing makes everything durable; a queue that is not closed is found as after a kill.
-
-Long, because it is the public class: half of it is what its methods promise.
+A queue that was not closed is found as after a kill. An iterator releases its files when it ends or is dropped. An
+iterator that another thread uses while the queue is closed ends with ``Closed``.
 """
 
 from __future__ import annotations
@@ -41,14 +27,13 @@ from holdfast.queue.log.opening import find_end, repair_tail
 from holdfast.queue.log.reader import LogReader, Waiter, check_damage_policy, read_write_position
 from holdfast.queue.log.space import Space, check_limits
 from holdfast.queue.log.writer import FIRST_PAGE_BYTES, Writer
-from holdfast.queue.options import each_of, lifetime_ns, moment_ns, sync_level, whole_number
+from holdfast.queue.options import each_of, lifetime_ns, moment_ns, renamed_argument, sync_level, whole_number
 from holdfast.queue.serializers import Serializer, chosen_serializer, other_serializer, record_of, serializer_named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapping, Sequence
     from datetime import datetime, timedelta
-    from types import TracebackType
     from typing import Self, TypeVar
 
     from holdfast.queue.consumers.consumer import Consumer
@@ -75,19 +60,19 @@ CLOSED_UNDER = "the queue was closed under a reader"
 
 
 class Queue:
-    """A durable queue in the files ``path-*`` of one directory; see the package for the whole of what it promises.
+    """A durable queue in the files ``path-*`` of one directory. The package tells what it promises.
 
-    *Raises*: ``AlreadyOpen`` when another writer has it; ``InvalidRequest`` for settings that cannot be; ``NotFound``
-    when ``read_only`` and there is no such queue; ``PermissionDenied`` where nothing may be written or read;
-    ``Unavailable`` (disk_full) where there is no room, and where the file system refuses for another reason.
-    *Cost*: after a clean close under a millisecond; after a kill at most about 1 MiB of reading.
+    *Raises*: ``AlreadyOpen`` when another writer has it; ``InvalidRequest`` for impossible settings; ``NotFound`` with
+    ``read_only`` when there is no such queue; ``PermissionDenied``; ``Unavailable`` (disk_full) and for other refusals
+    of the file system.
+    *Cost*: under a millisecond after a clean close; after a kill about 1 MiB of reading at most.
 
-    With ``keep="consumed"`` a page goes when every named consumer and work queue of this queue has committed all of its
-    messages, whether it is open or not: a reader that comes back later gets ``Trimmed``. Where there is no consumer, or
-    the cursor of one is damaged, nothing goes. The page being written always stays.
+    With ``keep="consumed"`` a page is removed when every named consumer and work queue has committed all of its
+    messages, whether it is open or not; a reader that comes later gets ``Trimmed``. Nothing is removed without a
+    consumer, or while a cursor is damaged. The page being written always stays.
 
-    ``files``, ``clock`` and ``entropy`` replace the operating system's; ``background=False`` runs no helper thread: its
-    work is then done by ``run_background_work``.
+    ``files``, ``clock`` and ``entropy`` replace the operating system's. With ``background=False`` there is no helper
+    thread; call ``run_background_work`` instead.
     """
 
     _is_of_work_queue = False
@@ -202,7 +187,7 @@ class Queue:
     def _start(
         self, writer: Writer, level: SyncLevel, kept_ns: int | None, max_bytes: int | None, *, background: bool
     ) -> None:
-        """Join the writer to the space, the helper thread and the buffer."""
+        """Connect the writer with retention and the helper thread."""
         pages, held, keeps_all = self._pages, self._resources, self._keeps_all
         space = self._space = held.space = Space(
             pages,
@@ -229,7 +214,7 @@ class Queue:
         self._append_by(writer.append)
 
     def _append_by(self, append: Callable[[bytes], int]) -> None:
-        """What ``append`` does. Where that needs no serializer, it is this itself: a call more is a tenth of it all."""
+        """Set what ``append`` does. Without a serializer the method of the writer replaces it, a tenth faster."""
         self._append = append
         self.__dict__.pop("append", None)
         if not self._closed and self._serializer is None and type(self).append is Queue.append:
@@ -275,27 +260,26 @@ class Queue:
     # ---- writing ----------------------------------------------------------------------------------------------------
 
     def append(self, payload: object) -> int:
-        """Append one message and return its sequence number; what has happened by then is the sync level's promise.
+        """Append one message and return its sequence number, after as much durability as the sync level promises.
 
         *Shape*: bytes, or what the serializer takes.
         *Raises*: ``Closed`` (also after a failed sync, and in a forked child); ``LimitExceeded`` above ``max_message``;
-        ``Unavailable`` (disk_full), after which the queue works again as soon as there is room; ``Backpressure``
-        (queue_full) with ``full="raise"``; ``PermissionDenied`` when opened ``read_only``; ``InvalidRequest`` for what
-        is not bytes. Whatever is raised, the message is not in the queue, except after a failed sync or an interrupt
-        (Ctrl-C), when it may be.
-        *Cost*: about a microsecond at the level "os"; one shared data sync at "always". The first after an opening: a
-        small data sync besides.
+        ``Unavailable`` (disk_full), until there is room again; ``Backpressure`` (queue_full) with ``full="raise"``;
+        ``PermissionDenied`` with ``read_only``; ``InvalidRequest`` for a message that is not bytes. After an error the
+        message is not in the queue, except that a failed sync or an interrupt (Ctrl-C) leaves this open.
+        *Cost*: about a microsecond at the level "os"; one shared data sync at "always". The first append after an
+        opening syncs a small file in addition.
         """
         if self._serializer is not None:
             payload = self._serializer.dump(payload)
         return self._append(payload)  # type: ignore[arg-type]  # refused by the writer if it is something else
 
     def append_many(self, payloads: Iterable[object], *, atomic: bool = False) -> tuple[int, int]:
-        """Append messages in order with none between them; returns the first and the last sequence number.
+        """Append messages in order with no others between them; returns the first and the last sequence number.
 
         After a crash of the machine a frame (at most 256 KiB or 4,096 messages) is there or not; with ``atomic`` the
-        whole batch is one frame. *Raises*: as ``append``, and ``InvalidRequest`` for no messages. A batch of several
-        frames that meets a full disk or a full queue may be there in part: the error's ``appended`` says how many.
+        batch is one frame. *Raises*: as ``append``, and ``InvalidRequest`` for an empty batch. When the disk or the
+        queue is full, a part of the batch may be there: the error's ``appended`` counts it.
         """
         if not isinstance(payloads, list | tuple):
             payloads = each_of(payloads)
@@ -307,20 +291,19 @@ class Queue:
         return self.append_encoded(found, atomic=atomic)
 
     def append_encoded(self, payloads: Sequence[bytes], *, atomic: bool = False) -> tuple[int, int]:
-        """As ``append_many``, of what the serializer has made already: for the asyncio twin."""
+        """As ``append_many``, for payloads that the serializer has encoded already."""
         return (self._writer or self._refuse_all()).append_many(payloads, atomic=atomic)
 
     def append_at_once(self, payload: bytes) -> int | None:
-        """Append bytes if that waits for nothing, neither a sync nor a page; else do nothing and return None.
-
-        For those who must not wait where they stand, as the asyncio twin.
+        """Append bytes if that needs no sync and no new page; else do nothing and return None. For callers that must
+        not block.
         """
         return None if self._writer is None else self._writer.append_at_once(payload)
 
     def wait_durable(self, seq: int) -> None:
-        """Return when ``seq`` and all before it are durable.
+        """Return when ``seq`` and all messages before it are durable.
 
-        *Raises*: ``Closed`` after a failed sync; ``InvalidRequest`` for a message that was not appended.
+        *Raises*: ``Closed`` after a failed sync; ``InvalidRequest`` for a future message.
         """
         writer = self._writer or self._refuse_all()
         if seq >= writer.next_seq:
@@ -333,9 +316,9 @@ class Queue:
         (self._writer or self._refuse_all()).flush()
 
     def trim(self, *, before_seq: int) -> int:
-        """Remove the pages whose messages are all below ``before_seq``. Returns how many pages went.
+        """Remove the pages whose messages are all below ``before_seq``. Returns how many pages.
 
-        *Raises*: ``Unavailable`` where the file system refuses, after which some may have gone; ``Closed``;
+        *Raises*: ``Unavailable`` when the file system refuses, and some pages may be removed then; ``Closed``;
         ``PermissionDenied``.
         """
         (self._writer or self._refuse_all()).raise_if_closed()
@@ -345,7 +328,7 @@ class Queue:
 
     @property
     def space(self) -> Space:
-        """Retention: ``confirmed`` is for consumers."""
+        """Retention, for consumers."""
         if self._writer is None:
             self._refuse_all()
         return self._space
@@ -369,7 +352,7 @@ class Queue:
 
     @property
     def durable_seq(self) -> int:
-        """Messages up to this one are on disk and survive everything but the loss of the disk."""
+        """Messages up to this one are on disk."""
         writer = self._writer
         if writer is not None:
             return writer.durability.next_seq - 1
@@ -379,7 +362,7 @@ class Queue:
 
     @property
     def first_seq(self) -> int:
-        """The oldest message that has not been removed; ``last_seq + 1`` while there is none."""
+        """The oldest message that was not removed; ``last_seq + 1`` if there is none."""
         with self.asking():
             for number in self._pages.numbers():
                 header = self._pages.header_of(number)
@@ -390,9 +373,10 @@ class Queue:
 
     @contextmanager
     def asking(self) -> Generator[None]:
-        """A block that asks the files: what they refuse is ``Unavailable``, and what comes of asking while the queue is
-        closed in another thread is ``Closed``. The number of its directory may be another one's by then, so nothing
-        that was found there counts, neither messages nor damage."""
+        """A block that reads files. Refusals of the file system become ``Unavailable``. If another thread closes the
+        queue meanwhile, the block raises ``Closed``: the directory's number may be reused, so its result does not
+        count.
+        """
         if self._closed:
             raise Closed("the queue is closed")
         try:
@@ -414,10 +398,10 @@ class Queue:
         seq: int | None = None,
         damage: DamagePolicy | None = None,
     ) -> LogReader:
-        """A place in the log at a starting point: the primitive under ``read``, ``batches`` and consumers.
+        """A position in the log at a starting point: the primitive for ``read``, ``batches`` and consumers.
 
-        ``reader.read_messages()`` and ``reader.read_blocks()`` return what is there now, or None; they never wait.
-        What the file system raises passes, here and there, as ``OSError``.
+        ``read_messages()`` and ``read_blocks()`` return what is there now, or None; they never wait. Errors of the file
+        system are ``OSError``.
         """
         if self._closed:
             raise Closed("the queue is closed")
@@ -448,7 +432,7 @@ class Queue:
         return found
 
     def begin_reading(self, since: datetime | str | None, seq: int | None, damage: DamagePolicy | None) -> LogReader:
-        """As ``reader``; what goes wrong is told as ``asking`` tells it."""
+        """As ``reader``, with the errors of ``asking``."""
         found: LogReader | None = None
         try:
             with self.asking():
@@ -468,11 +452,11 @@ class Queue:
         damage: DamagePolicy | None = None,
     ) -> Iterator[Message]:
         """The messages from a starting point on, in order: a time (aware), ``"earliest"`` (default), ``"latest"``, or
-        ``seq``. "latest" is behind all that was appended, and in another process behind all that can be read there.
+        ``seq``. "latest" is after the last appended message; in another process, after the last readable one.
 
-        Without ``follow`` the iterator ends where the log does; with it, it waits for the next message. Reading marks
-        nothing as read. *Raises*: ``InvalidRequest``; ``Gap`` and ``Trimmed`` as ``damage`` says: "raise", "skip", or a
-        callable that is told; ``Unavailable`` where the file system refuses; ``Closed``.
+        Without ``follow`` the iterator ends at the end of the log; with it, it waits for the next message. Reading does
+        not consume. *Raises*: ``InvalidRequest``; ``Gap`` and ``Trimmed`` as ``damage`` says ("raise", "skip", or a
+        callable that gets the report); ``Unavailable`` when the file system refuses; ``Closed``.
         """
         found = self.begin_reading(since, seq, damage)
         nothing: Iterator[Iterable[Message]] = iter(())
@@ -494,7 +478,7 @@ class Queue:
     def _along(
         self, reader: LogReader, step: Callable[[], Found | None], follow: bool, nothing: Found
     ) -> Iterator[Found]:
-        """What each step finds. Begun here: a generator that nobody ever asks would not let go of its files."""
+        """What each step returns. The generator is started here: an unstarted one would not release its files."""
         steps = self._steps(reader, step, follow, nothing)
         next(steps)
         return steps
@@ -536,16 +520,16 @@ class Queue:
 
     @property
     def serializer(self) -> Serializer | None:
-        """What makes bytes of values and values of bytes; None for bytes."""
+        """The serializer; None for bytes."""
         return self._serializer
 
     @property
     def pages(self) -> PageDirectory:
-        """The files, for what is built on a queue: its port, its directory, its names."""
+        """The files: port, directory, names."""
         return self._pages
 
     def waiter(self) -> Waiter:
-        """How to wait for the next message; for those who drive a reader themselves."""
+        """Waits for the next message, for callers of ``reader``."""
         writer = self._writer
         return Waiter(None, None) if writer is None else Waiter(writer.notify_once, writer.notify_no_more)
 
@@ -559,13 +543,13 @@ class Queue:
         damage: DamagePolicy | None = None,
         hold: bool | None = None,
     ) -> Consumer:
-        """A reader whose place is kept under ``name``; see ``queue.consumer``.
+        """A reader whose position is kept under ``name``; see ``Consumer``.
 
-        ``since`` is where a new one begins: a time, ``"earliest"`` (default), ``"latest"``. With ``hold`` retention
-        keeps what it has not committed, whether it is open or not; by default where ``full`` is not "drop_oldest".
-        *Raises*: ``AlreadyOpen`` when the name is in use, here or in another process; ``InvalidRequest`` for a name
-        that cannot be; ``PermissionDenied`` where nothing may be written; ``Unavailable``; ``Closed``.
-        *Cost*: under a millisecond and a small data sync; two syncs more for a new name.
+        ``since`` is where a new consumer begins: a time, ``"earliest"`` (default), ``"latest"``. With ``hold``
+        retention keeps what it has not committed, whether it is open or not; by default unless ``full`` is
+        "drop_oldest". *Raises*: ``AlreadyOpen`` when the name is in use in any process; ``InvalidRequest`` for an
+        impossible name; ``PermissionDenied``; ``Unavailable``; ``Closed``.
+        *Cost*: under a millisecond and a small data sync; two more syncs for a new name.
         """
         from holdfast.queue.consumers.consumer import Consumer
 
@@ -581,7 +565,7 @@ class Queue:
         self,
         name: str,
         *,
-        visibility: float = 30.0,
+        ack_wait: float = 30.0,
         max_deliveries: int = 5,
         retry_delay: float = 1.0,
         max_retry_delay: float = 300.0,
@@ -589,26 +573,29 @@ class Queue:
         since: datetime | str | None = None,
         damage: DamagePolicy | None = None,
         hold: bool = True,
+        visibility: float | None = None,
     ) -> WorkQueue:
-        """Jobs for workers, each message to one of them until one has acknowledged it; see ``queue.work_queue``.
+        """Jobs for workers: each message goes to one worker until a worker acknowledges it; see ``WorkQueue``.
 
-        A job is a worker's for ``visibility`` seconds. After ``max_deliveries`` it goes to the dead letters, the queue
-        ``<path>-<name>-dead``. ``retry`` waits ``retry_delay`` seconds, doubled with each delivery up to
-        ``max_retry_delay``. At most ``max_started`` messages are leased or delayed at a time. ``since``, ``damage``
-        and ``hold`` are as for ``consumer``; a work queue holds unless it is told not to. *Raises*: as ``consumer``.
+        A worker has a job for ``ack_wait`` seconds. After ``max_deliveries`` the job goes to the dead letters, the
+        queue ``<path>-<name>-dead``. ``retry`` waits ``retry_delay`` seconds, doubled with each delivery up to
+        ``max_retry_delay``. At most ``max_started`` messages are leased or delayed at a time. ``since``, ``damage`` and
+        ``hold`` are as for ``consumer``; a work queue holds by default. ``visibility`` is the old name of ``ack_wait``.
+        *Raises*: as ``consumer``.
         *Cost*: replays about 128 KiB of commands, and a sync.
         """
         from holdfast.queue.work.work_queue import WorkQueue
 
         if self._closed:
             raise Closed("the queue is closed")
+        ack_wait = renamed_argument("visibility", visibility, "ack_wait", ack_wait)
         with Opening(self._path):
             found = WorkQueue(
                 self,
                 self._pages,
                 name,
                 clock=self._clock,
-                visibility=visibility,
+                ack_wait=ack_wait,
                 max_deliveries=max_deliveries,
                 retry_delay=retry_delay,
                 max_retry_delay=max_retry_delay,
@@ -621,13 +608,13 @@ class Queue:
         return found
 
     def forget(self, dependent: Dependent) -> None:
-        """It is closed: closing the queue need not close it."""
+        """The dependent is closed: closing the queue need not close it."""
         self._dependents.pop(id(dependent), None)
 
     def close_when_dropped(
         self, dependent: Dependent, what: str, release: Callable[[], object]
     ) -> Callable[[], object]:
-        """See ``dropped``; over files of the program's own nothing is closed."""
+        """Close a dependent that the program drops; nothing is done over the program's own files."""
         if not self._closes_dropped:
             return _nothing
         return close_when_dropped(dependent, what, f"{self._path}-{dependent.name}", release, warn=True)
@@ -641,10 +628,9 @@ class Queue:
         clock: Callable[[], int] | None = None,
         read_only: bool = False,
     ) -> Queue:
-        """The queue ``<path>-<name>``, over the same files, for what is built on this one.
+        """The queue ``<path>-<name>`` over the same files.
 
-        ``sync`` is by default the level of this queue, and "always" is left to
-        ``wait_durable``.
+        ``sync`` defaults to the level of this queue; at "always" the caller uses ``wait_durable``.
         """
         level = self._level if sync is None and self._level.name == "every" else (sync or "os")
         return _QueueOfWork(
@@ -672,16 +658,17 @@ class Queue:
     # ---- the helper thread and the end ------------------------------------------------------------------------------
 
     def run_background_work(self) -> None:
-        """What the helper thread does when it wakes: make the next page, sync closed pages, keep the bounds of
-        ``every``. *Raises*: ``Closed`` after a failed sync, and in a forked child; ``OSError``."""
+        """The helper thread's work: prepare the next page, sync closed pages, keep the bounds of ``every``. *Raises*:
+        ``Closed`` after a failed sync, and in a forked child; ``OSError``.
+        """
         self._resources.run_background_work()
 
     def close(self) -> None:
-        """Make everything durable and let go of the files. Doing it twice is harmless; who does it while another thread
-        does returns when that has, except from a callback for damage.
+        """Make everything durable and release the files. Closing twice is harmless; a second thread waits for the
+        first, except in a callback for damage.
 
-        *Raises*: ``Closed`` when it could not be made durable; ``Unavailable`` when all is durable and
-        only the mark that says so could not be written. The files are released in every case.
+        *Raises*: ``Closed`` when something could not be made durable; ``Unavailable`` when only the record of the clean
+        end could not be written. The files are always released.
         """
         if self._ended.is_set():
             return
@@ -719,13 +706,11 @@ class Queue:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def poison_after_fork(self) -> None:
-        """In a forked child: let go of the lock, which is the parent's, and refuse everything."""
+        """In a forked child: release the lock, which is the parent's, and refuse everything."""
         if self._writer is not None:
             self._writer.poison_after_fork(
                 Closed(
@@ -744,7 +729,7 @@ class Queue:
 
 
 class _Resources:
-    """What an open queue holds of the system, and how to close it without the queue."""
+    """The files and threads of an open queue, and how to close them without the queue."""
 
     __slots__ = ("background", "lock_file", "pages", "space", "writer")
 
@@ -811,7 +796,7 @@ class _Resources:
 
 
 def _first_held(pages: PageDirectory, writer: Writer) -> int | None:
-    """For retention: the next message that a consumer which holds has yet to commit."""
+    """The first message that a holding consumer has not committed."""
     from holdfast.queue.consumers.cursor_file import first_held_seq
 
     return first_held_seq(pages, lambda: writer.next_seq - 1)
@@ -830,7 +815,7 @@ def _sync_holds(pages: PageDirectory, failed: Callable[[OSError], None], *, ever
 
 
 def _nothing() -> None:
-    """The queue is not closed when it is dropped."""
+    """There is nothing to do."""
 
 
 def _closed() -> HoldfastError:
@@ -854,6 +839,6 @@ def _is_read_by(thread: int, dependent: Dependent) -> bool:
 
 
 class _QueueOfWork(Queue):
-    """One that a work queue makes for itself, under a name that nobody else may give to a new queue."""
+    """A queue that a work queue makes for itself, under a reserved name."""
 
     _is_of_work_queue = True

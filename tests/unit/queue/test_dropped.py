@@ -52,7 +52,7 @@ def test_a_queue_of_a_reader_is_dropped_without_a_warning(tmp_path: Path) -> Non
 def test_a_dropped_consumer_and_a_dropped_work_queue_can_be_opened_again(tmp_path: Path) -> None:
     with Queue(tmp_path / "q") as queue:
         queue.append_many([b"x"] * 9)
-        consumer, work = queue.consumer("c"), queue.work_queue("w", visibility=0)
+        consumer, work = queue.consumer("c"), queue.work_queue("w", ack_wait=0)
         consumer.commit(consumer.poll(max_messages=4)[-1])
         job = work.get()
         assert job is not None

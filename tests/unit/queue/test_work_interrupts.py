@@ -43,7 +43,7 @@ class Clock:
 
 
 def open_work(queue: Queue) -> WorkQueue:
-    return queue.work_queue("w", visibility=30)
+    return queue.work_queue("w", ack_wait=30)
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, moment: str, interrupt: type[BaseException]) -> None:

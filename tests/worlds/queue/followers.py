@@ -155,7 +155,7 @@ class FollowersWorld:
 
     def follow(self, queue: Queue) -> tuple[Consumer, WorkQueue]:
         """Both of them, each from the beginning."""
-        return queue.consumer("c", hold=self.hold), queue.work_queue("w", visibility=30, max_deliveries=DELIVERIES_MAX)
+        return queue.consumer("c", hold=self.hold), queue.work_queue("w", ack_wait=30, max_deliveries=DELIVERIES_MAX)
 
     def _live(self) -> None:
         self.files.before = self._crash_point

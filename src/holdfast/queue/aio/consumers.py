@@ -18,13 +18,12 @@ from weakref import WeakKeyDictionary
 
 from holdfast.errors import Closed, Fenced, HoldfastError
 from holdfast.queue.consumers.consumer import Owner
-from holdfast.queue.options import whole_number
+from holdfast.queue.options import renamed_argument, whole_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from datetime import datetime
-    from types import TracebackType
     from typing import Protocol, Self, TypeAlias, TypeVar
 
     from holdfast.queue.consumers import consumer as blocking_consumer
@@ -214,9 +213,7 @@ class Consumer:
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
@@ -285,7 +282,7 @@ class WorkQueue:
             except IndexError:  # not asked before: another task's thread may take the last one
                 break
             try:
-                # A worker has it for ``visibility`` seconds, and these begin now.
+                # A worker has it for ``ack_wait`` seconds, and these begin now.
                 inner.extend(found[-1])
             except Fenced:
                 found.pop()  # its lease ended, and the message was given to somebody else
@@ -308,9 +305,10 @@ class WorkQueue:
         """Give a job back, to be handed out again after a wait that doubles with each delivery."""
         await on_helper(partial(self._opened().retry, job, reason=reason))
 
-    async def extend(self, job: Job, visibility: float | None = None) -> None:
+    async def extend(self, job: Job, ack_wait: float | None = None, *, visibility: float | None = None) -> None:
         """Keep a job for longer."""
-        await on_helper(partial(self._opened().extend, job, visibility))
+        ack_wait = renamed_argument("visibility", visibility, "ack_wait", ack_wait)
+        await on_helper(partial(self._opened().extend, job, ack_wait))
 
     async def dead_letter(self, job: Job, reason: str = "given up") -> None:
         """Give a job up now."""
@@ -339,7 +337,5 @@ class WorkQueue:
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

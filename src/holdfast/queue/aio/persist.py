@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
     from datetime import timedelta
-    from types import TracebackType
     from typing import NoReturn, Self
 
     from holdfast.queue.options import SyncLevel
@@ -270,9 +269,7 @@ class Persisted(AsyncIterator[Item]):
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 

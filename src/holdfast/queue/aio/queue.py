@@ -47,14 +47,13 @@ from holdfast.queue.files.process import opened_at, opening_from
 from holdfast.queue.format.checksum import CRC32
 from holdfast.queue.format.frame import octets
 from holdfast.queue.log.reader import PAUSE_MAX_S, PAUSE_MIN_S
-from holdfast.queue.options import each_of, sync_level
+from holdfast.queue.options import each_of, renamed_argument, sync_level
 from holdfast.queue.queue import Queue as BlockingQueue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
     from datetime import datetime, timedelta
-    from types import TracebackType
     from typing import Self, TypeVar
 
     from holdfast.queue.files.port import FilePort
@@ -382,9 +381,7 @@ class Queue:
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def _opened(self) -> tuple[BlockingQueue, AppendLane]:
@@ -483,7 +480,7 @@ class Queue:
         self,
         name: str,
         *,
-        visibility: float = 30.0,
+        ack_wait: float = 30.0,
         max_deliveries: int = 5,
         retry_delay: float = 1.0,
         max_retry_delay: float = 300.0,
@@ -491,16 +488,18 @@ class Queue:
         since: datetime | str | None = None,
         damage: DamagePolicy | None = None,
         hold: bool = True,
+        visibility: float | None = None,
     ) -> WorkQueue:
         """Jobs for workers, for ``async with``; as ``holdfast.Queue.work_queue``."""
         queue = self._opened()[0]
+        ack_wait = renamed_argument("visibility", visibility, "ack_wait", ack_wait)
         return WorkQueue(
             self.wait_until,
             name,
             partial(
                 queue.work_queue,
                 name,
-                visibility=visibility,
+                ack_wait=ack_wait,
                 max_deliveries=max_deliveries,
                 retry_delay=retry_delay,
                 max_retry_delay=max_retry_delay,

@@ -1,36 +1,21 @@
-"""Which messages of one consumer were handed out to which owner, and how far all of them are done.
-
-Owns: messages in memory, the ranges that are handed out and not done, the place that may be committed. Does not own:
-owners (a thread, a task: ``consumer``, ``asynchronous_work``), the cursor, locks.
-
-Failure model: pure. The committed place is below every message that is not done, so a crash skips none of them.
-
-A named consumer: a reader whose place is kept.
+"""A named consumer: a reader whose position is kept in a file.
 
     with queue.consumer("billing") as consumer:
         for message in consumer:
             charge(message.payload)
             consumer.commit(message)
 
-Owns: what was handed out and what is committed, in what order a durable commit syncs, the lock of the name. Does not
-own: the cursor's bytes (``cursor``) and file (``cursor_file``), reading (``reader``), waiting (``following``).
+Delivery is at least once, in order. After a crash the consumer continues after the last commit that survived; messages
+that were handed out and not committed are handed out again. A commit survives a killed process, a durable one survives
+lost power. If a crash took committed messages, the cursor goes back with the log (``cursor``), so their replacements
+are not skipped. A raised ``Gap`` or ``Trimmed`` moves nothing: reading again raises it again, until ``reset`` or
+another damage policy. A failed sync finishes the consumer.
 
-Failure model: at least once, in order. After a crash the consumer goes on behind the last commit that survived: a
-commit survives a killed process, a durable one survives lost power. Messages that were handed out and not committed are
-handed out again; where the cursor is damaged (``cursor_file``), all that there are. Where a crash has taken messages
-that were committed already, the cursor goes back with the log (``cursor``), so that what is appended in their place is
-not skipped. A report (``Gap``, ``Trimmed``) that is raised moves nothing: reading again raises it again, until
-``reset`` or another policy for damage. What the file system refuses is ``Unavailable`` and has moved nothing, but for a
-failed sync: it is never tried again, and the consumer is finished.
+A durable commit syncs the log up to the message, writes the cursor, then syncs the cursor. A crash leaves the old or
+the new cursor, both true.
 
-Order of a durable commit, and what a crash leaves:
-
-1. sync the log up to the committed message: before it, the old cursor;
-2. write the cursor: the old one or the new one, both true;
-3. sync the cursor: from here on, the new one.
-
-Several threads may share one consumer. Each message goes to one of them. A consumer remembers which thread it handed a
-message to, and *committed* is the place below every message that is not done:
+Threads may share a consumer; each message goes to one of them. The committed position is below every message that is
+not done:
 
 | call | what it finishes |
 |---|---|
@@ -43,18 +28,13 @@ message to, and *committed* is the place below every message that is not done:
 | the end of a thread, ``close()`` in any thread | nothing: what is not done comes again when the consumer is opened |
 
 An interrupt (Ctrl-C) inside the consumer takes its hand-out back, so no commit finishes a message that the program did
-not get. The consumer cannot see an interrupt after that: ``next(iter(consumer))`` and ``list(consumer)`` may lose their
-result. After an interrupt that the program survives, ``rewind`` hands out again what was not committed.
+not get. ``next(iter(consumer))`` and ``list(consumer)`` may lose their result after that; ``rewind`` hands out again
+what was not committed.
 
-A thread that commits what another one took has to commit the list, or each message: whether earlier messages are done,
-or still at work in a third thread, cannot be known (decision 0049). A ``RuntimeWarning`` is given where a thousand runs
-of messages wait between committed ones.
-
-So the committed place, and ``lag()``, wait for the slowest thread, and a crash skips no message: a message that one
-thread finished above that place comes again. Where one thread alone takes messages, a commit in that thread is the
-usual one: this message and all before it.
-
-Any number of consumers read one queue independently, each in at most one process. Each has four files open.
+A thread that commits messages of another thread commits the list, or each message: earlier messages may still be at
+work in a third thread (decision 0049). A ``RuntimeWarning`` reports a thousand runs of messages that wait between
+committed ones. Any number of consumers read one queue independently, each in at most one process. Each has four files
+open.
 """
 
 from __future__ import annotations
@@ -87,7 +67,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from datetime import datetime
-    from types import TracebackType
     from typing import Self
 
     from holdfast.queue.files.pages import PageDirectory
@@ -98,14 +77,13 @@ if TYPE_CHECKING:
 
 
 RANGES_MAX = 1_000_000
-"""Stretches that may be handed out and not done: about 200 bytes each."""
+"""Ranges that may be handed out and not done: about 200 bytes each."""
 
 
 class Chunk:
-    """Messages in memory, up to ``last_seq``, and the last one of them that was taken: at first the one before them.
+    """Messages in memory, up to ``last_seq``, and the last one taken.
 
-    ``messages`` is an iterator without a line of Python: taking the next one, and taking all the rest, is one step each
-    for every thread.
+    ``messages`` is an iterator without Python code, so taking one or all is one atomic step for every thread.
     """
 
     __slots__ = ("last_seq", "messages", "taken_seq")
@@ -117,11 +95,10 @@ class Chunk:
 
 
 class Owner:
-    """One thread or task that takes messages. ``last_seq`` is the last message that it was given, 0 for none.
+    """A thread or task that takes messages. ``last_seq`` is its last message, 0 for none; ``moves`` the consumer's
+    count of moves at that time.
 
-    ``moves`` says at which place of the consumer: a message from before the consumer went elsewhere does not count.
-
-    An object, not a thread's number: numbers are used again, and a new thread must not finish what a dead one had.
+    An object, not a thread's number: numbers are reused, and a new thread must not finish the messages of a dead one.
     """
 
     __slots__ = ("last_seq", "moves")
@@ -132,9 +109,8 @@ class Owner:
 
 
 class HandOuts:
-    """The messages from ``committed_seq + 1`` to ``given_seq``: each is done or in one owner's stretch.
-
-    A number without a message, because of damage or retention, counts as done.
+    """The messages from ``committed_seq + 1`` to ``given_seq``: each is done or in a range of one owner. Numbers
+    without a message count as done. Pure.
 
     >>> a, b = Owner(), Owner()
     >>> outs = HandOuts(0)
@@ -154,7 +130,7 @@ class HandOuts:
 
     @property
     def given_seq(self) -> int:
-        """The last message that was handed out. An interrupt (Ctrl-C) in ``give`` may leave only the stretch."""
+        """The last message that was handed out. An interrupt in ``give`` may leave only the range."""
         return max(self._given_seq, self._ranges[-1][1]) if self._ranges else self._given_seq
 
     @property
@@ -163,7 +139,7 @@ class HandOuts:
         return self._ranges[0][0] - 1 if self._ranges else self._given_seq
 
     def give(self, owner: Owner, until: int, moves: int = 0, *, first: int = 0) -> None:
-        """The next messages, from ``first`` (0: the next number) up to ``until``, are the owner's.
+        """Give the messages from ``first`` (0: the next number) to ``until`` to the owner.
 
         Raises: ``LimitExceeded``, and nothing has changed.
         """
@@ -182,8 +158,8 @@ class HandOuts:
     def take_back(self, owner: Owner, after: int, until: int) -> bool:
         """The owner never got its messages above ``after``, up to ``until``.
 
-        True where these are handed out next. False where later ones were handed out: then these are of an owner that
-        commits nothing, and the committed place stays below them.
+        True if these are handed out next. False if later ones were handed out: then they belong to an owner that
+        commits nothing.
         """
         if self.given_seq <= until:
             self._given_seq = after
@@ -206,13 +182,13 @@ class HandOuts:
         return False
 
     def check_room(self) -> None:
-        """Raises: ``LimitExceeded`` where there is no room for one stretch more."""
+        """Raises: ``LimitExceeded`` if there is no room for another range."""
         count = len(self._ranges)
         if count >= RANGES_MAX:
             raise LimitExceeded("too many messages are handed out and not committed", ranges=count, max=RANGES_MAX)
 
     def finish(self, owner: Owner, seq: int) -> None:
-        """This message is done, and so is every earlier message that this owner was given."""
+        """This message is done, and every earlier message of this owner."""
         self._given_seq = self.given_seq
         end = bisect_right(self._ranges, seq, key=_first_of)
         begin = 0 if owner.last_seq else max(0, end - 1)  # an owner without messages finishes this one alone
@@ -229,7 +205,7 @@ class HandOuts:
         self._ranges[begin:end] = kept
 
     def finish_run(self, first: int, last: int) -> None:
-        """These messages are done, whichever owner was given them.
+        """These messages are done, whoever owns them.
 
         >>> a, outs = Owner(), HandOuts(0)
         >>> outs.give(a, 9), outs.finish_run(4, 6), outs.committed_seq
@@ -255,7 +231,7 @@ class HandOuts:
 
     @property
     def holes(self) -> int:
-        """How many of them have messages that are done directly below. Cost: a look at each."""
+        """How many ranges have finished messages directly below. Cost: O(ranges)."""
         return sum(before[1] + 1 < after[0] for before, after in pairwise(self._ranges))
 
     def check(self) -> None:
@@ -268,7 +244,7 @@ class HandOuts:
 
 
 def runs_of(seqs: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """The runs of consecutive numbers, of numbers that rise.
+    """The runs of consecutive numbers in rising numbers.
 
     >>> list(runs_of([1, 2, 3, 7, 9, 10]))
     [(1, 3), (7, 7), (9, 10)]
@@ -290,7 +266,7 @@ def _first_of(stretch: tuple[int, int, Owner]) -> int:
 
 
 def give_messages(outs: HandOuts, owner: Owner, found: list[Message], taken_seq: int, moves: int) -> None:
-    """Hand out these messages, the next ones after ``taken_seq``, without the numbers that have no message."""
+    """Hand out these messages, the next after ``taken_seq``, without the numbers that have no message."""
     if found[-1][0] - taken_seq == len(found):
         outs.give(owner, found[-1][0], moves)
         return
@@ -301,14 +277,14 @@ def give_messages(outs: HandOuts, owner: Owner, found: list[Message], taken_seq:
 POLL_MESSAGES = 1000
 COUNT_MAX = 1 << 60
 GAPS_WARNED = 1000
-"""Runs of messages that are not committed, each above one that is: a sign that one message is committed for many."""
+"""This many uncommitted runs below committed messages mean that a program commits one message for many."""
 
 
 class Consumer:
-    """A place in the log that is kept under a name. Made by ``Queue.consumer``. Thread-safe.
+    """A position in the log that is kept under a name. Made by ``Queue.consumer``. Thread-safe.
 
     ``committed_seq`` is the last message that is done together with all before it, ``next_seq`` the next one to be
-    handed out. Several threads share the messages; see the module for what a commit of each of them finishes.
+    handed out. The module tells what a commit finishes when threads share a consumer.
     """
 
     def __init__(
@@ -369,7 +345,7 @@ class Consumer:
         self._keep = queue.close_when_dropped(self, "the consumer", held.release)
 
     def _start(self, since: datetime | str | None) -> None:
-        """Where the cursor says, or where a new consumer begins."""
+        """Continue at the cursor, or begin a new consumer."""
         found = self._cursor.found
         if found is None:
             # What was handed out before a damage is not known: from "latest" on, messages would be skipped unseen.
@@ -386,7 +362,7 @@ class Consumer:
             self._cursor.sync()
 
     def _stand(self, committed_seq: int) -> None:
-        """Be at a place, and say so in the cursor."""
+        """Move to a position, and write it to the cursor."""
         history = history_at(self._pages, committed_seq)
         packed = cursor_pages(history)
         self._cursor.write(encode_cursor(committed_seq, packed, of_work_queue=False, holds=self._hold))
@@ -396,7 +372,7 @@ class Consumer:
             self.committed_seq = committed_seq
 
     def _move_to(self, seq: int) -> None:
-        """Hand out from behind this message on; whoever had messages has none. Call with the reading lock held."""
+        """Continue after this message; no owner has messages. Call with the reading lock held."""
         self._drop_reader()
         with self._lock:
             self._read_seq = seq
@@ -407,12 +383,11 @@ class Consumer:
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Message]:
-        """The messages that are there, from the first that was not handed out yet. Ends where the log does now.
+        """The messages from the first that was not handed out. Ends at the end of the log.
 
-        ``rewind``, ``reset`` and ``poll`` in the middle of a loop count: it goes on with what is next then.
-        *Raises*: ``Gap`` and ``Trimmed`` as the policy says; ``Unavailable`` where the file system refuses, after which
-        reading goes on from the same message; ``LimitExceeded`` where threads have a million ranges of messages
-        that are not committed; ``Closed``.
+        ``rewind``, ``reset`` and ``poll`` inside the loop take effect immediately. *Raises*: ``Gap`` and ``Trimmed`` by
+        the policy; ``Unavailable`` when the file system refuses, and reading continues from the same message;
+        ``LimitExceeded`` when a million ranges of messages are not committed; ``Closed``.
         """
         while True:
             owner = self.owner
@@ -447,7 +422,7 @@ class Consumer:
         return (message.value for message in self)
 
     def follow(self, timeout: float | None = None) -> Iterator[Message]:
-        """As iterating, but waits for more; ends after ``timeout`` seconds without a message, without one never."""
+        """As iterating, but waits for more; ends after ``timeout`` seconds without a message (None: never)."""
         while True:
             yield from self
             if not self._wait(None if timeout is None else monotonic() + timeout):
@@ -468,7 +443,7 @@ class Consumer:
 
     @property
     def owner(self) -> Owner:
-        """Whose the messages are that the calling thread takes."""
+        """The owner of the messages that the calling thread takes."""
         try:
             found: Owner = self._owners.value
         except AttributeError:
@@ -482,10 +457,10 @@ class Consumer:
                 return found
 
     def take(self, owner: Owner, count: int) -> list[Message]:
-        """Hand out messages that are in memory, at most ``count``. Waits for no disk.
+        """Hand out up to ``count`` messages from memory. Waits for no disk.
 
-        An interrupt (Ctrl-C) takes the hand-out back. Signals are handled after calls and at backward jumps, so after
-        the last ``except`` none comes before the caller has the messages.
+        An interrupt takes the hand-out back. Signals are handled after calls and at backward jumps, so none comes
+        between the last ``except`` and the return.
         """
         self._admit(owner)
         found: list[Message] = []
@@ -519,9 +494,9 @@ class Consumer:
         return found
 
     def _take_back(self, owner: Owner, found: list[Message], taken_seq: int, moves: int, was: tuple[int, int]) -> None:
-        """The owner never got ``found``, what comes after ``taken_seq``: hand it out again. Call with the lock held.
+        """Hand ``found`` out again: the owner never got it. Call with the lock held.
 
-        Where another owner has later messages by now, they come after ``rewind`` or another opening.
+        If another owner has later messages, they come after ``rewind`` or another opening.
         """
         owner.last_seq, owner.moves = was
         if self._moves != moves:
@@ -560,8 +535,7 @@ class Consumer:
                 raise
 
     def fill(self, count: int = 1) -> bool:
-        """Have messages in memory: where there are none, about ``count``, as far as they are read. False where there
-        are none now.
+        """Read messages into memory, about ``count``, if there are none. False if there are none now.
 
         *Raises*: as iterating.
         """
@@ -596,7 +570,7 @@ class Consumer:
             return True
 
     def _wait(self, until: float | None) -> bool:
-        """Wait until there may be a message; False at the time ``until`` without one."""
+        """Wait until there may be a message; False at the time ``until``."""
         waiter = self._queue.waiter()
         with self._lock:
             self._waiters.append(waiter)
@@ -615,7 +589,7 @@ class Consumer:
                 self._waiters.remove(waiter)
 
     def _refill(self) -> bool:
-        """Read the next messages. False where there are none now. Call with the reading lock held."""
+        """Read the next messages. False if there are none now. Call with the reading lock held."""
         drops = self._drops
         self.read_by = threading.get_ident()
         try:
@@ -647,7 +621,7 @@ class Consumer:
         return parts
 
     def _note_page(self, number: int) -> None:
-        """Remember which page the messages from here on are in, for the commits to come."""
+        """Remember the page of the next messages for later commits."""
         history = log_history(self._pages, number)
         with self._lock:
             self._histories.append(history)
@@ -676,16 +650,14 @@ class Consumer:
     # ---- keeping the place ------------------------------------------------------------------------------------------
 
     def commit(self, message: Message | int | list[Message] | None = None, *, durable: bool = False) -> None:
-        """This message and all before it that this thread was given are done; without one, all that it was given.
+        """This message and all earlier ones that this thread was given are done; without an argument, all that it was
+        given.
 
-        Of a list of messages each is done, whichever thread was given it; an empty one commits nothing. The committed
-        place is below every message that is not done; see the module for threads that share a consumer.
-        A commit never goes back: one for an earlier message than the last is none (``reset`` goes back). *Raises*:
-        ``InvalidRequest`` for a message that was not handed out, and without one where several other threads have
-        messages and this one has none; ``Unavailable`` when the cursor cannot be written, and the old place stands
-        then; ``Closed`` (sync_failed) when ``durable`` and a sync has failed, and from then on: the consumer, opened
-        again, stands at the old place or the new one.
-        *Cost*: about 2 microseconds; when ``durable`` a data sync of the log, if it is behind, and one of the cursor.
+        Each message of a list is done, whoever was given it; an empty list commits nothing. A commit never goes back
+        (``reset`` does). *Raises*: ``InvalidRequest`` for a message that was not handed out, and without an argument
+        when only other threads have messages; ``Unavailable`` when the cursor cannot be written, and the old position
+        stays; ``Closed`` (sync_failed) when ``durable`` and a sync has failed, and from then on.
+        *Cost*: about 2 microseconds; when ``durable`` a data sync of the log, if needed, and one of the cursor.
         *After a crash*: survives a killed process, and lost power when ``durable``.
         """
         try:
@@ -697,7 +669,7 @@ class Consumer:
     def commit_by(
         self, owner: Owner, message: Message | int | list[Message] | None = None, durable: bool = False
     ) -> None:
-        """As ``commit``, for an owner of messages that need not be the calling thread."""
+        """As ``commit``, for any owner."""
         taken_seq = 0
         several: list[Message] = []
         if isinstance(message, list):
@@ -741,7 +713,7 @@ class Consumer:
             self._warn_about_gaps(outs)
 
     def _warn_about_gaps(self, outs: HandOuts) -> None:
-        """Warn, once, where a program seems to commit the last message of each list that another thread took."""
+        """Warn, once, when a program seems to commit only the last message of each list of another thread."""
         with self._lock:
             self._look_at_ranges *= 2  # a look costs as much as there are ranges
             holes = outs.holes
@@ -756,8 +728,7 @@ class Consumer:
         )
 
     def _finish(self, owner: Owner, seq: int, several: list[Message]) -> int:
-        """A commit where several owners have messages. Returns the place that may be committed. Call with the file's
-        lock held."""
+        """A commit among several owners. Returns the position to commit. Call with the file's lock held."""
         self._admit_now(owner)
         outs = self._outs
         assert outs is not None, "messages that are not committed have an owner"
@@ -769,7 +740,7 @@ class Consumer:
             return outs.committed_seq
 
     def _last_of(self, owner: Owner) -> int:
-        """The last message that an owner was given, from its first place on. Call with the file's lock held."""
+        """The last message of an owner. Call with the file's lock held."""
         taken_seq = self._chunk.taken_seq
         if self._outs is None or taken_seq == self.committed_seq:
             return taken_seq
@@ -783,11 +754,11 @@ class Consumer:
 
     @property
     def may_wait(self) -> bool:
-        """Whether a commit that is not durable may have to wait, for one that is."""
+        """Whether a commit may have to wait for a durable one."""
         return self._file_lock.locked()
 
     def _forget_pages(self, seq: int) -> None:
-        """Drop the pages that a commit leaves behind; whoever waits for their space looks again."""
+        """Drop the pages that a commit has passed, and wake those that wait for their space."""
         with self._lock:
             behind = bisect_right(self._page_starts, seq) - 1
             del self._page_starts[:behind], self._page_values[:behind], self._histories[:behind]
@@ -795,7 +766,7 @@ class Consumer:
             self._queue.space.confirmed()
 
     def _sync_log(self, seq: int, history: list[Place]) -> None:
-        """The log is durable up to ``seq`` on return; ``history`` are the pages up to there."""
+        """Make the log durable up to ``seq``; ``history`` are the pages up to there."""
         queue, port = self._queue, self._pages.port
         if queue.durable_seq >= seq:
             return
@@ -813,8 +784,7 @@ class Consumer:
                         port.close(file)
 
     def _sync(self, sync: Callable[[], None]) -> None:
-        """Sync, and never again once that has failed: the system may count as clean what the disk does not have, and
-        answer the second try with success."""
+        """Sync, and never again after a failure: the system may report success although the disk lacks the data."""
         try:
             sync()
         except OSError as error:
@@ -828,7 +798,7 @@ class Consumer:
             raise self._closed from error
 
     def rewind(self) -> None:
-        """Hand out again what was handed out and not committed, to any thread; none has messages after this."""
+        """Hand out again what was not committed, to any thread; no thread has messages after this."""
         self._raise_if_closed()
         with self._reading, self._file_lock:
             self._move_to(self.committed_seq)
@@ -836,10 +806,10 @@ class Consumer:
             del self._page_starts[1:], self._page_values[1:], self._histories[1:]
 
     def reset(self, *, since: datetime | str | None = None, seq: int | None = None) -> None:
-        """Go on from elsewhere: ``seq``, a time (aware), ``"earliest"`` or ``"latest"``; committed at once, durably.
+        """Continue elsewhere: ``seq``, a time (aware), ``"earliest"`` or ``"latest"``; committed immediately, durably.
 
-        ``seq`` is the next message to be handed out; it may have yet to come only by one. *Raises*:
-        ``InvalidRequest`` for both, none, or a place that is not there; ``Unavailable`` and ``Closed`` as ``commit``.
+        ``seq`` is the next message to be handed out, at most one above the last. *Raises*: ``InvalidRequest`` for both,
+        none, or a missing position; ``Unavailable`` and ``Closed`` as ``commit``.
         """
         self._raise_if_closed()
         if (since is None) == (seq is None):
@@ -858,10 +828,10 @@ class Consumer:
             self._sync(self._cursor.sync)
 
     def lag(self) -> int:
-        """How many messages of the log are not committed; those that were removed do not count.
+        """How many messages of the log are not committed; removed ones do not count.
 
-        *Raises*: ``Unavailable``; ``Closed``. *Cost*: one listing; a walk along what is not synced where another
-        process writes the queue.
+        *Raises*: ``Unavailable``; ``Closed``. *Cost*: one listing; a walk along what is not synced if another process
+        writes.
         """
         self._raise_if_closed()
         done = max(self.committed_seq, self._queue.first_seq - 1)
@@ -874,9 +844,9 @@ class Consumer:
             raise self._closed.with_traceback(None)  # else it would keep the frames of all who met it
 
     def close(self) -> None:
-        """Let go of the files and the name. Commits nothing. Doing it twice is harmless.
+        """Release the files and the name. Commits nothing. Closing twice is harmless.
 
-        From another thread: waits until a commit, or the reading of the next messages, that is under way has ended.
+        Waits for a commit or a read of another thread.
         """
         with self._file_lock:
             if self._released:
@@ -895,13 +865,11 @@ class Consumer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def poison_after_fork(self) -> None:
-        """In a forked child: let go of the lock, which is the parent's, and refuse everything."""
+        """In a forked child: release the lock, which is the parent's, and refuse everything."""
         # A thread of the parent may have held any.
         self._lock, self._file_lock, self._reading = threading.Lock(), threading.Lock(), threading.RLock()
         if not self._released:

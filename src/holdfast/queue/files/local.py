@@ -1,16 +1,10 @@
-"""The file port on the operating system: Linux and macOS.
+"""The file port on Linux and macOS: about one system call for each operation. See ``FilePort`` for what each
+promises.
 
-Owns: one system call, or nearly, for each operation. Does not own: their order.
-
-Failure model: ``OSError`` as the system raises it. Files are closed in children that execute another program. Where
-``posix_fallocate`` is absent (macOS) or refused, zeros are written: slower, and as safe. On macOS a sync is
-``F_FULLFSYNC``, because ``fsync`` there stops at the drive's cache; and no boot id is known, so that a start after a
-kill reads from the last sync on.
-
-Maps are for Linux, where ``fdatasync`` writes what was stored through one; elsewhere that takes another call. A store
-into a map cannot be answered with an error: where the disk fails to read the block, or a file system that copies on
-write (btrfs, ZFS) has no room for it although it was allocated, or somebody cuts the file, the process is killed
-(SIGBUS), and is found as after any kill.
+Without ``posix_fallocate`` (macOS) zeros are written. On macOS a sync is ``F_FULLFSYNC``, because ``fsync`` stops at
+the drive's cache, and the boot id is unknown. Maps are for Linux, where ``fdatasync`` writes what was stored through
+one. A store into a map cannot return an error: a failed read of the block, a full copy-on-write file system (btrfs,
+ZFS) or a truncated file kills the process (SIGBUS), and the queue is found as after any kill.
 """
 
 from __future__ import annotations

@@ -1,19 +1,8 @@
-"""``<prefix>-allMeta``, found or made.
+"""The small files ``<prefix>-allMeta`` (identity) and ``<prefix>-writeMeta`` (write position).
 
-Owns: reading it, and writing it whole or not at all. Does not own: its bytes (``identity``).
-
-Failure model: a file that is absent or does not verify is made anew: nothing in the pages depends on it. ``OSError``
-from the port passes. One whose name could not be synced is removed again, as far as the disk lets it: the next start
-would take it for durable, and after lost power the queue be another one.
-
-The open file of the writer's marks: two slots, written in turn.
-
-Owns: which slot comes next, what a poisoned writer says. Does not own: the fields of a mark
-(``record_position``), slots (``slots``), when one is written (``writer``).
-
-Failure model: ``OSError`` from the port. A mark is a hint: one that could not be written costs time at the next start.
-A file that is made and whose name could not be synced is removed again, as far as the disk lets it: the next start
-makes another and syncs that. Were it found instead, it would be taken for durable, and lost power take both marks.
+A file whose name could not be synced is removed again, as far as the disk allows: the next opening would take it for
+durable, and lost power could remove it. An identity that is absent or does not verify is made again; no page depends on
+it. The write position is a hint: a missing one costs time at the next opening.
 """
 
 from __future__ import annotations
@@ -39,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def read_identity(pages: PageDirectory) -> Identity | None:
-    """What the queue is, or None where no file says so."""
+    """The identity, or None without a file."""
     port = pages.port
     try:
         file = port.open(pages.directory, pages.names.identity, write=False)
@@ -54,7 +43,7 @@ def read_identity(pages: PageDirectory) -> Identity | None:
 def open_identity(
     pages: PageDirectory, entropy: Callable[[int], bytes], page_bytes: int, checksum_id: int, serializer: str = ""
 ) -> Identity:
-    """Read what the queue is, or decide it. A queue that records no serializer adopts the one that is given.
+    """Read the identity, or make it. A queue without a recorded serializer adopts the given one.
 
     Temporary file, sync, rename, sync of the directory: a crash leaves the old record or the new one.
     """
@@ -89,8 +78,9 @@ UNKNOWN_BOOT = bytes(16)
 
 
 class WritePositionFile:
-    """``<prefix>-writeMeta``, made when it is absent. ``boot_id`` is this machine's run, for the marks to name; zeros
-    once the page cache is not to be trusted."""
+    """The open file of two slots, written in turn; made if absent. ``boot_id`` is this run of the machine; zeros
+    once the page cache is not trusted.
+    """
 
     __slots__ = ("_file", "_generation", "_port", "boot_id")
 
@@ -118,8 +108,7 @@ class WritePositionFile:
         self._generation = 0 if slot is None else slot[0]
 
     def write(self, value: bytes) -> None:
-        """Write a mark to the next slot; not synced. Nothing once the file is closed: its number may be another
-        file's."""
+        """Write the next slot; not synced. Does nothing once the file is closed."""
         if self._file < 0:
             return
         self._generation += 1
@@ -127,11 +116,11 @@ class WritePositionFile:
         self._port.write(self._file, slot_offset(self._generation), (slot,))
 
     def distrust_cache(self) -> None:
-        """A sync has failed: no mark from here on may be taken for a description of the page cache."""
+        """A sync has failed: later records do not describe the page cache."""
         self.boot_id = UNKNOWN_BOOT
 
     def sync(self) -> None:
-        """The marks are durable on return."""
+        """Make the records durable."""
         self._port.sync_data(self._file)
 
     def close(self) -> None:

@@ -1,43 +1,16 @@
-"""Page files: made ahead, found, opened.
+"""The page files of a queue: made, listed, renamed durably; and which names of queues and consumers exclude each
+other.
 
-Owns: the order in which a page comes to be, and which pages there are as far as a writer's process knows. Does not own:
-what is written into it (``writer``), which pages may go (``retention``).
+A page is made as a temporary file. Order, and what a crash leaves:
 
-Failure model: ``OSError`` from the port. A page is made as a temporary file, given its room on disk, its *prepared*
-header and a sync, and only then its name, and the directory a sync:
+1. Create, allocate: a temporary file, removed at the next opening. A full disk is found here.
+2. Header, sync, rename: under the name there is always a whole page.
+3. Sync of the directory: from here on the name survives. Only now is the page used.
 
-1. create, allocate: a crash leaves a temporary file, removed at the next start. A full disk is found here, before any
-   message is promised a place.
-2. header, sync, rename: a crash leaves the name or not; under the name there is always a whole page.
-3. sync of the directory: from here on the name survives. Only now is the page used.
-
-Names that go durably, or are there again.
-
-Owns: moving names out of the way of the log, one sync of the directory for them all, putting them back where that
-fails. Does not own: which names go (``space``, ``mending``).
-
-Failure model: ``OSError`` from the port. A sync of the directory that failed may have dropped what it was to write; the
-next one has nothing to do then, and succeeds. A name that is gone from the cache alone comes back with lost power,
-however much later, and without its neighbours. So the file of a name that goes keeps another one until the sync has
-succeeded, and where it fails gets its own again, as far as the disk lets it: whoever comes next takes it away anew,
-which is a change that a sync writes. A crash before the sync leaves either name, or both, and what has the other one is
-removed or set aside at the next start.
-
-Queues in one directory: which names of queues, consumers and work queues exclude one another.
-
-Owns: the checks, made before a file is. Does not own: how files are called (``file_names``), locks (``cursor_file``).
-
-Failure model: reads only; ``InvalidRequest`` that names the queue in the way. Most names of files tell by themselves
-whose they are: behind the last hyphen stands a word without one, so what is before it is the queue. Left are those that
-carry a name of their own, which may have hyphens:
-
-- ``orders-eu-billing.cursor`` is ``eu-billing`` of ``orders`` and ``billing`` of ``orders-eu``. Whoever is there first
-  has it: the consumer is refused where the queue is there, the queue where the cursor is.
-- ``orders-eu.work`` and ``orders-eu-dead`` are queues of the work queue ``eu``. The first is made by it alone. The
-  second is for everybody to read, and neither is made where it would be the other's.
-
-Two processes that make a queue and such a consumer in the same millisecond may both succeed: the names are looked at,
-and not locked.
+In one directory, ``orders-eu-billing.cursor`` is the consumer ``eu-billing`` of ``orders`` or ``billing`` of
+``orders-eu``: the first one there has it, the other is refused. ``orders-eu.work`` and ``orders-eu-dead`` are queues of
+the work queue ``eu``; only a work queue makes the first, and neither is made where it would belong to another owner.
+Names are checked and not locked, so two processes in the same millisecond may both succeed.
 """
 
 from __future__ import annotations
@@ -85,19 +58,19 @@ class PageDirectory:
         return files, numbers
 
     def known_numbers(self) -> list[int]:
-        """As ``numbers``, without a listing where nothing has changed since the last one. Not to be changed.
+        """As ``numbers``, without a listing if nothing has changed. Do not modify the list.
 
-        A page that somebody removes by hand under a writer may still be among them: it cannot be opened.
+        A page that was removed by hand may still be listed: it cannot be opened.
         """
         changes, numbers = self._known
         return numbers if self._sole and changes == self._changes else self.numbers()
 
     def set_exclusive(self, *, sole: bool = True) -> None:
-        """From here on pages are made and removed through this object alone: it is the writer's. Or no longer."""
+        """From now on only this object makes and removes pages, or no longer."""
         self._sole = sole
 
     def create(self, header: PageHeader) -> int:
-        """A prepared page of zeros under its name, durable. Returns the open file."""
+        """A durable prepared page of zeros. Returns the open file."""
         port, directory = self.port, self.directory
         name = self.names.page(header.number)
         temporary = self.names.temporary(name)
@@ -119,7 +92,7 @@ class PageDirectory:
         return file
 
     def open_index(self, number: int, *, write: bool) -> int | None:
-        """The index of a page; None when it is absent and not to be written."""
+        """The index of a page; None if it is absent and not to be written."""
         name = self.names.index(number)
         try:
             return self.port.open(self.directory, name, write=write)
@@ -161,7 +134,7 @@ class PageDirectory:
         return True
 
     def rename(self, old: str, new: str) -> bool:
-        """Call a file otherwise; False when there was none."""
+        """Rename a file; False if there was none."""
         try:
             self.port.rename(self.directory, old, new)
         except FileNotFoundError:
@@ -179,7 +152,13 @@ class PageDirectory:
 
 
 class DurableRename:
-    """The names that one step takes away. Not thread-safe; used once."""
+    """The names that one step removes or renames, with one sync of the directory. Not thread-safe; used once.
+
+    A failed sync may have dropped the change, and the next sync would succeed without it; a removed name could come
+    back after lost power, without its neighbours. So a file keeps a temporary name until the sync has succeeded, and
+    gets its own name back after a failure, as far as the disk allows. A crash leaves either name or both; the next
+    opening removes or sets aside the temporary one.
+    """
 
     __slots__ = ("_moved", "_pages")
 
@@ -188,19 +167,18 @@ class DurableRename:
         self._moved: list[tuple[str, str]] = []
 
     def move(self, old: str, new: str) -> bool:
-        """Call a file otherwise; False when there was none. A temporary name goes, with the file, once that is
-        durable."""
+        """Rename a file; False if there was none. A file with a temporary name is removed once that is durable."""
         moved = self._pages.rename(old, new)
         if moved:
             self._moved.append((old, new))
         return moved
 
     def remove(self, name: str) -> bool:
-        """Let a page or an index go; False when there was none."""
+        """Remove a page or an index; False if there was none."""
         return self.move(name, self._pages.names.temporary(name))
 
     def sync(self) -> None:
-        """The names are gone durably on return. Raises: ``OSError``, and then they are back."""
+        """Make the changes durable. Raises: ``OSError``, and then the names are back."""
         pages = self._pages
         try:
             pages.port.sync_directory(pages.directory)
@@ -222,8 +200,7 @@ _DEAD = "-dead"
 
 
 def check_name(pages: PageDirectory, name: object, *, of_work_queue: bool) -> str:
-    """Refuse a name that cannot be, or whose files belong to another queue in this directory. Raises:
-    ``InvalidRequest``."""
+    """Refuse an impossible name, or one whose files belong to another queue here. Raises: ``InvalidRequest``."""
     hint = f"1 to {NAME_BYTES_MAX} bytes in UTF-8, of any characters but / and NUL"
     try:
         fits = isinstance(name, str) and 0 < len(name.encode()) <= NAME_BYTES_MAX
@@ -245,7 +222,7 @@ def check_name(pages: PageDirectory, name: object, *, of_work_queue: bool) -> st
 
 
 def other_owner(prefix: str, name: str, files: Collection[str]) -> str | None:
-    """The queue, other than ``prefix``, whose consumer's the cursor of ``name`` would be.
+    """The queue, other than ``prefix``, that owns the cursor ``name``.
 
     >>> other_owner("orders", "eu-billing", ["orders-eu-allMeta"])
     'orders-eu'
@@ -260,10 +237,7 @@ def other_owner(prefix: str, name: str, files: Collection[str]) -> str | None:
 
 
 def check_new_queue(pages: PageDirectory) -> None:
-    """Refuse to make a queue, where it is not there yet, whose name belongs to a consumer or work queue of another.
-
-    Raises: ``InvalidRequest``.
-    """
+    """Refuse to make a queue whose name belongs to a consumer or work queue of another. Raises: ``InvalidRequest``."""
     name, found = pages.names.prefix, pages.files()
     if name + _IDENTITY in found or pages.known_numbers():
         return

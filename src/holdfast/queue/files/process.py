@@ -1,29 +1,11 @@
-"""Forked children: a queue that is open for writing stays with the parent.
+"""What a process does to open queues: it forks, drops objects without ``close()``, and runs a helper thread.
 
-Owns: which queues are told. Does not own: what they do then (``queue``, ``writer``).
-
-Failure model: a child shares its parent's lock and file positions, so that two processes would write to one log. Every
-open queue of a child refuses everything from the moment of the fork on.
-
-Queues, consumers and work queues that a program drops without ``close()``: they are closed soon, on another thread.
-
-Owns: the finalizers, the thread that closes, the place in the program where something was opened. Does not own: what
-closing is (``queue``, ``consumer``, ``work_queue``).
-
-Failure model: the garbage collector may run a finalizer in any thread, inside any lock. So a finalizer takes no lock
-and touches no file: it puts the work into a ``SimpleQueue``, which is made for that, and warns (``ResourceWarning``). A
-forked child closes nothing of its parent's. At the interpreter's exit nothing is closed: what is open is found as after
-a kill, and loses nothing that the operating system has. An error of one closing, or of its warning (``-W error``), is
-printed by ``threading.excepthook``, and the thread goes on.
-
-The helper thread of a writer: what must be done soon, and not on an appending thread.
-
-Owns: the thread, when it wakes. Does not own: the work (``queue``).
-
-Failure model: work handles its own errors, and is tried again at the next wake; nothing is lost by one, because whoever
-needs the result does the work itself and gets the error. What it raises all the same ends the thread. It is a daemon:
-an interpreter that exits does not wait for it, and a queue that is not closed is found as after a kill. Waking it takes
-no lock of Python's, in which an interrupt (Ctrl-C) could leave the caller's next wake waiting for ever.
+- A forked child shares its parent's lock and file positions, so every open queue in a child refuses everything.
+- The garbage collector may run a finalizer in any thread, inside any lock. So a finalizer takes no lock and touches no
+  file: it puts the closing into a ``SimpleQueue`` for another thread, and warns (``ResourceWarning``). At the
+  interpreter's exit nothing is closed; queues are found as after a kill. ``threading.excepthook`` reports an error of a
+  closing, and the thread continues.
+- The helper thread is a daemon. Waking it takes no lock of Python's, which an interrupt (Ctrl-C) could leave locked.
 """
 
 from __future__ import annotations
@@ -77,10 +59,10 @@ PACKAGE = __name__.partition(".")[0]
 
 
 class _Closer:
-    """One thread that closes everything that was dropped. The first drop starts it.
+    """The thread that closes dropped objects. The first drop starts it.
 
-    A program that drops nothing stays single-threaded if it was: with a second thread, the memory allocator of the C
-    library is slower, and reading payloads of 1 KiB took 4 % longer.
+    A program that drops nothing stays single-threaded: with a second thread the C library's memory allocator is slower,
+    and reading 1 KiB payloads took 4 % longer.
     """
 
     def __init__(self) -> None:
@@ -94,9 +76,8 @@ class _Closer:
         self._thread_id = 0
 
     def start(self) -> None:
-        """Start the thread, once. A finalizer may call it: it takes no lock, as ``threading.Thread`` would.
-
-        Where the system has no thread to give, the next call asks again.
+        """Start the thread, once. Takes no lock, unlike ``threading.Thread``. If the system has no thread to give,
+        the next call tries again.
         """
         try:
             self._unstarted.pop()
@@ -124,7 +105,7 @@ class _Closer:
                 self.start()
 
     def wait(self) -> None:
-        """Return when everything is closed that was dropped before, after a few seconds at the latest."""
+        """Return when everything dropped before is closed, after a few seconds at the latest."""
         if not self.waiting or self._thread_id == threading.get_ident():
             return
         self.start()
@@ -140,7 +121,7 @@ _here = threading.local()
 
 
 def opened_at() -> str:
-    """Where the program opens something just now, ``file:line``: the first frame that is not this package's."""
+    """Where the program opens something, ``file:line``: the first frame outside of this package."""
     place: str = getattr(_here, "place", "")
     if place:
         return place
@@ -165,7 +146,7 @@ def close_when_dropped(
 ) -> Callable[[], object]:
     """Run ``release`` on the closer's thread when ``owner`` is dropped; ``release`` must not keep it alive.
 
-    Returns how to take that back: call it when the owner is closed.
+    Returns a function that cancels this; call it when the owner is closed.
     """
     finalizer = weakref.finalize(owner, _dropped, os.getpid(), what if warn else "", path, opened_at(), release)
     finalizer.atexit = False
@@ -173,15 +154,15 @@ def close_when_dropped(
 
 
 def wait_until_closed() -> None:
-    """Call before something is opened: it may be what was dropped just now."""
+    """Call before an opening: the same queue may just have been dropped."""
     _closer.wait()
 
 
 def locked_after_dropped(lock: Callable[[], Found]) -> Found:
-    """The result of ``lock``, once everything is closed that was dropped.
+    """The result of ``lock``, after everything dropped is closed.
 
-    Where this process has the lock already, its holder may be in a reference cycle: collects these and tries once more.
-    *Raises*: as ``lock``. *Cost*: a full garbage collection, only then.
+    If this process has the lock, its holder may be in a reference cycle: collect garbage and try once more. *Raises*:
+    as ``lock``. *Cost*: a full garbage collection, only then.
     """
     wait_until_closed()
     try:
@@ -217,8 +198,8 @@ def _dropped(pid: int, what: str, path: str, place: str, release: Callable[[], o
 class Background:
     """Calls ``work`` after each ``wake`` and every ``interval_s`` seconds (None: only when woken), until ``stop``.
 
-    The thread starts at the first need of it: with an interval when it is made, which raises ``RuntimeError`` where the
-    system has none to give.
+    The thread starts when it is first needed; with an interval, in the constructor, which raises ``RuntimeError`` if
+    the system has no thread to give. ``work`` handles its own errors; any other error ends the thread.
     """
 
     __slots__ = ("_interval_s", "_starting", "_stopped", "_thread", "_wakes", "_work")
@@ -235,7 +216,7 @@ class Background:
             self.wake()
 
     def wake(self) -> None:
-        """Soon. Never blocks, and never raises: what wakes it has been done already."""
+        """Run the work soon. Never blocks or raises."""
         if self._thread is None:
             with suppress(RuntimeError):  # the system has no thread to give: the next wake asks again
                 self._start()
@@ -261,7 +242,7 @@ class Background:
             self._work()
 
     def stop(self) -> None:
-        """End the thread and wait for the work that it is at."""
+        """End the thread after its current work."""
         with self._starting:
             self._stopped = True
         self._wakes.put(None)

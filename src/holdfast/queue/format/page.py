@@ -1,11 +1,6 @@
-"""The first 64 bytes of a page.
+"""The header of a page file ``<prefix>-<number>.page`` and the records of its index ``<prefix>-<number>.idx``. Pure.
 
-Owns: the fields of the header and its validity. Does not own: frames (``frame``), creation (``page_files``).
-
-Failure model: pure. A header that does not verify is ``None``: the caller knows what that means where it stands. One
-that verifies and is of a later format is ``CorruptData``: nothing may be decided about what cannot be read.
-
-Little-endian:
+A header that does not verify is ``None``; one of a later format is ``CorruptData``. Little-endian. The header:
 
 | offset | bytes | field |
 |---|---|---|
@@ -22,24 +17,18 @@ Little-endian:
 | 56 | 4 | zero |
 | 60 | 4 | CRC-32 of the 60 bytes before |
 
-A page is made ahead of its use, so its header is written twice: *prepared* when the file is made, and whole just before
-the first frame. Both are within one sector. Where the second writing is lost in a crash while frames are not, the base
-is that which the page before it ends with, and the frames verify for it or there are none.
+A page is prepared before its use, so its header is written twice: *prepared* when the file is made, and whole just
+before the first frame, both within one sector. If a crash loses the second writing and spares frames, the base is the
+end of the page before, and the frames verify for it or there are none.
 
-The index of a page: arrival time to position, 12 bytes a record.
-
-Owns: the record and the searches. Does not own: the file. An index is derived from its page: it may be absent, short,
-torn or damaged, and nothing is lost by it but time.
-
-Failure model: pure. A record is a hint; whoever follows it verifies the frame that it leads to.
+An index record, one for each batch and at most one in 4 KiB for frames of a single message, by rising position and
+time. The index is derived from its page: it may be absent, short or damaged, and each record is a hint that the reader
+verifies.
 
 | offset | bytes | field |
 |---|---|---|
 | 0 | 8 | arrival of the frame, nanoseconds since 1970, signed |
 | 8 | 4 | position of the frame in its page |
-
-One record for each batch; for frames of a single message at most one in 4 KiB of page. In order of position, which is
-order of time.
 """
 
 from __future__ import annotations
@@ -162,13 +151,11 @@ _NEAR_RECORDS = 1365
 def last_before(
     read: Callable[[int, int], bytes], count: int, belongs_before: Callable[[int, int], bool]
 ) -> tuple[int, int, int]:
-    """How many records come before, by ``belongs_before(time_ns, position)``, and the last of them, time and position;
-    zeros where none does.
+    """How many records come before, by ``belongs_before(time_ns, position)``, and the last of them, time and
+    position; zeros if none does.
 
-    ``read(offset, length)`` reads the index file of ``count`` records. What is asked must hold for a run of records
-    from the start and for none after it.
-
-    Cost: O(log count) reads, the last of them of at most 16 KiB.
+    ``read(offset, length)`` reads the index file of ``count`` records. The condition must hold for a run of records
+    from the start. Cost: O(log count) reads, the last of at most 16 KiB.
 
     >>> index = b"".join(RECORD.pack(time, 64 + time) for time in (5, 5, 7, 9))
     >>> last_before(lambda offset, length: index[offset : offset + length], 4, lambda time, position: time < 7)
@@ -198,7 +185,7 @@ def last_before(
 
 
 def times_and_positions(data: bytes) -> tuple[array[int], array[int]]:
-    """The records that ``data`` holds whole, in a form in which searching for a time takes no time.
+    """The whole records in ``data`` as arrays, for fast searches by time.
 
     >>> times_and_positions(RECORD.pack(-5, 64) + RECORD.pack(7, 96) + b"torn")
     (array('q', [-5, 7]), array('I', [64, 96]))

@@ -1,32 +1,16 @@
-"""Where a log ends: from the files that are there to a place where writing goes on.
-
-Owns: the walk to the end of the log. Does not own: the decisions on the way (``recovery``), the mending of what a crash
-left (``mending``), the writing that follows (``writer``).
-
-Failure model: reads only. Nothing that verifies and follows what verifies is ever left out.
+"""Opening a log: find where it ends, then make the files say so (``repair_tail``).
 
 Where the walk begins:
 
-1. at the *written* mark, if the machine has not been restarted since: the page cache is whole, and what lies before the
-   mark is there;
-2. else at the *durable* mark;
-3. else, with no mark or one about files that are gone, ``UNSYNCED_PAGES_MAX`` pages before the last that was begun:
-   the writer never has more than that waiting for their sync. No crash takes both marks, so this is damage or a
-   deletion, and what verifies behind a hole counts: see ``recovery``.
+1. At the *written* position, if the machine has not been restarted since: the page cache is whole.
+2. Else at the *durable* position.
+3. Else, without a record or with one about missing files, ``UNSYNCED_PAGES_MAX`` pages before the last begun page: the
+   writer never has more pages waiting for their sync. No crash takes both slots of the record, so this is damage or a
+   deletion; valid frames after a hole count (``recovery``).
 
-Where writing goes on: in the same page after a clean close, or when only the process was killed; in a new page
-otherwise. Behind the end of a torn page there may be valid frames k+2, k+3 whose k+1 is lost. A new k+1 of the same
-length would make them part of the log again, so this page is sealed and another, with another salt, is begun.
-
-Mending: the files are made to say where the log ends, before anything is written.
-
-Owns: closing a torn page, syncing what was not, setting pages aside, removing what is left over. Does not own: where
-the end is (``opening``).
-
-Failure model: safe to be stopped anywhere and run again. A page that was never durable and whose predecessors are lost
-is renamed, not removed; of such pages the newest ``SET_ASIDE_PAGES_MAX`` stay. Where a sync of the directory fails, the
-names that were to go are there again (``moves``), so that the next start takes them away anew and syncs that. Were they
-gone from the cache alone, it would find nothing to do, and lost power bring back a history that was cut.
+Writing continues in the same page after a clean close or a killed process, and in a new page otherwise. After the end
+of a torn page there may be valid frames k+2, k+3 whose k+1 is lost. A new k+1 of the same length would join them to the
+log again, so the page is sealed and a page with another salt is begun.
 """
 
 from __future__ import annotations
@@ -51,9 +35,9 @@ UNSYNCED_PAGES_MAX = 8
 class LogEnd:
     """Where a log ends.
 
-    ``page`` is the last page that holds a part of it, or 0 where there is none. ``resume`` tells whether its bytes
-    behind ``position`` are safe to write on; ``sealed`` that a SEAL stands there; ``doubtful`` the pages behind the
-    end. ``expected_seq`` is the number that belongs to ``position``: below ``next_seq`` where the log ends with damage.
+    ``page`` is the last page of the log, 0 if there is none. ``resume``: writing may continue at ``position``;
+    ``sealed``: a SEAL is there; ``doubtful``: pages after the end. ``expected_seq`` belongs to ``position``; it is
+    below ``next_seq`` where the log ends with damage.
     """
 
     __slots__ = (
@@ -80,10 +64,10 @@ class LogEnd:
 
 
 def find_end(pages: PageDirectory, written: WritePosition | None, boot_id: bytes) -> LogEnd:
-    """Walk to the end. Reads only.
+    """Walk to the end. Reads only, and never leaves out a valid frame that follows a valid frame.
 
-    Cost: after a kill or a clean close, what was written since the last mark, at most about 1 MiB; after a restart of
-    the machine, what was not synced; without marks, at most nine pages.
+    Cost: after a kill or a clean close at most about 1 MiB; after a restart of the machine what was not synced; without
+    a record at most nine pages.
     """
     return _Walk(pages, written, boot_id).run()
 
@@ -130,7 +114,7 @@ class _Walk:
         return end
 
     def _header(self, number: int) -> PageHeader | None:
-        """The header of a page; kept once the page was begun, because it never changes again."""
+        """The header of a page; cached once the page was begun, because it never changes again."""
         header = self._headers.get(number) or self._pages.header_of(number)
         if header is not None and not header.prepared:
             self._headers[number] = header
@@ -145,7 +129,7 @@ class _Walk:
         return header is None or not header.prepared
 
     def _begin(self) -> bool:
-        """Set the end to the place where the walk begins; False where there is no page to begin in."""
+        """Set the end to where the walk begins; False if there is no page."""
         end, written = self._end, self._written
         # After a failed sync the page cache may hold what the disk never got, also that of an earlier start. Only a
         # restart of the machine empties it; what is read then comes from the disk.
@@ -215,7 +199,7 @@ class _Walk:
         return True
 
     def _walk_page(self) -> Step:
-        """Walk the page at the end to where it stops, and decide."""
+        """Walk the last page to where it stops, and decide."""
         end, pages = self._end, self._pages
         assert end.header is not None, "a walk stands in a page with a header"
         file = pages.open(end.page)
@@ -287,7 +271,7 @@ class _Walk:
         return next((number for number in self._numbers if number > self._end.page), None)
 
     def _enter_next(self, *, after_gap: bool) -> bool:
-        """Stand at the start of the next page that can be read. False where there is none: the end stays."""
+        """Move to the start of the next readable page. False if there is none."""
         end = self._end
         for number in [found for found in self._numbers if found > end.page]:
             header = self._header(number)
@@ -318,17 +302,19 @@ class _Walk:
 
 
 SET_ASIDE_PAGES_MAX = UNSYNCED_PAGES_MAX + 1
-"""Of pages that starts after crashes set aside, so many stay: as many as one crash can leave behind. They hold what was
-never durable, or stood behind it under a damaged header; ``holdfast queue info`` lists them."""
+"""This many pages that openings set aside are kept: as many as one crash can leave. ``holdfast queue info`` lists them.
+"""
 
 
 def repair_tail(pages: PageDirectory, end: LogEnd) -> None:
-    """Make the files say what ``find_end`` found, durably, so that the next walk finds the same.
+    """Make the files say what ``find_end`` found, durably. It may be stopped anywhere and run again.
 
-    1. A page that is not written on loses its index, durably, and gets its SEAL and a sync. A crash before leaves the
-       same torn tail, and readers do without an index.
-    2. Pages behind the end: prepared ones are removed, begun ones set aside, then the directory is synced. A crash
-       between leaves some of them, still behind the end. Of those set aside by earlier starts the oldest go.
+    1. A page that is not continued loses its index, durably, then gets its SEAL and a sync. A crash before leaves the
+       same torn tail; readers do not need an index.
+    2. Prepared pages after the end are removed, begun pages are renamed, then the directory is synced. A crash leaves
+       some of them, still after the end. Of the pages set aside earlier, the oldest are removed.
+
+    If the sync of the directory fails, the names are back (``DurableRename``), so the next opening removes them again.
     """
     port = pages.port
     if end.page and not end.resume:
@@ -364,8 +350,9 @@ def repair_tail(pages: PageDirectory, end: LogEnd) -> None:
 
 
 def _forget_set_aside(pages: PageDirectory, coming: int) -> bool:
-    """Remove what earlier starts set aside, oldest first, where with the ``coming`` there would be more than
-    ``SET_ASIDE_PAGES_MAX``. What one start sets aside is never removed by it."""
+    """Remove the oldest pages that earlier openings set aside, if with the ``coming`` ones there are more than
+    ``SET_ASIDE_PAGES_MAX``.
+    """
     port, directory = pages.port, pages.directory
     kept = [name for name in port.names(directory) if pages.names.is_set_aside(name)]
     excess = len(kept) + coming - SET_ASIDE_PAGES_MAX
@@ -388,13 +375,13 @@ def _sync_page(pages: PageDirectory, number: int, *, rewrite: bool) -> None:
 
 
 def _rewrite(pages: PageDirectory, file: int, end: int) -> None:
-    """Write what is there once more. After a failed sync the cache counts as clean what the disk does not have."""
+    """Write the bytes again: after a failed sync the cache counts as clean what the disk does not have."""
     for offset in range(0, end, WINDOW_BYTES):
         pages.port.write(file, offset, (pages.port.read(file, offset, min(WINDOW_BYTES, end - offset)),))
 
 
 def _close_page(pages: PageDirectory, end: LogEnd) -> None:
-    """Write what the torn page lacks: its header where that was lost, and its SEAL."""
+    """Write the header and the SEAL that the torn page lacks."""
     port = pages.port
     file = pages.open(end.page, write=True)
     if file is None or end.header is None:

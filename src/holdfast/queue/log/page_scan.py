@@ -1,10 +1,7 @@
-"""Walking the frames of one page.
+"""Walking the frames of one page: read in windows, verify each frame, find a later frame after damage.
 
-Owns: reading a page in windows, verifying frame after frame, finding a later frame behind damage. Does not own: which
-page comes next (``recovery``), what messages become (``reader``).
-
-Failure model: a frame that does not verify ends the walk; it is never an error here. ``OSError`` from the port passes.
-Reads only. A page that is being written may be walked: a frame half written does not verify *yet*.
+A frame that does not verify ends the walk and is not an error. ``OSError`` from the port passes. A page may be walked
+while it is written: a half-written frame does not verify *yet*.
 """
 
 from __future__ import annotations
@@ -41,20 +38,20 @@ if TYPE_CHECKING:
     Anchors: TypeAlias = dict[tuple[int, int], FrameAt]
 
 WINDOW_BYTES = 2 * (BATCH_BYTES_MAX + HEAD_BYTES)
-"""Of one read: two whole batches, because what does not fit is read again. Of a megabyte the checksum would find half
-gone from the processor's cache again."""
+"""One read: two whole batches, because a partial frame is read again. Larger windows leave the processor's cache before
+the checksum.
+"""
 FIRST_WINDOW_BYTES = 16 << 10
-"""Of the first read after a seek, and after each that found nothing: who wants a hundred messages, or waits for the
-next one, does not pay for a whole window. Each read that finds something makes the next four times as large, unless it
-saw the end of the log."""
+"""The first read after a seek or a miss, so that short reads are cheap. Each hit makes the next read four times as
+large, unless it saw the end of the log.
+"""
 NEAR_BYTES = 24 << 10
-"""Of one read where a seek lands in a finished page: the frame there and the one that confirms it, unless large."""
+"""One read where a seek lands in a finished page: the frame and the one that confirms it."""
 ANCHORS_MAX = 1 << 14
 
 
 class Window:
-    """Verified frames of one read: ``frames`` are (seq, time_ns, count, flags, start, end), the last two in
-    ``data``."""
+    """Verified frames of one read: ``frames`` are (seq, time_ns, count, flags, start, end), two in ``data``."""
 
     __slots__ = ("data", "frames", "offset")
 
@@ -65,10 +62,10 @@ class Window:
 
 
 class PageScan:
-    """A place in a page that moves over verified frames only.
+    """A position in a page that moves over verified frames only.
 
-    ``position`` and ``next_seq`` are where the next frame is expected, ``last_time_ns`` the arrival of the last one.
-    ``anchors`` remembers which frame was confirmed at which (salt, position); scans may share it.
+    ``position`` and ``next_seq`` are those of the next frame, ``last_time_ns`` is the arrival of the last one.
+    ``anchors`` remembers confirmed frames by (salt, position); scans may share it.
     """
 
     __slots__ = (
@@ -89,7 +86,7 @@ class PageScan:
         anchors: Anchors | None = None,
         window_bytes: int = FIRST_WINDOW_BYTES,
     ) -> None:
-        """``window_bytes`` is what the first read may ask for; more than the default is for a page known to be full."""
+        """``window_bytes`` bounds the first read; a page that is known to be full allows more than the default."""
         self._port = port
         self._file = file
         self._index = index
@@ -105,9 +102,10 @@ class PageScan:
         self.seal: bytes | None = None
 
     def read(self, window_bytes: int = WINDOW_BYTES) -> Window | None:
-        """The next frames, at least one, or None where the next does not verify. Stops before a SEAL and keeps it.
+        """The next frames, at least one, or None where the next frame does not verify. Stops before a SEAL and keeps
+        it.
 
-        ``window_bytes`` bounds what is read at once, unless one frame alone is larger.
+        ``window_bytes`` bounds one read, unless one frame is larger.
         """
         limit = self.header.page_bytes - self.position
         window_bytes = min(window_bytes, self._window_bytes, limit)
@@ -142,8 +140,9 @@ class PageScan:
         return window
 
     def _verify(self, data: bytes, seq: int, last_time_ns: int) -> tuple[list[FrameView], bytes | None]:
-        """Every whole frame from the start of ``data``, where ``seq`` comes next, or without any the SEAL there;
-        the hottest loop of reading single messages."""
+        """Every whole frame from the start of ``data``, where ``seq`` is next, or the SEAL there. The hottest loop of
+        reading.
+        """
         checksum, seed = self._checksum, self._seed
         unpack, pack = HEAD.unpack_from, FIELDS.pack
         view = memoryview(data)
@@ -176,7 +175,7 @@ class PageScan:
 
     @property
     def state(self) -> tuple[int, int, int]:
-        """Where the next frame is expected: position, sequence number, and the arrival of the last one."""
+        """Position and sequence number of the next frame, and arrival of the last one."""
         return self.position, self.next_seq, self.last_time_ns
 
     @state.setter
@@ -191,9 +190,9 @@ class PageScan:
         return Here.INVALID if any(head) else Here.NOTHING
 
     def seek_time(self, time_ns: int) -> None:
-        """Move to a frame from which on nothing that arrived at or after ``time_ns`` is missed.
+        """Move to a frame after which every message that arrived at or after ``time_ns`` is found.
 
-        Goes to the last indexed frame strictly before ``time_ns``: frames of equal time may lie on both sides of a
+        Goes to the last indexed frame strictly before ``time_ns``: frames of equal time may be on both sides of a
         record.
         """
         if self._index is None:
@@ -217,9 +216,9 @@ class PageScan:
     def _seek(
         self, index: IndexReader, found: tuple[int, int, int], belongs_before: Callable[[int, int], bool]
     ) -> FrameAt | None:
-        """Stand at the last such record whose frame is confirmed, and return that: from the last one of all back in
-        growing steps, and where there is none, at the start of the page: None. Walking from there meets what is
-        damaged, and tells it."""
+        """Move to the last such record whose frame is confirmed, searching back in growing steps, and return the frame;
+        None leaves the scan at the start of the page. A walk from there reports damage.
+        """
         before, time_ns, position = found
         step = 1
         while before:
@@ -234,11 +233,10 @@ class PageScan:
         return None
 
     def _land(self, position: int, time_ns: int | None, ends: Container[int | None] | None = ()) -> FrameAt | None:
-        """Stand at ``position`` if a frame is there, of this arrival where it is told, and return it; else stay.
+        """Move to ``position`` if a frame is there, with this arrival if given, and return it; else stay.
 
-        Every position has a frame for *some* number: a damaged frame has one, and inside a message there may be one. So
-        a number is believed when what follows confirms it. Where nothing follows yet, it must end where something else
-        says that frames end: ``ends``, or None where the number is known.
+        Every position verifies for *some* number, so a number counts only when the next frame confirms it. If nothing
+        follows yet, the frame must end at a known end: ``ends``, or None if the number is known.
         """
         key = self.header.salt, position
         found = self._anchors.get(key)
@@ -256,10 +254,10 @@ class PageScan:
         return found
 
     def _is_possible(self, position: int, frame: FrameAt) -> bool:
-        """Whether so many messages have room between here and there, and time does not fall.
+        """Whether that many messages have room up to here, and time does not fall.
 
-        What follows proves nothing about stale frames of one size: checksums are linear, and under another salt all
-        their numbers are wrong by the same bits. But then they are wrong by far.
+        Stale frames of one size confirm each other: checksums are linear, and under another salt all numbers are wrong
+        by the same bits. But such numbers are wrong by far.
         """
         seq, time_ns, tail, _ = frame
         room = position - self.position
@@ -268,8 +266,7 @@ class PageScan:
         return time_ns >= self.last_time_ns and seq - self.next_seq <= room // 4 + frames * BATCH_MESSAGES_MAX
 
     def _confirmed(self, frame: FrameAt, data: bytes, ends: Container[int | None] | None) -> bool:
-        """Whether what follows this frame is the frame or SEAL with the next number, or nothing yet. ``data`` is what
-        was read behind the frame."""
+        """Whether the frame or SEAL with the next number follows, or nothing yet. ``data`` was read after the frame."""
         seq, time_ns, tail, behind = frame
         next_seq = seq + (tail & SEQ_MASK)
         if not any(data[:HEAD_BYTES]):
@@ -285,8 +282,9 @@ class PageScan:
         return bool(frames) or seal is not None
 
     def _frame_at(self, time_ns: int | None, position: int) -> tuple[FrameAt | None, bytes]:
-        """The frame that would verify here under some number, where that is possible in this page; of the arrival
-        ``time_ns`` where it is told. And what was read behind it: at least the next head, where there is one."""
+        """The frame that verifies here under some number, with arrival ``time_ns`` if given, and the bytes read after
+        it: at least the next head if there is one.
+        """
         room = self.header.page_bytes - position
         if position < HEADER_BYTES or room < HEAD_BYTES:
             return None, b""
@@ -307,11 +305,10 @@ class PageScan:
         return (base + ((implied - base) & SEQ_MASK), found_ns, tail, position + whole), data[whole:]
 
     def resync(self, ends: Container[int | None]) -> bool:
-        """Behind damage, move to the next frame that is known to be one. False when there is none; then nothing moved.
+        """After damage, move to the next confirmed frame. False if there is none; then nothing moved.
 
-        ``ends`` are the numbers that may follow the page's last message: the base of the next page, the end of the log.
-        The damaged frame's own head is asked first, then the index. Cost: the records of the index, and a head for each
-        that is behind the damage, until one is true.
+        ``ends`` are the numbers that may follow the page's last message. The damaged frame's own head is tried first,
+        then the index. Cost: the index, and one head for each record after the damage until one is confirmed.
         """
         damaged, floor = self.position, self.next_seq
         head = self._port.read(self._file, damaged, HEAD_BYTES)
@@ -332,7 +329,7 @@ class PageScan:
         return False
 
     def _records_behind(self, damaged: int) -> Iterator[tuple[int, int]]:
-        """Position and arrival of the frames that the index tells of."""
+        """Position and arrival of the indexed frames after ``damaged``."""
         if self._index is not None:
             for time_ns, position in self._index.records():
                 if position > damaged:

@@ -1,12 +1,8 @@
-"""The commands of a work queue, as messages of its own small log ``<prefix>-<name>.work``.
+"""What a work queue writes: commands in its log ``<prefix>-<name>.work``, and dead letters in
+``<prefix>-<name>-dead``. Pure.
 
-Owns: the bytes of a command and of a whole state. Does not own: what they mean (``work_machine``), the log that they
-are appended to, which is a queue like any other (``work_log``), and whose frames carry the check.
-
-Failure model: pure. Bytes that are no command raise ``CorruptData``: their frame verified, so a newer version wrote
-them.
-
-Little-endian. A command:
+Bytes that are not a command raise ``CorruptData``: their frame verified, so a newer version wrote them. Little-endian.
+A command:
 
 | offset | bytes | field |
 |---|---|---|
@@ -24,7 +20,7 @@ Little-endian. A command:
 | 6 SKIP | 0 | first and last message | removed or damaged: they will never be handed out |
 | 7 PAGES | 0 | number and salt of pages of the queue, oldest first | messages are taken from the last of them |
 
-A state (kind 8), which makes all before it unnecessary:
+A state (kind 8), which makes all commands before it unnecessary:
 
 | offset | bytes | field |
 |---|---|---|
@@ -37,12 +33,7 @@ A state (kind 8), which makes all before it unnecessary:
 | 33 | 16 x pages | number (8), salt (8) |
 | | 24 x started | message (8), due (8, signed), deliveries (4), 1 while a worker has it, else 0 (4); rising |
 
-Dead letters: messages that nobody could work off, with the reason.
-
-Owns: the bytes of one, as a message of the queue ``<prefix>-<name>-dead``. Does not own: that queue, which any program
-may read while the work queue is open (``work_source``); when a message is given up (``work_queue``).
-
-Failure model: pure. Bytes that are no dead letter raise ``CorruptData``, a reason that is no text ``InvalidRequest``.
+A dead letter, a message of a queue that any program may read:
 
 | offset | bytes | field |
 |---|---|---|
@@ -87,7 +78,7 @@ encode_one: Callable[[int, int, int], bytes] = ONE.pack
 
 
 class Kind(IntEnum):
-    """What a command does."""
+    """The effect of a command."""
 
     TAKE = 1
     DONE = 2
@@ -123,9 +114,9 @@ def encode_command(kind: int, time_ns: int, *numbers: int) -> bytes:
 
 
 def decode_command(data: bytes) -> tuple[Kind, int, tuple[int, ...]]:
-    """Kind, time and numbers of anything but a state.
+    """Kind, time and numbers of a command that is not a state.
 
-    Raises: ``CorruptData`` for bytes that are no command.
+    Raises: ``CorruptData`` for bytes that are not a command.
     """
     count, rest = divmod(len(data) - HEAD.size, NUMBER_BYTES)
     if rest or count < 1 or not Kind.TAKE <= data[0] < Kind.STATE:
@@ -176,13 +167,13 @@ REASON_BYTES_MAX = 4096
 
 
 def check_reason(reason: object) -> None:
-    """Raise ``InvalidRequest`` for what is no text, as an exception: it would be met at the last delivery only."""
+    """Raise ``InvalidRequest`` for a reason that is not text: otherwise only the last delivery would find out."""
     if not isinstance(reason, str):
         raise InvalidRequest("a reason is text", type=type(reason).__name__, hint="str(error)")
 
 
 class DeadLetter:
-    """A message that was given up: where it was, how often it was handed out, why it is here.
+    """A message that was given up: its number, its deliveries and the reason.
 
     >>> letter = DeadLetter(7, 5, b"hello", deliveries=3, reason="no such address")
     >>> found = DeadLetter.decode(letter.encode())
@@ -211,7 +202,7 @@ class DeadLetter:
 
     @property
     def value(self) -> object:
-        """What the serializer makes of the payload, at each call; the payload where there is none.
+        """What the serializer makes of the payload, at each call; the payload without one.
 
         *Raises*: what its ``load`` raises, which may be why the message is here.
         """
@@ -228,7 +219,7 @@ class DeadLetter:
 
     @classmethod
     def decode(cls, data: bytes, serializer: Serializer | None = None) -> DeadLetter:
-        """The dead letter in a message of the queue of dead letters; ``serializer`` is for its ``value``.
+        """The dead letter in a message of the dead-letter queue; ``serializer`` is for its ``value``.
 
         *Raises*: ``CorruptData``.
         """
@@ -242,7 +233,7 @@ class DeadLetter:
         return cls(seq, time_ns, data[end:], deliveries=deliveries, reason=reason, serializer=serializer)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """In another process, where a serializer of the program's own has to be named."""
+        """In another process, a custom serializer has to be named."""
         return _restored, (self.encode(), "" if self._serializer is None else self._serializer.name)
 
     def __repr__(self) -> str:

@@ -1,38 +1,15 @@
-"""The time of a work queue: of day, but steady.
+"""The log of a work queue's commands: replay, compaction, and the state at an opening.
 
-Owns: how deadlines relate to clocks. Does not own: deadlines (``work_machine``).
-
-Failure model: never falls within a process, and never below the last time that was written down. While the process
-runs it follows the monotonic clock, so that a jump of the time of day ends no lease early and keeps none for hours. At
-a start it is the time of day, because deadlines that were written down go on while nothing runs; or, where the time of
-day has been set back, the last time that was written.
-
-The log of a work queue's commands: written before they are applied, replayed at a start, kept short.
-
-Owns: replay, the state that is written now and then, which old pages of the log go. Does not own: commands
-(``work_command``), what they do (``work_machine``), the log itself: a queue in the same directory, with the same pages,
-frames and recovery.
-
-Failure model: a command that could not be written was not done. One that an interrupt left between its writing and its
-application stays ``in_step``: nothing more is written behind it, and the next start replays what is there. A log that
-was lost begins anew behind the cursor of the work queue (``work_queue``). Damage in front of the last state costs
-nothing; behind it commands are missing, and the policy for damage says whether that is an error or doubt
-(``work_machine``).
+A command that could not be written was not done. An interrupt between writing and applying a command leaves ``in_step``
+set: nothing more is written, and the next opening replays the log. A lost log begins again after the cursor. Damage
+before the last state costs nothing; after it commands are missing, and the damage policy raises or doubts
+(``machine``).
 
 How the log is kept short, and what a crash leaves:
 
-1. when enough commands have been written, the whole state is appended as one message: a frame, there or not;
-2. when it is durable, the pages before it are removed, oldest first. A crash between leaves some of them; a start
-   applies nothing that comes before the last state.
-
-Starting a work queue: from the files that are there to the state that work goes on from.
-
-Owns: replaying the commands, and comparing the result with the log and the dead letters as they are now. Does not own:
-the commands (``work_log``), the state (``work_machine``), what is left of a log after a crash (``cursor``).
-
-Failure model: safe to be stopped anywhere and run again: nothing is removed before the state that was found is durable,
-and until then a start finds the same. The order matters: what the log has lost is dropped first, so that a dead letter
-about a lost message is not taken for one about the message that has its number now.
+1. After enough commands the whole state is appended as one message: a frame, there or not.
+2. When it is durable, the pages before it are removed, oldest first. A crash leaves some of them; an opening applies
+   nothing before the last state.
 """
 
 from __future__ import annotations
@@ -66,7 +43,12 @@ if TYPE_CHECKING:
 
 
 class WorkClock:
-    """Nanoseconds since 1970. A clock other than the system's is taken as it is, but for its being too early."""
+    """Nanoseconds since 1970 that never fall, within a process or below the last time that was written.
+
+    It follows the monotonic clock, so a jump of the system time ends no lease. An opening takes the system time,
+    because deadlines continue while no process runs, or the last written time if that is later. A custom clock is used
+    as it is.
+    """
 
     __slots__ = ("_ahead_ns", "_clock")
 
@@ -82,20 +64,20 @@ class WorkClock:
         return self._clock() + self._ahead_ns
 
     def not_before(self, last_ns: int) -> None:
-        """Go on from ``last_ns`` where this clock is behind it."""
+        """Continue from ``last_ns`` if this clock is behind it."""
         self._ahead_ns += max(0, last_ns - self())
 
 
 LOG_PAGE_BYTES = 512 << 10
 COMMAND_BYTES_MAX = 128 << 10
-"""Commands between two states: what a start replays at most, unless the state itself is large."""
+"""Commands between two states: what an opening replays at most, unless the state is larger."""
 FRAME_BYTES = 24
 STATES = 4
-"""Commands take at least this many times the space of a state before the next one is written."""
+"""Commands take at least this many times the space of a state before the next state."""
 
 
 class WorkLog:
-    """Commands in order. Not thread-safe, but for ``wait``."""
+    """Commands in order. Not thread-safe, except ``wait``."""
 
     __slots__ = ("_append", "_log", "_state_seq", "in_step", "left", "synced", "written")
 
@@ -111,10 +93,9 @@ class WorkLog:
         self.left = COMMAND_BYTES_MAX  # bytes until the next state is due
 
     def replay(self, damage: DamagePolicy) -> tuple[WorkMachine | None, int]:
-        """The state after every command that is there, None where there is none; and the time of the last command.
+        """The state after every command, None without commands; and the time of the last command.
 
-        Raises: ``Gap`` by the policy; ``CorruptData``.
-        Cost: reads the log, applies what follows the last state: about 128 KiB of commands.
+        Raises: ``Gap`` by the policy; ``CorruptData``. Cost: reads the log and applies about 128 KiB of commands.
         """
         gaps: list[Gap | Trimmed] = []
         machine: WorkMachine | None = None
@@ -151,7 +132,7 @@ class WorkLog:
         return machine, time_ns
 
     def _page_starts(self) -> list[int]:
-        """The first message of each page, from the last page back: mostly the last one holds a state."""
+        """The first message of each page, from the last page back: usually the last one holds a state."""
         pages = self._log.pages
         headers = [pages.header_of(number) for number in reversed(pages.numbers())]
         return [header.base_seq for header in headers if header is not None and not header.prepared]
@@ -167,9 +148,8 @@ class WorkLog:
         return machine
 
     def record(self, command: bytes) -> None:
-        """Append a command. Raises what appending raises; then nothing was done.
-
-        Begins a step, which whoever applies the command ends. An interrupt (Ctrl-C) leaves the step begun.
+        """Append a command and begin its step, which the caller ends after applying it. Raises what appending
+        raises; then nothing was done.
         """
         self.in_step = True
         try:
@@ -181,7 +161,7 @@ class WorkLog:
 
     @contextmanager
     def step(self) -> Generator[None]:
-        """A block that belongs to the step whose command comes next. What refuses ends it; an interrupt does not."""
+        """A block that belongs to the step of the next command. An error ends the step; an interrupt does not."""
         self.in_step = True
         try:
             yield
@@ -190,18 +170,20 @@ class WorkLog:
             raise
 
     def wait(self, written: int) -> None:
-        """Return when this command is as safe as the sync level promises. Thread-safe; one sync for all who wait."""
+        """Return when this command is as durable as the sync level promises. Thread-safe; one sync for all waiting
+        threads.
+        """
         if self.synced:
             self._log.wait_durable(written)
 
     def flush(self) -> None:
-        """Return when every command so far is durable, at every level. Thread-safe."""
+        """Make every command so far durable, at every level. Thread-safe."""
         self._log.flush()
 
     def compact(self, machine: WorkMachine, *, now: bool = False) -> None:
-        """Append the state, and remove what lies before the last state that is durable.
+        """Append the state, and remove the pages before the last durable state.
 
-        With ``now`` the new one is made durable first, which takes a sync.
+        With ``now`` the new state is synced first.
         """
         before = self._state_seq
         state = encode_state(machine.state())
@@ -214,7 +196,7 @@ class WorkLog:
             self._log.trim(before_seq=before)
 
     def keep_short(self, machine: WorkMachine) -> None:
-        """``compact``. Where that fails the commands stand, and it is tried again after as many more."""
+        """``compact``. After an error the commands stay, and it is tried again after as many more."""
         try:
             self.compact(machine)
         except (OSError, HoldfastError) as error:
@@ -224,7 +206,7 @@ class WorkLog:
 
     @property
     def is_compact(self) -> bool:
-        """Whether the last message is a state: a start need not write another."""
+        """Whether the last message is a state."""
         return self._state_seq > 0 and self._state_seq == self._log.last_seq
 
     def close(self) -> None:
@@ -246,9 +228,11 @@ def find_state(
     damage: DamagePolicy,
     hold: bool,
 ) -> WorkMachine:
-    """The state to go on from, written down durably where it is not what the commands say. Sets the clock.
+    """The state to continue from, written durably if it differs from the commands. Sets the clock.
 
-    Raises: ``Gap`` and ``CorruptData`` for a damaged log of commands, as the policy says.
+    It may be stopped anywhere and run again: nothing is removed before the state is durable. Messages that the log has
+    lost are dropped first, so that a dead letter of a lost message is not applied to its successor. Raises: ``Gap`` and
+    ``CorruptData`` by the policy.
     """
     machine, last_ns = log.replay(damage)
     clock.not_before(last_ns)
@@ -275,7 +259,7 @@ def find_state(
 
 
 def find_buried(queue: QueuePort, name: str, machine: WorkMachine) -> None:
-    """Apply the dead letters whose BURY was lost: those behind the last that one told."""
+    """Apply the dead letters whose BURY was lost: those after the last one that a BURY names."""
     try:
         with queue.open_sibling(f"{name}-dead", read_only=True) as dead:
             last_seq = dead.last_seq

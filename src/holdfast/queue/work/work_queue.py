@@ -1,20 +1,6 @@
-"""A job: a message and which delivery of it this is.
+"""A named work queue: every message of a queue goes to one worker, until a worker has done it.
 
-Owns: the value, and what a worker is told who has lost it. Does not own: what happens to it (``work_queue``).
-
-Failure model: a pure value.
-
-The messages of a work queue's jobs: new ones in order, and those that come back, from anywhere.
-
-Owns: reading on, what was read ahead, what was read around the last one that came back; reading the dead letters. Does
-not own: which message is wanted (``work_machine``), the log (``reader``).
-
-Failure model: reads only. What is read ahead is at most one window of the reader, what is kept of a message that came
-back at most its batch. A report (``Gap``, ``Trimmed``) that is raised moves nothing, and is raised again.
-
-A named work queue: every message of a queue goes to one worker, until one has done it.
-
-    with Queue("data/mail") as queue, queue.work_queue("mailer", visibility=30) as work:
+    with Queue("data/mail") as queue, queue.work_queue("mailer", ack_wait=30) as work:
         while job := work.get(timeout=5):
             try:
                 send(job.payload)
@@ -23,11 +9,8 @@ A named work queue: every message of a queue goes to one worker, until one has d
             else:
                 work.ack(job)
 
-Owns: what workers call, the threads that wait for a job, dead letters, the order of all steps. Does not own: the state
-(``work_machine``), its log (``work_log``), fetching messages (``work_source``).
-
-Failure model: at least once. Every step is written to the work queue's own log before it counts, at the sync level of
-the queue. After a crash:
+Delivery is at least once. Every step is written to the work queue's own log before it counts, at the sync level of the
+queue. After a crash:
 
 | at the moment of the crash | afterwards |
 |---|---|
@@ -37,18 +20,13 @@ the queue. After a crash:
 | any of them had not returned | it was done or not |
 | a dead letter was being written | it is among the dead letters, once, or comes back |
 
-The same where Ctrl-C cuts a step off: then all is refused, ``close`` writes nothing more, and the next opening goes by
-the log; what workers had comes back when its lease ends.
+An interrupt (Ctrl-C) inside a step has the same result: every call is refused, ``close`` writes nothing, and the next
+opening follows the log. When a lease ends, the next worker gets the message, and a late ``ack`` is refused (``Fenced``,
+lease_lost). Deadlines are system times while no process runs and ignore clock jumps while one runs. If a crash of the
+machine took messages, the work queue goes back with the log (``cursor``).
 
-A lease that ends gives the message to the next worker, and a late ``ack`` of the first one is refused (``Fenced``,
-lease_lost): somebody else is at work on it. Deadlines are times of day while the process is down and do not follow the
-clock's jumps while it runs. Where a crash of the machine has taken messages, the work queue goes back with the log
-(``cursor``).
-
-Order of giving a message up, and what a crash leaves:
-
-1. append it to the dead letters and sync them: before it, the message is started as it was;
-2. write BURY: if that is lost, a start finds the dead letter behind the last one that a BURY told, and applies it.
+A message is given up in two steps: append it to the dead letters and sync them; write BURY. If the BURY is lost, an
+opening finds the dead letter after the last one that a BURY names, and applies it.
 """
 
 from __future__ import annotations
@@ -66,7 +44,7 @@ from holdfast.queue.files.process import poison_in_children
 from holdfast.queue.format.cursor import cursor_pages, encode_cursor
 from holdfast.queue.log.messages import Gap, Message, class_with_value
 from holdfast.queue.log.reader import check_damage_policy
-from holdfast.queue.options import DELAY_S_MAX, NS, seconds_ns, whole_number
+from holdfast.queue.options import DELAY_S_MAX, NS, renamed_argument, seconds_ns, whole_number
 from holdfast.queue.work.command import COMMAND_NUMBERS_MAX, DeadLetter, Kind, check_reason, encode_command, encode_one
 from holdfast.queue.work.log import DEAD_PAGE_BYTES, LOG_PAGE_BYTES, WorkClock, WorkLog, find_state
 
@@ -74,7 +52,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from datetime import datetime
-    from types import TracebackType
     from typing import Self
 
     from holdfast.queue.files.pages import PageDirectory
@@ -85,9 +62,9 @@ if TYPE_CHECKING:
 
 
 class Job(Message):
-    """One delivery of a message to a worker: what a ``Message`` has, and ``deliveries``, 1 at the first.
+    """One delivery of a message to a worker: a ``Message`` with ``deliveries``, 1 at the first.
 
-    A tuple of the four, and the proof of the delivery: a later one of the same message is another job.
+    A tuple of the four. It identifies the delivery: a later delivery of the same message is another job.
 
     >>> job = Job((7, 0, b"hello", 2))
     >>> job.seq, job.payload, job.deliveries
@@ -114,14 +91,18 @@ class Job(Message):
 
 
 def lease_lost(job: Job) -> Fenced:
-    """The error for whoever finishes a job that is not theirs any more."""
+    """The error for a worker that finishes a job it no longer has."""
     facts = {"seq": job.seq, "deliveries": job.deliveries}
-    hint = "its lease ended or it was finished: a longer visibility, or extend()"
+    hint = "its lease ended or it was finished: a longer ack_wait, or extend()"
     return Fenced("this job is not yours any more", code=Code.LEASE_LOST, hint=hint, facts=facts)
 
 
 class WorkSource:
-    """Not thread-safe. ``place`` is the page, number and salt, that the last new message came from."""
+    """The messages of jobs: new ones in order, and returned ones from anywhere. Not thread-safe.
+
+    It reads ahead one window of the reader, and keeps the batch of the last returned message. A raised report moves
+    nothing. ``place`` is the page (number and salt) of the last new message.
+    """
 
     __slots__ = ("_damage", "_near", "_peeked", "_queue", "_reader", "_ready", "place")
 
@@ -135,7 +116,7 @@ class WorkSource:
         self.place: Place = (0, 0)
 
     def peek(self, next_seq: int) -> Message | None:
-        """The message ``next_seq``, or the first after it that can be read; the same one until it is ``taken``."""
+        """The message ``next_seq``, or the first readable one after it; the same one until it is ``taken``."""
         message = self._peeked
         if message is None:
             try:
@@ -146,13 +127,14 @@ class WorkSource:
         return message
 
     def taken(self, message: Message) -> None:
-        """Go on behind this message if it is the one that was peeked."""
+        """Continue after this message if it is the one that was peeked."""
         if message is self._peeked:
             self._peeked = None
 
     def read_ahead(self, next_seq: int, count: int) -> list[Message]:
-        """Up to ``count`` messages from ``next_seq`` on of those that are in memory, all of them consecutive, and go on
-        behind them. None while one is peeked. Where they cannot be handed out after all: ``close``."""
+        """Up to ``count`` consecutive messages from ``next_seq`` on that are in memory, and continue after them.
+        None while one is peeked. Call ``close`` if they cannot be handed out.
+        """
         if self._peeked is not None:
             return []
         try:
@@ -166,7 +148,7 @@ class WorkSource:
         return found
 
     def _refill(self, next_seq: int) -> Message | None:
-        """Read on; where that stops half-way, the next call begins again at the first message that was not taken."""
+        """Read on; after an error the next call begins at the first message that was not taken."""
         try:
             reader = self._reader
             if reader is None:
@@ -184,7 +166,7 @@ class WorkSource:
             raise
 
     def fetch(self, seq: int) -> Message | None:
-        """One message from anywhere; None where it is gone, or damaged, and the policy goes on."""
+        """One message from anywhere; None if it is gone or damaged and the policy continues."""
         # Those that come back together were mostly appended together: a batch is read once.
         near = self._near
         place = seq - near[0].seq if near else -1
@@ -211,7 +193,7 @@ class WorkSource:
 
 
 def read_letters(queue: QueuePort, name: str) -> Iterator[DeadLetter]:
-    """What the work queue of this name has given up, oldest first; nothing where it never has."""
+    """The dead letters of the work queue, oldest first."""
     try:
         dead = queue.open_sibling(f"{name}-dead", read_only=True)
     except NotFound:
@@ -223,17 +205,14 @@ def read_letters(queue: QueuePort, name: str) -> Iterator[DeadLetter]:
 
 TAKE, DONE = int(Kind.TAKE), int(Kind.DONE)
 CURSOR_EVERY = 256
-"""Acknowledgements between two writings of the cursor, which only retention and a lost log need."""
+"""Acknowledgements between two writes of the cursor, which only retention and a lost log need."""
 STARTED_MAX = 1_000_000
 DELIVERIES_MAX = 1 << 31
 LEASE_S_MAX = DELAY_S_MAX
 
 
 class _Resources:
-    """What a work queue holds of the system, and how to close it without the work queue.
-
-    As after a kill, jobs come back when their leases end.
-    """
+    """The files of a work queue, and how to close them without it. Jobs then come back when their leases end."""
 
     __slots__ = ("cursor", "dead", "lock_file", "log", "pages", "source")
 
@@ -255,10 +234,10 @@ class _Resources:
 
 
 class WorkQueue:
-    """Jobs for any number of threads. Made by ``Queue.work_queue``, which tells the arguments. Thread-safe.
+    """Jobs for any number of threads. Made by ``Queue.work_queue``, which describes the arguments. Thread-safe.
 
-    Every method raises ``Closed`` once this is closed, or a sync has failed, or an interrupt (Ctrl-C) has cut a step
-    off, or in a forked child; ``Unavailable`` where the file system refuses: then the step was not done.
+    Every method raises ``Closed`` once this is closed, a sync has failed, an interrupt (Ctrl-C) has cut a step off, or
+    in a forked child; ``Unavailable`` when the file system refuses: then the step was not done.
     """
 
     def __init__(
@@ -268,7 +247,7 @@ class WorkQueue:
         name: str,
         *,
         clock: Callable[[], int],
-        visibility: float,
+        ack_wait: float,
         max_deliveries: int,
         retry_delay: float,
         max_retry_delay: float,
@@ -284,7 +263,7 @@ class WorkQueue:
         self._hold = hold
         self._job = class_with_value(Job, queue.serializer)
         self._clock = WorkClock(clock)
-        self._ack_wait_ns = seconds_ns("visibility", visibility)
+        self._ack_wait_ns = seconds_ns("ack_wait", ack_wait)
         self._retry_delay_ns = seconds_ns("retry_delay", retry_delay)
         self._max_retry_delay_ns = seconds_ns("max_retry_delay", max_retry_delay)
         self._max_deliveries = whole_number("max_deliveries", max_deliveries, 1, DELIVERIES_MAX)
@@ -340,11 +319,10 @@ class WorkQueue:
     def get(self, timeout: float | None = None) -> Job | None:
         """The next job, or None after ``timeout`` seconds without one (None: waits; 0: looks).
 
-        Due ones first, those due for longest before others; then new ones in order. It is this worker's for
-        ``visibility`` seconds, or as long as ``extend`` says. While ``max_started`` messages are started, new ones
-        wait. *Raises*: ``Gap`` and ``Trimmed`` as the policy says: raised, nothing has moved. *Cost*: a few
-        microseconds, whatever the depth; one shared sync at "always"; for a job that comes back the reading of
-        its frame: about 0.1 ms, and up to 1 ms where it was appended in a batch of thousands.
+        Due jobs come first, the longest due before others; then new ones in order. The worker has it for ``ack_wait``
+        seconds, or as ``extend`` says. While ``max_started`` messages are started, new ones wait. *Raises*: ``Gap`` and
+        ``Trimmed`` by the policy; nothing has moved then. *Cost*: a few microseconds; one shared sync at "always"; for
+        a returned job about 0.1 ms, up to 1 ms if it was appended in a batch of thousands.
         """
         with self._lock:
             job, written = self._take(), self._log.written
@@ -355,11 +333,11 @@ class WorkQueue:
         return job
 
     def get_many(self, max_jobs: int, timeout: float | None = 0.0) -> list[Job]:
-        """As ``get``, as many as are there now, at most ``max_jobs``; waits only for the first.
+        """As ``get``, up to ``max_jobs`` that are there now; waits only for the first.
 
-        *Raises*: as ``get``, but not once it has a job: what went wrong is met again by the next call.
-        *Cost*: as one ``get``, and about a microsecond for each new job behind the first: up to 1,000 are taken in one
-        command. *After a crash* inside it, some from the first on were taken, or none.
+        *Raises*: as ``get``, but not once it has a job: the next call meets the error again. *Cost*: one ``get``, and
+        about a microsecond for each further new job: up to 1,000 are taken in one command. *After a crash* inside it,
+        the first few were taken, or none.
         """
         whole_number("max_jobs", max_jobs, 1, DELIVERIES_MAX)
         first, written = self._take_later(timeout)
@@ -383,7 +361,7 @@ class WorkQueue:
         return jobs
 
     def _take_later(self, timeout: float | None) -> tuple[Job | None, int]:
-        """Wait for a job. Returns it and what to wait for until it counts."""
+        """Wait for a job. Returns it and the command to wait for."""
         waiter = self._queue.waiter()
         until = None if timeout is None else time.monotonic() + timeout
         with self._lock:
@@ -408,7 +386,7 @@ class WorkQueue:
                 self._waiters.remove(waiter)
 
     def _take(self) -> Job | None:
-        """The next job that is there now, written down as taken. Call with the lock held."""
+        """The next job, written as taken. Call with the lock held."""
         self._raise_if_closed()
         machine, log = self._machine, self._log
         now_ns = self._clock()
@@ -432,7 +410,7 @@ class WorkQueue:
         return job
 
     def _take_read_ahead(self, count: int) -> list[Job]:
-        """New jobs that are in memory, at most ``count``, by one command: all or none. Call with the lock held."""
+        """Up to ``count`` new jobs from memory, by one command: all or none. Call with the lock held."""
         machine = self._machine
         count = min(count, COMMAND_NUMBERS_MAX, self._max_started - len(machine.started))
         try:
@@ -458,7 +436,7 @@ class WorkQueue:
         return message
 
     def _next_due(self, now_ns: int) -> Message | None:
-        """The message that has been due for longest and may be handed out again; gives up those that may not."""
+        """The longest due message that may be handed out again; gives up those that may not."""
         machine = self._machine
         while (seq := machine.due(now_ns)) is not None:
             _, deliveries, leased = machine.started[seq]
@@ -477,8 +455,8 @@ class WorkQueue:
     def ack(self, job: Job) -> None:
         """This job is done and never comes back.
 
-        *Raises*: ``Fenced`` (lease_lost) when its lease ended and another worker got it, or it was acknowledged or
-        given back before. *Cost*: about two microseconds; one shared sync at "always".
+        *Raises*: ``Fenced`` (lease_lost) when its lease ended and another worker got it, or it was finished before.
+        *Cost*: about two microseconds; one shared sync at "always".
         """
         with self._lock:
             seq = job[0]
@@ -504,7 +482,7 @@ class WorkQueue:
             waiter.wake()
 
     def _finished(self, count: int) -> Sequence[Waiter]:
-        """After acknowledgements: what is due now and then. Returns the workers that waited for room."""
+        """After acknowledgements: do due work. Returns the workers that waited for room."""
         self._until_cursor -= count
         if self._until_cursor <= 0:
             self._note_cursor()
@@ -513,13 +491,15 @@ class WorkQueue:
         return self._waiters.copy() if len(self._machine.started) + count >= self._max_started else ()
 
     def nack(self, job: Job, *, delay: float = 0.0, reason: str = "") -> None:
-        """Give this job back: it comes again after ``delay`` seconds, or is a dead letter after ``max_deliveries``.
+        """Return this job: it comes again after ``delay`` seconds, or is a dead letter after ``max_deliveries``.
 
-        *Raises*: as ``ack``; ``InvalidRequest`` for a delay below zero or above ten years, a reason that is no text."""
+        *Raises*: as ``ack``; ``InvalidRequest`` for a delay below zero or above ten years, or a reason that is not
+        text.
+        """
         self._give_back(job, seconds_ns("delay", delay), reason)
 
     def retry(self, job: Job, *, reason: str = "") -> None:
-        """As ``nack`` with a delay that doubles, from ``retry_delay`` on and to ``max_retry_delay`` at most."""
+        """As ``nack`` with a delay that doubles, from ``retry_delay`` up to ``max_retry_delay``."""
         doubled = self._retry_delay_ns << min(job.deliveries - 1, 62)
         self._give_back(job, min(doubled, self._max_retry_delay_ns), reason)
 
@@ -538,9 +518,10 @@ class WorkQueue:
         for waiter in waiters:
             waiter.wake()
 
-    def extend(self, job: Job, visibility: float | None = None) -> None:
-        """Keep this job for ``visibility`` seconds from now, by default the work queue's. *Raises*: as ``ack``."""
-        extension_ns = self._ack_wait_ns if visibility is None else seconds_ns("visibility", visibility)
+    def extend(self, job: Job, ack_wait: float | None = None, *, visibility: float | None = None) -> None:
+        """Keep this job for ``ack_wait`` seconds from now, by default the work queue's. *Raises*: as ``ack``."""
+        ack_wait = renamed_argument("visibility", visibility, "ack_wait", ack_wait)
+        extension_ns = self._ack_wait_ns if ack_wait is None else seconds_ns("ack_wait", ack_wait)
         with self._lock:
             (seq,) = self._owned((job,))
             written = self._do(Kind.EXTEND, self._clock() + extension_ns, seq)
@@ -555,7 +536,7 @@ class WorkQueue:
         self._log.wait(written)
 
     def dead_letters(self) -> Iterator[DeadLetter]:
-        """What was given up, oldest first: the messages of the queue ``<prefix>-<name>-dead``."""
+        """The dead letters, oldest first: the messages of the queue ``<prefix>-<name>-dead``."""
         return read_letters(self._queue, self.name)
 
     def _owned(self, jobs: Sequence[Job]) -> list[int]:
@@ -569,7 +550,7 @@ class WorkQueue:
         return list(dict.fromkeys(job[0] for job in jobs))
 
     def _bury(self, message: Message, deliveries: int, reason: str) -> int:
-        """Write the letter, unless an earlier try did and only its BURY was refused; then BURY."""
+        """Write the dead letter, unless an earlier try did; then BURY."""
         seq, started = message[0], self._machine.started
         letters = self._letters = {other: place for other, place in self._letters.items() if other in started}
         if self._resources.dead is None:
@@ -609,24 +590,24 @@ class WorkQueue:
             return max(0, self._queue.last_seq - first + 1) + len(self._machine.started)
 
     def unfinished(self) -> int:
-        """As ``lag``, without a look at the files: messages that were trimmed and never handed out count, too."""
+        """As ``lag``, without reading files: trimmed messages that were never handed out count, too."""
         with self._lock:
             self._raise_if_closed()
             return max(0, self._queue.last_seq - self._machine.next_seq + 1) + len(self._machine.started)
 
     def has(self, job: Job) -> bool:
-        """Whether this delivery is still its worker's."""
+        """Whether the worker still has this delivery."""
         with self._lock:
             return self._machine.is_leased(job[0], job.deliveries)
 
     def flush(self) -> None:
-        """Return when every step so far is durable. *Raises*: ``Closed``, also after a failed sync."""
+        """Make every step so far durable. *Raises*: ``Closed``, also after a failed sync."""
         with self._lock:
             self._raise_if_closed()
         self._log.flush()
 
     def _note_cursor(self, *, durable: bool = False) -> None:
-        """Tell retention how far this is. Call with the lock held."""
+        """Write the cursor for retention. Call with the lock held."""
         machine = self._machine
         packed = cursor_pages(machine.pages)
         # The step that led here counts, whether this can be written or not: what is finished only stays longer.
@@ -649,13 +630,12 @@ class WorkQueue:
 
     @property
     def usable(self) -> bool:
-        """Whether steps can be done: it is not closed, and no interrupt has cut a step off."""
+        """Whether it is open and no interrupt has cut a step off."""
         return self._closed is None and not self._log.in_step
 
     def return_leased(self, keep: Collection[int] = ()) -> None:
-        """Give back the messages that workers have, also of an earlier process, except ``keep``.
-
-        For an owner that knows all workers.
+        """Return the messages that workers have, also of an earlier process, except ``keep``. For an owner that
+        knows all workers.
         """
         with self._lock:
             self._raise_if_closed()
@@ -668,10 +648,11 @@ class WorkQueue:
             self._do(Kind.RETURN, self._clock(), *leased[first : first + COMMAND_NUMBERS_MAX])
 
     def close(self) -> None:
-        """Give back what workers still have, make everything durable, let go of the name. Twice is harmless.
+        """Return the jobs of workers, make everything durable, release the name. Closing twice is harmless.
 
-        What is given back may be got at once when the work queue is opened again; its deliveries count. *Raises*:
-        ``Closed`` when a sync has failed; ``Unavailable`` as ``Queue.close``; the files are let go of all the same."""
+        Returned jobs are available at the next opening; their deliveries count. *Raises*: ``Closed`` when a sync has
+        failed; ``Unavailable`` as ``Queue.close``; the files are always released.
+        """
         with self._lock:
             if self._closed is not None:
                 return
@@ -694,13 +675,11 @@ class WorkQueue:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def poison_after_fork(self) -> None:
-        """In a forked child: let go of the lock, which is the parent's, and refuse everything."""
+        """In a forked child: release the lock, which is the parent's, and refuse everything."""
         self._lock = threading.Lock()
         if self._closed is None:
             self._keep()
