@@ -32,7 +32,7 @@ NS = 1_000_000_000
 
 
 def whole_number(name: str, value: object, least: int, most: int) -> int:
-    """An integer within its bounds, which are its own.
+    """An integer within bounds, both inclusive.
 
     >>> whole_number("page_size", 4096, 4096, 1 << 32)
     4096
@@ -68,7 +68,7 @@ def seconds_ns(name: str, seconds: object) -> int:
 
 
 def each_of(payloads: Iterable[object]) -> Iterator[object]:
-    """The messages of a batch, one after the other.
+    """An iterator over the messages of a batch.
 
     >>> [*each_of({b"one": 1})]
     [b'one']
@@ -105,7 +105,7 @@ MS_MAX = 86_400_000
 
 
 class SyncLevel:
-    """A level, with the bounds of ``every``: 0 where there is none."""
+    """A level, with the bounds of ``every``; 0 means no bound."""
 
     __slots__ = ("bytes_max", "messages_max", "ms_max", "name")
 
@@ -122,9 +122,9 @@ class SyncLevel:
 
 
 def every(*, messages: int = 0, bytes: int = 0, ms: int = 0) -> SyncLevel:  # noqa: A002 - the words of the API
-    """Sync when so many messages, bytes or milliseconds have passed since the last sync, whichever is first.
+    """Sync after this many messages, bytes or milliseconds since the last sync, whichever is first.
 
-    Raises: ``InvalidRequest`` when no bound is given, or one that cannot be; ``ms`` is a day at most.
+    Raises: ``InvalidRequest`` without a bound, or with an impossible one; ``ms`` is at most a day.
 
     >>> every(messages=1000, ms=50)
     every(messages=1000, bytes=0, ms=50)

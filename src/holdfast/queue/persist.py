@@ -1,33 +1,19 @@
-"""One run of ``persist``: the queue, the subscription and the source, without threads and tasks.
-
-Owns: what is opened and in what order, storing items, giving them out, when a place is committed, when space is freed.
-Does not own: the rules (``persist_flow``), who calls the two sides and how each waits (``persist``,
-``asynchronous_persist``).
-
-Failure model: at least once, in order. An item is committed when the next one is asked for, not when it is given: a
-crash in between gives it again. What the queue raises ends the run like an error of the source: it arrives after the
-items that were stored before it. One thread at a time uses the producer's side, one the consumer's side.
-
-Order of freeing space, and what a crash leaves:
-
-1. find the oldest item that a consumer or work queue of the queue has not passed: nothing has changed;
-2. sync all cursors, also of consumers that do not hold: they stand at this item or after it;
-3. remove the pages before it: no cursor ever stands before the first page.
-
-The page of the last item stays, also where a new page has none yet, so a source that resumes always finds that item.
-
-``holdfast.persist``: an iterable whose items go through a queue on disk.
+"""``holdfast.persist``: an iterable whose items go through a queue on disk.
 
     with holdfast.persist(read_orders(), "data/orders", max_bytes=1 << 30, serializer="json") as orders:
         for order in orders:
             send(order)
 
-Owns: the thread or executor that runs the source, waiting on both sides, closing. Does not own: the rules
-(``persist_flow``), the queue and the subscription (``persist_run``).
+Delivery is at least once, in order. Asking for the next item commits the one before; a crash gives it again. An error
+of the source or the queue arrives after the items that were stored before it. ``PersistRun`` is one run without
+threads, ``persist_flow`` its rules; one thread at a time uses the producer's side, one the consumer's.
 
-Failure model: as ``persist_run``. The source runs in *turns* on the scheduler: a turn stores items until the bound is
-reached, and then ends, so that a source that waits takes no thread of an executor. One turn runs at a time. No lock is
-held while a side waits, so an interrupt (Ctrl-C) leaves none locked; the thread is a daemon.
+The source runs in *turns* on the scheduler: a turn stores items until the bound is reached and then ends, so a waiting
+source takes no thread of an executor. One turn runs at a time. No lock is held during a wait, so an interrupt (Ctrl-C)
+leaves none locked; the thread is a daemon.
+
+Space is freed in three steps: find the oldest item that a cursor has not passed; sync all cursors; remove the pages
+before it. So no cursor is ever before the first page. The page of the last item stays, for a source that resumes.
 """
 
 from __future__ import annotations
@@ -105,14 +91,14 @@ BYTES_MAX = 1 << 60
 TAKE_ITEMS = 1000
 POOLS_THAT_PICKLE = ("ProcessPoolExecutor", "InterpreterPoolExecutor")
 DROPPED_S = 1.0
-"""How long the end of a source is waited for after its subscription was dropped. Openings wait for that, too."""
+"""How long the end of a dropped subscription's source is awaited. Openings wait for that, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored(Generic[Item]):
     """What earlier runs have stored, for a source that resumes: ``count`` items, the last one is ``last``.
 
-    ``last`` is None before the first item, and where ``lifetime`` has removed it.
+    ``last`` is None before the first item, and when ``lifetime`` has removed it.
     """
 
     count: int
@@ -170,8 +156,9 @@ class PersistSettings:
 
 
 def check_executor(scheduler: Executor) -> None:
-    """Refuse executors of other processes or interpreters, to which no source can be sent. *Raises*:
-    ``InvalidRequest``."""
+    """Refuse executors of other processes or interpreters, which cannot get the source. *Raises*:
+    ``InvalidRequest``.
+    """
     for kind in type(scheduler).__mro__:
         if kind.__module__.startswith("concurrent.futures") and kind.__name__ in POOLS_THAT_PICKLE:
             raise InvalidRequest(
@@ -182,8 +169,9 @@ def check_executor(scheduler: Executor) -> None:
 
 
 def not_an_end(error: BaseException) -> BaseException:
-    """What to raise for an error of the source or of the serializer. ``StopIteration`` that one of them lets escape
-    would look like the end of the items."""
+    """The error to raise for an error of the source or serializer: an escaped ``StopIteration`` would look like the
+    end of the items.
+    """
     if not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     found = RuntimeError(f"the source or its serializer raised {type(error).__name__}, which is not an end here")
@@ -192,7 +180,7 @@ def not_an_end(error: BaseException) -> BaseException:
 
 
 def close_dropped(close: Callable[[], object]) -> None:
-    """Close a subscription that the program dropped, on the thread of ``dropped``, which reports these errors alone.
+    """Close a dropped subscription, on the thread that reports only these errors.
 
     *Raises*: ``HoldfastError`` and ``OSError``; ``Closed`` for what the source raises.
     """
@@ -205,10 +193,10 @@ def close_dropped(close: Callable[[], object]) -> None:
 
 
 class PersistRun:
-    """An open queue with one subscription and the items that pass. See the module; ``flow`` is the state.
+    """An open queue with one subscription and the passing items. ``flow`` is the state.
 
-    *Raises*: ``AlreadyOpen`` when another run has it; ``InvalidRequest`` for a serializer that is not the recorded one,
-    and where that has to be named and is not; else as ``Queue`` and ``Queue.consumer``.
+    *Raises*: ``AlreadyOpen`` when another run has it; ``InvalidRequest`` for a missing or different serializer; else as
+    ``Queue`` and ``Queue.consumer``.
     """
 
     def __init__(self, settings: PersistSettings, open_queue: Callable[[], Queue]) -> None:
@@ -263,14 +251,14 @@ class PersistRun:
         return octets(item if self._serializer is None else self._serializer.dump(item))
 
     def append_at_once(self, payload: bytes) -> bool:
-        """Store an item if that waits for nothing, else do nothing and return False."""
+        """Store an item if that waits for nothing; else do nothing and return False."""
         seq = self.queue.append_at_once(payload)
         if seq is not None:
             self.flow.stored(seq, len(payload))
         return seq is not None
 
     def append(self, payload: bytes) -> None:
-        """Store an item; it is as durable on return as the sync level says."""
+        """Store an item, as durably as the sync level promises."""
         queue = self.queue
         if self._serializer is None:
             seq = queue.append(payload)
@@ -280,7 +268,7 @@ class PersistRun:
         self.flow.stored(seq, len(payload))
 
     def measure(self) -> None:
-        """Count the bytes of some items that earlier runs have left; nothing is done when the work is another."""
+        """Count the bytes of some items of earlier runs."""
         flow = self.flow
         if self._left is None:
             self._left = self.queue.batches(seq=flow.measured_seq + 1, damage="skip")
@@ -294,8 +282,9 @@ class PersistRun:
             flow.measured(block.last_seq, sum(end - start for start, end in found))
 
     def produce(self, pull: Callable[[], object], close_source: Callable[[], None]) -> bool:
-        """One step of the producer: ``pull`` gives the next item or raises ``StopIteration``. False when there is
-        nothing to do until an item is consumed."""
+        """One step of the producer: ``pull`` returns the next item or raises ``StopIteration``. False if there is
+        nothing to do until an item is consumed.
+        """
         flow = self.flow
         work = flow.work
         try:
@@ -322,8 +311,9 @@ class PersistRun:
     # ---- the consumer's side ----------------------------------------------------------------------------------------
 
     def consume(self, *, durable: bool = False) -> None:
-        """The item that was given last is done; ``durable`` syncs that. *Raises*: as ``Consumer.commit``; then the item
-        is not done, and will be the next time."""
+        """The last item is done; ``durable`` syncs that. *Raises*: as ``Consumer.commit``; then the item is not
+        done.
+        """
         given, flow = self.given, self.flow
         if given is not None:
             self._place.commit(given.seq, durable=durable)
@@ -333,8 +323,7 @@ class PersistRun:
             self._place.commit(flow.consumed_seq, durable=True)
 
     def free(self) -> None:
-        """Free the space of consumed items, if ``flow.frees``. *Raises*: as ``Queue.trim``; then it is tried again the
-        next time."""
+        """Free the space of consumed items, if ``flow.frees``. *Raises*: as ``Queue.trim``; then it is tried again."""
         if self.flow.frees:
             self._free()
             self.flow.freed()
@@ -355,7 +344,7 @@ class PersistRun:
     def take(self) -> None:
         """Fetch the next items. They stay here until they are consumed, so an interrupt loses none.
 
-        *Raises*: ``Gap`` and ``Trimmed``, and again the next time; ``Unavailable``; ``Closed``.
+        *Raises*: ``Gap`` and ``Trimmed``, again the next time; ``Unavailable``; ``Closed``.
         """
         self._ready.extend(self._place.take())
         if not self._is_in_order():
@@ -370,7 +359,7 @@ class PersistRun:
         return self.has_next and self._ready[0].seq == self.flow.consumed_seq + 1
 
     def next_item(self) -> tuple[Message, object]:
-        """The next item as stored, and as the source gave it. The same one again until it is consumed.
+        """The next item as stored, and as the source returned it. The same one until it is consumed.
 
         *Raises*: as ``take`` and the serializer.
         """
@@ -383,8 +372,7 @@ class PersistRun:
             raise not_an_end(error) from error
 
     def _free(self) -> None:
-        """Remove the pages that every cursor has passed, whether it holds or not; see the module. Not with a lifetime,
-        nor for ``since``."""
+        """Remove the pages that every cursor has passed. Not with a lifetime, nor for ``since``."""
         queue = self.queue
         if self._keeps_consumed:
             return
@@ -404,15 +392,16 @@ class PersistRun:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def closed_error(self) -> Closed:
-        """What to raise at the step CLOSED."""
+        """The error for the step CLOSED."""
         return Closed("the subscription is closed") if self._closed is None else self._closed.with_traceback(None)
 
     def stop(self) -> None:
-        """Ask the source for nothing more, and give nothing more out."""
+        """Ask the source for nothing more, and return nothing more."""
         self.flow.stopped = True
 
     def close(self) -> None:
-        """Close the subscription and the queue, which makes everything durable. The place stays where it was committed.
+        """Close the subscription and the queue, which makes everything durable. The position stays where it was
+        committed.
 
         *Raises*: as ``Queue.close``.
         """
@@ -424,7 +413,7 @@ class PersistRun:
             self.queue.close()
 
     def poison_after_fork(self) -> None:
-        """In a forked child, which has neither the producer's thread nor the lock: refuse everything."""
+        """In a forked child: refuse everything."""
         self._closed = Closed("a forked child cannot use its parent's subscription", code=Code.FORKED)
         self.flow.stopped = self.flow.source_closed = True
 
@@ -547,8 +536,7 @@ def persist(
 
 
 def check_source(source: object, *, is_result: bool = False) -> None:
-    """Refuse objects that give no items, and text and bytes, which are not iterables of items. *Raises*:
-    ``InvalidRequest``."""
+    """Refuse objects without items, and text and bytes. *Raises*: ``InvalidRequest``."""
     is_text = isinstance(source, str | bytes | bytearray | memoryview)
     if is_text or not (isinstance(source, Iterable) or (callable(source) and not is_result)):
         wrong = "source must return an iterable of items" if is_result else "source is an iterable, or returns one"
@@ -556,10 +544,10 @@ def check_source(source: object, *, is_result: bool = False) -> None:
 
 
 class Persisted(Iterator[Item]):
-    """The result of ``persist``: an iterator, and a context manager that closes it. One thread at a time.
+    """The result of ``persist``: an iterator and a context manager. One thread at a time.
 
-    It closes itself after the last item and after an error of the source. One that is dropped without that is closed on
-    another thread, with a ``ResourceWarning``; an opening in the meantime waits for it.
+    It closes itself after the last item and after an error of the source. A dropped one is closed on another thread,
+    with a ``ResourceWarning``; an opening waits for that.
     """
 
     def __init__(
@@ -584,11 +572,10 @@ class Persisted(Iterator[Item]):
         return self
 
     def __next__(self) -> Item:
-        """The next item; the one before is consumed by asking for it. Waits for the source.
+        """The next item; asking for it consumes the one before. Waits for the source.
 
-        *Raises*: what the source raised, after the items before it, also where an interrupt has stopped the closing
-        that comes before it; ``Closed`` after ``close``; ``Gap`` and ``Trimmed``, and again the next time;
-        ``Unavailable`` where the file system refuses: then nothing has moved.
+        *Raises*: what the source raised, after the items before it; ``Closed`` after ``close``; ``Gap`` and
+        ``Trimmed``, again the next time; ``Unavailable`` when the file system refuses: then nothing has moved.
         """
         if self._finished:
             raise StopIteration
@@ -632,7 +619,7 @@ class Persisted(Iterator[Item]):
         raise error
 
     def commit(self, *, durable: bool = False) -> None:
-        """The item that was given last is consumed, before the next one is asked for; ``durable`` survives lost power.
+        """The last item is consumed now; ``durable`` survives lost power.
 
         *Raises*: as ``Consumer.commit``; ``Closed``.
         """
@@ -649,20 +636,20 @@ class Persisted(Iterator[Item]):
 
     @property
     def stored_seq(self) -> int:
-        """How many items are stored, in all runs: the number of the last one."""
+        """How many items all runs have stored: the number of the last one."""
         return self._run.flow.stored_seq
 
     @property
     def consumed_seq(self) -> int:
-        """The number of the last item that is consumed."""
+        """The number of the last consumed item."""
         return self._run.flow.consumed_seq
 
     def close(self, timeout: float = CLOSE_S) -> bool:
-        """Stop the source, close it where it is a generator or the result of ``persist``, and close the queue. The item
-        that was given last is not consumed by it.
+        """Stop the source, close it if it is a generator or the result of ``persist``, and close the queue. This
+        does not consume the last item.
 
-        Waits ``timeout`` seconds at most for a source that is busy with its next item. False when it still is: it is
-        abandoned then, that item is not stored, and its generator is closed when it comes back. Twice is harmless.
+        Waits ``timeout`` seconds at most for a source that is busy with its next item. False if it still is: it is
+        abandoned, that item is not stored, and its generator is closed when it returns. Closing twice is harmless.
         *Raises*: what closing the generator raised; ``Closed`` when the queue could not be made durable.
         """
         seconds_ns("timeout", timeout)
@@ -670,7 +657,7 @@ class Persisted(Iterator[Item]):
         return self._producer.close(timeout)
 
     def _stop(self) -> None:
-        """Give nothing more and return at once, also where another thread waits for an item: it gets ``Closed``."""
+        """Return nothing more; another thread that waits for an item gets ``Closed``."""
         self._run.stop()
         self._producer.ring()
 
@@ -684,7 +671,7 @@ class Persisted(Iterator[Item]):
 class _Producer(Generic[Item]):
     """The source, its turns on the scheduler, and the end of a run.
 
-    It does not know the ``Persisted``, so that this can be collected while a turn runs.
+    It does not reference the ``Persisted``, so that one can be collected while a turn runs.
     """
 
     def __init__(
@@ -706,7 +693,7 @@ class _Producer(Generic[Item]):
     # ---- on the scheduler -------------------------------------------------------------------------------------------
 
     def run_turn(self) -> None:
-        """Store items until the bound is reached or the source has ended, and close the source then."""
+        """Store items until the bound is reached or the source has ended; then close the source."""
         run = self._run
         while self._baton.acquire(blocking=False):
             self._thread = threading.get_ident()
@@ -753,11 +740,11 @@ class _Producer(Generic[Item]):
             self._bell.put(None)
 
     def wait_for_change(self) -> None:
-        """Wait until an item is stored, the source has ended, or a turn has. May return without a change."""
+        """Wait until an item is stored, the source has ended, or a turn has. May return early."""
         self._bell.get()
 
     def start_turn(self) -> None:
-        """Let the source run, if it has something to do and is not at it."""
+        """Start a turn, if the source has work and no turn runs."""
         flow = self._run.flow
         if flow.work in (Work.NOTHING, Work.WAIT) or (self._turn is not None and not self._turn.done()):
             return
@@ -801,7 +788,7 @@ class _Producer(Generic[Item]):
         return ended
 
     def _end_source(self, timeout_s: float) -> bool:
-        """Wait until the source is closed; False where that takes too long."""
+        """Wait until the source is closed; False if that takes too long."""
         flow, until = self._run.flow, monotonic() + timeout_s
         if self._thread == threading.get_ident():
             return False  # the source itself closes: it is closed when it comes back
@@ -817,13 +804,13 @@ class _Producer(Generic[Item]):
         return flow.source_closed
 
     def close_at_exit(self) -> None:
-        """Close at the exit of the interpreter, where the program has not."""
+        """Close at the exit of the interpreter, if the program has not."""
         with suppress(HoldfastError, OSError):
             self.close(EXIT_S)
 
 
 class _DaemonThread(Executor):
-    """An executor of one thread that the interpreter does not wait for. The thread starts at the first turn."""
+    """An executor of one thread that the interpreter does not join. It starts at the first turn."""
 
     def __init__(self) -> None:
         self._tasks: SimpleQueue[tuple[Future[None], Callable[[], None]] | None] = SimpleQueue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -24,14 +25,13 @@ from holdfast.queue.format.meta import (
     SLOT_BYTES,
     DurablePosition,
     Identity,
-    WritePosition,
     decode_identity,
     decode_write_position,
     encode_identity,
     encode_slot,
-    encode_write_position,
     newest_slot,
     slot_offset,
+    write_position_value,
 )
 from holdfast.queue.format.page import PageHeader, decode_header, encode_header
 
@@ -97,15 +97,15 @@ def test_the_newest_whole_slot_is_believed_and_each_writing_spares_the_other() -
         assert newest_slot(bytes(torn)) == expected
 
 
-def test_a_mark_comes_back_as_it_was() -> None:
-    mark = WritePosition(
+def test_a_write_position_is_decoded_as_it_was_encoded() -> None:
+    fields: dict[str, Any] = dict(  # noqa: C408
         page=3, salt=1 << 63, position=100, next_seq=1 << 40, last_time_ns=-5, frames=7, index_records=2, index_check=9,
         index_due=4196, clean=True, durable=DurablePosition(2, 11, 99, 1 << 39, -6), boot_id=bytes(range(16)),
     )  # fmt: skip
-    value = encode_write_position(mark)
+    value = write_position_value(**fields)
     back = decode_write_position(value)
     assert back is not None
-    assert encode_write_position(back) == value
+    assert write_position_value(**{name: getattr(back, name) for name in fields}) == value
     assert (back.page, back.durable.position, back.clean) == (3, 99, True)
     assert decode_write_position(value[:-1]) is None
 

@@ -1,18 +1,4 @@
-"""The one thread on which an asyncio queue writes: what tasks append at the same time is one batch and one sync.
-
-Owns: the order of appends and flushes, joining them, who gets which answer. Does not own: writing and syncing
-(``queue``), which appends may be done at once on the event loop (``asynchronous``).
-
-Failure model: each request is answered once, on the event loop. Where a write ends in the middle (a full disk), the
-requests that are wholly in the log succeed and each of the others gets an error of its own, whose ``appended`` counts
-its own messages. A failed sync is the answer of every request that needs one, and of all that follow. A task that is
-cancelled while it waits has still appended.
-
-How it shares syncs: requests wait in a list while the thread is busy. When it is free it takes the whole list, writes
-it as one batch, for which the queue syncs once if its level demands it, and answers all. A request so waits for two
-syncs at most; only an ``atomic`` batch has one of its own.
-
-The asyncio twin of the queue: ``holdfast.aio.Queue``. The same names, the same files, the same code underneath.
+"""``holdfast.aio.Queue``: the asyncio twin of ``Queue``, over the same files and code.
 
     from holdfast.aio import Queue
 
@@ -21,13 +7,14 @@ The asyncio twin of the queue: ``holdfast.aio.Queue``. The same names, the same 
         async for message in queue.read(since="earliest", follow=True):
             ...
 
-Owns: which work leaves the event loop, waiting for messages without a thread. Does not own: the queue (``queue``),
-writing in batches (``append_lane``).
+Nothing that may wait for the disk runs on the event loop. A task that is cancelled while it appends may have appended.
+A cancelled ``open`` leaves nothing open; a cancelled ``close`` has closed when the cancellation is reported. A queue
+belongs to the event loop on which it was opened; its tasks may share it.
 
-Failure model: that of the queue. Nothing that may wait for the disk runs on the event loop: opening, closing, reading,
-and every append that has to wait for a sync or a new page. A task that is cancelled while it appends may have appended.
-A cancelled ``open`` leaves nothing open, and a cancelled ``close`` has closed when the cancellation is reported.
-A queue belongs to the event loop on which it was opened; any number of its tasks may share it.
+How appends share syncs (``AppendLane``): requests wait in a list while the thread is busy. Then it takes the whole
+list, writes it as one batch with one sync, and completes all futures. A request waits for two syncs at most; an
+``atomic`` batch has its own. When a write ends in the middle (a full disk), the requests that are wholly in the log
+succeed; each other one gets its own error, whose ``appended`` counts its own messages.
 """
 
 from __future__ import annotations
@@ -70,8 +57,7 @@ def _unreached() -> InternalError:
 
 
 def _own(failure: BaseException, appended: int = 0) -> BaseException:
-    """The error of one request among those that it ends: of the joined batch so many messages in the log are this
-    request's, and who raises it does not change what the others raise."""
+    """The error of one request of a joined batch, with its own count of ``appended``. Each caller gets a copy."""
     if not isinstance(failure, HoldfastError):
         return failure
     own = copy(failure)
@@ -82,7 +68,7 @@ def _own(failure: BaseException, appended: int = 0) -> BaseException:
 
 
 class _Batch:
-    """Messages that are appended together, and who waits for how many of them."""
+    """Messages that are appended together, and the futures of their requests."""
 
     __slots__ = ("answers", "atomic", "counts", "failure", "first", "payloads", "written")
 
@@ -107,7 +93,7 @@ class _Batch:
             self.written = appended if isinstance(appended, int) else 0
 
     def answer(self) -> None:
-        """Tell all that wait: the first number of their messages, if all of them are in the log."""
+        """Complete the futures with the first number of their messages, if all of them are in the log."""
         seq = self.first
         end = seq + self.written
         for answer, count in zip(self.answers, self.counts, strict=True):
@@ -122,7 +108,7 @@ class _Batch:
 
 
 class _Work:
-    """What the thread does at a time: batches, then a flush if somebody waits for one."""
+    """One run of the thread: batches, then a flush if one is requested."""
 
     __slots__ = ("batches", "failure", "flushes")
 
@@ -143,7 +129,7 @@ class _Work:
                 self.failure = error
 
     def answer(self) -> None:
-        """Tell all that wait."""
+        """Complete all futures."""
         for batch in self.batches:
             batch.answer()
         for flush in self.flushes:
@@ -156,9 +142,9 @@ class _Work:
 
 
 class AppendLane:
-    """Appends to ``queue`` from one event loop. ``moved`` is called on the loop after each batch.
+    """Appends to ``queue`` from one event loop, on one thread. ``moved`` is called on the loop after each batch.
 
-    Every method but ``run`` belongs on the loop.
+    Call every method except ``run`` on the loop.
     """
 
     __slots__ = ("_executor", "_loop", "_moved", "_queue", "_running", "_shared", "_waiting")
@@ -182,7 +168,7 @@ class AppendLane:
         return self._running is None
 
     def append(self, payload: bytes) -> asyncio.Future[int]:
-        """Append after everything submitted before. The answer is the sequence number."""
+        """Append after everything submitted before. The result is the sequence number."""
         batch = self._shared or self._add_batch(atomic=False)
         answer: asyncio.Future[int] = self._loop.create_future()
         batch.payloads.append(payload)
@@ -191,7 +177,7 @@ class AppendLane:
         return answer
 
     def append_many(self, payloads: Sequence[bytes], *, atomic: bool) -> asyncio.Future[int]:
-        """As ``append``, with none between them. The answer is the first sequence number."""
+        """As ``append``, with no others between them. The result is the first sequence number."""
         batch = None if atomic else self._shared
         batch = batch or self._add_batch(atomic=atomic)
         answer: asyncio.Future[int] = self._loop.create_future()
@@ -227,7 +213,7 @@ class AppendLane:
         self._executor.submit(self._carry_out, work)
 
     def _carry_out(self, work: _Work) -> None:
-        """On the lane's thread. Every error ends in those that it belongs to."""
+        """On the lane's thread. Every error reaches the requests it belongs to."""
         queue = self._queue
         assert queue is not None, "a lane serves a queue before it gets a request"
         try:
@@ -245,12 +231,13 @@ class AppendLane:
             self._running = None
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Run ``work`` on the lane's thread, behind everything submitted before; whatever happens to the caller, it has
-        ended when this returns."""
+        """Run ``work`` on the thread, after everything submitted before. It has ended when this returns, also after
+        a cancellation.
+        """
         return await to_its_end(self._loop.run_in_executor(self._executor, work))
 
     async def drain(self) -> None:
-        """Return when everything that was submitted has been answered."""
+        """Return when every submitted request is completed."""
         while self._running is not None:
             await asyncio.shield(self._running)
 
@@ -320,7 +307,7 @@ class Queue:
     # ---- opening and closing ----------------------------------------------------------------------------------------
 
     async def open(self) -> Self:
-        """Open the files. *Raises*: as ``holdfast.Queue``; ``Closed`` when it was open before."""
+        """Open the files. *Raises*: as ``holdfast.Queue``; ``Closed`` if it was opened before."""
         if self._lane is not None:
             raise Closed("a queue is opened once", hint="make another Queue")
         place, open_blocking, wake = opened_at(), self._open, WeakMethod(self._wake)
@@ -345,8 +332,8 @@ class Queue:
         return self
 
     async def close(self) -> None:
-        """Finish what was appended, make everything durable, let go of the files. Doing it twice is harmless, and while
-        another task does it, returns when that has.
+        """Finish all appends, make everything durable, release the files. Closing twice is harmless; a second task
+        waits for the first.
 
         An append that waits for space (``full="block"``) gets ``Closed``. *Raises*: as ``holdfast.Queue.close``.
         """
@@ -393,7 +380,7 @@ class Queue:
     # ---- writing ----------------------------------------------------------------------------------------------------
 
     async def append(self, payload: object) -> int:
-        """Append one message and return its sequence number; what has happened by then is the sync level's promise.
+        """Append one message and return its sequence number, after as much durability as the sync level promises.
 
         *Raises*: as ``holdfast.Queue.append``.
         *Cost*: a few microseconds at the level "os"; at "always" one sync for all tasks that append meanwhile.
@@ -413,7 +400,7 @@ class Queue:
         return await lane.append(data)
 
     async def append_many(self, payloads: Iterable[object], *, atomic: bool = False) -> tuple[int, int]:
-        """Append messages in order with none between them; returns the first and the last sequence number.
+        """Append messages in order with no others between them; returns the first and the last sequence number.
 
         *Raises*: as ``holdfast.Queue.append_many``.
         """
@@ -430,7 +417,7 @@ class Queue:
         await lane.flush()
 
     async def trim(self, *, before_seq: int) -> int:
-        """Remove the pages whose messages are all below ``before_seq``. Returns how many pages went."""
+        """Remove the pages whose messages are all below ``before_seq``. Returns how many pages."""
         queue = self._opened()[0]
         # Not on the lane: an append that waits there for space may be waiting for this.
         work = asyncio.get_running_loop().run_in_executor(None, partial(queue.trim, before_seq=before_seq))
@@ -439,7 +426,7 @@ class Queue:
         return await to_its_end(work)
 
     def _encoded(self, payload: object) -> bytes:
-        """The bytes of a message, checked now: in a batch its error would be that of others."""
+        """The bytes of a message, checked before it joins a batch."""
         data = octets(payload if self._serializer is None else self._serializer.dump(payload))
         if len(data) > self._max_message:
             raise LimitExceeded("message is too large", bytes=len(data), max=self._max_message)
@@ -449,7 +436,7 @@ class Queue:
 
     @property
     def first_seq(self) -> int:
-        """The oldest message that has not been removed; ``last_seq + 1`` while there is none."""
+        """The oldest message that was not removed; ``last_seq + 1`` if there is none."""
         return self._opened()[0].first_seq
 
     @property
@@ -459,7 +446,7 @@ class Queue:
 
     @property
     def durable_seq(self) -> int:
-        """Messages up to this one are on disk and survive everything but the loss of the disk."""
+        """Messages up to this one are on disk."""
         return self._opened()[0].durable_seq
 
     # ---- consumers --------------------------------------------------------------------------------------------------
@@ -472,7 +459,7 @@ class Queue:
         damage: DamagePolicy | None = None,
         hold: bool | None = None,
     ) -> Consumer:
-        """A reader whose place is kept under ``name``, for ``async with``; as ``holdfast.Queue.consumer``."""
+        """A reader whose position is kept under ``name``, for ``async with``; as ``holdfast.Queue.consumer``."""
         queue = self._opened()[0]
         return Consumer(self.wait_until, name, partial(queue.consumer, name, since=since, damage=damage, hold=hold))
 
@@ -609,7 +596,7 @@ class Queue:
             wait.disarm()
 
     def _wake(self) -> None:
-        """After an append, or the end: let every follower look."""
+        """After an append or the end: every follower looks."""
         for follower in self._followers:
             if not follower.done():
                 follower.set_result(None)
@@ -617,7 +604,7 @@ class Queue:
 
 
 class _Wait:
-    """Waiting for an append: of a writer on this loop it is told, of one elsewhere it finds out by looking."""
+    """Waits for an append: a writer on this loop notifies, one elsewhere is polled."""
 
     def __init__(self, followers: dict[asyncio.Future[None], None], *, polls: bool) -> None:
         self._followers = followers
@@ -632,7 +619,7 @@ class _Wait:
             self._followers[self._appended] = None
 
     def disarm(self) -> None:
-        """Call when the wait is over, whatever ended it: nobody is told any more."""
+        """Call when the wait is over, also after an error."""
         if self._appended is not None:
             self._followers.pop(self._appended, None)
 
@@ -645,12 +632,12 @@ class _Wait:
         self._pause_s = min(PAUSE_MAX_S, self._pause_s * 1.25)
 
     def found(self) -> None:
-        """There was something: look again soon after the next miss."""
+        """There was something: poll soon after the next miss."""
         self._pause_s = PAUSE_MIN_S
 
 
 def _on_loop(told: Callable[[Gap | Trimmed], None]) -> Callable[[Gap | Trimmed], None]:
-    """The same callback, called on the loop although the reader is on another thread."""
+    """The same callback, called on the loop."""
     loop = asyncio.get_running_loop()
 
     def tell(report: Gap | Trimmed) -> None:

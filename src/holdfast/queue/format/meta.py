@@ -1,10 +1,8 @@
-"""``<prefix>-allMeta``: which queue this is, written once,
-and once more when the first serializer is named.
+"""The small files of a queue: ``<prefix>-allMeta`` (identity), A/B slots, and the value in ``<prefix>-writeMeta``.
+Pure.
 
-Owns: the 64 bytes of the file. Does not own: what pages say; a page's own header wins wherever they differ.
-
-Failure model: pure. A file that does not verify is ``None``; a queue whose file is lost gets a new one. One that
-verifies and is of a later format is ``CorruptData``: it is not replaced.
+An identity that does not verify is ``None``, and the queue gets a new one; a later format is ``CorruptData``.
+Little-endian. The identity, written once, and again when the first serializer is named; a page's own header wins:
 
 | offset | bytes | field |
 |---|---|---|
@@ -17,16 +15,8 @@ verifies and is of a later format is ``CorruptData``: it is not replaced.
 | 36 | 24 | the name of the serializer (``serializers``), ASCII, filled with zeros; all zeros: none is recorded |
 | 60 | 4 | CRC-32 of the 60 bytes before |
 
-Two slots A and B: a small value that is replaced without ever being absent.
-
-Owns: the 512 bytes of a slot, which slot is written next, which of two is believed. Does not own: what the value means
-(``record_position``, cursors), the file.
-
-Failure model: pure. A slot that does not verify does not count; with neither there is no value.
-
-Generation ``g`` lives in slot ``g mod 2``, at offset 512 x (g mod 2). A crash in the middle of writing one leaves the
-other. Each is one sector, so one is never half of two versions on a disk that writes whole sectors; where it is anyway,
-the check tells. Little-endian:
+Two slots hold a small value that is replaced without ever being absent. Generation ``g`` is in slot ``g mod 2``, at
+offset 512 x (g mod 2). A crash while writing one leaves the other; a slot that does not verify does not count. A slot:
 
 | offset | bytes | field |
 |---|---|---|
@@ -37,15 +27,10 @@ the check tells. Little-endian:
 | 16 | 492 | the value, then zeros |
 | 508 | 4 | CRC-32 of the 508 bytes before |
 
-The value in ``<prefix>-writeMeta``: how far the writer had come, as a hint for the next start and for readers.
-
-Owns: the fields and their bytes. Does not own: the slots (``slots``); the truth, which is in the pages.
-
-Failure model: pure. Lost, old or torn, a mark costs time only. It holds two places:
-
-- *written*: where the next frame would go. What lies before it is in the page cache, so it is true after the process
-  was killed and false after the machine was; the boot id tells which.
-- *durable*: what lies before it was synced before the mark was written. It is true after every crash.
+The write position is a hint for the next opening and for readers; a lost, old or torn one costs time. *Written*: the
+position of the next frame. Everything before it is in the page cache: true after a killed process, false after a
+restart of the machine, which the boot id shows. *Durable*: everything before it was synced first, so it is true after
+every crash.
 
 | offset | bytes | field |
 |---|---|---|
@@ -110,7 +95,7 @@ def encode_identity(identity: Identity) -> bytes:
 
 
 def decode_identity(data: bytes) -> Identity | None:
-    """The identity, or None where these bytes are not one.
+    """The identity, or None if these bytes are not one.
 
     Raises: ``CorruptData`` for a later format.
 
@@ -143,7 +128,7 @@ _CHECK = Struct("<I")
 
 
 def slot_offset(generation: int) -> int:
-    """Where in the file this generation is written."""
+    """Where this generation is written."""
     return SLOT_BYTES * (generation % 2)
 
 
@@ -155,7 +140,7 @@ def encode_slot(generation: int, value: bytes) -> bytes:
 
 
 def newest_slot(data: bytes) -> tuple[int, bytes] | None:
-    """Generation and value of the newest slot that verifies, of a file's first 1024 bytes.
+    """Generation and value of the newest slot that verifies, in a file's first 1024 bytes.
 
     >>> old, new = encode_slot(6, b"old"), encode_slot(7, b"new")
     >>> newest_slot(old + new), newest_slot(old + new[:-1]), newest_slot(b"")
@@ -183,7 +168,7 @@ WRITE_POSITION = Struct("<QQQqIIIIIIQQQqII16s")
 
 
 class DurablePosition:
-    """A place in the log: everything before it is on disk."""
+    """A position in the log: everything before it is on disk."""
 
     __slots__ = ("last_time_ns", "next_seq", "page", "position", "salt")
 
@@ -196,7 +181,7 @@ class DurablePosition:
 
 
 class WritePosition:
-    """One decoded mark."""
+    """One decoded write position."""
 
     __slots__ = (
         "boot_id", "clean", "durable", "frames", "index_check", "index_due", "index_records", "last_time_ns",
@@ -233,15 +218,6 @@ class WritePosition:
         self.boot_id = boot_id
 
 
-def encode_write_position(written: WritePosition) -> bytes:
-    """The value of the slot."""
-    return write_position_value(
-        *(written.page, written.salt, written.position, written.next_seq, written.last_time_ns),
-        *(written.frames, written.index_records, written.index_check, written.index_due, written.clean),
-        *(written.durable, written.boot_id),
-    )
-
-
 def write_position_value(
     page: int,
     salt: int,
@@ -256,7 +232,7 @@ def write_position_value(
     durable: DurablePosition,
     boot_id: bytes,
 ) -> bytes:
-    """The same without an object: every sync writes one."""
+    """The value of the slot, from fields: every sync writes one, and an object would cost more."""
     return WRITE_POSITION.pack(
         page,
         salt,
@@ -279,7 +255,7 @@ def write_position_value(
 
 
 def decode_write_position(value: bytes) -> WritePosition | None:
-    """The mark, or None where the value has another length."""
+    """The write position, or None for a value of another length."""
     if len(value) != WRITE_POSITION.size:
         return None
     fields = WRITE_POSITION.unpack(value)
