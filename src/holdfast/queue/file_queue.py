@@ -62,20 +62,20 @@ class FileQueue:
     ) -> None:
         self.maxsize = whole_number("maxsize", maxsize, 0, MAXSIZE_MAX)
         level = sync_level(sync)
-        # A step that must be durable is synced here, without the mutex: threads share a sync, and a get waits for none.
+        # Durable steps are synced without the mutex: threads share a sync, and a get does not wait.
         self._synced = level.name == "always"
         self._queue = Queue(path, serializer=serializer, sync="os" if self._synced else level, keep="consumed")
         try:
             self._work = self._open_work()
-            # Only this process has them: what an earlier one got and did not finish is next.
+            # Jobs that an earlier process got and did not finish are next.
             self._work.return_leased()
         except BaseException:
             self._queue.close()
             raise
         self._loading: dict[int, Job] = {}  # by message: taken by a get that has not returned
         self._got: dict[int, deque[Job]] = {}  # by thread, in the order in which they were got
-        # One entry for each call that was cut off, with its job if it had one. While there is any, ``_loading`` and
-        # ``_got`` may differ from what the work queue has leased.
+        # One entry per interrupted call, with its job if any. While there are entries, ``_loading`` and ``_got`` may
+        # differ from the leases.
         self._cut_off: list[Job | None] = []
         self._closed: Closed | None = None
         self._make_locks()
@@ -287,7 +287,7 @@ class FileQueue:
                 if self._work is work:
                     self._end(error)
                     raise
-            # An interrupt in another thread: the closing of this work queue has made its steps durable.
+            # An interrupt in another thread closed this work queue, which made its steps durable.
 
     def _end(self, error: Closed) -> None:
         """Refuse every call from now on, and end every wait."""

@@ -200,7 +200,7 @@ class PersistRun:
     """
 
     def __init__(self, settings: PersistSettings, open_queue: Callable[[], Queue]) -> None:
-        # With a lifetime, consumed items go by their age. A subscription without a place removes none.
+        # With a lifetime, items are removed by age. A subscription without a position removes none.
         self._keeps_consumed = settings.lifetime is not None or settings.consumer is None
         self._syncs_nothing = settings.sync.name == "os"
         self._closed: Closed | None = None  # why nothing is given out any more
@@ -348,7 +348,7 @@ class PersistRun:
         """
         self._ready.extend(self._place.take())
         if not self._is_in_order():
-            # An interrupt on the way from the queue to here has dropped items.
+            # An interrupt has dropped items.
             self._ready.clear()
             self._place.rewind()
             self._ready.extend(self._place.take())
@@ -605,7 +605,7 @@ class Persisted(Iterator[Item]):
             message, item = run.next_item()
         finally:
             self._asker = 0
-        # The last step: after an interrupt before it, the same item is given again, and no unseen item is consumed.
+        # The last step: an interrupt before it returns the same item again, and consumes no unseen item.
         run.given = message
         return cast("Item", item)
 
@@ -703,7 +703,7 @@ class _Producer(Generic[Item]):
             finally:
                 self._thread = 0
                 self._baton.release()
-            # What was consumed since the last look, or a stop, found the baton taken and counts on this one.
+            # A consume or a stop since the last look found the turn taken and relies on this one.
             if run.flow.work in (Work.NOTHING, Work.WAIT):
                 return
 
@@ -792,7 +792,7 @@ class _Producer(Generic[Item]):
         flow, until = self._run.flow, monotonic() + timeout_s
         if self._thread == threading.get_ident():
             return False  # the source itself closes: it is closed when it comes back
-        # A turn that is under way closes the source. Where none is, another one does.
+        # A running turn closes the source. Otherwise a new one does.
         under_way = self._turn
         if under_way is not None and not under_way.cancel():
             wait([under_way], timeout_s)

@@ -160,7 +160,7 @@ class Flow:
         """See the module's table."""
         if self.stopped:
             return Step.CLOSED
-        # The end is looked at before the items: after an end that is seen, no item comes that is not.
+        # Read the end before the items: no unseen item comes after an end that was seen.
         ended = self.ending is not None
         if self.consumed_seq < self.stored_seq:
             return Step.GIVE

@@ -99,7 +99,7 @@ class Queue:
         entropy: Callable[[int], bytes] = os.urandom,
         background: bool = True,
     ) -> None:
-        # All of them before a file is touched.
+        # Check all arguments before touching a file.
         page_size = whole_number("page_size", page_size, PAGE_BYTES_MIN, PAGE_BYTES_MAX)
         max_message = whole_number("max_message", max_message, 1, MESSAGE_BYTES_MAX)
         compression = whole_number("compression", compression, 0, 9)
@@ -110,7 +110,7 @@ class Queue:
         checksum_for_writing(checksum)
         path = os.fsdecode(path)
         folder, name = os.path.split(path)
-        # What is opened beside this one later is in the same directory, wherever the process has gone meanwhile.
+        # Later openings use the same directory, also after the process has changed its own.
         self._path = os.path.join(os.getcwd(), folder, name) if files is None and folder[:1] != "/" else path
         self._port: FilePort = files if files is not None else LocalFiles()
         self._names = FileNames(name)
@@ -130,7 +130,7 @@ class Queue:
         self._level, self._full, self._keeps_all = level, full, keep == "all"
         self._clock, self._entropy, self._with_background = clock, entropy, background
         self._closes_dropped = files is None
-        # Not held: one that the program drops closes by itself, but over files of the program's own.
+        # Weak references: a dropped dependent closes itself, except over files of the program's own.
         self._dependents: MutableMapping[int, Dependent] = WeakValueDictionary() if self._closes_dropped else {}
         self._keep: Callable[[], object] = _nothing
         with Opening(path):
@@ -163,11 +163,11 @@ class Queue:
             self._keep = close_when_dropped(self, "the queue", self._path, self._resources.release, warn=warn)
 
     def _open_for_reading(self, path: str, serializer: Serializer | str | None) -> None:
-        # A queue without a page is one that nothing was appended to yet: a reader may come first.
+        # A reader may come before the first message.
         if not self._pages.numbers() and self._names.identity not in self._pages.files():
             raise NotFound("no such queue", path=path)
         identity = read_identity(self._pages)  # refuses one of a later format
-        # The bytes are there to be read, whatever they mean.
+        # Payloads can always be read as bytes.
         recorded = "" if identity is None or serializer == "bytes" else identity.serializer
         self._use(chosen_serializer(serializer, recorded))
         self._close_when_dropped(warn=False)
@@ -208,7 +208,7 @@ class Queue:
             # Consumers in other processes wake no helper thread of this one.
             looks = [LIFETIME_LOOK_S] if kept_ns is not None or not keeps_all else []
             interval_s = min([*looks, level.ms_max / 1000] if level.ms_max else looks, default=None)
-            # Of the parts, not of this queue: the thread would keep it, and it could not be dropped.
+            # The thread references the parts, not this queue, which could not be dropped otherwise.
             held.background = Background(held.work, interval_s)
             writer.on_work = space.on_consumed = held.background.wake
         self._append_by(writer.append)
@@ -677,7 +677,7 @@ class Queue:
         if first[0] != closer[0]:  # a fork's parent was at it: here nobody is
             self._closer, self._ended = {"": closer}, threading.Event()
         elif first is not closer:
-            # In a signal's handler, or a callback for damage, the one who closes may be waiting for this very thread.
+            # In a signal handler or a callback for damage, the closing thread may be waiting for this one.
             dependents = [*self._dependents.values(), *self._dependents_closed]
             if first[1] != closer[1] and not any(_is_read_by(closer[1], found) for found in dependents):
                 self._ended.wait()
@@ -717,7 +717,7 @@ class Queue:
                     "a forked child cannot write to its parent's queue", code=Code.FORKED, hint="open it in one process"
                 )
             )
-            # A thread of the parent may have held any lock: every way in leads to the writer, which has new ones.
+            # The parent's threads may have held any lock; the writer has new ones.
             self._append_by(self._writer.append)
             self._resources.background = None
             self._space.poison_after_fork()
@@ -763,8 +763,8 @@ class _Resources:
         try:
             self.run_background_work()
         except (HoldfastError, OSError):
-            # Raised to whoever appends: a failed sync has poisoned the writer; a page that could not be made is tried
-            # again by the append that needs it.
+            # The appending thread gets the error: a failed sync poisons the writer, and the append that needs a page
+            # tries again.
             return
 
     def release(self) -> None:

@@ -111,7 +111,7 @@ def test_an_interrupted_step_was_done_or_not_and_the_work_queue_opens_again(
             for refused in (lambda: work.ack(second), lambda: work.get(timeout=0), work.lag):
                 with pytest.raises(Closed, match="interrupted") as error:
                     refused()
-                assert "open it anew" in error.value.hint
+                assert "open it again" in error.value.hint
             log, work_log = work._log, work._log._log
             assert work_log.last_seq == before
             monkeypatch.setattr(log, "_append", lambda _: pytest.fail("nothing is written by the end"))

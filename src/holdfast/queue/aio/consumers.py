@@ -54,7 +54,7 @@ async def to_its_end(work: Awaitable[Result]) -> Result:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         while not future.done():
-            # Cancelled once more: this one ends with the cancellation anyhow.
+            # Cancelled again: the caller gets one cancellation.
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([future])
         raise
@@ -78,7 +78,7 @@ async def open_by(run: Callable[[Callable[[], None]], Awaitable[None]], open_blo
         await run(lambda: found.append(open_blocking()))
     except asyncio.CancelledError:
         for opened in found:
-            # It is nobody's, and would keep its lock as long as the process lives.
+            # It has no owner, and would keep its lock as long as the process lives.
             with suppress(HoldfastError, OSError):
                 await run(opened.close)
         raise
@@ -226,7 +226,7 @@ class WorkQueue:
         self._wait_until = wait_until
         self._open = open_blocking
         self._inner: blocking_work_queue.WorkQueue | None = None
-        # Taken for a task that was cancelled before it got them.
+        # Taken for tasks that were cancelled before they got them.
         self._kept: deque[Job] = deque()
 
     async def open(self) -> Self:
@@ -265,7 +265,7 @@ class WorkQueue:
         try:
             await self._wait_until(look, timeout, DUE_LOOK_S)
         except BaseException:
-            # Their deliveries are counted: they are for whoever asks next.
+            # Their deliveries are counted: the next caller gets them.
             self._kept.extend(found)
             raise
         return found
@@ -278,7 +278,7 @@ class WorkQueue:
             except IndexError:  # not asked before: another task's thread may take the last one
                 break
             try:
-                # A worker has it for ``ack_wait`` seconds, and these begin now.
+                # The ``ack_wait`` seconds of the worker begin now.
                 inner.extend(found[-1])
             except Fenced:
                 found.pop()  # its lease ended, and the message was given to somebody else

@@ -198,7 +198,7 @@ class Persisted(AsyncIterator[Item]):
             message, item = run.next_item()
         finally:
             self._asks = False
-        # The last step: a cancellation before it gives the same item again.
+        # The last step: a cancellation before it returns the same item again.
         run.given = message
         return cast("Item", item)
 
@@ -468,7 +468,7 @@ class _Producer(Generic[Item]):
             self.ended.set_result(None)
         self.item_bell.ring()
 
-    # ---- on the thread of ``dropped`` -------------------------------------------------------------------------------
+    # ---- on the thread that closes dropped objects -----------------------------------------------------------------
 
     def close_dropped(self) -> None:
         """Close after the ``Persisted`` was dropped. *Raises*: as ``Persisted.close``."""

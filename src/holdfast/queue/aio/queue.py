@@ -87,7 +87,7 @@ class _Batch:
             self.first = queue.last_seq + 1
             queue.append_encoded(self.payloads, atomic=self.atomic)
             self.written = len(self.payloads)
-        except BaseException as error:  # noqa: BLE001 - told to those who wait
+        except BaseException as error:  # noqa: BLE001 - raised by the futures
             self.failure = error
             appended = error.fields.get("appended") if isinstance(error, HoldfastError) else None
             self.written = appended if isinstance(appended, int) else 0
@@ -103,7 +103,7 @@ class _Batch:
             if seq <= end:
                 answer.set_result(first)
             else:
-                # Of the whole batch some may be in the log: of this request those that come before the end.
+                # Part of the batch may be in the log: count the messages of this request before the end.
                 answer.set_exception(_own(self.failure, max(0, end - first)))
 
 
@@ -125,7 +125,7 @@ class _Work:
             try:
                 queue.flush()
                 self.failure = None
-            except BaseException as error:  # noqa: BLE001 - told to those who wait
+            except BaseException as error:  # noqa: BLE001 - raised by the futures
                 self.failure = error
 
     def answer(self) -> None:
@@ -203,7 +203,7 @@ class AppendLane:
             self._waiting = _Work()
             if self._running is None:
                 self._running = self._loop.create_future()
-                # Not now: every task that is ready to append in this turn of the loop comes along.
+                # Later, so that every task that appends in this turn of the loop joins.
                 self._loop.call_soon(self._start)
         return self._waiting
 
@@ -345,7 +345,7 @@ class Queue:
             return
         self._ended = asyncio.get_running_loop().create_future()
         if queue.writable:
-            # Before the appends are waited for: one that waits for space may do so for ever.
+            # Before waiting for the appends: one that waits for space might wait forever.
             queue.space.close()
         cancelled: asyncio.CancelledError | None = None
         while self._trims or not lane.idle:
@@ -354,7 +354,7 @@ class Queue:
                 if self._trims:
                     await asyncio.wait(self._trims)
             except asyncio.CancelledError as error:
-                # Not yet: nobody else can close it, and its lock would stay.
+                # Not yet: no other task can close it, and its lock would stay.
                 cancelled = error
         try:
             await lane.run(queue.close)
@@ -388,7 +388,7 @@ class Queue:
         queue, lane = self._queue, self._lane
         if queue is None or lane is None:
             queue, lane = self._opened()
-        # Most are plain bytes, and are here as often as a task appends.
+        # The fast path for plain bytes.
         if type(payload) is bytes and self._serializer is None and len(payload) <= self._max_message:
             data = payload
         else:
@@ -419,7 +419,7 @@ class Queue:
     async def trim(self, *, before_seq: int) -> int:
         """Remove the pages whose messages are all below ``before_seq``. Returns how many pages."""
         queue = self._opened()[0]
-        # Not on the lane: an append that waits there for space may be waiting for this.
+        # Not on the lane: an append there may be waiting for this space.
         work = asyncio.get_running_loop().run_in_executor(None, partial(queue.trim, before_seq=before_seq))
         self._trims.add(work)
         work.add_done_callback(self._trims.discard)
@@ -636,14 +636,14 @@ class _Wait:
         self._pause_s = PAUSE_MIN_S
 
 
-def _on_loop(told: Callable[[Gap | Trimmed], None]) -> Callable[[Gap | Trimmed], None]:
+def _on_loop(callback: Callable[[Gap | Trimmed], None]) -> Callable[[Gap | Trimmed], None]:
     """The same callback, called on the loop."""
     loop = asyncio.get_running_loop()
 
-    def tell(report: Gap | Trimmed) -> None:
-        loop.call_soon_threadsafe(told, report)
+    def call(report: Gap | Trimmed) -> None:
+        loop.call_soon_threadsafe(callback, report)
 
-    return tell
+    return call
 
 
 def _read_messages(reader: LogReader) -> list[list[Message]] | None:

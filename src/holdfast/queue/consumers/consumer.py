@@ -309,32 +309,31 @@ class Consumer:
         self._closed: Closed | None = None  # why nothing is accepted any more
         self._look_at_ranges = GAPS_WARNED
         self._released = False
-        # Taken in this order: reading, the file, the state. A reader waits for the disk, a commit for the cursor's
-        # file, the state for nothing.
+        # Lock order: reading, the file, the state. A reader waits for the disk, a commit for the cursor's file, the
+        # state for nothing.
         self._lock = threading.Lock()
         self._owners = threading.local()
-        # As long as one owner alone takes messages, it takes them from the chunk without a lock. ``_outs`` is for all
-        # later ones. Going from one to the other takes the file's lock and the state's.
+        # A single owner takes messages from the chunk without a lock. ``_outs`` serves several owners. The change takes
+        # the file's lock and the state's.
         self._sole: Owner | None = None
         self._outs: HandOuts | None = None
         self._moves = self._drops = 0
         self._chunk = Chunk((), 0, 0)
-        # The last message that was read into a chunk. A chunk that ends before it was cut by an interrupt: ``fill``
-        # reads the rest of it again.
+        # The last message read into a chunk. An interrupt may cut a chunk short; then ``fill`` reads the rest again.
         self._read_seq = 0
-        # Another thread that closes waits for a commit and for a read: the files' numbers are reused. A callback for
-        # damage may close, so the second is an RLock.
+        # A thread that closes waits for commits and reads: file numbers are reused. A callback for damage may close,
+        # hence an RLock.
         self._file_lock = threading.Lock()
         self._reading = threading.RLock()
         self.read_by = 0
         """The thread that reads at the moment: a callback for damage runs on it, and may close the queue."""
-        # Pages that were read and not committed yet: the first message of each, and the history up to it, also packed.
+        # Pages with uncommitted messages: the first message of each, the history up to it, and that packed.
         self._page_starts: list[int] = []
         self._page_values: list[bytes] = []
         self._histories: list[list[Place]] = [[]]
         held = self._resources = ConsumerFiles(pages, lock_name(pages, name))
         try:
-            # The writer must not look for cursors before this one is there, and remove pages after that.
+            # The writer must not miss this cursor and then remove pages.
             with queue.space.removes_nothing() if queue.writable else nullcontext():
                 self._cursor = held.cursor = CursorFile(pages, name)
                 self._start(since)
@@ -348,16 +347,16 @@ class Consumer:
         """Continue at the cursor, or begin a new consumer."""
         found = self._cursor.found
         if found is None:
-            # What was handed out before a damage is not known: from "latest" on, messages would be skipped unseen.
+            # After damage the position is unknown: from "latest" on, messages would be skipped silently.
             self._stand(seq_since(self._queue, "earliest" if self._cursor.damaged else since) - 1)
         elif found.of_work_queue:
             raise InvalidRequest("this name is a work queue's", name=self.name)
         else:
             self._stand(kept_in(self._pages, found, self._queue.last_seq))
-        # Before the first message: lost power would take the hold, and retention what was not handed out yet.
+        # Before the first message: lost power could take the hold, and retention the messages.
         self._cursor.sync()
         if found is None and self._queue.first_seq > self.committed_seq + 1:
-            # A writer in another process looked for cursors before this one was there.
+            # A writer in another process read the cursors before this one existed.
             self._stand(self._queue.first_seq - 1)
             self._cursor.sync()
 
@@ -482,7 +481,7 @@ class Consumer:
                             give_messages(outs, owner, found, taken_seq, moves)
                         chunk.taken_seq = found[-1][0]
                 except BaseException:
-                    # Under the lock: another thread must not take what comes after the messages in ``found``.
+                    # Under the lock: another thread must not take the messages after ``found``.
                     self._take_back(owner, found, taken_seq, moves, was)
                     raise
                 given = True
@@ -521,7 +520,7 @@ class Consumer:
                 self._sole = owner
                 return
             try:
-                # One step: what the first owner has taken by then is its own, and the rest is for all.
+                # One atomic step: the first owner keeps what it has taken, the rest is shared.
                 rest = list(chunk.messages)
                 taken_seq = rest[0][0] - 1 if rest else chunk.last_seq
                 outs = HandOuts(self.committed_seq)
@@ -530,7 +529,7 @@ class Consumer:
                 self._chunk = Chunk(rest, taken_seq, chunk.last_seq)
                 self._outs, self._sole = outs, None
             except BaseException:
-                # An interrupt: the rest is out of the chunk, and no owner has it.
+                # An interrupt: the rest has left the chunk, and no owner has it.
                 self._chunk = Chunk((), chunk.taken_seq, chunk.taken_seq)
                 raise
 
@@ -560,11 +559,11 @@ class Consumer:
                         messages += part[1]
                 self._read_seq = last_seq
                 with self._lock:
-                    # Else a callback has moved this elsewhere, or ``take`` was interrupted.
+                    # Otherwise a callback has moved the consumer, or ``take`` was interrupted.
                     if self._drops == drops and self._chunk.last_seq == chunk.last_seq:
                         self._chunk = Chunk(messages, chunk.last_seq, last_seq)
             except BaseException:
-                # Decoding or reading stopped half-way: begin again at the first message that was not handed out.
+                # Begin again at the first message that was not handed out.
                 self._drop_reader()
                 raise
             return True
@@ -679,7 +678,7 @@ class Consumer:
             several = sorted(message)
             message = several[-1]
         if durable:
-            # Also what other threads have finished by then: the place may move beyond this message.
+            # Also messages that other threads have finished: the position may pass this message.
             self._raise_if_closed()
             taken_seq, seq = self._chunk.taken_seq, self._chunk.taken_seq
             if message is not None and self._sole is owner:
@@ -773,7 +772,7 @@ class Consumer:
         if queue.writable:
             queue.flush()
             return
-        # Another process writes. A sync is of the file, whoever asks for it; at most nine pages wait for theirs.
+        # Another process writes. A sync covers the file, whoever wrote it; at most nine pages wait for theirs.
         with queue.asking():
             for number, _ in history:
                 file = self._pages.open(number)
@@ -802,7 +801,7 @@ class Consumer:
         self._raise_if_closed()
         with self._reading, self._file_lock:
             self._move_to(self.committed_seq)
-            # They are read, and noted, again.
+            # They are read again.
             del self._page_starts[1:], self._page_values[1:], self._histories[1:]
 
     def reset(self, *, since: datetime | str | None = None, seq: int | None = None) -> None:
@@ -870,7 +869,7 @@ class Consumer:
 
     def poison_after_fork(self) -> None:
         """In a forked child: release the lock, which is the parent's, and refuse everything."""
-        # A thread of the parent may have held any.
+        # The parent's threads may have held any of them.
         self._lock, self._file_lock, self._reading = threading.Lock(), threading.Lock(), threading.RLock()
         if not self._released:
             self._released = True

@@ -51,7 +51,7 @@ class CursorFile:
             data = port.read(self._file, 0, SLOTS_BYTES)
             slot = newest_slot(data)
             if slot is None:
-                # Also where the file is there: whoever made it may have been stopped before its name was durable.
+                # Also for an existing file: its maker may have stopped before its name was durable.
                 making = not any(data)
                 port.allocate(self._file, SLOTS_BYTES)
                 port.sync_data(self._file)
@@ -59,8 +59,8 @@ class CursorFile:
         except BaseException:
             port.close(self._file)
             if making:
-                # A sync that failed is not tried again: the next start makes another file. One that could not be read,
-                # or that holds anything, stays: it may be a good cursor, and it was under its name before.
+                # A failed sync is not repeated: the next opening makes another file. A file with content stays: it may
+                # be a good cursor.
                 with suppress(OSError):
                     pages.remove(file_name)
             raise
@@ -74,7 +74,7 @@ class CursorFile:
         generation = self._generation + 1
         slot = encode_slot(generation, value)
         self._pages.port.write(self._file, slot_offset(generation), (slot,))
-        # Only now: after an error the same slot is written again, and the other one stays whole.
+        # Only now: after an error the same slot is written again, and the other stays whole.
         self._generation = generation
         self._slot = slot
 
@@ -83,7 +83,7 @@ class CursorFile:
         try:
             self._pages.port.sync_data(self._file)
         except OSError:
-            # Retention may: it syncs what it reads here before it removes a page. Only what is written anew is synced.
+            # Retention may sync the file before it removes a page, and a sync covers only what was written again.
             with suppress(OSError):
                 self._pages.port.write(self._file, slot_offset(self._generation), (self._slot,))
             raise

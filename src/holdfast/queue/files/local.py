@@ -75,7 +75,7 @@ class LocalFiles:
         return os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY)
 
     def names(self, directory: int) -> list[str]:
-        # A listing moves the position of the open directory, so two threads with one would share its names out.
+        # A listing moves the position of the open directory, so concurrent listings need their own.
         own = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory)
         try:
             return os.listdir(own)
@@ -189,7 +189,7 @@ class LocalFiles:
                 hint=HERE if here else ELSEWHERE,
             ) from error
         try:
-            # Of a fixed width, because cutting the file can wait for the file system's journal.
+            # Fixed width: truncating can wait for the file system's journal.
             os.pwrite(file, b"%-20d\n" % os.getpid(), 0)
         except BaseException:
             self.unlock(file)  # a full disk: nobody knows of this lock, and so nobody else would give it back

@@ -147,7 +147,7 @@ class PageDirectory:
         try:
             self.remove(name)
         except OSError:
-            # The error that led here is the one to tell; the file goes at the next start.
+            # Raise the first error; the file is removed at the next opening.
             return
 
 
@@ -213,7 +213,7 @@ def check_name(pages: PageDirectory, name: object, *, of_work_queue: bool) -> st
     owner = other_owner(prefix, name, files)
     if owner is None and of_work_queue:
         mine = f"{prefix}-{name}"
-        # Its own have been made by a start that made the other two before.
+        # The work queue's own dead letters are made after the other two.
         if f"{mine}{_DEAD}{_IDENTITY}" in files and not {f"{mine}{_CURSOR}", f"{mine}{_WORK}{_IDENTITY}"} & files:
             owner = mine + _DEAD
     if owner is not None:

@@ -112,7 +112,7 @@ class FileNames:
         )
 
     def _number(self, name: str, suffix: str) -> int | None:
-        # The ending first: it tells most files of a directory apart, and a seek lists the directory.
+        # Compare the ending first: a seek lists the directory, and most files have another ending.
         if not name.endswith(suffix) or not name.startswith(f"{self.prefix}-"):
             return None
         middle = name[len(self.prefix) + 1 : -len(suffix)]

@@ -130,7 +130,7 @@ def encode_head(
 def length_table(lengths: Sequence[int]) -> tuple[bytes, int]:
     """The lengths of a batch as stored in a frame, and their sum."""
     first, count = lengths[0], len(lengths)
-    # Often all the same, which is quicker to see than to write each down; the last one tells most of the others.
+    # Equal lengths are common and faster to detect than to list; the last length excludes most other batches.
     if lengths[-1] == first and lengths.count(first) == count:
         return first.to_bytes(4, "little") * count, first * count
     table = array("I", lengths)
@@ -158,7 +158,7 @@ def split_batches(messages: Sequence[bytes]) -> tuple[int, Iterable[tuple[list[b
         (_body(messages[start:stop], *length_table(lengths[start:stop])), stop - start)
         for start, stop in _cut(list(accumulate(lengths)))
     )
-    # Only bytes are known not to fail when some of them are in the log already.
+    # Only plain bytes cannot fail when a part is in the log already.
     return size, bodies if set(map(type, messages)) == {bytes} else list(bodies)
 
 
@@ -168,7 +168,7 @@ def _cut(ends: Sequence[int]) -> Iterator[tuple[int, int]]:
     while start < len(ends):
         bound = min(len(ends), start + BATCH_MESSAGES_MAX)
         stop = bisect_right(ends, before + BATCH_BYTES_MAX, start, bound)
-        # Room for as many lengths as would have fitted without them: at most a few messages too slow_append.
+        # Room for the lengths of as many messages as fit without them: at most a few messages too few.
         stop = max(start + 1, bisect_right(ends, before + BATCH_BYTES_MAX - 4 * (stop - start), start, stop))
         yield start, stop
         start, before = stop, ends[stop - 1]
@@ -203,7 +203,7 @@ def _body(messages: Sequence[bytes], table: bytes, size: int) -> list[bytes]:
         raise _no_bytes(messages) from None
     if len(messages) == 1:
         return [joined]
-    # A buffer of wide items has fewer of them than bytes: its frame would verify, and nobody could read it.
+    # A buffer of wide items has fewer items than bytes: its frame would verify and be unreadable.
     if len(joined) != size:
         raise _no_bytes(messages)
     return [table, joined]
@@ -243,7 +243,7 @@ def raw_body(body: bytes, flags: int) -> bytes:
         return body
     decompressor = zlib.decompressobj()
     try:
-        # One more than the bound, because at exactly so many bytes the end of the stream would not be seen.
+        # One more than the bound: at exactly the bound the end of the stream would not be seen.
         raw = decompressor.decompress(body, RAW_BODY_BYTES_MAX + 1)
     except zlib.error as error:
         raise CorruptData("a verified frame does not decompress", code=Code.CORRUPT_QUEUE) from error

@@ -124,8 +124,6 @@ SLOT_MAGIC = b"HFQS"
 SLOT_VERSION = 1
 VALUE_BYTES_MAX = SLOT_BYTES - SLOT_HEAD.size - 4
 
-_CHECK = Struct("<I")
-
 
 def slot_offset(generation: int) -> int:
     """Where this generation is written."""

@@ -85,7 +85,7 @@ class _Walk:
         self._numbers = pages.known_numbers()
         self._headers: dict[int, PageHeader] = {}
         self._floor = 0  # sequence numbers below this are owed
-        self._blind = written is None  # and of those above, nobody knows: see `recovery`
+        self._blind = written is None  # later ones are unknown: see `recovery`
         self._first_unsynced = 0
 
     def run(self) -> LogEnd:
@@ -131,8 +131,8 @@ class _Walk:
     def _begin(self) -> bool:
         """Set the end to where the walk begins; False if there is no page."""
         end, written = self._end, self._written
-        # After a failed sync the page cache may hold what the disk never got, also that of an earlier start. Only a
-        # restart of the machine empties it; what is read then comes from the disk.
+        # After a failed sync, also in an earlier process, the page cache may hold what the disk lacks. Only a restart
+        # of the machine empties it.
         end.rewrite = written is None or not any(written.boot_id) or written.boot_id == self._boot_id
         if written is not None:
             end.clean = written.clean
@@ -140,8 +140,8 @@ class _Walk:
             if self._page_matches(durable.page, durable.salt):
                 self._floor, self._first_unsynced = durable.next_seq, durable.page
             else:
-                # Retention may have removed that page since. No crash does: else this mark is of other files, or its
-                # page is damaged.
+                # Retention may have removed that page; no crash does. Otherwise the record belongs to other files, or
+                # its page is damaged.
                 self._blind = bool(self._numbers) and durable.page >= self._numbers[0]
             same_run = written.boot_id == self._boot_id and any(written.boot_id)
             if (same_run or written.clean) and self._page_matches(written.page, written.salt):
@@ -155,7 +155,7 @@ class _Walk:
                 end.page, end.position, end.next_seq = durable.page, durable.position, durable.next_seq
                 end.last_time_ns = durable.last_time_ns
             if not end.page:
-                # The page of the mark is there and cannot be read: what it held is owed, and its numbers stay used.
+                # The page of the record cannot be read: its messages are owed, and their numbers stay used.
                 self._floor = max(
                     self._floor,
                     durable.next_seq if self._is_unreadable(durable.page) else 0,
@@ -164,7 +164,7 @@ class _Walk:
         if end.page:
             header = self._header(end.page)
             if header is not None and header.prepared:
-                # Nothing in it was durable, not even the second writing of its header.
+                # Nothing in it was durable, not even its second header.
                 header = header.started(end.next_seq, end.last_time_ns)
             end.header = header
             return True
@@ -182,8 +182,8 @@ class _Walk:
     def _begin_without_mark(self) -> bool:
         numbers, end = self._numbers, self._end
         begun = next((number for number in reversed(numbers) if self._begun_header(number) is not None), 0)
-        # Of the pages that wait for their sync, even the headers may have gone back to *prepared*. The one before them
-        # all is whole, or the first of all, whose base is known.
+        # Pages that wait for their sync may be *prepared* again. The page before them is whole, or the first page,
+        # whose base is known.
         early = [number for number in numbers if number < begun - UNSYNCED_PAGES_MAX]
         for number in [*early[-1:], *(number for number in numbers if number >= begun - UNSYNCED_PAGES_MAX)]:
             header = self._header(number)
@@ -320,7 +320,7 @@ def repair_tail(pages: PageDirectory, end: LogEnd) -> None:
     if end.page and not end.resume:
         for number in end.unsynced:
             _sync_page(pages, number, rewrite=end.rewrite)
-        # Before its SEAL: the index may name frames behind it, which the cut took from the log and the disk still has.
+        # Before its SEAL: the index may name frames after it, which are cut from the log and still on disk.
         going = DurableRename(pages)
         if going.remove(pages.names.index(end.page)):
             going.sync()
@@ -340,11 +340,11 @@ def repair_tail(pages: PageDirectory, end: LogEnd) -> None:
         if header is not None and header.prepared:
             going.remove(name)
         else:
-            # Also one whose header is damaged: under its name a page was whole once, and repair may read it.
+            # Also with a damaged header: the page was whole once, and repair may read it.
             going.move(name, pages.names.set_aside(name, port.names(pages.directory)))
         going.remove(pages.names.index(number))
         changed = True
-    # Also what a start that was killed has changed: a sync that fails later would be another's, and drop that.
+    # Also the changes of an opening that was killed: a later failed sync could drop them.
     if changed or (end.page and not end.resume):
         going.sync()
 
@@ -398,7 +398,7 @@ def _close_page(pages: PageDirectory, end: LogEnd) -> None:
             port.write(file, end.position, (seal,))
         port.sync_data(file)
         if end.position + SEAL_BYTES < port.size(file) and not end.gaps:
-            # Room that was allocated and never used. Frames behind a SEAL are not part of the log.
+            # Unused room. Frames after a SEAL are not part of the log.
             port.truncate(file, end.position + SEAL_BYTES)
     finally:
         port.close(file)

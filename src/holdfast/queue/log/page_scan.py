@@ -112,8 +112,8 @@ class PageScan:
         if HEAD_BYTES < window_bytes <= FIRST_WINDOW_BYTES and not any(
             self._port.read(self._file, self.position, HEAD_BYTES)
         ):
-            # The end of a log. To read on into what was allocated and never written has the system fill its cache with
-            # zeros, as many as it reads ahead: 3.4 ms at 8 MiB, where this was 40 microseconds.
+            # The end of a log. Reading on into unwritten room fills the cache with zeros: 3.4 ms at 8 MiB instead of 40
+            # microseconds.
             self._window_bytes = FIRST_WINDOW_BYTES
             return None
         data = self._port.read(self._file, self.position, window_bytes)
@@ -199,7 +199,7 @@ class PageScan:
             return
         found = self._seek(self._index, self._index.last_earlier(time_ns), lambda indexed, _: indexed < time_ns)
         if found is not None:
-            # That frame is before ``time_ns``, whole, and what follows it has confirmed it: a batch need not be read.
+            # That frame is whole and before ``time_ns``, and its successor confirms it: a batch need not be read.
             seq, self.last_time_ns, tail, self.position = found
             self.next_seq = seq + (tail & SEQ_MASK)
 
@@ -222,7 +222,7 @@ class PageScan:
         before, time_ns, position = found
         step = 1
         while before:
-            # Each is asked again: in a damaged index not all that stand before the last one belong there.
+            # Each record is tested: in a damaged index an earlier record may not come before.
             if belongs_before(time_ns, position) and (frame := self._land(position, time_ns)) is not None:
                 return frame
             before, step = max(0, before - step), 2 * step
@@ -249,7 +249,7 @@ class PageScan:
             self._anchors[key] = found
         elif time_ns is not None and found[1] != time_ns:
             return None
-        # Asked of the shared ones once: another reader may empty them at any moment.
+        # Read the shared dict once: another reader may clear it.
         self.position, self.next_seq = position, found[0]
         return found
 
@@ -261,7 +261,8 @@ class PageScan:
         """
         seq, time_ns, tail, _ = frame
         room = position - self.position
-        # A message takes four bytes in a batch at least. Compression takes fewer; one such frame is always possible.
+        # A message takes at least four bytes in a batch, fewer when compressed; one compressed frame is always
+        # possible.
         frames = room // HEAD_BYTES + 1 if tail >> 32 & COMPRESSED else 1
         return time_ns >= self.last_time_ns and seq - self.next_seq <= room // 4 + frames * BATCH_MESSAGES_MAX
 
@@ -288,7 +289,7 @@ class PageScan:
         room = self.header.page_bytes - position
         if position < HEADER_BYTES or room < HEAD_BYTES:
             return None, b""
-        # In the page being written not a byte more than must be: see ``read`` for what reading on behind the end costs.
+        # In the page being written, read no more than needed: see ``read``.
         near = NEAR_BYTES if self._index is not None and self._index.of_finished_page else HEAD_BYTES
         data = self._port.read(self._file, position, min(near, room))
         if len(data) < HEAD_BYTES:
@@ -317,8 +318,8 @@ class PageScan:
             position = damaged + HEAD_BYTES + length
             found, _ = self._frame_at(None, position)
             if found is not None and found[0] > floor:
-                # A bridge that a repair has laid, a length and zeros, leads to a frame. Else the number is told twice,
-                # by the damaged head and by the frame.
+                # A bridge of a repair (a length and zeros) leads to a frame. Otherwise the damaged head and the frame
+                # must agree on the number.
                 known = (length > 0 and not (check or time_ns or tail)) or found[0] == floor + (tail & SEQ_MASK)
                 if self._land(position, None, None if known else ends) is not None:
                     return True

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
     from datetime import datetime
-    from types import TracebackType
-    from typing import Self
 
     from holdfast.queue.files.pages import PageDirectory
     from holdfast.queue.log.messages import Message
@@ -85,7 +83,5 @@ class QueuePort(Protocol):
         read_only: bool = False,
     ) -> QueuePort: ...
     def close(self) -> None: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __enter__(self) -> QueuePort: ...  # noqa: PYI034 - Self would make the protocol recursive
+    def __exit__(self, *_: object) -> None: ...

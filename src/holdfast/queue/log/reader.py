@@ -61,7 +61,7 @@ class Waiter:
     def arm(self) -> None:
         """Call before the read that decides whether to wait: an append after it ends the wait."""
         if self._subscribe is not None and not self._armed:
-            # Once until it has fired: a reader that waits for hours is one listener, not one for each look.
+            # One listener until it has fired, however long a reader waits.
             self._armed = True
             self._subscribe(self._fired)
 
@@ -159,8 +159,8 @@ class LogReader:
         self._index: IndexReader | None = None
         self._from_seq = 1
         self._from_time_ns: int | None = None
-        # Messages below this one that the scan still looks for were told to be lost. The scan goes on expecting the
-        # number that belongs to its place: under another one, damaged bytes may verify.
+        # Messages below this were reported as lost. The scan still expects the number of its position: under another
+        # number damaged bytes may verify.
         self._reported_seq = 1
         self.gaps = 0
 
@@ -208,7 +208,7 @@ class LogReader:
         Cost: O(log pages) headers, O(log frames) index records.
         """
         self._from_seq, self._from_time_ns = 1, time_ns
-        # Strictly below: a page may end with messages of the very time with which the next one begins.
+        # Strictly below: a page may end with the time with which the next one begins.
         self._seek_page(lambda header: header.base_time_ns < time_ns)
         if self._scan is not None:
             self._scan.seek_time(time_ns)
@@ -241,7 +241,7 @@ class LogReader:
         """Report the damaged pages before the first readable one."""
         there = self._pages.numbers()
         if any(self._pages.header_of(number) is None for number in numbers if number in there):
-            # Where the log began is not known any more: at most this much is gone.
+            # The first sequence number is unknown: at most this much is gone.
             self._report(Gap(1, self.next_seq - 1, numbers[0]))
 
     # ---- moving -----------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ class LogReader:
                 self._window_bytes = SINGLES_WINDOW_BYTES if many else WINDOW_BYTES
                 return window
             if not self._move_on(scan):
-                # What was written since the failed read counts: a roll may have happened in between.
+                # The writer may have rolled since the failed read.
                 return scan.read(self._window_bytes)
 
     def _move_on(self, scan: PageScan) -> bool:
@@ -291,7 +291,7 @@ class LogReader:
             return False
         if step is Step.NEXT_PAGE and following is Following.PREPARED and found is not None:
             return self._enter(found, self.next_seq)
-        # The writer is past this place, so a second look tells damage from a frame that was just being written.
+        # The writer is past this position, so a second read distinguishes damage from a frame that was being written.
         if owed is not Owed.NO and self._verifies_now(scan, *scan.state, here):
             return True
         if step is Step.RESYNC:
@@ -316,7 +316,7 @@ class LogReader:
         if not scan.resync((self._owed_seq(), 0 if header is None else header.base_seq)):
             return False
         if self._verifies_now(scan, *state, here):
-            # Without a mark nobody knows where the writer is: it may have written this and more since the last look.
+            # Without a record the writer's position is unknown: it may have written this since the last read.
             scan.state = state
         elif scan.next_seq > first:
             self._report(Gap(first, scan.next_seq - 1, scan.header.number))
@@ -336,7 +336,7 @@ class LogReader:
         last = (self._owed_seq() or 0) - 1
         if last >= first:
             self._report(Gap(first, last, number))
-            # Told is told: what is found of it later stays unread, so that nothing goes back.
+            # A reported message stays skipped, so that reading never goes back.
             self._from_seq = self._reported_seq = last + 1
         return False
 
@@ -401,13 +401,13 @@ class LogReader:
         file = self._pages.open(number)
         if file is None:
             return False
-        # Beside the writer of these files nobody else changes them, and what is kept needs no reading.
+        # In the writer's process no one else changes the files, so cached headers are valid.
         header = self._headers.get(number) if self._live_next_seq is not None else None
         try:
             header = header or self._pages.header(file, number)
             if header is not None and header.prepared:
                 header = self._begun(file, header, expected) if expected is not None else None
-            # Whoever comes from the page before reads on, and in a full page that needs no small first step.
+            # A reader that comes from the page before reads on, and a full page needs no small first read.
             following = self._header(number + 1) if self._scan is not None else None
         except BaseException:
             self._pages.port.close(file)
@@ -418,7 +418,7 @@ class LogReader:
         last_time_ns = self._scan.last_time_ns if self._scan is not None else header.base_time_ns
         self.close()
         self._file = file
-        # Whatever follows was begun behind the last message of this one.
+        # The next page was begun after the last message of this one.
         is_finished = number + 1 in self._headers
         self._index = IndexReader(self._pages, number, header.salt, self._indexes if is_finished else None)
         self._scan = PageScan(
@@ -446,7 +446,7 @@ class LogReader:
 
     def _report(self, report: Gap | Trimmed) -> None:
         if isinstance(report, Gap) and report.last < self._from_seq:
-            return  # on the way to the starting point: nobody asked for these
+            return  # on the way to the starting point: these were not requested
         self.gaps += 1
         if self._damage == "raise":
             raise report

@@ -163,7 +163,7 @@ class Space:
         self._sync_failed = sync_failed
         self._headers: dict[int, PageHeader] = {}
         self._lock = threading.RLock()
-        # Taken by itself: an interrupt inside the condition's own ``with`` would leave it locked for ever.
+        # A separate lock: an interrupt inside the condition's own ``with`` would leave it locked.
         self._waits = threading.Lock()
         self._freed = threading.Condition(self._waits)
         self._closed = False
@@ -187,7 +187,7 @@ class Space:
         while True:
             over = self.trim(page_bytes)
             if over > 0 and self._safe_below() < self._current():
-                # Only pages behind which the log is durable may go.
+                # Only durable pages may be removed.
                 self._make_durable()
                 over = self.trim(page_bytes)
             if over <= 0 or (self._full == "drop_oldest" and self._first_held() is None):
@@ -214,11 +214,11 @@ class Space:
             over = total + page_bytes - limit if limit is not None else 0
             going = self._may_go(closed, over)
             if going:
-                # A page goes durably. If lost power took back the commit that released it, its consumer would get
+                # Removal is durable. If lost power took back the commit that allowed it, the consumer would get
                 # ``Trimmed``.
                 self._sync_holds(self._sync_failed)
             for page in closed[: len(going)]:
-                # Another process may have made a consumer, or moved one back, since the last look.
+                # Another process may have made a consumer, or moved one back.
                 if not self._may_go([page], over):
                     break
                 self.remove([page.number])
@@ -265,8 +265,8 @@ class Space:
             size = pages.port.size_of(pages.directory, name)
             total += size
             if after is not None and number < safe_below:
-                # The first arrival in a later page is no earlier than the last in this one, nor is its first number
-                # less: at worst a page stays longer.
+                # The next page's first time and number are no earlier than the last ones here: at worst a page stays
+                # longer.
                 modified_ns = pages.port.modified_ns(pages.directory, name)
                 closed.append(ClosedPage(number, size, after.base_seq - 1, after.base_time_ns, modified_ns))
             after = self._header(number) or after

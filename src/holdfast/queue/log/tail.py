@@ -147,10 +147,10 @@ class LogTail:
         try:
             size = len(payload)
         except TypeError:
-            return self._slow_append(payload)  # which tells what a message is
+            return self._slow_append(payload)  # it raises the error
         try:
             self._turns.pop()
-        except IndexError:  # somebody else is at it
+        except IndexError:  # another thread is in the fast path
             pass
         except BaseException:  # an interrupt behind it
             self._turns.append(None)
@@ -273,7 +273,7 @@ class LogTail:
     def begin(self, page: OpenPage) -> None:
         """Continue in a new page. Call with the lock held."""
         self._use(page)
-        # The header says so now: also if this frame is refused and the clock steps back, none may be earlier.
+        # No frame may be earlier than the header says, also if this one is refused and the clock steps back.
         self.end = HEADER_BYTES, self.next_seq, page.header.base_time_ns
         self.base_seq, self.batch_surplus = self.next_seq, 0
         self.index = PageIndex()
@@ -363,7 +363,7 @@ class Durability:
         self._take = take
         self._reached = reached
         self._failed = failed
-        # Taken by itself: an interrupt inside the condition's own ``with`` would leave it locked for ever.
+        # A separate lock: an interrupt inside the condition's own ``with`` would leave it locked.
         self._lock = threading.Lock()
         self._condition = threading.Condition(self._lock)
         self._failing = threading.Lock()
@@ -436,7 +436,7 @@ class Durability:
                     self._condition.wait()
                     self.raise_if_failed()
                     return
-                leads = self._syncing = True  # together: an interrupt leaves no sync that nobody leads
+                leads = self._syncing = True  # together: an interrupt leaves no sync without a leader
             self._sync(sealed_only=next_seq is None)
         finally:
             if leads:
@@ -495,7 +495,7 @@ class SyncProgress:
             end.page, end.header.salt if end.header else 0, end.position, end.next_seq, end.last_time_ns
         )
         self._start_position = end_position
-        # The page made ahead will be used: the one who made it may have been killed before its name was durable.
+        # The prepared page will be used: its maker may have been killed before its name was durable.
         self._sync_names = None if end.clean or not (end.resume and end.doubtful) else sync_names
         self.durable = written.durable if written is not None and end.resume and not written.clean else end_position
         self.closing: list[int] = []
@@ -540,7 +540,7 @@ class SyncProgress:
 
     def _record_owed_position(self) -> None:
         self._position_is_owed = False
-        # A hint: everything up to the target is durable, with or without it.
+        # A hint: everything up to the target is durable without it.
         with suppress(OSError):
             self.record_position()
 
@@ -571,7 +571,7 @@ class SyncProgress:
         if self.silent:
             self._make_names_durable()
             with self._tail.lock:
-                # Also where they were written before and the sync failed: only what is written anew is synced.
+                # Also after a failed sync: a sync covers only what is written again.
                 self.record_position()
                 self.record_position()
             self._position_file.sync()

@@ -106,16 +106,15 @@ class PageSupply:
         """The next page after ``current``, with at least ``needed_bytes``. Raises: ``OSError``."""
         with self._lock:
             if self._taken is not None and self._taken is not current:
-                # Its taker was interrupted before it could begin it, or give it back.
+                # An interrupt came before it was begun or given back.
                 self._ahead, self.number = self._taken, self._taken.header.number - 1
             self._taken = None
             ahead, self._ahead = self._ahead, None
             if ahead is not None and ahead.header.page_bytes >= needed_bytes:
                 self.number, self._taken = ahead.header.number, ahead
                 return ahead
-            # One of its own for a message that does not fit: its name replaces that of the page made ahead, which is
-            # let go of first. Should this fail half way, that page may have no name any more, and nothing may go into
-            # it.
+            # A message that does not fit gets its own page, whose name replaces that of the prepared page. Close that
+            # one first: if this fails half way, it may have no name, and nothing may be written to it.
             size = max(needed_bytes, self.next_bytes) if ahead is None else needed_bytes
             if ahead is not None:
                 ahead.close(self._pages.port)
@@ -217,7 +216,7 @@ class Writer:
             writes=writes,
             slow_append=self._append_slowly,
         )
-        # Chosen here once, and not at each append.
+        # Chosen once, not at each append.
         self.append: Callable[[Octets], int] = self._append_slowly
         if stores:
             self.append = tail.append
@@ -457,7 +456,7 @@ class Writer:
             if page.index_file is None:
                 page.index_file = self._pages.open_index(page.header.number, write=True)
             if tail.page is not None:
-                # No message goes into it any more, also if the rest fails: a reader may have left it by its SEAL.
+                # Write no more messages into it, also if the rest fails: a reader may have left it at its SEAL.
                 tail.page.limit = 0
                 self._seal(tail.page)
             page.header = page.header.started(tail.next_seq, time_ns)
@@ -495,7 +494,7 @@ class Writer:
         page = tail.page
         assert page is not None, "a checkpoint follows a frame"
         with tail.lock:
-            # Hints, both: the messages are in the log, and an error here may not say that they are not.
+            # Both are hints: the messages are in the log, and an error may not deny that.
             with suppress(OSError):
                 progress.write_index()
                 progress.record_position()

@@ -27,7 +27,7 @@ A state (kind 8), which makes all commands before it unnecessary:
 | 0 | 1 | kind |
 | 1 | 8 | zero |
 | 9 | 8 | next message to be handed out for the first time |
-| 17 | 8 | last number of the dead letters that a BURY told |
+| 17 | 8 | last number of the dead letters that a BURY named |
 | 25 | 4 | count of pages |
 | 29 | 4 | count of started messages |
 | 33 | 16 x pages | number (8), salt (8) |

@@ -86,8 +86,8 @@ class WorkLog:
         self._append = log.append
         self._state_seq = 0
         self.synced = synced
-        # From before a command is written until it is applied. Where an interrupt left it so, memory and the log may
-        # differ, and only a replay tells what was done.
+        # Set before a command is written, cleared when it is applied. If an interrupt leaves it set, memory and log may
+        # differ, and only a replay decides.
         self.in_step = False
         self.written = 0  # the last command, for ``wait``
         self.left = COMMAND_BYTES_MAX  # bytes until the next state is due
@@ -237,14 +237,14 @@ def find_state(
     machine, last_ns = log.replay(damage)
     clock.not_before(last_ns)
     if machine is None and cursor is not None:
-        # The log of commands is lost. Behind the cursor everything is handed out again.
+        # The log of commands is lost: hand out everything after the cursor again.
         machine = WorkMachine(WorkState(cursor.committed_seq + 1, 0, list(cursor.pages), {}))
     elif machine is None:
         first = seq_since(queue, since)
         machine = WorkMachine(WorkState(first, 0, history_at(queue.pages, first), {}))
     before = (machine.next_seq, len(machine.started), machine.dead_seq)
     if cursor is not None:
-        # Lost power can take commands and spare the cursor: what it says is done is done, and may be gone already.
+        # Lost power can take commands and spare the cursor: its messages are done, and may be removed.
         if cursor.committed_seq >= machine.next_seq:
             machine.pages = list(cursor.pages)
         machine.apply(Kind.SKIP, 0, (1, cursor.committed_seq))
@@ -268,7 +268,7 @@ def find_buried(queue: QueuePort, name: str, machine: WorkMachine) -> None:
     if last_seq <= machine.dead_seq:
         return
     with queue.open_sibling(f"{name}-dead", page_size=DEAD_PAGE_BYTES) as dead:
-        # A process that was killed may have written them and not synced them: they must not be lost after this.
+        # A killed process may have written them without a sync: they must be durable now.
         dead.flush()
         for message in dead.read(seq=machine.dead_seq + 1, damage="skip"):
             seq = DeadLetter.decode(message.payload).seq

@@ -10,7 +10,7 @@ finished, so memory is bounded by the started messages. A started message is *du
 |---|---|---|
 | TAKE | new, exactly ``next_seq``; or started | started, leased, one delivery more, due at the lease's end |
 | DONE, BURY | started | finished |
-| RETURN | started | started, not leased, due as told |
+| RETURN | started | started, not leased, due at the given time |
 | RETURN | finished | nothing |
 | EXTEND | started and leased | due at the new end |
 | SKIP | started, or new from ``next_seq`` on | finished |
@@ -180,7 +180,7 @@ class WorkMachine:
             self.started[missing] = (0, 1, False)
             heappush(self.dues, (0, missing))
         if seq < self.next_seq:
-            # Finished by what is left of the log, and yet taken: its first deliveries are what is missing.
+            # The rest of the log finished it before this TAKE: its first deliveries are missing.
             self.started = dict(sorted({**self.started, seq: (0, 1, False)}.items()))
             return 2
         self.next_seq = seq + 1

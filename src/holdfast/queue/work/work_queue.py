@@ -167,7 +167,7 @@ class WorkSource:
 
     def fetch(self, seq: int) -> Message | None:
         """One message from anywhere; None if it is gone or damaged and the policy continues."""
-        # Those that come back together were mostly appended together: a batch is read once.
+        # Returned messages were mostly appended together: read a batch once.
         near = self._near
         place = seq - near[0].seq if near else -1
         if not 0 <= place < len(near) or near[place].seq != seq:
@@ -304,7 +304,7 @@ class WorkQueue:
                 self._machine = find_state(
                     queue, self.name, self._log, self._clock, found, since=since, damage=self._damage, hold=self._hold
                 )
-                # Before the first job: lost power would take the hold, and retention what nobody has done yet.
+                # Before the first job: lost power could take the hold, and retention unfinished messages.
                 self._note_cursor(durable=True)
             except BaseException:
                 with suppress(HoldfastError):
@@ -348,12 +348,12 @@ class WorkQueue:
         with self._lock:
             try:
                 while job is not None and len(jobs) < max_jobs:
-                    # Behind a new one there are only new ones: what is due goes first.
+                    # After a new job there are only new ones: due jobs go first.
                     more = self._take_read_ahead(max_jobs - len(jobs)) if job.deliveries == 1 else []
                     job = more[-1] if more else self._take()
                     jobs += more or ([job] if job else [])
             except HoldfastError:
-                # Those that were taken are their worker's, whatever stands behind them.
+                # Jobs that were taken belong to their worker, whatever error follows.
                 if self._closed is not None:
                     raise
             written = max(written, self._log.written)
@@ -401,7 +401,7 @@ class WorkQueue:
         seq, time_ns, payload = message
         ends_ns = now_ns + self._ack_wait_ns
         log.record(encode_one(TAKE, ends_ns, seq))
-        # Written, and only now forgotten there: what could not be written is not skipped.
+        # Forget the message only after the command is written.
         self._source.taken(message)
         job = self._job((seq, time_ns, payload, machine.take(seq, ends_ns)))
         log.in_step = False
@@ -561,7 +561,7 @@ class WorkQueue:
             if seq not in letters:
                 letter = DeadLetter(seq, message[1], message[2], deliveries=deliveries, reason=reason)
                 letters[seq] = self._resources.dead.append(letter.encode())
-            # A start looks behind the number that is told here: no letter whose BURY is owed may be before it.
+            # An opening looks after this number: no letter whose BURY is owed may be before it.
             owed = [place - 1 for other, place in letters.items() if other != seq]
             return self._do(Kind.BURY, 0, seq, min([self._resources.dead.last_seq, *owed]))
 
@@ -610,7 +610,7 @@ class WorkQueue:
         """Write the cursor for retention. Call with the lock held."""
         machine = self._machine
         packed = cursor_pages(machine.pages)
-        # The step that led here counts, whether this can be written or not: what is finished only stays longer.
+        # The step counts also if this fails: finished messages only stay longer.
         with nullcontext() if durable else suppress(OSError):
             self._cursor.write(encode_cursor(machine.committed_seq(), packed, of_work_queue=True, holds=self._hold))
         if durable:
@@ -626,7 +626,7 @@ class WorkQueue:
         if self._closed is not None:
             raise self._closed.with_traceback(None)  # else it would keep the frames of all who met it
         if self._log.in_step:
-            raise Closed("a step was interrupted", name=self.name, hint="close the work queue and open it anew")
+            raise Closed("a step was interrupted", name=self.name, hint="close the work queue and open it again")
 
     @property
     def usable(self) -> bool:
