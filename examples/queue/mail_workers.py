@@ -50,7 +50,7 @@ class MailServer:
 async def send_mail(queue: Queue, server: MailServer) -> int:
     """Everything that is in the queue, with several workers. Returns how many deliveries had to be tried again."""
     tried_again = 0
-    async with queue.work_queue("mailer", visibility=30, max_deliveries=3, retry_delay=0.01) as work:
+    async with queue.work_queue("mailer", ack_wait=30, max_deliveries=3, retry_delay=0.01) as work:
 
         async def worker() -> None:
             nonlocal tried_again

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     )
     from holdfast.extras import MissingExtra
     from holdfast.queue import Queue, every
-    from holdfast.queue.consumers.persist import persist
+    from holdfast.queue.persist import persist
     from holdfast.settings import Settings, load_configuration
     from holdfast.view import View
 
@@ -125,7 +125,7 @@ _HOMES: Final = {
     ),
     "holdfast.extras": ("MissingExtra",),
     "holdfast.queue": ("Queue", "every"),
-    "holdfast.queue.consumers.persist": ("persist",),
+    "holdfast.queue.persist": ("persist",),
     "holdfast.settings": ("Settings", "load_configuration"),
     "holdfast.view": ("View",),
 }

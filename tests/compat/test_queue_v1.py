@@ -14,8 +14,8 @@ import pytest
 from tests.compat.write_queue_v1 import HERE, PAGE_BYTES, messages
 
 from holdfast.queue import Queue
-from holdfast.queue.files.identity_file import read_identity
-from holdfast.queue.log.reader import read_mark
+from holdfast.queue.files.meta_files import read_identity
+from holdfast.queue.log.reader import read_write_position
 
 DIGEST = "0bf42b2a826f8fa8020fe316b19e2534376e869b34cb8c0fe19411b9fb180a13"
 
@@ -54,7 +54,7 @@ def test_a_writer_goes_on_where_the_golden_queue_ends(tmp_path: Path) -> None:
 
 def test_the_golden_metadata_is_understood() -> None:
     with Queue(HERE / "golden", read_only=True) as queue:
-        identity, mark = read_identity(queue.pages), read_mark(queue.pages)
+        identity, mark = read_identity(queue.pages), read_write_position(queue.pages)
         assert identity is not None
         assert (identity.page_bytes, identity.checksum_id) == (PAGE_BYTES, 1)
         assert mark is not None

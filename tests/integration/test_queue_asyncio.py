@@ -16,7 +16,7 @@ from holdfast import Queue as BlockingQueue
 from holdfast.aio import Queue
 from holdfast.errors import AlreadyOpen, Closed, Fenced, InvalidRequest, LimitExceeded, PermissionDenied, Unavailable
 from holdfast.queue import Gap, every
-from holdfast.queue.aio import work_queue as asynchronous_work
+from holdfast.queue.aio import consumers as asynchronous_work
 from holdfast.queue.consumers.consumer import Consumer
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.work.work_queue import WorkQueue

@@ -23,7 +23,7 @@ from holdfast.cli.queue_files import opened_files, paths_like
 from holdfast.queue import Gap
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.format.frame import HEAD_BYTES
-from holdfast.queue.format.page_header import HEADER_BYTES, PageHeader, encode_header
+from holdfast.queue.format.page import HEADER_BYTES, PageHeader, encode_header
 from holdfast.queue.repair.survey import QueueSurvey, survey_queue
 
 PAGE = 8192

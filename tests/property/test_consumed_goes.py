@@ -22,7 +22,7 @@ from holdfast.queue.consumers import cursor_file
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.cursor import Cursor
 from holdfast.queue.log import space
-from holdfast.queue.log.retention import ClosedPage
+from holdfast.queue.log.space import ClosedPage
 
 PAGE_BYTES = 4096
 SEEDS = 500 if os.environ.get("HOLDFAST_PROVE") == "1" else 12
@@ -63,7 +63,7 @@ class Life:
     def live(self) -> None:
         random = self.random
         queue = self.open()
-        consumer, work = queue.consumer("c", hold=False), queue.work_queue("w", visibility=10, max_deliveries=10**6)
+        consumer, work = queue.consumer("c", hold=False), queue.work_queue("w", ack_wait=10, max_deliveries=10**6)
         taken: list[bytes] = []
         for _ in range(random.randrange(5, 60)):
             what = random.random()

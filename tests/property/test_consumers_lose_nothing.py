@@ -54,7 +54,7 @@ class Life:
         random = self.random
         queue = self.open()
         self.append(queue, random.choice((0, 0, 10, 100)))  # before anybody has looked at what the crash left
-        consumer, work = queue.consumer("c"), queue.work_queue("w", visibility=0.001, max_deliveries=10**6)
+        consumer, work = queue.consumer("c"), queue.work_queue("w", ack_wait=0.001, max_deliveries=10**6)
         for _ in range(random.randrange(1, 40)):
             what = random.random()
             if what < 0.4:
@@ -117,5 +117,5 @@ def trusting(_pages: PageDirectory, cursor: Cursor, last_seq: int) -> int:
 
 def test_a_place_that_is_trusted_is_caught() -> None:
     # The consumer's own is caught by hand-made crashes: tests/unit/queue/test_consumer.py.
-    with patch("holdfast.queue.work.opening.kept_in", trusting), pytest.raises((AssertionError, CorruptData)):
+    with patch("holdfast.queue.work.log.kept_in", trusting), pytest.raises((AssertionError, CorruptData)):
         lose_power_often(range(60))

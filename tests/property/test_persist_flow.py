@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.queue.consumers.persist_flow import ITEM_BYTES, Flow, Step, Work
+from holdfast.queue.persist_flow import ITEM_BYTES, Flow, Step, Work
 
 COUNTED = st.sampled_from((100, 200, 300))
 """What an item counts. Few values, so that a bound is often reached exactly."""

@@ -13,7 +13,7 @@ from tests.property.queue_memory_files import Crash, MemoryFiles
 
 from holdfast.errors import Closed, HoldfastError
 from holdfast.queue import Gap, Queue, Trimmed
-from holdfast.queue.log.reader import read_mark
+from holdfast.queue.log.reader import read_write_position
 
 SEEDS = range(4000 if os.environ.get("HOLDFAST_PROVE") else 250)
 
@@ -106,7 +106,7 @@ def durable_seq(queue: Queue) -> int:
     try:
         return queue.durable_seq
     except Closed:
-        mark = read_mark(queue.pages)
+        mark = read_write_position(queue.pages)
         return mark.durable.next_seq - 1 if mark is not None else 0
 
 

@@ -19,9 +19,8 @@ from tests.worlds.queue import CrashFiles
 from holdfast.errors import CorruptData, Fenced
 from holdfast.queue import Queue
 from holdfast.queue.work.command import Kind
-from holdfast.queue.work.job import Job
 from holdfast.queue.work.log import WorkLog
-from holdfast.queue.work.work_queue import WorkQueue
+from holdfast.queue.work.work_queue import Job, WorkQueue
 
 NS = 10**9
 VISIBILITY_S = 10
@@ -30,7 +29,7 @@ PAGE_BYTES = 4096
 SMALL_LOG = (
     patch("holdfast.queue.work.work_queue.LOG_PAGE_BYTES", PAGE_BYTES),
     patch("holdfast.queue.work.work_queue.DEAD_PAGE_BYTES", PAGE_BYTES),
-    patch("holdfast.queue.work.opening.DEAD_PAGE_BYTES", PAGE_BYTES),
+    patch("holdfast.queue.work.log.DEAD_PAGE_BYTES", PAGE_BYTES),
     patch("holdfast.queue.work.log.COMMAND_BYTES_MAX", 512),
 )
 
@@ -107,7 +106,7 @@ class WorkQueueMachine(RuleBasedStateMachine):
             "d/q", page_size=PAGE_BYTES, sync="always", files=files, clock=lambda: self.now,
             entropy=self.random.randbytes, background=False,
         )  # fmt: skip
-        self.work: WorkQueue = self.queue.work_queue("w", visibility=VISIBILITY_S, max_deliveries=DELIVERIES_MAX)
+        self.work: WorkQueue = self.queue.work_queue("w", ack_wait=VISIBILITY_S, max_deliveries=DELIVERIES_MAX)
 
     def found(self) -> tuple[object, ...]:
         machine = self.work._machine
@@ -150,7 +149,7 @@ class WorkQueueMachine(RuleBasedStateMachine):
         call = {
             "ack": lambda: self.work.ack(job),
             "nack": lambda: self.work.nack(job, delay=delay),
-            "extend": lambda: self.work.extend(job, visibility=delay),
+            "extend": lambda: self.work.extend(job, ack_wait=delay),
             "dead_letter": lambda: self.work.dead_letter(job, "why"),
         }[what]
         if not model.owns(job):
@@ -312,7 +311,7 @@ TestWorkQueue.settings = SETTINGS
 # ---- mutants: each broken rule is caught by the machine above -------------------------------------------------------
 
 
-def waits_for_nothing(_log: WorkLog, _mark: int) -> None:
+def waits_for_nothing(_log: WorkLog, _written: int) -> None:
     """An answer before it is durable."""
 
 

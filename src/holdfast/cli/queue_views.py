@@ -36,11 +36,11 @@ from holdfast.cli.queue_picture import DrawnPage, draw
 from holdfast.errors import InvalidRequest
 from holdfast.queue import Gap, Message, Queue, Trimmed
 from holdfast.queue.consumers.cursor_file import committed_seqs
-from holdfast.queue.files.identity_file import read_identity
+from holdfast.queue.files.meta_files import read_identity
 from holdfast.queue.files.pages import PageDirectory
-from holdfast.queue.format.page_header import HEADER_BYTES
+from holdfast.queue.format.page import HEADER_BYTES
 from holdfast.queue.log.opening import LogEnd, find_end
-from holdfast.queue.log.reader import read_mark
+from holdfast.queue.log.reader import read_write_position
 
 __all__ = ["counted", "dump", "info", "size_text", "tail"]
 
@@ -77,7 +77,7 @@ def counted(count: int, word: str) -> str:
 def info(path: str, *, every_page: bool, as_json: bool) -> None:
     """Totals, a picture of the pages, and where each cursor stands."""
     with opened_files(path) as pages:
-        facts = _Facts(path, pages, find_end(pages, read_mark(pages), pages.port.boot_id()))
+        facts = _Facts(path, pages, find_end(pages, read_write_position(pages), pages.port.boot_id()))
     if as_json:
         print_json(facts.fields())
         return
@@ -89,7 +89,7 @@ class _Facts:
 
     def __init__(self, path: str, pages: PageDirectory, end: LogEnd) -> None:
         identity = read_identity(pages)
-        mark = read_mark(pages)
+        mark = read_write_position(pages)
         self.path = path
         self.queue_id = identity.queue_id.hex() if identity is not None else None
         self.page_bytes = identity.page_bytes if identity is not None else None

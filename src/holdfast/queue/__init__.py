@@ -1,4 +1,4 @@
-"""A durable queue in one process: fault-tolerant, one writer, many readers, replayable. Standard library only.
+"""A durable queue in one process: one writer, many readers, replayable. Standard library only.
 
     from holdfast import Queue
 
@@ -7,22 +7,22 @@
         for message in queue.read(since="earliest"):
             print(message.seq, message.time, message.payload)
 
-Owns: the public names of the embedded queue. Does not own: anything behind them.
+Delivery is at least once, in order, from any starting point. Appended messages survive a killed process, flushed
+messages survive lost power. A recovered log is a prefix of what was appended. Damage is reported, never delivered.
 
-Failure model: at least once, in order, from any starting point. What was appended survives a killed process; what was
-flushed survives lost power. A recovered log is a prefix of what was appended. Damage is reported, never delivered.
+Read in this order; each layer imports only the ones above it:
 
-What to build on (each is documented where it is defined):
+- ``format``: the bytes. ``frame`` (messages), ``page`` (header and index), ``meta`` and ``cursor`` (small files).
+- ``files``: ``FilePort``, the port for every file operation, and ``PageDirectory`` on it. A simulation passes its
+  own port as ``files=``, with ``clock=``, ``entropy=`` and ``background=False``.
+- ``log``: ``PageScan`` verifies frames, ``recovery`` decides where a log ends, ``LogReader`` reads along it without
+  waiting, ``LogTail`` and ``Writer`` append, ``Space`` removes pages.
+- ``consumers`` and ``work``: positions kept under a name; jobs that are acknowledged, retried and given up.
+- ``queue``: the public class ``Queue``, which joins them. ``file_queue``, ``persist`` and ``stores_log`` build on it,
+  ``aio`` is its asyncio twin.
 
-- ``Queue`` (``queue.queue``): ``append``, ``append_many``, ``flush``, ``read``, ``batches``, ``first_seq``,
-  ``last_seq``, ``durable_seq``, ``close``; ``reader(seq=|since=)`` is the primitive that never waits, ``waiter()`` how
-  to wait, ``run_background_work()`` the helper thread's work for those who run without a thread.
-- ``FilePort`` (``queue.file_port``): every file operation. A simulation implements it and passes it as ``files=``, with
-  ``clock=``, ``entropy=`` and ``background=False``.
-- ``slots``: A/B slots for small values that are replaced; ``FileNames.cursor`` and ``FileNames.named_lock`` are the
-  names for a consumer's.
-- ``recovery``: the decision table. ``frame``, ``page_header``, ``time_index``, ``slots``, ``identity``, ``write_mark``:
-  the format, byte by byte.
+A program without the helper thread calls ``run_background_work()`` from time to time. A program that drives a
+``reader`` itself waits with ``waiter()``.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-    from holdfast.queue.consumers.persist_run import Stored
     from holdfast.queue.file_queue import FileQueue
     from holdfast.queue.log.messages import Block, Gap, Message, Trimmed
+    from holdfast.queue.options import SyncLevel, every
+    from holdfast.queue.persist import Stored
     from holdfast.queue.queue import Queue
     from holdfast.queue.serializers import Serializer
-    from holdfast.queue.sync_levels import SyncLevel, every
 
 __all__ = ["Block", "FileQueue", "Gap", "Message", "Queue", "Serializer", "Stored", "SyncLevel", "Trimmed", "every"]
 
@@ -49,10 +49,10 @@ _HOMES: Final = {
     "Message": "log.messages",
     "Queue": "queue",
     "Serializer": "serializers",
-    "Stored": "consumers.persist_run",
-    "SyncLevel": "sync_levels",
+    "Stored": "persist",
+    "SyncLevel": "options",
     "Trimmed": "log.messages",
-    "every": "sync_levels",
+    "every": "options",
 }
 
 

@@ -1,11 +1,8 @@
 """``queue.Queue`` in files: the methods of the standard library's class over a work queue.
 
-Owns: ``maxsize``, ``join``, which job a ``task_done`` finishes. Does not own: messages and jobs (``queue``,
-``work_queue``), which also count them: an interrupted call leaves no count of this module wrong.
-
-Failure model: an item is removed when its ``task_done`` has returned. An item that was got and is not done when the
-process ends comes again at the next opening, before newer items. Pages of finished items are removed
-(``keep="consumed"``). An interrupt (Ctrl-C) ends the call that it hits, and the queue stays usable:
+An item is removed when its ``task_done`` has returned. An item that was got and is not done when the process ends comes
+again at the next opening, before newer items. Pages of finished items are removed (``keep="consumed"``). The work queue
+counts the items, so an interrupt (Ctrl-C) ends the call that it hits and the queue stays usable:
 
 | interrupted | afterwards |
 |---|---|
@@ -24,39 +21,34 @@ from queue import Empty, Full
 from time import monotonic
 
 from holdfast.errors import Closed, Code, HoldfastError
-from holdfast.queue.arguments import whole_number
-from holdfast.queue.files.forks import poison_in_children
+from holdfast.queue.files.process import poison_in_children
+from holdfast.queue.options import sync_level, whole_number
 from holdfast.queue.queue import Queue
-from holdfast.queue.sync_levels import sync_level
 from holdfast.queue.work.work_queue import DELIVERIES_MAX, LEASE_S_MAX, STARTED_MAX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
-    from types import TracebackType
     from typing import Self, TypeVar
 
+    from holdfast.queue.options import SyncLevel
     from holdfast.queue.serializers import Serializer
-    from holdfast.queue.sync_levels import SyncLevel
-    from holdfast.queue.work.job import Job
-    from holdfast.queue.work.work_queue import WorkQueue
+    from holdfast.queue.work.work_queue import Job, WorkQueue
 
     Found = TypeVar("Found")
-
-__all__ = ["FileQueue"]
 
 NAME = "tasks"
 MAXSIZE_MAX = 1 << 60
 LOOK_S = 1.0
-"""How often a thread that waits looks by itself: an interrupt between a step and its notification loses that one."""
+"""A waiting thread looks this often: an interrupt may lose a notification."""
 
 
 class FileQueue:
     """A first-in, first-out queue of items for the threads of one process, which survives the process.
 
-    ``maxsize`` is a number of items; 0 is no limit. A million items may be got and not done; ``get`` waits for room
-    then. Items are bytes, or what the ``serializer`` takes; ``sync`` as for ``holdfast.Queue``. Thread-safe.
+    ``maxsize`` is a number of items; 0 is no limit. A million items may be got and not done; then ``get`` waits. Items
+    are bytes, or what the ``serializer`` takes; ``sync`` as for ``holdfast.Queue``. Thread-safe.
     *Raises*: as ``holdfast.Queue``; every method ``Closed`` once it is closed, a sync has failed, or in a forked child.
     """
 
@@ -70,20 +62,20 @@ class FileQueue:
     ) -> None:
         self.maxsize = whole_number("maxsize", maxsize, 0, MAXSIZE_MAX)
         level = sync_level(sync)
-        # A step that must be durable is synced here, without the mutex: threads share a sync, and a get waits for none.
+        # Durable steps are synced without the mutex: threads share a sync, and a get does not wait.
         self._synced = level.name == "always"
         self._queue = Queue(path, serializer=serializer, sync="os" if self._synced else level, keep="consumed")
         try:
             self._work = self._open_work()
-            # Only this process has them: what an earlier one got and did not finish is next.
+            # Jobs that an earlier process got and did not finish are next.
             self._work.return_leased()
         except BaseException:
             self._queue.close()
             raise
         self._loading: dict[int, Job] = {}  # by message: taken by a get that has not returned
         self._got: dict[int, deque[Job]] = {}  # by thread, in the order in which they were got
-        # One entry for each call that was cut off, with its job if it had one. While there is any, ``_loading`` and
-        # ``_got`` may differ from what the work queue has leased.
+        # One entry per interrupted call, with its job if any. While there are entries, ``_loading`` and ``_got`` may
+        # differ from the leases.
         self._cut_off: list[Job | None] = []
         self._closed: Closed | None = None
         self._make_locks()
@@ -91,7 +83,7 @@ class FileQueue:
 
     def _open_work(self) -> WorkQueue:
         return self._queue.work_queue(
-            NAME, visibility=LEASE_S_MAX, max_deliveries=DELIVERIES_MAX, max_started=STARTED_MAX
+            NAME, ack_wait=LEASE_S_MAX, max_deliveries=DELIVERIES_MAX, max_started=STARTED_MAX
         )
 
     def _make_locks(self) -> None:
@@ -104,9 +96,9 @@ class FileQueue:
     # ---- the methods of queue.Queue ---------------------------------------------------------------------------------
 
     def put(self, item: object, block: bool = True, timeout: float | None = None) -> None:
-        """Append an item. *Raises*: ``queue.Full`` where there is no room, at once or after ``timeout`` seconds.
+        """Append an item. *Raises*: ``queue.Full`` if there is no room, immediately or after ``timeout`` seconds.
 
-        *Cost*: a few microseconds; one sync, shared by the threads that put at the same time, at "always".
+        *Cost*: a few microseconds; at "always" one sync, shared by the threads that put at the same time.
         """
         if self.maxsize and block and timeout is not None and timeout < 0:
             raise ValueError("'timeout' must be a non-negative number")
@@ -127,10 +119,10 @@ class FileQueue:
                 raise
 
     def get(self, block: bool = True, timeout: float | None = None) -> object:
-        """The oldest item. *Raises*: ``queue.Empty`` where there is none, at once or after ``timeout`` seconds.
+        """The oldest item. *Raises*: ``queue.Empty`` if there is none, immediately or after ``timeout`` seconds.
 
-        *Raises* also what the serializer's ``load`` raises. The item is then not got and stays the oldest: each ``get``
-        raises until a serializer loads it or a work queue removes it (see the reference of the queue).
+        *Raises* also what the serializer's ``load`` raises. That item stays the oldest: each ``get`` raises until a
+        serializer loads it or a work queue removes it (see the reference of the queue).
         """
         if block and timeout is not None and timeout < 0:
             raise ValueError("'timeout' must be a non-negative number")
@@ -150,7 +142,7 @@ class FileQueue:
                     return value
         except BaseException:
             self._cut_off.append(job)  # first of all: a second interrupt leaves the rest to the next call
-            self._settle_now()
+            self._recover_now()
             raise
         raise Empty
 
@@ -165,8 +157,8 @@ class FileQueue:
     def task_done(self) -> None:
         """The oldest item that this thread got and has not finished is done, and never comes again.
 
-        In a thread that has none: the oldest of any thread. *Raises*: ``ValueError`` where no item is got and not done;
-        the standard class also counts items that nobody got.
+        In a thread without items: the oldest of any thread. *Raises*: ``ValueError`` if no item is got and not done;
+        the standard class also counts items that no thread got.
         """
         with self._mutex:
             self._check()
@@ -183,7 +175,7 @@ class FileQueue:
                     del self._got[thread]
             except BaseException:
                 self._cut_off.append(None)
-                self._settle_now()
+                self._recover_now()
                 raise
             self._not_empty.notify()  # a get may wait for room among the items that are got
             if not work.unfinished():
@@ -191,7 +183,7 @@ class FileQueue:
         self._make_durable(work)
 
     def join(self) -> None:
-        """Return when every item that was put, also by an earlier process, is done."""
+        """Return when every item, also of an earlier process, is done."""
         with self._mutex:
             self._wait_until(self._all_done, lambda: not self._work.unfinished(), True, None)
             work = self._work
@@ -225,7 +217,7 @@ class FileQueue:
     def _wait_until(
         self, condition: threading.Condition, look: Callable[[], Found], block: bool, timeout: float | None
     ) -> Found:
-        """The first true answer of ``look``, or the last false one where the time is over."""
+        """The first true result of ``look``, or the last false one at the timeout."""
         until = None if timeout is None else monotonic() + timeout
         while True:
             self._check()
@@ -236,21 +228,21 @@ class FileQueue:
             condition.wait(min(left_s, LOOK_S))
 
     def _check(self) -> None:
-        """Raise ``Closed``, or have jobs that agree with the work queue's."""
+        """Raise ``Closed``, or make the jobs agree with the work queue's."""
         if self._closed is not None:
             raise self._closed.with_traceback(None)  # else it would keep the frames of every caller
         if self._cut_off:
-            self._settle()
+            self._recover()
 
     # ---- after an interrupt -----------------------------------------------------------------------------------------
 
-    def _settle_now(self) -> None:
-        """Settle, in a call that was cut off: it raises the error that did that. A refusal is for the next call."""
+    def _recover_now(self) -> None:
+        """Recover in the interrupted call, which raises the interrupt. The next call reports a refusal."""
         with suppress(HoldfastError, OSError), self._mutex:
             self._check()
 
-    def _settle(self) -> None:
-        """Give back each job that no thread has. Interrupted, it is done again. Call with the mutex held."""
+    def _recover(self) -> None:
+        """Return each job that no thread has. An interrupt repeats it. Call with the mutex held."""
         count = len(self._cut_off)  # threads that do not have the mutex may add to it
         if not self._work.usable:
             self._open_work_again()
@@ -268,7 +260,7 @@ class FileQueue:
         self._wake_all()
 
     def _open_work_again(self) -> None:
-        """An interrupt has left a command half done, and only the log says what became of it."""
+        """An interrupt left a command half done; only the log tells its result."""
         try:
             self._work.close()
             self._work = self._open_work()
@@ -284,7 +276,7 @@ class FileQueue:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def _make_durable(self, work: WorkQueue) -> None:
-        """Sync the steps of ``work`` where the level wants that. Call without the mutex."""
+        """Sync the steps of ``work`` if the level requires it. Call without the mutex."""
         if not self._synced:
             return
         try:
@@ -295,7 +287,7 @@ class FileQueue:
                 if self._work is work:
                     self._end(error)
                     raise
-            # An interrupt in another thread: the closing of this work queue has made its steps durable.
+            # An interrupt in another thread closed this work queue, which made its steps durable.
 
     def _end(self, error: Closed) -> None:
         """Refuse every call from now on, and end every wait."""
@@ -309,20 +301,18 @@ class FileQueue:
             condition.notify_all()
 
     def close(self) -> None:
-        """Make everything durable and close the files; every wait ends with ``Closed``. Doing it twice is harmless."""
+        """Make everything durable and close the files; waiting calls raise ``Closed``. Closing twice is harmless."""
         self._end(Closed("the queue is closed", code=Code.CLOSED))
         self._queue.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def poison_after_fork(self) -> None:
-        """In a forked child: replace the locks, which threads of the parent may hold, and refuse everything."""
+        """In a forked child: replace the locks, which the parent's threads may hold, and refuse everything."""
         self._make_locks()
         if self._closed is None:
             self._closed = Closed(

@@ -1,12 +1,7 @@
-"""The queue: what a program opens.
+"""``Queue``, the public class: it opens the files, joins writer, retention and readers, and closes them in order.
 
-Owns: opening and closing, the public methods that write, consumers, the helper thread's work. Does not own: the public
-methods that read (``log_reading``), writing (``writer``), starting (``opening``, ``mending``), which pages go
-(``retention``).
-
-Failure model: see the package. Closing makes everything durable; a queue that is not closed is found as after a kill.
-
-Long, because it is the public class: half of it is what its methods promise.
+A queue that was not closed is found as after a kill. An iterator releases its files when it ends or is dropped. An
+iterator that another thread uses while the queue is closed ends with ``Closed``.
 """
 
 from __future__ import annotations
@@ -14,71 +9,70 @@ from __future__ import annotations
 import os
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from itertools import chain
 from weakref import WeakValueDictionary
 
-from holdfast.errors import Closed, Code, HoldfastError, NotFound, PermissionDenied
-from holdfast.queue.arguments import each_of, whole_number
-from holdfast.queue.datetimes import lifetime_ns
+from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest, NotFound, PermissionDenied
 from holdfast.queue.files.disk_errors import Opening, refusals
-from holdfast.queue.files.dropped import close_when_dropped, locked_after_dropped
-from holdfast.queue.files.forks import poison_in_children
-from holdfast.queue.files.identity_file import open_identity, read_identity
 from holdfast.queue.files.local import LocalFiles
-from holdfast.queue.files.mark_file import MarkFile
-from holdfast.queue.files.pages import PageDirectory
-from holdfast.queue.files.sibling_names import check_new_queue
+from holdfast.queue.files.meta_files import WritePositionFile, open_identity, read_identity
+from holdfast.queue.files.pages import PageDirectory, check_new_queue
+from holdfast.queue.files.process import Background, close_when_dropped, locked_after_dropped, poison_in_children
 from holdfast.queue.format.checksum import CRC32, checksum_for_writing
 from holdfast.queue.format.file_names import FileNames
-from holdfast.queue.format.page_header import PAGE_BYTES_MAX
-from holdfast.queue.log.background import Background
+from holdfast.queue.format.page import PAGE_BYTES_MAX
 from holdfast.queue.log.messages import Message, class_with_value
-from holdfast.queue.log.opening import find_end
-from holdfast.queue.log.page_supply import FIRST_PAGE_BYTES
-from holdfast.queue.log.reader import check_damage_policy, read_mark
+from holdfast.queue.log.opening import find_end, repair_tail
+from holdfast.queue.log.reader import LogReader, Waiter, check_damage_policy, read_write_position
 from holdfast.queue.log.space import Space, check_limits
-from holdfast.queue.log.tail_repair import mend
-from holdfast.queue.log.writer import Writer
-from holdfast.queue.log_reading import SEQ_MAX, LogReading
+from holdfast.queue.log.writer import FIRST_PAGE_BYTES, Writer
+from holdfast.queue.options import each_of, lifetime_ns, moment_ns, renamed_argument, sync_level, whole_number
 from holdfast.queue.serializers import Serializer, chosen_serializer, other_serializer, record_of, serializer_named
-from holdfast.queue.sync_levels import sync_level
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, MutableMapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapping, Sequence
     from datetime import datetime, timedelta
-    from types import TracebackType
     from typing import Self, TypeVar
 
     from holdfast.queue.consumers.consumer import Consumer
+    from holdfast.queue.files.index import KeptIndexes
+    from holdfast.queue.files.pages import PageDirectory
     from holdfast.queue.files.port import FilePort
+    from holdfast.queue.format.page import PageHeader
+    from holdfast.queue.log.messages import Block, Message
+    from holdfast.queue.log.page_scan import Anchors
+    from holdfast.queue.log.port import Dependent
     from holdfast.queue.log.reader import DamagePolicy
-    from holdfast.queue.sync_levels import SyncLevel
+    from holdfast.queue.log.writer import Writer
+    from holdfast.queue.options import SyncLevel
+    from holdfast.queue.serializers import Serializer
     from holdfast.queue.work.work_queue import WorkQueue
 
     Found = TypeVar("Found")
 
-__all__ = ["PAGE_BYTES_MIN", "Queue"]
-
+SEQ_MAX = (1 << 64) - 1
 PAGE_BYTES_MIN = 4096
 MESSAGE_BYTES_MAX = 1 << 30
 LIFETIME_LOOK_S = 10.0
+CLOSED_UNDER = "the queue was closed under a reader"
 
 
-class Queue(LogReading):
-    """A durable queue in the files ``path-*`` of one directory; see the package for the whole of what it promises.
+class Queue:
+    """A durable queue in the files ``path-*`` of one directory. The package tells what it promises.
 
-    *Raises*: ``AlreadyOpen`` when another writer has it; ``InvalidRequest`` for settings that cannot be; ``NotFound``
-    when ``read_only`` and there is no such queue; ``PermissionDenied`` where nothing may be written or read;
-    ``Unavailable`` (disk_full) where there is no room, and where the file system refuses for another reason.
-    *Cost*: after a clean close under a millisecond; after a kill at most about 1 MiB of reading.
+    *Raises*: ``AlreadyOpen`` when another writer has it; ``InvalidRequest`` for impossible settings; ``NotFound`` with
+    ``read_only`` when there is no such queue; ``PermissionDenied``; ``Unavailable`` (disk_full) and for other refusals
+    of the file system.
+    *Cost*: under a millisecond after a clean close; after a kill about 1 MiB of reading at most.
 
-    With ``keep="consumed"`` a page goes when every named consumer and work queue of this queue has committed all of its
-    messages, whether it is open or not: a reader that comes back later gets ``Trimmed``. Where there is no consumer, or
-    the cursor of one is damaged, nothing goes. The page being written always stays.
+    With ``keep="consumed"`` a page is removed when every named consumer and work queue has committed all of its
+    messages, whether it is open or not; a reader that comes later gets ``Trimmed``. Nothing is removed without a
+    consumer, or while a cursor is damaged. The page being written always stays.
 
-    ``files``, ``clock`` and ``entropy`` replace the operating system's; ``background=False`` runs no helper thread: its
-    work is then done by ``run_background_work``.
+    ``files``, ``clock`` and ``entropy`` replace the operating system's. With ``background=False`` there is no helper
+    thread; call ``run_background_work`` instead.
     """
 
     _is_of_work_queue = False
@@ -105,7 +99,7 @@ class Queue(LogReading):
         entropy: Callable[[int], bytes] = os.urandom,
         background: bool = True,
     ) -> None:
-        # All of them before a file is touched.
+        # Check all arguments before touching a file.
         page_size = whole_number("page_size", page_size, PAGE_BYTES_MIN, PAGE_BYTES_MAX)
         max_message = whole_number("max_message", max_message, 1, MESSAGE_BYTES_MAX)
         compression = whole_number("compression", compression, 0, 9)
@@ -116,15 +110,15 @@ class Queue(LogReading):
         checksum_for_writing(checksum)
         path = os.fsdecode(path)
         folder, name = os.path.split(path)
-        # What is opened beside this one later is in the same directory, wherever the process has gone meanwhile.
+        # Later openings use the same directory, also after the process has changed its own.
         self._path = os.path.join(os.getcwd(), folder, name) if files is None and folder[:1] != "/" else path
         self._port: FilePort = files if files is not None else LocalFiles()
         self._names = FileNames(name)
         self._damage = damage
-        self._headers = {}
-        self._anchors = {}
-        self._indexes = {}
-        self._writer = None
+        self._headers: dict[int, PageHeader] = {}
+        self._anchors: Anchors = {}
+        self._indexes: KeptIndexes = {}
+        self._writer: Writer | None = None
         if serializer is not None:
             serializer_named(serializer)  # refused before a file is touched
         self._use(None)
@@ -132,50 +126,48 @@ class Queue(LogReading):
         self._closed = False
         self._closer: dict[str, tuple[int, int, object]] = {}  # who closes it: process and thread
         self._ended = threading.Event()
-        self._dependents_closed: list[Consumer | WorkQueue] = []
+        self._dependents_closed: list[Dependent] = []
         self._level, self._full, self._keeps_all = level, full, keep == "all"
         self._clock, self._entropy, self._with_background = clock, entropy, background
         self._closes_dropped = files is None
-        # Not held: one that the program drops closes by itself, but over files of the program's own.
-        self._dependents: MutableMapping[int, Consumer | WorkQueue] = (
-            WeakValueDictionary() if self._closes_dropped else {}
-        )
+        # Weak references: a dropped dependent closes itself, except over files of the program's own.
+        self._dependents: MutableMapping[int, Dependent] = WeakValueDictionary() if self._closes_dropped else {}
         self._keep: Callable[[], object] = _nothing
         with Opening(path):
             directory = self._open_directory(folder, make=not read_only)
             self._pages = PageDirectory(self._port, directory, self._names)
-            self._held = _Held(self._pages)
+            self._resources = _Resources(self._pages)
             try:
                 if read_only:
                     self._open_for_reading(path, serializer)
                     return
-                self._held.lock_file = locked_after_dropped(lambda: self._port.lock(directory, self._names.lock))
-                self._pages.be_sole()
+                self._resources.lock_file = locked_after_dropped(lambda: self._port.lock(directory, self._names.lock))
+                self._pages.set_exclusive()
                 record = "" if serializer is None else record_of(serializer)
                 writer = self._open_writer(page_size, level, compression, max_message, checksum, clock, entropy, record)
                 self._use(chosen_serializer(serializer, self.identity.serializer))
             except BaseException:
-                self._held.close_handles()
+                self._resources.close_handles()
                 raise
-        self._writer = self._held.writer = writer
+        self._writer = self._resources.writer = writer
         try:
             self._start(writer, level, kept_ns, max_bytes, background=background)
         except BaseException:
-            self._let_go()
+            self._release()
             raise
         poison_in_children(self)
         self._close_when_dropped(warn=True)
 
     def _close_when_dropped(self, *, warn: bool) -> None:
         if self._closes_dropped:
-            self._keep = close_when_dropped(self, "the queue", self._path, self._held.release, warn=warn)
+            self._keep = close_when_dropped(self, "the queue", self._path, self._resources.release, warn=warn)
 
     def _open_for_reading(self, path: str, serializer: Serializer | str | None) -> None:
-        # A queue without a page is one that nothing was appended to yet: a reader may come first.
+        # A reader may come before the first message.
         if not self._pages.numbers() and self._names.identity not in self._pages.files():
             raise NotFound("no such queue", path=path)
         identity = read_identity(self._pages)  # refuses one of a later format
-        # The bytes are there to be read, whatever they mean.
+        # Payloads can always be read as bytes.
         recorded = "" if identity is None or serializer == "bytes" else identity.serializer
         self._use(chosen_serializer(serializer, recorded))
         self._close_when_dropped(warn=False)
@@ -195,8 +187,8 @@ class Queue(LogReading):
     def _start(
         self, writer: Writer, level: SyncLevel, kept_ns: int | None, max_bytes: int | None, *, background: bool
     ) -> None:
-        """Join the writer to the space, the helper thread and the buffer."""
-        pages, held, keeps_all = self._pages, self._held, self._keeps_all
+        """Connect the writer with retention and the helper thread."""
+        pages, held, keeps_all = self._pages, self._resources, self._keeps_all
         space = self._space = held.space = Space(
             pages,
             lifetime_ns=kept_ns,
@@ -216,13 +208,13 @@ class Queue(LogReading):
             # Consumers in other processes wake no helper thread of this one.
             looks = [LIFETIME_LOOK_S] if kept_ns is not None or not keeps_all else []
             interval_s = min([*looks, level.ms_max / 1000] if level.ms_max else looks, default=None)
-            # Of the parts, not of this queue: the thread would keep it, and it could not be dropped.
+            # The thread references the parts, not this queue, which could not be dropped otherwise.
             held.background = Background(held.work, interval_s)
             writer.on_work = space.on_consumed = held.background.wake
         self._append_by(writer.append)
 
     def _append_by(self, append: Callable[[bytes], int]) -> None:
-        """What ``append`` does. Where that needs no serializer, it is this itself: a call more is a tenth of it all."""
+        """Set what ``append`` does. Without a serializer the method of the writer replaces it, a tenth faster."""
         self._append = append
         self.__dict__.pop("append", None)
         if not self._closed and self._serializer is None and type(self).append is Queue.append:
@@ -245,16 +237,16 @@ class Queue(LogReading):
         identity = open_identity(pages, entropy, page_size, checksum, serializer)
         if serializer and identity.serializer != serializer:
             raise other_serializer(serializer, identity.serializer)
-        mark = read_mark(pages)
-        end = find_end(pages, mark, port.boot_id())
-        mend(pages, end)
+        written = read_write_position(pages)
+        end = find_end(pages, written, port.boot_id())
+        repair_tail(pages, end)
         self.identity = identity
         self.recovered_gaps: list[tuple[int, int]] = end.gaps
         return Writer(
             pages,
             end,
-            mark,
-            MarkFile(pages),
+            written,
+            WritePositionFile(pages),
             page_bytes=page_size,
             checksum_id=checksum,
             message_bytes_max=max_message,
@@ -268,27 +260,26 @@ class Queue(LogReading):
     # ---- writing ----------------------------------------------------------------------------------------------------
 
     def append(self, payload: object) -> int:
-        """Append one message and return its sequence number; what has happened by then is the sync level's promise.
+        """Append one message and return its sequence number, after as much durability as the sync level promises.
 
         *Shape*: bytes, or what the serializer takes.
         *Raises*: ``Closed`` (also after a failed sync, and in a forked child); ``LimitExceeded`` above ``max_message``;
-        ``Unavailable`` (disk_full), after which the queue works again as soon as there is room; ``Backpressure``
-        (queue_full) with ``full="raise"``; ``PermissionDenied`` when opened ``read_only``; ``InvalidRequest`` for what
-        is not bytes. Whatever is raised, the message is not in the queue, except after a failed sync or an interrupt
-        (Ctrl-C), when it may be.
-        *Cost*: about a microsecond at the level "os"; one shared data sync at "always". The first after an opening: a
-        small data sync besides.
+        ``Unavailable`` (disk_full), until there is room again; ``Backpressure`` (queue_full) with ``full="raise"``;
+        ``PermissionDenied`` with ``read_only``; ``InvalidRequest`` for a message that is not bytes. After an error the
+        message is not in the queue, except that a failed sync or an interrupt (Ctrl-C) leaves this open.
+        *Cost*: about a microsecond at the level "os"; one shared data sync at "always". The first append after an
+        opening syncs a small file in addition.
         """
         if self._serializer is not None:
             payload = self._serializer.dump(payload)
         return self._append(payload)  # type: ignore[arg-type]  # refused by the writer if it is something else
 
     def append_many(self, payloads: Iterable[object], *, atomic: bool = False) -> tuple[int, int]:
-        """Append messages in order with none between them; returns the first and the last sequence number.
+        """Append messages in order with no others between them; returns the first and the last sequence number.
 
         After a crash of the machine a frame (at most 256 KiB or 4,096 messages) is there or not; with ``atomic`` the
-        whole batch is one frame. *Raises*: as ``append``, and ``InvalidRequest`` for no messages. A batch of several
-        frames that meets a full disk or a full queue may be there in part: the error's ``appended`` says how many.
+        batch is one frame. *Raises*: as ``append``, and ``InvalidRequest`` for an empty batch. When the disk or the
+        queue is full, a part of the batch may be there: the error's ``appended`` counts it.
         """
         if not isinstance(payloads, list | tuple):
             payloads = each_of(payloads)
@@ -300,20 +291,19 @@ class Queue(LogReading):
         return self.append_encoded(found, atomic=atomic)
 
     def append_encoded(self, payloads: Sequence[bytes], *, atomic: bool = False) -> tuple[int, int]:
-        """As ``append_many``, of what the serializer has made already: for the asyncio twin."""
+        """As ``append_many``, for payloads that the serializer has encoded already."""
         return (self._writer or self._refuse_all()).append_many(payloads, atomic=atomic)
 
     def append_at_once(self, payload: bytes) -> int | None:
-        """Append bytes if that waits for nothing, neither a sync nor a page; else do nothing and return None.
-
-        For those who must not wait where they stand, as the asyncio twin.
+        """Append bytes if that needs no sync and no new page; else do nothing and return None. For callers that must
+        not block.
         """
         return None if self._writer is None else self._writer.append_at_once(payload)
 
     def wait_durable(self, seq: int) -> None:
-        """Return when ``seq`` and all before it are durable.
+        """Return when ``seq`` and all messages before it are durable.
 
-        *Raises*: ``Closed`` after a failed sync; ``InvalidRequest`` for a message that was not appended.
+        *Raises*: ``Closed`` after a failed sync; ``InvalidRequest`` for a future message.
         """
         writer = self._writer or self._refuse_all()
         if seq >= writer.next_seq:
@@ -326,9 +316,9 @@ class Queue(LogReading):
         (self._writer or self._refuse_all()).flush()
 
     def trim(self, *, before_seq: int) -> int:
-        """Remove the pages whose messages are all below ``before_seq``. Returns how many pages went.
+        """Remove the pages whose messages are all below ``before_seq``. Returns how many pages.
 
-        *Raises*: ``Unavailable`` where the file system refuses, after which some may have gone; ``Closed``;
+        *Raises*: ``Unavailable`` when the file system refuses, and some pages may be removed then; ``Closed``;
         ``PermissionDenied``.
         """
         (self._writer or self._refuse_all()).raise_if_closed()
@@ -338,7 +328,7 @@ class Queue(LogReading):
 
     @property
     def space(self) -> Space:
-        """Retention: ``confirmed`` is for consumers."""
+        """Retention, for consumers."""
         if self._writer is None:
             self._refuse_all()
         return self._space
@@ -348,6 +338,200 @@ class Queue(LogReading):
 
     def _refusal(self) -> HoldfastError:
         return _closed() if self._closed else _reader_only()
+
+    # ---- where it stands --------------------------------------------------------------------------------------------
+
+    @property
+    def last_seq(self) -> int:
+        """The newest message, 0 before the first."""
+        found = self._writer  # asked for once: closing in another thread takes it away
+        if found is not None:
+            return found.next_seq - 1
+        with self.asking():
+            return find_end(self._pages, read_write_position(self._pages), self._pages.port.boot_id()).next_seq - 1
+
+    @property
+    def durable_seq(self) -> int:
+        """Messages up to this one are on disk."""
+        writer = self._writer
+        if writer is not None:
+            return writer.durability.next_seq - 1
+        with self.asking():
+            written = read_write_position(self._pages)
+        return written.durable.next_seq - 1 if written is not None else 0
+
+    @property
+    def first_seq(self) -> int:
+        """The oldest message that was not removed; ``last_seq + 1`` if there is none."""
+        with self.asking():
+            for number in self._pages.numbers():
+                header = self._pages.header_of(number)
+                if header is not None and not header.prepared:
+                    return header.base_seq
+        writer = self._writer
+        return writer.next_seq if writer is not None else self.last_seq + 1
+
+    @contextmanager
+    def asking(self) -> Generator[None]:
+        """A block that reads files. Refusals of the file system become ``Unavailable``. If another thread closes the
+        queue meanwhile, the block raises ``Closed``: the directory's number may be reused, so its result does not
+        count.
+        """
+        if self._closed:
+            raise Closed("the queue is closed")
+        try:
+            with refusals:
+                yield
+        except Exception as error:
+            if not self._closed:
+                raise
+            raise Closed(CLOSED_UNDER) from error
+        if self._closed:
+            raise Closed(CLOSED_UNDER)
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def reader(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        damage: DamagePolicy | None = None,
+    ) -> LogReader:
+        """A position in the log at a starting point: the primitive for ``read``, ``batches`` and consumers.
+
+        ``read_messages()`` and ``read_blocks()`` return what is there now, or None; they never wait. Errors of the file
+        system are ``OSError``.
+        """
+        if self._closed:
+            raise Closed("the queue is closed")
+        if since is not None and seq is not None:
+            raise InvalidRequest("since and seq exclude each other")
+        writer = self._writer
+        found = LogReader(
+            self._pages,
+            damage=damage if damage is not None else self._damage,
+            live_next_seq=(lambda: writer.next_seq) if writer is not None else None,
+            headers=self._headers,
+            anchors=self._anchors,
+            indexes=self._indexes,
+            message=self._message,
+        )
+        try:
+            if seq is not None:
+                found.seek_seq(whole_number("seq", seq, 1, SEQ_MAX))
+            elif since is None or since == "earliest":
+                found.seek_earliest()
+            elif since == "latest":
+                found.seek_latest()
+            else:
+                found.seek_time(moment_ns(since))
+        except BaseException:
+            found.close()
+            raise
+        return found
+
+    def begin_reading(self, since: datetime | str | None, seq: int | None, damage: DamagePolicy | None) -> LogReader:
+        """As ``reader``, with the errors of ``asking``."""
+        found: LogReader | None = None
+        try:
+            with self.asking():
+                found = self.reader(since=since, seq=seq, damage=damage)
+        except BaseException:
+            if found is not None:
+                found.close()
+            raise
+        return found
+
+    def read(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        follow: bool = False,
+        damage: DamagePolicy | None = None,
+    ) -> Iterator[Message]:
+        """The messages from a starting point on, in order: a time (aware), ``"earliest"`` (default), ``"latest"``, or
+        ``seq``. "latest" is after the last appended message; in another process, after the last readable one.
+
+        Without ``follow`` the iterator ends at the end of the log; with it, it waits for the next message. Reading does
+        not consume. *Raises*: ``InvalidRequest``; ``Gap`` and ``Trimmed`` as ``damage`` says ("raise", "skip", or a
+        callable that gets the report); ``Unavailable`` when the file system refuses; ``Closed``.
+        """
+        found = self.begin_reading(since, seq, damage)
+        nothing: Iterator[Iterable[Message]] = iter(())
+        windows = self._along(found, found.read_message_parts, follow, nothing)
+        return chain.from_iterable(chain.from_iterable(windows))
+
+    def batches(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        follow: bool = False,
+        damage: DamagePolicy | None = None,
+    ) -> Iterator[Block]:
+        """As ``read``, in blocks of consecutive messages without an object for each."""
+        found = self.begin_reading(since, seq, damage)
+        return chain.from_iterable(self._along(found, found.read_blocks, follow, []))
+
+    def _along(
+        self, reader: LogReader, step: Callable[[], Found | None], follow: bool, nothing: Found
+    ) -> Iterator[Found]:
+        """What each step returns. The generator is started here: an unstarted one would not release its files."""
+        steps = self._steps(reader, step, follow, nothing)
+        next(steps)
+        return steps
+
+    def _steps(
+        self, reader: LogReader, step: Callable[[], Found | None], follow: bool, nothing: Found
+    ) -> Iterator[Found]:
+        waiter = self.waiter() if follow else None
+        try:
+            yield nothing
+            while True:
+                if waiter is not None:
+                    waiter.arm()
+                with self.asking():
+                    found = step()
+                if found is not None:
+                    yield found
+                    if waiter is not None:
+                        waiter.found()
+                elif waiter is None:
+                    return
+                else:
+                    waiter.wait()
+        finally:
+            if waiter is not None:
+                waiter.disarm()
+            reader.close()
+
+    def values(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        follow: bool = False,
+        damage: DamagePolicy | None = None,
+    ) -> Iterator[object]:
+        """As ``read``, what the serializer makes of each payload; bytes without one."""
+        return (message.value for message in self.read(since=since, seq=seq, follow=follow, damage=damage))
+
+    @property
+    def serializer(self) -> Serializer | None:
+        """The serializer; None for bytes."""
+        return self._serializer
+
+    @property
+    def pages(self) -> PageDirectory:
+        """The files: port, directory, names."""
+        return self._pages
+
+    def waiter(self) -> Waiter:
+        """Waits for the next message, for callers of ``reader``."""
+        writer = self._writer
+        return Waiter(None, None) if writer is None else Waiter(writer.notify_once, writer.notify_no_more)
 
     # ---- consumers --------------------------------------------------------------------------------------------------
 
@@ -359,13 +543,13 @@ class Queue(LogReading):
         damage: DamagePolicy | None = None,
         hold: bool | None = None,
     ) -> Consumer:
-        """A reader whose place is kept under ``name``; see ``queue.consumer``.
+        """A reader whose position is kept under ``name``; see ``Consumer``.
 
-        ``since`` is where a new one begins: a time, ``"earliest"`` (default), ``"latest"``. With ``hold`` retention
-        keeps what it has not committed, whether it is open or not; by default where ``full`` is not "drop_oldest".
-        *Raises*: ``AlreadyOpen`` when the name is in use, here or in another process; ``InvalidRequest`` for a name
-        that cannot be; ``PermissionDenied`` where nothing may be written; ``Unavailable``; ``Closed``.
-        *Cost*: under a millisecond and a small data sync; two syncs more for a new name.
+        ``since`` is where a new consumer begins: a time, ``"earliest"`` (default), ``"latest"``. With ``hold``
+        retention keeps what it has not committed, whether it is open or not; by default unless ``full`` is
+        "drop_oldest". *Raises*: ``AlreadyOpen`` when the name is in use in any process; ``InvalidRequest`` for an
+        impossible name; ``PermissionDenied``; ``Unavailable``; ``Closed``.
+        *Cost*: under a millisecond and a small data sync; two more syncs for a new name.
         """
         from holdfast.queue.consumers.consumer import Consumer
 
@@ -381,7 +565,7 @@ class Queue(LogReading):
         self,
         name: str,
         *,
-        visibility: float = 30.0,
+        ack_wait: float = 30.0,
         max_deliveries: int = 5,
         retry_delay: float = 1.0,
         max_retry_delay: float = 300.0,
@@ -389,26 +573,29 @@ class Queue(LogReading):
         since: datetime | str | None = None,
         damage: DamagePolicy | None = None,
         hold: bool = True,
+        visibility: float | None = None,
     ) -> WorkQueue:
-        """Jobs for workers, each message to one of them until one has acknowledged it; see ``queue.work_queue``.
+        """Jobs for workers: each message goes to one worker until a worker acknowledges it; see ``WorkQueue``.
 
-        A job is a worker's for ``visibility`` seconds. After ``max_deliveries`` it goes to the dead letters, the queue
-        ``<path>-<name>-dead``. ``retry`` waits ``retry_delay`` seconds, doubled with each delivery up to
-        ``max_retry_delay``. At most ``max_started`` messages are leased or delayed at a time. ``since``, ``damage``
-        and ``hold`` are as for ``consumer``; a work queue holds unless it is told not to. *Raises*: as ``consumer``.
+        A worker has a job for ``ack_wait`` seconds. After ``max_deliveries`` the job goes to the dead letters, the
+        queue ``<path>-<name>-dead``. ``retry`` waits ``retry_delay`` seconds, doubled with each delivery up to
+        ``max_retry_delay``. At most ``max_started`` messages are leased or delayed at a time. ``since``, ``damage`` and
+        ``hold`` are as for ``consumer``; a work queue holds by default. ``visibility`` is the old name of ``ack_wait``.
+        *Raises*: as ``consumer``.
         *Cost*: replays about 128 KiB of commands, and a sync.
         """
         from holdfast.queue.work.work_queue import WorkQueue
 
         if self._closed:
             raise Closed("the queue is closed")
+        ack_wait = renamed_argument("visibility", visibility, "ack_wait", ack_wait)
         with Opening(self._path):
             found = WorkQueue(
                 self,
                 self._pages,
                 name,
                 clock=self._clock,
-                visibility=visibility,
+                ack_wait=ack_wait,
                 max_deliveries=max_deliveries,
                 retry_delay=retry_delay,
                 max_retry_delay=max_retry_delay,
@@ -420,19 +607,19 @@ class Queue(LogReading):
         self._dependents[id(found)] = found
         return found
 
-    def forget(self, dependent: Consumer | WorkQueue) -> None:
-        """It is closed: closing the queue need not close it."""
+    def forget(self, dependent: Dependent) -> None:
+        """The dependent is closed: closing the queue need not close it."""
         self._dependents.pop(id(dependent), None)
 
     def close_when_dropped(
-        self, dependent: Consumer | WorkQueue, what: str, release: Callable[[], object]
+        self, dependent: Dependent, what: str, release: Callable[[], object]
     ) -> Callable[[], object]:
-        """See ``dropped``; over files of the program's own nothing is closed."""
+        """Close a dependent that the program drops; nothing is done over the program's own files."""
         if not self._closes_dropped:
             return _nothing
         return close_when_dropped(dependent, what, f"{self._path}-{dependent.name}", release, warn=True)
 
-    def beside(
+    def open_sibling(
         self,
         name: str,
         *,
@@ -441,10 +628,9 @@ class Queue(LogReading):
         clock: Callable[[], int] | None = None,
         read_only: bool = False,
     ) -> Queue:
-        """The queue ``<path>-<name>``, over the same files, for what is built on this one.
+        """The queue ``<path>-<name>`` over the same files.
 
-        ``sync`` is by default the level of this queue, and "always" is left to
-        ``wait_durable``.
+        ``sync`` defaults to the level of this queue; at "always" the caller uses ``wait_durable``.
         """
         level = self._level if sync is None and self._level.name == "every" else (sync or "os")
         return _QueueOfWork(
@@ -472,16 +658,17 @@ class Queue(LogReading):
     # ---- the helper thread and the end ------------------------------------------------------------------------------
 
     def run_background_work(self) -> None:
-        """What the helper thread does when it wakes: make the next page, sync closed pages, keep the bounds of
-        ``every``. *Raises*: ``Closed`` after a failed sync, and in a forked child; ``OSError``."""
-        self._held.run_background_work()
+        """The helper thread's work: prepare the next page, sync closed pages, keep the bounds of ``every``. *Raises*:
+        ``Closed`` after a failed sync, and in a forked child; ``OSError``.
+        """
+        self._resources.run_background_work()
 
     def close(self) -> None:
-        """Make everything durable and let go of the files. Doing it twice is harmless; who does it while another thread
-        does returns when that has, except from a callback for damage.
+        """Make everything durable and release the files. Closing twice is harmless; a second thread waits for the
+        first, except in a callback for damage.
 
-        *Raises*: ``Closed`` when it could not be made durable; ``Unavailable`` when all is durable and
-        only the mark that says so could not be written. The files are released in every case.
+        *Raises*: ``Closed`` when something could not be made durable; ``Unavailable`` when only the record of the clean
+        end could not be written. The files are always released.
         """
         if self._ended.is_set():
             return
@@ -490,7 +677,7 @@ class Queue(LogReading):
         if first[0] != closer[0]:  # a fork's parent was at it: here nobody is
             self._closer, self._ended = {"": closer}, threading.Event()
         elif first is not closer:
-            # In a signal's handler, or a callback for damage, the one who closes may be waiting for this very thread.
+            # In a signal handler or a callback for damage, the closing thread may be waiting for this one.
             dependents = [*self._dependents.values(), *self._dependents_closed]
             if first[1] != closer[1] and not any(_is_read_by(closer[1], found) for found in dependents):
                 self._ended.wait()
@@ -503,48 +690,46 @@ class Queue(LogReading):
                     closing.callback(dependent.close)
         finally:
             try:
-                self._let_go()
+                self._release()
             finally:
                 self._ended.set()
                 self._dependents_closed = []
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._closed = True
         self._append_by(_refuse_closed)
         try:
-            self._held.release()
+            self._resources.release()
         finally:
             self._writer = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def poison_after_fork(self) -> None:
-        """In a forked child: let go of the lock, which is the parent's, and refuse everything."""
+        """In a forked child: release the lock, which is the parent's, and refuse everything."""
         if self._writer is not None:
             self._writer.poison_after_fork(
                 Closed(
                     "a forked child cannot write to its parent's queue", code=Code.FORKED, hint="open it in one process"
                 )
             )
-            # A thread of the parent may have held any lock: every way in leads to the writer, which has new ones.
+            # The parent's threads may have held any lock; the writer has new ones.
             self._append_by(self._writer.append)
-            self._held.background = None
+            self._resources.background = None
             self._space.poison_after_fork()
-            self._pages.be_sole(sole=False)
+            self._pages.set_exclusive(sole=False)
         self._keep()
-        if self._held.lock_file >= 0:
-            self._port.close(self._held.lock_file)
-            self._held.lock_file = -1
+        if self._resources.lock_file >= 0:
+            self._port.close(self._resources.lock_file)
+            self._resources.lock_file = -1
 
 
-class _Held:
-    """What an open queue holds of the system, and how to close it without the queue."""
+class _Resources:
+    """The files and threads of an open queue, and how to close them without the queue."""
 
     __slots__ = ("background", "lock_file", "pages", "space", "writer")
 
@@ -578,8 +763,8 @@ class _Held:
         try:
             self.run_background_work()
         except (HoldfastError, OSError):
-            # Raised to whoever appends: a failed sync has poisoned the writer; a page that could not be made is tried
-            # again by the append that needs it.
+            # The appending thread gets the error: a failed sync poisons the writer, and the append that needs a page
+            # tries again.
             return
 
     def release(self) -> None:
@@ -611,7 +796,7 @@ class _Held:
 
 
 def _first_held(pages: PageDirectory, writer: Writer) -> int | None:
-    """For retention: the next message that a consumer which holds has yet to commit."""
+    """The first message that a holding consumer has not committed."""
     from holdfast.queue.consumers.cursor_file import first_held_seq
 
     return first_held_seq(pages, lambda: writer.next_seq - 1)
@@ -630,7 +815,7 @@ def _sync_holds(pages: PageDirectory, failed: Callable[[OSError], None], *, ever
 
 
 def _nothing() -> None:
-    """The queue is not closed when it is dropped."""
+    """There is nothing to do."""
 
 
 def _closed() -> HoldfastError:
@@ -649,11 +834,11 @@ def _refuse_reader(payload: bytes) -> int:  # noqa: ARG001 - stands in for a wri
     raise _reader_only()
 
 
-def _is_read_by(thread: int, dependent: Consumer | WorkQueue) -> bool:
+def _is_read_by(thread: int, dependent: Dependent) -> bool:
     return getattr(dependent, "read_by", 0) == thread
 
 
 class _QueueOfWork(Queue):
-    """One that a work queue makes for itself, under a name that nobody else may give to a new queue."""
+    """A queue that a work queue makes for itself, under a reserved name."""
 
     _is_of_work_queue = True

@@ -1,10 +1,6 @@
-"""What a message is to the program: bytes, text, JSON, or a pair of functions of its own; and the record of it.
+"""What a message is to the program: bytes, text, JSON, or a pair of functions; and its record in the queue. Pure.
 
-Owns: the pairs, the name that a queue's ``allMeta`` records (``identity``), what a queue does without its serializer.
-Does not own: when they are called (``queue``, ``messages``).
-
-Failure model: pure. A function that raises, raises to its caller; nothing was appended. Opening a queue runs no code
-from its files: a serializer that is not one of the first three is used only where the program names it.
+A function that raises, raises to its caller; nothing was appended. Opening a queue runs no code from its files.
 
 | name | appended | read | recorded, and not named at the opening |
 |---|---|---|---|
@@ -26,16 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Never
 
-__all__ = [
-    "NAME_BYTES_MAX",
-    "Serializer",
-    "check_named",
-    "chosen_serializer",
-    "other_serializer",
-    "record_of",
-    "serializer_named",
-]
-
 NAME_BYTES_MAX = 24
 HINT = "bytes, str, json, pickle or holdfast.queue.Serializer(dump, load, name)"
 BUILT_IN = ("bytes", "str", "json", "pickle")
@@ -44,9 +30,8 @@ BYTES_BY_RECORD = ("", "bytes")
 
 
 class Serializer:
-    """``dump`` makes bytes of a value, ``load`` a value of bytes. ``name`` is recorded in the queue.
-
-    A queue that has a record refuses a serializer of another name. A name is ASCII, 1 to 24 bytes.
+    """``dump`` makes bytes of a value, ``load`` a value of bytes. ``name`` is recorded in the queue: ASCII, 1 to 24
+    bytes. The queue refuses a serializer of another name.
 
     >>> number = Serializer(lambda value: b"%d" % value, int, "number")
     >>> number.load(number.dump(7))
@@ -62,7 +47,7 @@ class Serializer:
 
 
 def serializer_named(serializer: Serializer | str) -> Serializer | None:
-    """The serializer of an argument; None for bytes, which need none.
+    """The serializer of an argument; None for bytes.
 
     >>> serializer_named("json").dump({"a": [1, 2]})
     b'{"a":[1,2]}'
@@ -96,9 +81,9 @@ def record_of(serializer: Serializer | str) -> str:
 
 
 def chosen_serializer(given: Serializer | str | None, recorded: str) -> Serializer | None:
-    """What a queue uses, from the argument and its record ("" for none).
+    """The serializer of a queue, from the argument and its record ("" for none).
 
-    Raises: ``InvalidRequest`` where they differ.
+    Raises: ``InvalidRequest`` if they differ.
     """
     if given is not None:
         if recorded and record_of(given) != recorded:
@@ -112,7 +97,7 @@ def chosen_serializer(given: Serializer | str | None, recorded: str) -> Serializ
 
 
 def check_named(given: Serializer | str | None, recorded: str) -> None:
-    """Refuse an opening without the serializer that is recorded, where the program has to name it.
+    """Refuse an opening without the recorded serializer, if the program has to name it.
 
     Raises: ``InvalidRequest``.
     """
@@ -131,7 +116,7 @@ def other_serializer(given: str, recorded: str) -> InvalidRequest:
 
 
 def missing_serializer(name: str) -> Serializer:
-    """Stands in for a serializer that the program has to name itself."""
+    """Stands for a serializer that the program has to name."""
 
     def refuse(value: object) -> Never:  # noqa: ARG001 - in the place of a function that takes one
         raise _not_named(name)

@@ -1,34 +1,27 @@
-"""The queue as the log of the message stores: what they need of it, and no program.
-
-Owns: a flush that leaves its mark for later. Does not own: the queue (``queue``).
-
-Failure model: that of the queue.
-"""
+"""The queue as the log of the message stores: a flush whose write position is recorded later."""
 
 from __future__ import annotations
 
-from holdfast.queue.format.page_header import PAGE_BYTES_MAX
+from holdfast.queue.format.page import PAGE_BYTES_MAX
 from holdfast.queue.queue import Queue
-
-__all__ = ["StoresLog"]
 
 
 class StoresLog(Queue):
-    """A queue whose durability and its mark are two steps. The arguments are those of ``Queue``; pages have their whole
-    size from the first one on, because compaction counts in pages."""
+    """A queue that can send replies between a sync and its record. The arguments are those of ``Queue``; every page has
+    the whole page size, because compaction counts in pages."""
 
     _first_page_bytes = PAGE_BYTES_MAX
 
-    def flush_unmarked(self) -> None:
-        """As ``flush``, for a caller that has an answer to send first.
+    def flush_data(self) -> None:
+        """As ``flush``, without recording the write position: ``record_position`` or the next ``flush`` does that.
 
-        The mark is left to ``write_mark``, or to the next ``flush``: by it the next start tells damage at the very end
-        from the end, and readers in other processes know how far the log is durable.
+        With the record, the next opening can tell damage at the end from the end, and readers in other processes know
+        how far the log is durable.
         """
-        (self._writer or self._refuse_all()).flush(mark=False)
+        (self._writer or self._refuse_all()).flush(record=False)
 
-    def write_mark(self) -> None:
-        """Write the mark that ``flush_unmarked`` has left, if one is left."""
+    def record_position(self) -> None:
+        """Record the write position that ``flush_data`` left, if any."""
         writer = self._writer
         if writer is not None:
-            writer.write_mark()
+            writer.record_position()

@@ -143,7 +143,7 @@ def test_a_starting_point_that_cannot_be_is_refused_before_anything_is_read(tmp_
 
 @pytest.mark.parametrize(
     "cannot_be",
-    [{name: wrong} for name in ("visibility", "retry_delay", "max_retry_delay")
+    [{name: wrong} for name in ("ack_wait", "retry_delay", "max_retry_delay")
      for wrong in (-1, "30", None, float("nan"), float("inf"), timedelta(seconds=30))]
     + [{name: wrong} for name in ("max_deliveries", "max_started") for wrong in (0, 1.5, "5", None)],
     ids=str,

@@ -22,7 +22,7 @@ import pytest
 from holdfast.aio import Queue
 from holdfast.errors import Closed, Unavailable
 from holdfast.queue import Queue as BlockingQueue
-from holdfast.queue.aio.append_lane import AppendLane
+from holdfast.queue.aio.queue import AppendLane
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.work import work_queue as work_queue_module
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import ParamSpec, TypeVar
 
     from holdfast.queue.log.messages import Message
-    from holdfast.queue.work.job import Job
+    from holdfast.queue.work.work_queue import Job
 
     P = ParamSpec("P")
     T = TypeVar("T")
@@ -225,7 +225,7 @@ def test_a_kept_job_is_its_workers_for_the_whole_visibility(tmp_path: Path) -> N
     async def main() -> None:
         threads = gated_threads()
         queue = Queue(tmp_path / "q", clock=clock)
-        async with queue, queue.work_queue("w", visibility=3600, max_deliveries=1) as work:
+        async with queue, queue.work_queue("w", ack_wait=3600, max_deliveries=1) as work:
             await queue.append(b"job")
             await cancel_in_thread(threads, work.get())
             # Its lease ends, and the next who asks is cancelled, too: nobody was given it yet.
@@ -247,11 +247,11 @@ def test_a_kept_job_that_somebody_else_was_given_is_dropped(tmp_path: Path, monk
     extend = blocking.extend
     elsewhere: list[Job] = []
 
-    def extend_too_late(self: work_queue_module.WorkQueue, job: Job, visibility: float | None = None) -> None:
+    def extend_too_late(self: work_queue_module.WorkQueue, job: Job, ack_wait: float | None = None) -> None:
         if not elsewhere:
             clock.ahead_ns += DAY_NS
             elsewhere.extend(self.get_many(1))
-        extend(self, job, visibility)
+        extend(self, job, ack_wait)
 
     async def main() -> None:
         threads = gated_threads()
@@ -268,7 +268,7 @@ def test_a_kept_job_that_somebody_else_was_given_is_dropped(tmp_path: Path, monk
 
 
 def test_a_kept_job_whose_handing_out_is_refused_stays_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: work_queue_module.WorkQueue, job: Job, visibility: float | None = None) -> None:
+    def refuse(self: work_queue_module.WorkQueue, job: Job, ack_wait: float | None = None) -> None:
         raise Unavailable("the disk is full")
 
     async def main() -> None:

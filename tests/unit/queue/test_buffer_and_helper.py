@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import Backpressure
 from holdfast.queue import Queue
-from holdfast.queue.log.background import Background
+from holdfast.queue.files.process import Background
 
 PAGE = 128 << 10
 TWO_FRAMES = [b"%08d" % number for number in range(5000)]

@@ -26,8 +26,8 @@ from holdfast.queue.consumers import cursor_file as cursor_file_module
 from holdfast.queue.consumers.cursor_file import committed_seqs, read_cursor
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.format.cursor import HISTORY_PAGES_MAX, cursor_pages, decode_cursor, encode_cursor, kept_seq
-from holdfast.queue.format.page_header import PageHeader
-from holdfast.queue.format.slots import SLOT_BYTES
+from holdfast.queue.format.meta import SLOT_BYTES
+from holdfast.queue.format.page import PageHeader
 
 SMALL = 4096
 MESSAGE = b"x" * 100  # about thirty to a page of 4 KiB
@@ -614,7 +614,7 @@ def test_a_cursor_that_remembers_one_page_is_caught(tmp_path: Path, monkeypatch:
 
 def test_a_slot_written_in_place_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cursor_file_module, "slot_offset", lambda _generation: 0)
-    monkeypatch.setattr("holdfast.queue.format.slots.slot_offset", lambda _generation: 0)
+    monkeypatch.setattr("holdfast.queue.format.meta.slot_offset", lambda _generation: 0)
     assert SLOT_BYTES == 512
     with pytest.raises(AssertionError):
         a_torn_write_leaves_the_value_before(tmp_path)

@@ -15,9 +15,7 @@ from holdfast.aio import Queue as AsyncQueue
 from holdfast.errors import Closed, InvalidRequest, LimitExceeded
 from holdfast.queue import Queue
 from holdfast.queue.consumers import consumer as blocking_consumer
-from holdfast.queue.consumers import hand_outs
-from holdfast.queue.consumers.consumer import Consumer
-from holdfast.queue.consumers.hand_outs import HandOuts, Owner
+from holdfast.queue.consumers.consumer import Consumer, HandOuts, Owner
 from holdfast.queue.log.messages import Message
 
 THREADS = 6
@@ -170,7 +168,7 @@ def test_a_number_without_a_message_holds_no_commit_back(tmp_path: Path) -> None
 def test_a_program_that_commits_one_message_for_many_is_warned_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocking_consumer, "HOLES_WARNED", 4)
+    monkeypatch.setattr(blocking_consumer, "GAPS_WARNED", 4)
     with Queue(tmp_path / "q") as queue, queue.consumer("c") as consumer:
         queue.append_many([b"x"] * 100)
         messages: list[Message] = []
@@ -259,7 +257,7 @@ def test_a_close_in_another_thread_commits_nothing_and_ends_every_wait(tmp_path:
 def test_too_many_stretches_are_refused_and_nothing_is_handed_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hand_outs, "STRETCHES_MAX", 2)
+    monkeypatch.setattr(blocking_consumer, "RANGES_MAX", 2)
     with Queue(tmp_path / "q") as queue, queue.consumer("c") as consumer:
         queue.append_many([b"x"] * 9)
         consumer.poll(max_messages=1)

@@ -17,8 +17,8 @@ import pytest
 from holdfast.aio import Queue as AsyncQueue
 from holdfast.errors import AlreadyOpen, Closed, Unavailable
 from holdfast.queue import Queue
-from holdfast.queue.files import dropped
-from holdfast.queue.files.dropped import _Closer
+from holdfast.queue.files import process
+from holdfast.queue.files.process import _Closer
 from holdfast.queue.log.messages import Message
 
 
@@ -52,7 +52,7 @@ def test_a_queue_of_a_reader_is_dropped_without_a_warning(tmp_path: Path) -> Non
 def test_a_dropped_consumer_and_a_dropped_work_queue_can_be_opened_again(tmp_path: Path) -> None:
     with Queue(tmp_path / "q") as queue:
         queue.append_many([b"x"] * 9)
-        consumer, work = queue.consumer("c"), queue.work_queue("w", visibility=0)
+        consumer, work = queue.consumer("c"), queue.work_queue("w", ack_wait=0)
         consumer.commit(consumer.poll(max_messages=4)[-1])
         job = work.get()
         assert job is not None
@@ -160,15 +160,15 @@ def drop(path: Path, *, fail: BaseException | None = None) -> None:
     queue = Queue(path)
     queue.append(b"x")
     if fail is not None:
-        close = queue._held.close_handles
+        close = queue._resources.close_handles
 
         def closing() -> None:
             close()
             raise fail
 
         # The lock is given back, and then the closing fails.
-        queue._held.__class__ = type(
-            "Failing", (type(queue._held),), {"__slots__": (), "close_handles": lambda _: closing()}
+        queue._resources.__class__ = type(
+            "Failing", (type(queue._resources),), {"__slots__": (), "close_handles": lambda _: closing()}
         )
     with pytest.warns(ResourceWarning, match="was not closed"):
         del queue
@@ -192,7 +192,7 @@ def test_a_closing_that_fails_under_w_error_does_not_end_the_closing_of_others(
 def test_a_hook_that_fails_ends_the_closing_thread_and_the_next_drop_starts_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dropped, "_closer", _Closer())
+    monkeypatch.setattr(process, "_closer", _Closer())
     hooked: list[int] = []
 
     def failing_hook(_: threading.ExceptHookArgs) -> None:

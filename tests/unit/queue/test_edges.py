@@ -20,7 +20,7 @@ from holdfast.queue import Queue, Trimmed
 from holdfast.queue.consumers.cursor_file import committed_seqs
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.format.frame import HEAD_BYTES, compress_body, encode_head, page_seed
-from holdfast.queue.format.page_header import HEADER_BYTES, decode_header
+from holdfast.queue.format.page import HEADER_BYTES, decode_header
 
 MESSAGE = b"x" * 1000
 
@@ -297,7 +297,7 @@ def test_messages_behind_damage_are_found_in_a_page_of_many_to_the_byte(tmp_path
 def test_messages_behind_damage_are_found_by_an_index_of_any_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.queue.files.index_reader.RECORDS_AT_ONCE", 2)
+    monkeypatch.setattr("holdfast.queue.files.index.RECORDS_AT_ONCE", 2)
     with Queue(tmp_path / "q", background=False) as queue:
         for place in range(20):
             queue.append_many([b"%d" % place] * 2)

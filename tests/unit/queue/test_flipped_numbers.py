@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.queue import Gap, Queue, Trimmed
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES
-from holdfast.queue.format.page_header import HEADER_BYTES
+from holdfast.queue.format.page import HEADER_BYTES
 
 CHECK_OFFSET = 4
 LENGTH_OFFSET = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -20,10 +21,19 @@ from holdfast.queue.format.frame import (
     payloads,
     split_batches,
 )
-from holdfast.queue.format.identity import Identity, decode_identity, encode_identity
-from holdfast.queue.format.page_header import PageHeader, decode_header, encode_header
-from holdfast.queue.format.slots import SLOT_BYTES, encode_slot, newest_slot, slot_offset
-from holdfast.queue.format.write_mark import DurableMark, WriteMark, decode_mark, encode_mark
+from holdfast.queue.format.meta import (
+    SLOT_BYTES,
+    DurablePosition,
+    Identity,
+    decode_identity,
+    decode_write_position,
+    encode_identity,
+    encode_slot,
+    newest_slot,
+    slot_offset,
+    write_position_value,
+)
+from holdfast.queue.format.page import PageHeader, decode_header, encode_header
 
 
 @pytest.mark.parametrize("checksum_id", [CRC32, CRC32C])
@@ -87,17 +97,17 @@ def test_the_newest_whole_slot_is_believed_and_each_writing_spares_the_other() -
         assert newest_slot(bytes(torn)) == expected
 
 
-def test_a_mark_comes_back_as_it_was() -> None:
-    mark = WriteMark(
+def test_a_write_position_is_decoded_as_it_was_encoded() -> None:
+    fields: dict[str, Any] = dict(  # noqa: C408
         page=3, salt=1 << 63, position=100, next_seq=1 << 40, last_time_ns=-5, frames=7, index_records=2, index_check=9,
-        index_due=4196, clean=True, durable=DurableMark(2, 11, 99, 1 << 39, -6), boot_id=bytes(range(16)),
+        index_due=4196, clean=True, durable=DurablePosition(2, 11, 99, 1 << 39, -6), boot_id=bytes(range(16)),
     )  # fmt: skip
-    value = encode_mark(mark)
-    back = decode_mark(value)
+    value = write_position_value(**fields)
+    back = decode_write_position(value)
     assert back is not None
-    assert encode_mark(back) == value
+    assert write_position_value(**{name: getattr(back, name) for name in fields}) == value
     assert (back.page, back.durable.position, back.clean) == (3, 99, True)
-    assert decode_mark(value[:-1]) is None
+    assert decode_write_position(value[:-1]) is None
 
 
 def test_only_the_names_of_this_queue_are_its_own() -> None:

@@ -14,11 +14,8 @@ import pytest
 from holdfast.queue import Queue
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.format.frame import single_packers
-from holdfast.queue.log.log_tail import LogTail
-from holdfast.queue.log.open_page import OpenPage
-from holdfast.queue.log.page_supply import PageSupply
-from holdfast.queue.log.sync_progress import SyncProgress
-from holdfast.queue.log.writer import Writer
+from holdfast.queue.log.tail import LogTail, OpenPage, SyncProgress
+from holdfast.queue.log.writer import PageSupply, Writer
 
 
 class Interrupting(LocalFiles):

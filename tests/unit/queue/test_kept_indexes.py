@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.queue import Queue
-from holdfast.queue.files.index_reader import KEPT_BYTES_MAX, KEPT_MAX, IndexReader
+from holdfast.queue.files.index import KEPT_BYTES_MAX, KEPT_MAX, IndexReader
 from holdfast.queue.files.local import LocalFiles
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.file_names import FileNames
 from holdfast.queue.format.frame import HEAD_BYTES
-from holdfast.queue.format.time_index import RECORD, RECORD_BYTES, SINGLES_SPACING_BYTES
+from holdfast.queue.format.page import RECORD, RECORD_BYTES, SINGLES_SPACING_BYTES
 
 if TYPE_CHECKING:
-    from holdfast.queue.files.index_reader import KeptIndexes
+    from holdfast.queue.files.index import KeptIndexes
 
 START_NS = 1_700_000_000_000_000_000
 MESSAGES = 20 * KEPT_MAX

@@ -13,7 +13,7 @@ import pytest
 from tests.worlds.queue import CrashFiles
 
 from holdfast.queue import Gap, Queue, Trimmed
-from holdfast.queue.format.slots import newest_slot
+from holdfast.queue.format.meta import newest_slot
 
 PAGE_BYTES = 4096
 LAST = 60

@@ -7,16 +7,15 @@ from random import Random
 import pytest
 from tests.worlds.queue import CrashFiles
 
-from holdfast.queue.format.slots import newest_slot
-from holdfast.queue.format.write_mark import WriteMark, decode_mark
+from holdfast.queue.format.meta import WritePosition, decode_write_position, newest_slot
 from holdfast.queue.stores_log import StoresLog as Queue
 
 PAGE_BYTES = 4096
 
 
-def newest_mark(files: CrashFiles) -> WriteMark:
+def newest_mark(files: CrashFiles) -> WritePosition:
     slot = newest_slot(files.contents("d")["q-writeMeta"])
-    mark = decode_mark(slot[1]) if slot else None
+    mark = decode_write_position(slot[1]) if slot else None
     assert mark is not None
     return mark
 
@@ -37,24 +36,24 @@ def test_the_mark_is_behind_the_sync_until_it_is_written(files: CrashFiles) -> N
     queue.flush()
     assert marked(files) == 2
     queue.append(b"b")
-    queue.flush_unmarked()
+    queue.flush_data()
     assert (queue.durable_seq, marked(files)) == (2, 2)
-    queue.write_mark()
+    queue.record_position()
     assert marked(files) == 3
     queue.append(b"c")
-    queue.flush_unmarked()
+    queue.flush_data()
     queue.append(b"d")
     queue.flush()
     assert marked(files) == 5
     queue.append(b"e")
-    queue.flush_unmarked()
+    queue.flush_data()
     queue.flush()
     assert marked(files) == 6
     queue.append(b"f")
-    queue.flush_unmarked()
+    queue.flush_data()
     queue.close()
     assert marked(files) == 7
-    queue.write_mark()
+    queue.record_position()
     mark = newest_mark(files)
     assert mark.clean
 
@@ -62,7 +61,7 @@ def test_the_mark_is_behind_the_sync_until_it_is_written(files: CrashFiles) -> N
 def test_only_the_flush_that_says_so_leaves_its_mark(files: CrashFiles) -> None:
     queue = Queue("d/q", page_size=PAGE_BYTES, files=files, background=False, sync="always")
     queue.append(b"a")
-    queue.flush_unmarked()
+    queue.flush_data()
     queue.append(b"b")
     assert marked(files) == 3
 
@@ -72,7 +71,7 @@ def test_a_sync_that_closes_a_page_is_marked_at_once(files: CrashFiles) -> None:
     for number in range(1, 100):
         queue.append(b"x" * 100)
         page = queue.pages.numbers()[-1]
-        queue.flush_unmarked()
+        queue.flush_data()
         if page > 1:
             assert marked(files) == number + 1
             return
@@ -86,9 +85,9 @@ def test_what_was_synced_without_its_mark_survives_lost_power_and_a_kill(seed: i
     random = Random(seed)
     for number in range(60):
         queue.append(b"%d" % number * 50)
-        queue.flush_unmarked()
+        queue.flush_data()
         if random.random() < 0.2:
-            queue.write_mark()
+            queue.record_position()
     for image in (files.after_power_loss(Random(seed)), files.after_kill(Random(seed))):
         with Queue("d/q", page_size=PAGE_BYTES, files=image, background=False) as found:
             assert [message.payload for message in found.read()] == [b"%d" % number * 50 for number in range(60)]
@@ -100,7 +99,7 @@ def test_writing_a_mark_that_nobody_owes_does_nothing(files: CrashFiles) -> None
     queue.flush()
     operations: list[str] = []
     files.before = lambda operation: operations.append(str(operation))
-    queue.write_mark()
+    queue.record_position()
     assert operations == []
     queue.close()
-    queue.write_mark()
+    queue.record_position()

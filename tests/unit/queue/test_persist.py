@@ -22,11 +22,10 @@ from tests.worlds.queue import CrashFiles
 import holdfast
 from holdfast.errors import AlreadyOpen, Closed, Code, InvalidRequest, LimitExceeded, Unavailable
 from holdfast.queue import Queue, Serializer, Stored, Trimmed
-from holdfast.queue.consumers import persist as persist_module
-from holdfast.queue.consumers.persist import Persisted
-from holdfast.queue.consumers.persist_flow import Work
-from holdfast.queue.consumers.persist_run import PersistRun, PersistSettings
+from holdfast.queue import persist as persist_module
 from holdfast.queue.log.reader import LogReader
+from holdfast.queue.persist import Persisted, PersistRun, PersistSettings
+from holdfast.queue.persist_flow import Work
 
 PAGE_BYTES = 4096
 WAIT_S = 60

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.queue.consumers.persist_flow import ITEM_BYTES, Flow, Step, Work
+from holdfast.queue.persist_flow import ITEM_BYTES, Flow, Step, Work
 
 BOUND = 1000
 

@@ -1,4 +1,4 @@
-"""An append has a quick and a careful way, one pair for each sync level; which one is taken shows in nothing."""
+"""An append has a quick and a slow_append way, one pair for each sync level; which one is taken shows in nothing."""
 
 from __future__ import annotations
 

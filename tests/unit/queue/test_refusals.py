@@ -23,9 +23,8 @@ from holdfast.queue.consumers.consumer import Consumer
 from holdfast.queue.consumers.cursor_file import committed_seqs, first_held_seq
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.file_names import FileNames
-from holdfast.queue.log.reader import read_mark
-from holdfast.queue.work.job import Job
-from holdfast.queue.work.work_queue import WorkQueue
+from holdfast.queue.log.reader import read_write_position
+from holdfast.queue.work.work_queue import Job, WorkQueue
 
 OPERATIONS = ["names", "create", "open", "size", "modified_ns", "size_of", "read", "write", "allocate", "truncate"]
 OPERATIONS += ["sync_data", "sync_directory", "rename", "unlink", "lock", "map"]
@@ -390,7 +389,7 @@ def test_a_sync_of_the_names_that_failed_is_not_tried_again(seed: int, call: str
     with suppress(Closed):
         queue.close()
     assert not files.open_handles
-    mark = read_mark(PageDirectory(files, files.open_directory("/d"), FileNames("q")))
+    mark = read_write_position(PageDirectory(files, files.open_directory("/d"), FileNames("q")))
     assert mark is not None
     assert not mark.clean, "nothing says that the names are durable"
     # Opened again it begins another page, of which it knows.

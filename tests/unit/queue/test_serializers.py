@@ -11,8 +11,8 @@ import pytest
 from holdfast.aio import Queue as AsyncQueue
 from holdfast.errors import InvalidRequest
 from holdfast.queue import Message, Queue, Serializer
-from holdfast.queue.format.identity import IDENTITY_BYTES, decode_identity
-from holdfast.queue.work.job import Job
+from holdfast.queue.format.meta import IDENTITY_BYTES, decode_identity
+from holdfast.queue.work.work_queue import Job
 
 VALUES = [{"order": number, "text": "ä"} for number in range(20)]
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from holdfast.queue import Queue
-from holdfast.queue.log.tail_repair import SET_ASIDE_PAGES_MAX
+from holdfast.queue.log.opening import SET_ASIDE_PAGES_MAX
 
 
 def test_of_the_pages_that_starts_set_aside_the_newest_stay(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.worlds.queue import CrashFiles
 
 from holdfast.errors import Closed, Code, HoldfastError
 from holdfast.queue import Gap, Message, Queue, Trimmed
-from holdfast.queue.format.slots import newest_slot
+from holdfast.queue.format.meta import newest_slot
 
 SEEDS = range(40)
 

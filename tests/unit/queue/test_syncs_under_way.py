@@ -15,11 +15,11 @@ from holdfast import aio
 from holdfast.errors import Closed, Code
 from holdfast.queue import Queue
 from holdfast.queue.files.local import LocalFiles
-from holdfast.queue.files.mark_file import MarkFile
+from holdfast.queue.files.meta_files import WritePositionFile
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.file_names import FileNames
-from holdfast.queue.format.write_mark import DurableMark, mark_value
-from holdfast.queue.log.durability import Durability, SyncTarget
+from holdfast.queue.format.meta import DurablePosition, write_position_value
+from holdfast.queue.log.tail import Durability, SyncTarget
 
 PAGE_BYTES = 4096
 
@@ -137,11 +137,11 @@ def test_the_files_stay_open_until_a_failed_sync_was_told_to_the_mark() -> None:
 def test_a_mark_is_not_written_into_a_file_that_was_closed() -> None:
     files = CrashFiles(Random(1))
     directory = PageDirectory(files, _directory(files), FileNames("q"))
-    marks = MarkFile(directory)
+    marks = WritePositionFile(directory)
     marks.close()
-    place = DurableMark(1, 0, 64, 1, 0)
+    place = DurablePosition(1, 0, 64, 1, 0)
     marks.write(
-        mark_value(
+        write_position_value(
             page=1, salt=0, position=64, next_seq=1, last_time_ns=0, frames=0, index_records=0, index_check=0,
             index_due=0, clean=False, durable=place, boot_id=bytes(16),
         )

@@ -11,11 +11,9 @@ from holdfast.errors import Closed, Code, CorruptData, Unavailable
 from holdfast.queue import Queue
 from holdfast.queue.log.messages import Message
 from holdfast.queue.work.command import Kind, WorkState
-from holdfast.queue.work.job import Job
 from holdfast.queue.work.log import WorkLog
 from holdfast.queue.work.machine import WorkMachine
-from holdfast.queue.work.source import WorkSource
-from holdfast.queue.work.work_queue import WorkQueue
+from holdfast.queue.work.work_queue import Job, WorkQueue, WorkSource
 
 NS = 10**9
 MESSAGES = [b"one", b"two", b"three", b"four"]
@@ -45,7 +43,7 @@ class Clock:
 
 
 def open_work(queue: Queue) -> WorkQueue:
-    return queue.work_queue("w", visibility=30)
+    return queue.work_queue("w", ack_wait=30)
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, moment: str, interrupt: type[BaseException]) -> None:
@@ -113,7 +111,7 @@ def test_an_interrupted_step_was_done_or_not_and_the_work_queue_opens_again(
             for refused in (lambda: work.ack(second), lambda: work.get(timeout=0), work.lag):
                 with pytest.raises(Closed, match="interrupted") as error:
                     refused()
-                assert "open it anew" in error.value.hint
+                assert "open it again" in error.value.hint
             log, work_log = work._log, work._log._log
             assert work_log.last_seq == before
             monkeypatch.setattr(log, "_append", lambda _: pytest.fail("nothing is written by the end"))

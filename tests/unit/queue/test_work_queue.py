@@ -26,13 +26,10 @@ from holdfast.errors import AlreadyOpen, Closed, Code, CorruptData, Fenced, Inva
 from holdfast.queue import Queue, Trimmed
 from holdfast.queue.consumers.cursor_file import committed_seqs
 from holdfast.queue.files.local import LocalFiles
-from holdfast.queue.work.clock import WorkClock
-from holdfast.queue.work.dead_letter import DeadLetter
-from holdfast.queue.work.job import Job
-from holdfast.queue.work.log import WorkLog
+from holdfast.queue.work.command import DeadLetter
+from holdfast.queue.work.log import WorkClock, WorkLog, find_state
 from holdfast.queue.work.machine import WorkMachine
-from holdfast.queue.work.opening import find_state
-from holdfast.queue.work.work_queue import WorkQueue
+from holdfast.queue.work.work_queue import Job, WorkQueue
 
 NS = 10**9
 SMALL = 4096
@@ -91,7 +88,7 @@ def test_every_message_goes_to_one_worker_in_order(tmp_path: Path) -> None:
 
 def test_a_lease_that_ends_gives_the_job_to_the_next_and_counts(tmp_path: Path) -> None:
     clock = Clock()
-    with Queue(tmp_path / "q", clock=clock) as queue, queue.work_queue("w", visibility=30) as work:
+    with Queue(tmp_path / "q", clock=clock) as queue, queue.work_queue("w", ack_wait=30) as work:
         fill(queue, 2)
         first = work.get(timeout=0)
         clock.pass_s(29)
@@ -129,14 +126,14 @@ def test_a_late_acknowledgement_counts_while_nobody_else_has_the_job(tmp_path: P
 
 def test_extending_keeps_a_job(tmp_path: Path) -> None:
     clock = Clock()
-    with Queue(tmp_path / "q", clock=clock) as queue, queue.work_queue("w", visibility=30) as work:
+    with Queue(tmp_path / "q", clock=clock) as queue, queue.work_queue("w", ack_wait=30) as work:
         fill(queue, 1)
         job = work.get(timeout=0)
         assert job is not None
         for _ in range(5):
             clock.pass_s(29)
             work.extend(job)
-        work.extend(job, visibility=100)
+        work.extend(job, ack_wait=100)
         clock.pass_s(99)
         assert work.get(timeout=0) is None
         clock.pass_s(1)
@@ -275,7 +272,7 @@ def test_workers_on_several_threads_share_the_jobs(tmp_path: Path, sync: str) ->
 
 def test_a_waiting_worker_is_woken_by_an_append_a_return_a_due_time_and_the_end(tmp_path: Path) -> None:
     with Queue(tmp_path / "q") as queue:
-        work = queue.work_queue("w", visibility=0.05)
+        work = queue.work_queue("w", ack_wait=0.05)
         found: list[int] = []
         ended: list[Exception] = []
 
@@ -323,14 +320,14 @@ def reopened_as_after_a_kill(folder: Path, clock: Clock, **arguments: object) ->
 def deadlines_survive(folder: Path) -> None:
     folder.mkdir()
     clock = Clock()
-    with Queue(folder / "q", clock=clock, page_size=SMALL) as queue, queue.work_queue("w", visibility=30) as work:
+    with Queue(folder / "q", clock=clock, page_size=SMALL) as queue, queue.work_queue("w", ack_wait=30) as work:
         fill(queue, 4)
         leased, delayed, done, extended = work.get_many(4)
         work.nack(delayed, delay=100)
         work.ack(done)
         clock.pass_s(20)
-        work.extend(extended, visibility=50)
-        other, again = reopened_as_after_a_kill(folder, clock, visibility=30)
+        work.extend(extended, ack_wait=50)
+        other, again = reopened_as_after_a_kill(folder, clock, ack_wait=30)
         with other, again:
             assert again.get(timeout=0) is None, "a lease ended early"
             clock.pass_s(10)
@@ -398,7 +395,7 @@ def test_every_acknowledgement_that_was_told_survives_kill(tmp_path: Path) -> No
         "import os, sys\n"
         "from holdfast.queue import Queue\n"
         "queue = Queue(sys.argv[1], page_size=16384)\n"
-        "work = queue.work_queue('w', visibility=0, max_deliveries=10**6)\n"
+        "work = queue.work_queue('w', ack_wait=0, max_deliveries=10**6)\n"
         "queue.append_many([b'x'] * 500)\n"
         "for number in range(int(sys.argv[2])):\n"
         "    job = work.get(timeout=0)\n"
@@ -515,7 +512,7 @@ def test_a_lost_cursor_changes_nothing(tmp_path: Path) -> None:
 def test_damage_to_the_commands_is_told_and_loses_no_message(tmp_path: Path, damaged: int) -> None:
     clock = Clock()
     done = set()
-    with Queue(tmp_path / "q", clock=clock) as queue, queue.work_queue("w", visibility=5) as work:
+    with Queue(tmp_path / "q", clock=clock) as queue, queue.work_queue("w", ack_wait=5) as work:
         fill(queue, 10)
         for _ in range(10):
             job = work.get(timeout=0)
@@ -560,7 +557,7 @@ def test_what_could_not_be_written_was_not_done_and_nothing_is_skipped(tmp_path:
     files = FullDisk()
     with Queue(tmp_path / "q", files=files, background=False) as queue:
         fill(queue, 200)
-        work = queue.work_queue("w", visibility=3600)
+        work = queue.work_queue("w", ack_wait=3600)
         held = work.get(timeout=0)
         assert held is not None
         # Fill the page of commands with extensions until the next one does not fit.
@@ -663,7 +660,7 @@ def test_a_name_is_open_once_and_of_one_kind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"visibility": -1}, {"max_deliveries": 0}, {"max_started": 0}, {"retry_delay": 1e99}, {"since": "never"}]
+    "wrong", [{"ack_wait": -1}, {"max_deliveries": 0}, {"max_started": 0}, {"retry_delay": 1e99}, {"since": "never"}]
 )
 def test_settings_that_cannot_be_are_refused_and_leave_the_name_free(tmp_path: Path, wrong: dict[str, object]) -> None:
     with Queue(tmp_path / "q") as queue:
@@ -675,7 +672,7 @@ def test_settings_that_cannot_be_are_refused_and_leave_the_name_free(tmp_path: P
             assert job is not None
             for use in (
                 lambda: work.nack(job, delay=-1),
-                lambda: work.extend(job, visibility=-1),
+                lambda: work.extend(job, ack_wait=-1),
                 lambda: work.ack_many([]),
                 lambda: work.get_many(0),
             ):
@@ -754,6 +751,21 @@ def test_a_dead_letter_is_there_once_wherever_it_crashes(tmp_path: Path) -> None
     a_dead_letter_is_there_once_whenever_it_is_killed(tmp_path / "files")
 
 
+def test_the_old_name_of_ack_wait_works_and_warns(tmp_path: Path) -> None:
+    with Queue(tmp_path / "q", background=False) as queue:
+        with pytest.warns(DeprecationWarning, match="use ack_wait=") as warned:
+            work = queue.work_queue("w", visibility=0.5)
+        assert warned[0].filename == __file__
+        with work:
+            assert work._ack_wait_ns == NS // 2
+            queue.append(b"job")
+            job = work.get(0)
+            assert job is not None
+            with pytest.warns(DeprecationWarning, match="use ack_wait="):
+                work.extend(job, visibility=60)
+            work.ack(job)
+
+
 # ---- mutants: each broken rule is caught by the check above it ------------------------------------------------------
 
 
@@ -795,7 +807,7 @@ def test_at_always_every_step_is_durable_when_it_returns(tmp_path: Path) -> None
 
 
 def test_an_acknowledgement_before_it_is_durable_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WorkLog, "wait", lambda _self, _mark: None)
+    monkeypatch.setattr(WorkLog, "wait", lambda _self, _written: None)
     with pytest.raises(AssertionError, match="before it was durable"):
         a_step_is_durable_when_it_returns(tmp_path)
 
@@ -828,12 +840,12 @@ def test_a_command_that_is_not_written_is_caught(tmp_path: Path, monkeypatch: py
 
 
 def test_a_dead_letter_that_is_not_looked_for_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.queue.work.opening.find_buried", lambda _queue, _name, _machine: None)
+    monkeypatch.setattr("holdfast.queue.work.log.find_buried", lambda _queue, _name, _machine: None)
     with pytest.raises(AssertionError, match="twice among the dead letters"):
         a_dead_letter_is_there_once_whenever_it_is_killed(tmp_path / "files")
 
 
 def test_a_work_queue_that_trusts_its_numbers_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.queue.work.opening.kept_in", lambda _pages, cursor, _last: cursor.committed_seq)
+    monkeypatch.setattr("holdfast.queue.work.log.kept_in", lambda _pages, cursor, _last: cursor.committed_seq)
     with pytest.raises((AssertionError, CorruptData)):
         a_crash_takes_messages_that_were_done(tmp_path / "files", 100)

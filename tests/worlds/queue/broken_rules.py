@@ -20,25 +20,19 @@ from holdfast.queue.consumers.consumer import Consumer
 from holdfast.queue.consumers.cursor_file import CursorFile, committed_seqs
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES, SEAL, SEAL_BYTES, SEQ_MASK, implied_seq, page_seed
-from holdfast.queue.format.page_header import PageHeader, encode_header
-from holdfast.queue.format.write_mark import WriteMark
+from holdfast.queue.format.meta import WritePosition
+from holdfast.queue.format.page import PageHeader, encode_header
 from holdfast.queue.log import opening
-from holdfast.queue.log.durability import Durability, SyncTarget
-from holdfast.queue.log.log_tail import LogTail
-from holdfast.queue.log.open_page import OpenPage
 from holdfast.queue.log.opening import LogEnd
 from holdfast.queue.log.page_scan import PageScan
-from holdfast.queue.log.page_supply import PageSupply
 from holdfast.queue.log.reader import LogReader
 from holdfast.queue.log.recovery import Following, Here, Owed, Step, decide
 from holdfast.queue.log.space import Space
-from holdfast.queue.log.sync_progress import SyncProgress
-from holdfast.queue.log.writer import Writer
-from holdfast.queue.work.command import Kind
-from holdfast.queue.work.dead_letter import DeadLetter
-from holdfast.queue.work.log import WorkLog
+from holdfast.queue.log.tail import Durability, LogTail, OpenPage, SyncProgress, SyncTarget
+from holdfast.queue.log.writer import PageSupply, Writer
+from holdfast.queue.work.command import DeadLetter, Kind
+from holdfast.queue.work.log import DEAD_PAGE_BYTES, WorkLog
 from holdfast.queue.work.machine import WorkMachine
-from holdfast.queue.work.opening import DEAD_PAGE_BYTES
 from holdfast.queue.work.work_queue import WorkQueue
 
 if TYPE_CHECKING:
@@ -48,12 +42,12 @@ if TYPE_CHECKING:
     from holdfast.queue.format.checksum import Checksum, Octets
     from holdfast.queue.format.cursor import Place
     from holdfast.queue.log.page_scan import FrameView
-    from holdfast.queue.log.retention import ClosedPage
+    from holdfast.queue.log.space import ClosedPage
 
 _sync_data = CrashFiles.sync_data
 _take = SyncProgress.take
 _find_end = opening.find_end
-_write_mark = SyncProgress.write_mark
+_write_mark = SyncProgress.record_position
 _write_cursor = CursorFile.write
 _record = WorkLog.record
 _resume = LogTail.resume
@@ -104,7 +98,7 @@ def pointer_before_data(self: Durability, *, sealed_only: bool) -> None:
     """The durable place is written, and made durable, before the data are."""
     target = self._take(sealed_only)
     try:
-        self._reached(SyncTarget([], None, target.next_seq, target.place))
+        self._reached(SyncTarget([], None, target.next_seq, target.position))
         for file in [*target.closed, *([] if target.open is None else [target.open])]:
             self._port.sync_data(file)
         self._reached(target)
@@ -159,7 +153,7 @@ def seek_last_record_at_or_before(self: PageScan, time_ns: int) -> None:
         self._seek(self._index, self._index.last_earlier(time_ns + 1), lambda indexed, _: indexed <= time_ns)
 
 
-def end_at_the_written_mark(pages: PageDirectory, mark: WriteMark | None, boot_id: bytes) -> LogEnd:
+def end_at_the_written_mark(pages: PageDirectory, mark: WritePosition | None, boot_id: bytes) -> LogEnd:
     """Writing goes on where the writer was, not where verified frames end."""
     end = _find_end(pages, mark, boot_id)
     if mark is not None and mark.page == end.page and mark.next_seq > end.next_seq:
@@ -167,14 +161,14 @@ def end_at_the_written_mark(pages: PageDirectory, mark: WriteMark | None, boot_i
     return end
 
 
-def mark_of_any_boot(pages: PageDirectory, mark: WriteMark | None, boot_id: bytes) -> LogEnd:
+def mark_of_any_boot(pages: PageDirectory, mark: WritePosition | None, boot_id: bytes) -> LogEnd:
     """The page cache is taken for whole, also after a loss of power."""
     if mark is not None:
         boot_id = mark.boot_id
     return _find_end(pages, mark, boot_id)
 
 
-def resume_the_torn_page(pages: PageDirectory, mark: WriteMark | None, boot_id: bytes) -> LogEnd:
+def resume_the_torn_page(pages: PageDirectory, mark: WritePosition | None, boot_id: bytes) -> LogEnd:
     """After a loss of power writing goes on in the same page, in front of what may lie behind the hole."""
     end = _find_end(pages, mark, boot_id)
     end.resume = end.resume or (end.page > 0 and not end.sealed and not end.doubtful)
@@ -204,7 +198,7 @@ def forget_closed_pages(self: SyncProgress, sealed_only: bool) -> SyncTarget:
     """Only the page being written is synced: that those before it are durable is taken for granted."""
     target = _take(self, sealed_only)
     page = self._tail.page
-    return target if page is None or sealed_only else SyncTarget([], page.file, target.next_seq, target.place)
+    return target if page is None or sealed_only else SyncTarget([], page.file, target.next_seq, target.position)
 
 
 _reached = SyncProgress.reached
@@ -323,11 +317,11 @@ def record_nothing_that_ends(self: WorkLog, command: bytes) -> None:
 
 def bury_before_the_letter(self: WorkQueue, message: Message, deliveries: int, reason: str) -> int:
     """A message is given up, and then its letter is written."""
-    if self._held.dead is None:
-        self._held.dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
-    mark = self._do(Kind.BURY, 0, message[0], self._held.dead.last_seq + 1)
+    if self._resources.dead is None:
+        self._resources.dead = self._queue.open_sibling(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
+    mark = self._do(Kind.BURY, 0, message[0], self._resources.dead.last_seq + 1)
     letter = DeadLetter(message[0], message[1], message[2], deliveries=deliveries, reason=reason)
-    self._held.dead.append(letter.encode())
+    self._resources.dead.append(letter.encode())
     return mark
 
 

@@ -24,7 +24,7 @@ from tests.worlds.queue.page_cache import BLOCK_BYTES
 
 from holdfast.queue import Gap, Message, Queue, Trimmed
 from holdfast.queue.format.file_names import FileNames
-from holdfast.queue.format.page_header import decode_header
+from holdfast.queue.format.page import decode_header
 
 __all__ = ["DAMAGE_KINDS", "check_damaged", "damaged"]
 

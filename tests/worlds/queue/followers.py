@@ -47,8 +47,7 @@ from holdfast.queue.consumers.cursor_file import committed_seqs
 if TYPE_CHECKING:
     from holdfast.queue import Message
     from holdfast.queue.consumers.consumer import Consumer
-    from holdfast.queue.work.job import Job
-    from holdfast.queue.work.work_queue import WorkQueue
+    from holdfast.queue.work.work_queue import Job, WorkQueue
 
 __all__ = ["FOLLOWER_KINDS", "run_followers"]
 
@@ -156,7 +155,7 @@ class FollowersWorld:
 
     def follow(self, queue: Queue) -> tuple[Consumer, WorkQueue]:
         """Both of them, each from the beginning."""
-        return queue.consumer("c", hold=self.hold), queue.work_queue("w", visibility=30, max_deliveries=DELIVERIES_MAX)
+        return queue.consumer("c", hold=self.hold), queue.work_queue("w", ack_wait=30, max_deliveries=DELIVERIES_MAX)
 
     def _live(self) -> None:
         self.files.before = self._crash_point

@@ -27,19 +27,15 @@ from holdfast.queue import every, queue
 from holdfast.queue.consumers import cursor_file
 from holdfast.queue.consumers.consumer import Consumer
 from holdfast.queue.consumers.cursor_file import CursorFile
-from holdfast.queue.consumers.persist_flow import Flow
-from holdfast.queue.consumers.persist_run import PersistRun
 from holdfast.queue.files.pages import PageDirectory
-from holdfast.queue.log import open_page, opening, page_scan, reader, space
-from holdfast.queue.log import tail_repair as mending
-from holdfast.queue.log.durability import Durability
-from holdfast.queue.log.log_tail import LogTail
+from holdfast.queue.log import opening, page_scan, reader, space, tail
 from holdfast.queue.log.page_scan import PageScan
-from holdfast.queue.log.page_supply import PageSupply
 from holdfast.queue.log.reader import LogReader
 from holdfast.queue.log.space import Space
-from holdfast.queue.log.sync_progress import SyncProgress
-from holdfast.queue.log.writer import Writer
+from holdfast.queue.log.tail import Durability, LogTail, SyncProgress
+from holdfast.queue.log.writer import PageSupply, Writer
+from holdfast.queue.persist import PersistRun
+from holdfast.queue.persist_flow import Flow
 from holdfast.queue.work.log import WorkLog
 from holdfast.queue.work.machine import WorkMachine
 from holdfast.queue.work.work_queue import WorkQueue
@@ -124,7 +120,7 @@ _REGISTRY: Final = (
     Mutant(
         "no_salt",
         "stale bytes of another life of a page never verify",
-        _everywhere("page_seed", broken.seed_without_salt, open_page, mending, page_scan),
+        _everywhere("page_seed", broken.seed_without_salt, tail, opening, page_scan),
         {**ALIGNED, "stale": True, "page_bytes": 8192},
     ),
     Mutant(
@@ -137,8 +133,8 @@ _REGISTRY: Final = (
         "no_check",
         "a frame is whole or it is not there",
         (
-            *_everywhere("checksum_for_writing", broken.checksum_without_bytes, open_page),
-            *_everywhere("checksum_for_reading", broken.checksum_without_bytes, mending, page_scan),
+            *_everywhere("checksum_for_writing", broken.checksum_without_bytes, tail),
+            *_everywhere("checksum_for_reading", broken.checksum_without_bytes, opening, page_scan),
         ),
     ),
     Mutant(
@@ -166,7 +162,7 @@ _REGISTRY: Final = (
     Mutant(
         "nothing_written_again",
         "after a failed sync what is found is written again",
-        ((mending, "_rewrite", broken.nothing_written_again),),
+        ((opening, "_rewrite", broken.nothing_written_again),),
         {**FAULTS, "fault_rate": 0.12, "lives": 8, "steps": 14, "sync": every(bytes=9000)},
     ),
     Mutant(
@@ -230,7 +226,7 @@ _REGISTRY: Final = (
     Mutant(
         "clean_mark_stays",
         "an open queue has no clean mark on disk",
-        ((SyncProgress, "write_mark", broken.clean_mark_stays),),
+        ((SyncProgress, "record_position", broken.clean_mark_stays),),
         {**ALIGNED, "lives": 4, "steps": 10, "page_bytes": 65_536},
     ),
     Mutant(

@@ -13,12 +13,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.queue.consumers.cursor_file import first_held_seq, first_unconsumed_seq, sync_holds
-from holdfast.queue.consumers.persist_flow import Flow, Step, Work
-from holdfast.queue.consumers.persist_run import PersistRun, Stored
+from holdfast.queue.persist import PersistRun, Stored
+from holdfast.queue.persist_flow import Flow, Step, Work
 
 if TYPE_CHECKING:
-    from holdfast.queue.consumers.persist_run import PersistSettings, Place
     from holdfast.queue.log.messages import Message
+    from holdfast.queue.persist import PersistSettings, Place
 
 _next_item = PersistRun.next_item
 _subscribe = PersistRun._subscribe

@@ -35,11 +35,11 @@ from tests.worlds.queue.world import WorldReport
 from holdfast.errors import HoldfastError
 from holdfast.queue import Queue, every
 from holdfast.queue.consumers.cursor_file import committed_seqs
-from holdfast.queue.consumers.persist_flow import ITEM_BYTES, Step
-from holdfast.queue.consumers.persist_run import PersistRun, PersistSettings
+from holdfast.queue.persist import PersistRun, PersistSettings
+from holdfast.queue.persist_flow import ITEM_BYTES, Step
 
 if TYPE_CHECKING:
-    from holdfast.queue.consumers.persist_run import Stored
+    from holdfast.queue.persist import Stored
 
 __all__ = ["PERSIST_KINDS", "run_persist"]
 

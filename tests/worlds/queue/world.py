@@ -34,7 +34,7 @@ from holdfast.errors import Backpressure, Closed, HoldfastError, Unavailable
 from holdfast.queue import Gap, Message, Queue, Trimmed
 from holdfast.queue.format.frame import HEAD_BYTES as FRAME_HEAD_BYTES
 from holdfast.queue.format.frame import SEAL_BYTES, batch_body, compress_body
-from holdfast.queue.format.page_header import HEADER_BYTES
+from holdfast.queue.format.page import HEADER_BYTES
 from holdfast.queue.stores_log import StoresLog
 
 __all__ = ["World", "WorldReport", "run_world"]
@@ -331,9 +331,9 @@ class World:
             if wanted % 3:
                 queue.flush()
             else:
-                queue.flush_unmarked()
+                queue.flush_data()
                 if wanted % 2:
-                    queue.write_mark()
+                    queue.record_position()
         except Unavailable:
             self.seen["flush refused"] += 1
             return

@@ -4,13 +4,9 @@
         async for order in orders:
             await send(order)
 
-Owns: the task that runs the source, waiting on both sides, closing. Does not own: the rules (``persist_flow``), the
-queue and the subscription (``persist_run``).
-
-Failure model: as ``persist_run``. Nothing that may wait for the disk runs on an event loop. A task that is cancelled
-while it waits for an item has lost nothing: the next one gets that item. The source is cancelled when the subscription
-is closed; its task, cancelled by another, is an error of the source. So is an event loop of the source that is closed,
-or stopped for two seconds.
+Nothing that may wait for the disk runs on an event loop. A task that is cancelled while it waits for an item loses
+nothing: the next one gets that item. Closing the subscription cancels the source. If something else cancels the
+source's task, or its event loop is closed or stopped for two seconds, that is an error of the source.
 """
 
 from __future__ import annotations
@@ -24,10 +20,10 @@ from functools import partial
 from typing import Generic, TypeVar, cast
 
 from holdfast.errors import AlreadyOpen, Closed, InvalidRequest
-from holdfast.queue.aio.work_queue import on_helper, open_by
-from holdfast.queue.arguments import seconds_ns
-from holdfast.queue.consumers.persist_flow import Step, Work
-from holdfast.queue.consumers.persist_run import (
+from holdfast.queue.aio.consumers import on_helper, open_by
+from holdfast.queue.files.process import close_when_dropped
+from holdfast.queue.options import seconds_ns
+from holdfast.queue.persist import (
     DROPPED_S,
     PAGE_BYTES,
     PersistRun,
@@ -37,33 +33,30 @@ from holdfast.queue.consumers.persist_run import (
     close_dropped,
     not_an_end,
 )
-from holdfast.queue.files.dropped import close_when_dropped
+from holdfast.queue.persist_flow import Step, Work
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
     from datetime import timedelta
-    from types import TracebackType
     from typing import NoReturn, Self
 
-    from holdfast.queue.consumers.persist_flow import Ending
-    from holdfast.queue.consumers.persist_run import Since
+    from holdfast.queue.options import SyncLevel
+    from holdfast.queue.persist import Since
+    from holdfast.queue.persist_flow import Ending
     from holdfast.queue.queue import Queue
     from holdfast.queue.serializers import Serializer
-    from holdfast.queue.sync_levels import SyncLevel
-
-__all__ = ["Persisted", "persist"]
 
 Item = TypeVar("Item")
 
 CLOSE_S = 5.0
 QUICK_BYTES = 64 << 10
 TURN_ITEMS = 64
-"""After this many items the source lets others on its loop have their turn: it may never wait by itself."""
+"""After this many items the source yields to other tasks: it may never wait by itself."""
 LOOK_S = 0.25
 STOPPED_LOOKS = 8
-"""The event loop of a source that is found stopped at this many looks in a row is believed not to go on."""
+"""After this many looks in a row at a stopped event loop, the source counts as stopped."""
 
 
 def persist(
@@ -80,13 +73,13 @@ def persist(
     prefix: str | None = None,
     scheduler: asyncio.AbstractEventLoop | Executor | None = None,
 ) -> Persisted[Item]:
-    """As ``holdfast.persist``, of an asynchronous iterable. Opened by ``async with``, or when its first item is asked
-    for.
+    """As ``holdfast.persist``, for an asynchronous iterable. Opened by ``async with``, or by asking for the first
+    item.
 
-    The source runs as a task of this event loop; with ``scheduler`` as a task of that event loop, which runs in another
-    thread, or in an event loop of its own on a thread of that executor, until the subscription is closed. Where that
-    loop is closed or stopped, ``Closed`` comes after the items that are stored.
-    *Raises*: ``InvalidRequest`` for arguments that cannot be; all else is raised by opening.
+    The source runs as a task of this event loop; with ``scheduler`` as a task of that event loop in another thread, or
+    in its own event loop on a thread of that executor. If that loop is closed or stopped, ``Closed`` comes after the
+    stored items.
+    *Raises*: ``InvalidRequest`` for impossible arguments; opening raises everything else.
     """
     settings = PersistSettings(
         directory,
@@ -108,7 +101,7 @@ def persist(
 
 
 def check_source(source: object, *, is_result: bool = False) -> None:
-    """Refuse what gives no items. *Raises*: ``InvalidRequest``."""
+    """Refuse a source without items. *Raises*: ``InvalidRequest``."""
     if not isinstance(source, AsyncIterable) and (is_result or not callable(source)):
         wrong = (
             "source must return an asynchronous iterable" if is_result else "source is asynchronous, or returns that"
@@ -117,10 +110,10 @@ def check_source(source: object, *, is_result: bool = False) -> None:
 
 
 class Persisted(AsyncIterator[Item]):
-    """The result of ``persist``: an asynchronous iterator, and a context manager that closes it. One task at a time.
+    """The result of ``persist``: an asynchronous iterator and context manager. One task at a time.
 
-    It closes itself after the last item and after an error of the source. One that is dropped without that is closed as
-    the blocking one is. It belongs to the event loop on which it was opened.
+    It closes itself after the last item and after an error of the source. A dropped one is closed as the blocking one.
+    It belongs to the event loop on which it was opened.
     """
 
     def __init__(
@@ -142,7 +135,9 @@ class Persisted(AsyncIterator[Item]):
         self._asks = False
 
     async def open(self) -> Self:
-        """Open the files and start the source. *Raises*: as ``holdfast.persist``; ``Closed`` if it was open before."""
+        """Open the files and start the source. *Raises*: as ``holdfast.persist``; ``Closed`` if it was opened
+        before.
+        """
         if self._opened:
             raise Closed("a subscription is opened once", hint="call persist again")
         self._opened = True
@@ -167,7 +162,7 @@ class Persisted(AsyncIterator[Item]):
         return self
 
     async def __anext__(self) -> Item:
-        """The next item; the one before is consumed by asking for it. Waits for the source.
+        """The next item; asking for it consumes the one before. Waits for the source.
 
         *Raises*: as the blocking one.
         """
@@ -182,7 +177,7 @@ class Persisted(AsyncIterator[Item]):
             run, producer = self._parts()
             if not run.flow.stopped:
                 run.consume()
-                producer.let_go_on()
+                producer.resume_source()
                 if run.flow.frees:
                     await on_helper(run.free)
             while True:
@@ -203,7 +198,7 @@ class Persisted(AsyncIterator[Item]):
             message, item = run.next_item()
         finally:
             self._asks = False
-        # The last step: a cancellation before it gives the same item again.
+        # The last step: a cancellation before it returns the same item again.
         run.given = message
         return cast("Item", item)
 
@@ -217,7 +212,7 @@ class Persisted(AsyncIterator[Item]):
         raise error
 
     async def commit(self, *, durable: bool = False) -> None:
-        """The item that was given last is consumed, before the next one is asked for; ``durable`` survives lost power.
+        """The last item is consumed now; ``durable`` survives lost power.
 
         *Raises*: as ``Consumer.commit``; ``Closed``.
         """
@@ -228,7 +223,7 @@ class Persisted(AsyncIterator[Item]):
             await on_helper(partial(run.consume, durable=True))
         else:
             run.consume()
-        producer.let_go_on()
+        producer.resume_source()
 
     @property
     def waiting(self) -> bool:
@@ -237,20 +232,20 @@ class Persisted(AsyncIterator[Item]):
 
     @property
     def stored_seq(self) -> int:
-        """How many items are stored, in all runs: the number of the last one."""
+        """How many items all runs have stored: the number of the last one."""
         return self._parts()[0].flow.stored_seq
 
     @property
     def consumed_seq(self) -> int:
-        """The number of the last item that is consumed."""
+        """The number of the last consumed item."""
         return self._parts()[0].flow.consumed_seq
 
     async def close(self, timeout: float = CLOSE_S) -> bool:
-        """Cancel the source, close it where it is a generator or the result of ``persist``, and close the queue. The
-        item that was given last is not consumed by it.
+        """Cancel the source, close it if it is a generator or the result of ``persist``, and close the queue. This
+        does not consume the last item.
 
-        Waits ``timeout`` seconds at most for a source that does not end when it is cancelled. False when it still has
-        not: it is abandoned then. Twice is harmless; a caller that is cancelled has closed all the same.
+        Waits ``timeout`` seconds at most for the source. False if it has not ended: it is abandoned. Closing twice is
+        harmless; a cancelled caller has closed, too.
         *Raises*: what closing the generator raised; ``Closed`` when the queue could not be made durable.
         """
         seconds_ns("timeout", timeout)
@@ -272,9 +267,7 @@ class Persisted(AsyncIterator[Item]):
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
@@ -288,7 +281,9 @@ class _Bell:
         self.clear, self.wait = self._event.clear, self._event.wait
 
     def ring(self) -> None:
-        """Call after a change. The waiting side clears the bell, looks, and then waits: it sees the change, or this."""
+        """Call after a change. The waiting task clears the bell, looks, then waits, so it sees the change or the
+        bell.
+        """
         if self._event.is_set():
             return
         if self._thread == threading.get_ident():
@@ -299,7 +294,7 @@ class _Bell:
 
 
 class _Producer(Generic[Item]):
-    """The source and its task. It does not know the ``Persisted``, so that this can be collected meanwhile."""
+    """The source and its task. It does not reference the ``Persisted``, so that one can be collected."""
 
     def __init__(
         self,
@@ -349,12 +344,12 @@ class _Producer(Generic[Item]):
             raise
 
     def _scheduled_done(self, scheduler: object, scheduled: Future[None] | asyncio.Task[None]) -> None:
-        """Nothing to do where the source ran: then it has said so itself. A task may be cancelled before it begins."""
+        """A task may be cancelled before it begins. Otherwise the source itself has reported its end."""
         if not self.ended.done():
             self._refused(scheduler, None if scheduled.cancelled() else scheduled.exception())
 
     def _watch(self, loop: asyncio.AbstractEventLoop, looks_in_vain: int = 0) -> None:
-        """Look from time to time whether the loop of the source runs: one that was stopped says nothing."""
+        """Look from time to time whether the loop of the source runs: a stopped loop reports nothing."""
         if self.ended.done() or self.run.flow.stopped:
             return
         looks_in_vain = 0 if loop.is_running() else looks_in_vain + 1
@@ -367,10 +362,10 @@ class _Producer(Generic[Item]):
         refusal = Closed("the scheduler does not run the source", scheduler=type(scheduler).__name__)
         refusal.__cause__ = cause
         self.run.flow.ended(refusal)
-        self._say_ended()
+        self._set_ended()
 
-    def let_go_on(self) -> None:
-        """Something was consumed: a source that waits may go on."""
+    def resume_source(self) -> None:
+        """An item was consumed: a waiting source may continue."""
         if self.run.flow.waiting and self.run.flow.work is not Work.WAIT and self._room_bell is not None:
             self._room_bell.ring()
 
@@ -388,8 +383,7 @@ class _Producer(Generic[Item]):
         asyncio.run(self._produce_while_consumed())
 
     async def _produce_while_consumed(self) -> None:
-        """On an executor's thread, for which the interpreter waits when it exits: not longer than its consumer's loop
-        is there."""
+        """On an executor's thread, which the interpreter joins at exit: end when the consumer's loop is closed."""
         producing = asyncio.ensure_future(self._produce())
         while not producing.done():
             if self._consumers_loop.is_closed():
@@ -416,7 +410,7 @@ class _Producer(Generic[Item]):
             if not isinstance(error, asyncio.CancelledError):
                 self.failure = error
         self._task = None
-        self._say_ended()
+        self._set_ended()
 
     async def _store_items(self) -> None:
         flow, bell = self.run.flow, self._room_bell
@@ -468,13 +462,13 @@ class _Producer(Generic[Item]):
         elif isinstance(items, Persisted):
             await items.close()
 
-    def _say_ended(self) -> None:
+    def _set_ended(self) -> None:
         self.run.flow.source_closed = True
         with suppress(InvalidStateError):  # the consumer's side has given up this loop
             self.ended.set_result(None)
         self.item_bell.ring()
 
-    # ---- on the thread of ``dropped`` -------------------------------------------------------------------------------
+    # ---- on the thread that closes dropped objects -----------------------------------------------------------------
 
     def close_dropped(self) -> None:
         """Close after the ``Persisted`` was dropped. *Raises*: as ``Persisted.close``."""

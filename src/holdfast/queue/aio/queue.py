@@ -1,4 +1,4 @@
-"""The asyncio twin of the queue: ``holdfast.aio.Queue``. The same names, the same files, the same code underneath.
+"""``holdfast.aio.Queue``: the asyncio twin of ``Queue``, over the same files and code.
 
     from holdfast.aio import Queue
 
@@ -7,13 +7,14 @@
         async for message in queue.read(since="earliest", follow=True):
             ...
 
-Owns: which work leaves the event loop, waiting for messages without a thread. Does not own: the queue (``queue``),
-writing in batches (``append_lane``).
+Nothing that may wait for the disk runs on the event loop. A task that is cancelled while it appends may have appended.
+A cancelled ``open`` leaves nothing open; a cancelled ``close`` has closed when the cancellation is reported. A queue
+belongs to the event loop on which it was opened; its tasks may share it.
 
-Failure model: that of the queue. Nothing that may wait for the disk runs on the event loop: opening, closing, reading,
-and every append that has to wait for a sync or a new page. A task that is cancelled while it appends may have appended.
-A cancelled ``open`` leaves nothing open, and a cancelled ``close`` has closed when the cancellation is reported.
-A queue belongs to the event loop on which it was opened; any number of its tasks may share it.
+How appends share syncs (``AppendLane``): requests wait in a list while the thread is busy. Then it takes the whole
+list, writes it as one batch with one sync, and completes all futures. A request waits for two syncs at most; an
+``atomic`` batch has its own. When a write ends in the middle (a full disk), the requests that are wholly in the log
+succeed; each other one gets its own error, whose ``appended`` counts its own messages.
 """
 
 from __future__ import annotations
@@ -21,37 +22,228 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from functools import partial
 from itertools import chain
 from weakref import WeakMethod
 
-from holdfast.errors import Closed, InvalidRequest, LimitExceeded
-from holdfast.queue.aio.append_lane import AppendLane
-from holdfast.queue.aio.work_queue import Consumer, WorkQueue, on_helper, open_by, to_its_end
-from holdfast.queue.arguments import each_of
-from holdfast.queue.files.dropped import opened_at, opening_from
+from holdfast.errors import Closed, HoldfastError, InternalError, InvalidRequest, LimitExceeded
+from holdfast.queue.aio.consumers import Consumer, WorkQueue, on_helper, open_by, to_its_end
+from holdfast.queue.files.process import opened_at, opening_from
 from holdfast.queue.format.checksum import CRC32
 from holdfast.queue.format.frame import octets
-from holdfast.queue.log.following import PAUSE_MAX_S, PAUSE_MIN_S
+from holdfast.queue.log.reader import PAUSE_MAX_S, PAUSE_MIN_S
+from holdfast.queue.options import each_of, renamed_argument, sync_level
 from holdfast.queue.queue import Queue as BlockingQueue
-from holdfast.queue.sync_levels import sync_level
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
     from datetime import datetime, timedelta
-    from types import TracebackType
     from typing import Self, TypeVar
 
     from holdfast.queue.files.port import FilePort
     from holdfast.queue.log.messages import Block, Gap, Message, Trimmed
     from holdfast.queue.log.reader import DamagePolicy, LogReader
+    from holdfast.queue.options import SyncLevel
     from holdfast.queue.serializers import Serializer
-    from holdfast.queue.sync_levels import SyncLevel
 
     Result = TypeVar("Result")
 
-__all__ = ["Queue"]
+
+def _unreached() -> InternalError:
+    return InternalError("the thread that appends ended before it came to this")
+
+
+def _own(failure: BaseException, appended: int = 0) -> BaseException:
+    """The error of one request of a joined batch, with its own count of ``appended``. Each caller gets a copy."""
+    if not isinstance(failure, HoldfastError):
+        return failure
+    own = copy(failure)
+    if "appended" in failure.fields:
+        own.fields = {**failure.fields, "appended": appended}
+    own.__cause__ = failure
+    return own
+
+
+class _Batch:
+    """Messages that are appended together, and the futures of their requests."""
+
+    __slots__ = ("answers", "atomic", "counts", "failure", "first", "payloads", "written")
+
+    def __init__(self, *, atomic: bool) -> None:
+        self.atomic = atomic
+        self.payloads: list[bytes] = []
+        self.answers: list[asyncio.Future[int]] = []
+        self.counts: list[int] = []
+        self.first = 0
+        self.written = 0
+        self.failure: BaseException = _unreached()
+
+    def write(self, queue: BlockingQueue) -> None:
+        """Append to the queue, and note how much of it is in the log."""
+        try:
+            self.first = queue.last_seq + 1
+            queue.append_encoded(self.payloads, atomic=self.atomic)
+            self.written = len(self.payloads)
+        except BaseException as error:  # noqa: BLE001 - raised by the futures
+            self.failure = error
+            appended = error.fields.get("appended") if isinstance(error, HoldfastError) else None
+            self.written = appended if isinstance(appended, int) else 0
+
+    def answer(self) -> None:
+        """Complete the futures with the first number of their messages, if all of them are in the log."""
+        seq = self.first
+        end = seq + self.written
+        for answer, count in zip(self.answers, self.counts, strict=True):
+            first, seq = seq, seq + count
+            if answer.done():
+                continue  # cancelled while it waited
+            if seq <= end:
+                answer.set_result(first)
+            else:
+                # Part of the batch may be in the log: count the messages of this request before the end.
+                answer.set_exception(_own(self.failure, max(0, end - first)))
+
+
+class _Work:
+    """One run of the thread: batches, then a flush if one is requested."""
+
+    __slots__ = ("batches", "failure", "flushes")
+
+    def __init__(self) -> None:
+        self.batches: list[_Batch] = []
+        self.flushes: list[asyncio.Future[int]] = []
+        self.failure: BaseException | None = _unreached()
+
+    def carry_out(self, queue: BlockingQueue) -> None:
+        """On the lane's thread."""
+        for batch in self.batches:
+            batch.write(queue)
+        if self.flushes:
+            try:
+                queue.flush()
+                self.failure = None
+            except BaseException as error:  # noqa: BLE001 - raised by the futures
+                self.failure = error
+
+    def answer(self) -> None:
+        """Complete all futures."""
+        for batch in self.batches:
+            batch.answer()
+        for flush in self.flushes:
+            if flush.done():
+                continue
+            if self.failure is not None:
+                flush.set_exception(_own(self.failure))
+            else:
+                flush.set_result(0)
+
+
+class AppendLane:
+    """Appends to ``queue`` from one event loop, on one thread. ``moved`` is called on the loop after each batch.
+
+    Call every method except ``run`` on the loop.
+    """
+
+    __slots__ = ("_executor", "_loop", "_moved", "_queue", "_running", "_shared", "_waiting")
+
+    def __init__(self, moved: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="holdfast-queue-append")
+        self._moved = moved
+        self._queue: BlockingQueue | None = None
+        self._waiting: _Work | None = None
+        self._shared: _Batch | None = None  # the last one of what waits, if others may join it
+        self._running: asyncio.Future[None] | None = None
+
+    def serve(self, queue: BlockingQueue) -> None:
+        """Write to this queue from now on."""
+        self._queue = queue
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing is being written."""
+        return self._running is None
+
+    def append(self, payload: bytes) -> asyncio.Future[int]:
+        """Append after everything submitted before. The result is the sequence number."""
+        batch = self._shared or self._add_batch(atomic=False)
+        answer: asyncio.Future[int] = self._loop.create_future()
+        batch.payloads.append(payload)
+        batch.counts.append(1)
+        batch.answers.append(answer)
+        return answer
+
+    def append_many(self, payloads: Sequence[bytes], *, atomic: bool) -> asyncio.Future[int]:
+        """As ``append``, with no others between them. The result is the first sequence number."""
+        batch = None if atomic else self._shared
+        batch = batch or self._add_batch(atomic=atomic)
+        answer: asyncio.Future[int] = self._loop.create_future()
+        batch.payloads.extend(payloads)
+        batch.counts.append(len(payloads))
+        batch.answers.append(answer)
+        return answer
+
+    def flush(self) -> asyncio.Future[int]:
+        """Make everything durable that was submitted before."""
+        answer: asyncio.Future[int] = self._loop.create_future()
+        self._to_do().flushes.append(answer)
+        return answer
+
+    def _add_batch(self, *, atomic: bool) -> _Batch:
+        batch = _Batch(atomic=atomic)
+        self._to_do().batches.append(batch)
+        self._shared = None if atomic else batch
+        return batch
+
+    def _to_do(self) -> _Work:
+        if self._waiting is None:
+            self._waiting = _Work()
+            if self._running is None:
+                self._running = self._loop.create_future()
+                # Later, so that every task that appends in this turn of the loop joins.
+                self._loop.call_soon(self._start)
+        return self._waiting
+
+    def _start(self) -> None:
+        work, self._waiting, self._shared = self._waiting, None, None
+        assert work is not None, "the thread is started when something waits"
+        self._executor.submit(self._carry_out, work)
+
+    def _carry_out(self, work: _Work) -> None:
+        """On the lane's thread. Every error reaches the requests it belongs to."""
+        queue = self._queue
+        assert queue is not None, "a lane serves a queue before it gets a request"
+        try:
+            work.carry_out(queue)
+        finally:
+            self._loop.call_soon_threadsafe(self._finish, work)
+
+    def _finish(self, work: _Work) -> None:
+        work.answer()
+        self._moved()
+        if self._waiting is not None:
+            self._start()
+        elif self._running is not None:
+            self._running.set_result(None)
+            self._running = None
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Run ``work`` on the thread, after everything submitted before. It has ended when this returns, also after
+        a cancellation.
+        """
+        return await to_its_end(self._loop.run_in_executor(self._executor, work))
+
+    async def drain(self) -> None:
+        """Return when every submitted request is completed."""
+        while self._running is not None:
+            await asyncio.shield(self._running)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._executor.shutdown(wait=False)
 
 
 class Queue:
@@ -115,7 +307,7 @@ class Queue:
     # ---- opening and closing ----------------------------------------------------------------------------------------
 
     async def open(self) -> Self:
-        """Open the files. *Raises*: as ``holdfast.Queue``; ``Closed`` when it was open before."""
+        """Open the files. *Raises*: as ``holdfast.Queue``; ``Closed`` if it was opened before."""
         if self._lane is not None:
             raise Closed("a queue is opened once", hint="make another Queue")
         place, open_blocking, wake = opened_at(), self._open, WeakMethod(self._wake)
@@ -140,8 +332,8 @@ class Queue:
         return self
 
     async def close(self) -> None:
-        """Finish what was appended, make everything durable, let go of the files. Doing it twice is harmless, and while
-        another task does it, returns when that has.
+        """Finish all appends, make everything durable, release the files. Closing twice is harmless; a second task
+        waits for the first.
 
         An append that waits for space (``full="block"``) gets ``Closed``. *Raises*: as ``holdfast.Queue.close``.
         """
@@ -153,7 +345,7 @@ class Queue:
             return
         self._ended = asyncio.get_running_loop().create_future()
         if queue.writable:
-            # Before the appends are waited for: one that waits for space may do so for ever.
+            # Before waiting for the appends: one that waits for space might wait forever.
             queue.space.close()
         cancelled: asyncio.CancelledError | None = None
         while self._trims or not lane.idle:
@@ -162,7 +354,7 @@ class Queue:
                 if self._trims:
                     await asyncio.wait(self._trims)
             except asyncio.CancelledError as error:
-                # Not yet: nobody else can close it, and its lock would stay.
+                # Not yet: no other task can close it, and its lock would stay.
                 cancelled = error
         try:
             await lane.run(queue.close)
@@ -176,9 +368,7 @@ class Queue:
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def _opened(self) -> tuple[BlockingQueue, AppendLane]:
@@ -190,7 +380,7 @@ class Queue:
     # ---- writing ----------------------------------------------------------------------------------------------------
 
     async def append(self, payload: object) -> int:
-        """Append one message and return its sequence number; what has happened by then is the sync level's promise.
+        """Append one message and return its sequence number, after as much durability as the sync level promises.
 
         *Raises*: as ``holdfast.Queue.append``.
         *Cost*: a few microseconds at the level "os"; at "always" one sync for all tasks that append meanwhile.
@@ -198,7 +388,7 @@ class Queue:
         queue, lane = self._queue, self._lane
         if queue is None or lane is None:
             queue, lane = self._opened()
-        # Most are plain bytes, and are here as often as a task appends.
+        # The fast path for plain bytes.
         if type(payload) is bytes and self._serializer is None and len(payload) <= self._max_message:
             data = payload
         else:
@@ -210,7 +400,7 @@ class Queue:
         return await lane.append(data)
 
     async def append_many(self, payloads: Iterable[object], *, atomic: bool = False) -> tuple[int, int]:
-        """Append messages in order with none between them; returns the first and the last sequence number.
+        """Append messages in order with no others between them; returns the first and the last sequence number.
 
         *Raises*: as ``holdfast.Queue.append_many``.
         """
@@ -227,16 +417,16 @@ class Queue:
         await lane.flush()
 
     async def trim(self, *, before_seq: int) -> int:
-        """Remove the pages whose messages are all below ``before_seq``. Returns how many pages went."""
+        """Remove the pages whose messages are all below ``before_seq``. Returns how many pages."""
         queue = self._opened()[0]
-        # Not on the lane: an append that waits there for space may be waiting for this.
+        # Not on the lane: an append there may be waiting for this space.
         work = asyncio.get_running_loop().run_in_executor(None, partial(queue.trim, before_seq=before_seq))
         self._trims.add(work)
         work.add_done_callback(self._trims.discard)
         return await to_its_end(work)
 
     def _encoded(self, payload: object) -> bytes:
-        """The bytes of a message, checked now: in a batch its error would be that of others."""
+        """The bytes of a message, checked before it joins a batch."""
         data = octets(payload if self._serializer is None else self._serializer.dump(payload))
         if len(data) > self._max_message:
             raise LimitExceeded("message is too large", bytes=len(data), max=self._max_message)
@@ -246,7 +436,7 @@ class Queue:
 
     @property
     def first_seq(self) -> int:
-        """The oldest message that has not been removed; ``last_seq + 1`` while there is none."""
+        """The oldest message that was not removed; ``last_seq + 1`` if there is none."""
         return self._opened()[0].first_seq
 
     @property
@@ -256,7 +446,7 @@ class Queue:
 
     @property
     def durable_seq(self) -> int:
-        """Messages up to this one are on disk and survive everything but the loss of the disk."""
+        """Messages up to this one are on disk."""
         return self._opened()[0].durable_seq
 
     # ---- consumers --------------------------------------------------------------------------------------------------
@@ -269,15 +459,15 @@ class Queue:
         damage: DamagePolicy | None = None,
         hold: bool | None = None,
     ) -> Consumer:
-        """A reader whose place is kept under ``name``, for ``async with``; as ``holdfast.Queue.consumer``."""
+        """A reader whose position is kept under ``name``, for ``async with``; as ``holdfast.Queue.consumer``."""
         queue = self._opened()[0]
-        return Consumer(self, name, partial(queue.consumer, name, since=since, damage=damage, hold=hold))
+        return Consumer(self.wait_until, name, partial(queue.consumer, name, since=since, damage=damage, hold=hold))
 
     def work_queue(
         self,
         name: str,
         *,
-        visibility: float = 30.0,
+        ack_wait: float = 30.0,
         max_deliveries: int = 5,
         retry_delay: float = 1.0,
         max_retry_delay: float = 300.0,
@@ -285,16 +475,18 @@ class Queue:
         since: datetime | str | None = None,
         damage: DamagePolicy | None = None,
         hold: bool = True,
+        visibility: float | None = None,
     ) -> WorkQueue:
         """Jobs for workers, for ``async with``; as ``holdfast.Queue.work_queue``."""
         queue = self._opened()[0]
+        ack_wait = renamed_argument("visibility", visibility, "ack_wait", ack_wait)
         return WorkQueue(
-            self,
+            self.wait_until,
             name,
             partial(
                 queue.work_queue,
                 name,
-                visibility=visibility,
+                ack_wait=ack_wait,
                 max_deliveries=max_deliveries,
                 retry_delay=retry_delay,
                 max_retry_delay=max_retry_delay,
@@ -382,7 +574,7 @@ class Queue:
             reader.close()
 
     async def wait_until(
-        self, look: Callable[[], Awaitable[bool]], timeout: float | None, *, look_again_s: float | None = None
+        self, look: Callable[[], Awaitable[bool]], timeout: float | None, look_again_s: float | None
     ) -> bool:
         """Look until there is something, after each append and every ``look_again_s``; False after ``timeout``
         seconds.
@@ -404,7 +596,7 @@ class Queue:
             wait.disarm()
 
     def _wake(self) -> None:
-        """After an append, or the end: let every follower look."""
+        """After an append or the end: every follower looks."""
         for follower in self._followers:
             if not follower.done():
                 follower.set_result(None)
@@ -412,7 +604,7 @@ class Queue:
 
 
 class _Wait:
-    """Waiting for an append: of a writer on this loop it is told, of one elsewhere it finds out by looking."""
+    """Waits for an append: a writer on this loop notifies, one elsewhere is polled."""
 
     def __init__(self, followers: dict[asyncio.Future[None], None], *, polls: bool) -> None:
         self._followers = followers
@@ -427,7 +619,7 @@ class _Wait:
             self._followers[self._appended] = None
 
     def disarm(self) -> None:
-        """Call when the wait is over, whatever ended it: nobody is told any more."""
+        """Call when the wait is over, also after an error."""
         if self._appended is not None:
             self._followers.pop(self._appended, None)
 
@@ -440,18 +632,18 @@ class _Wait:
         self._pause_s = min(PAUSE_MAX_S, self._pause_s * 1.25)
 
     def found(self) -> None:
-        """There was something: look again soon after the next miss."""
+        """There was something: poll soon after the next miss."""
         self._pause_s = PAUSE_MIN_S
 
 
-def _on_loop(told: Callable[[Gap | Trimmed], None]) -> Callable[[Gap | Trimmed], None]:
-    """The same callback, called on the loop although the reader is on another thread."""
+def _on_loop(callback: Callable[[Gap | Trimmed], None]) -> Callable[[Gap | Trimmed], None]:
+    """The same callback, called on the loop."""
     loop = asyncio.get_running_loop()
 
-    def tell(report: Gap | Trimmed) -> None:
-        loop.call_soon_threadsafe(told, report)
+    def call(report: Gap | Trimmed) -> None:
+        loop.call_soon_threadsafe(callback, report)
 
-    return tell
+    return call
 
 
 def _read_messages(reader: LogReader) -> list[list[Message]] | None:

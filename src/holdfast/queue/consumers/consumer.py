@@ -1,29 +1,21 @@
-"""A named consumer: a reader whose place is kept.
+"""A named consumer: a reader whose position is kept in a file.
 
     with queue.consumer("billing") as consumer:
         for message in consumer:
             charge(message.payload)
             consumer.commit(message)
 
-Owns: what was handed out and what is committed, in what order a durable commit syncs, the lock of the name. Does not
-own: the cursor's bytes (``cursor``) and file (``cursor_file``), reading (``reader``), waiting (``following``).
+Delivery is at least once, in order. After a crash the consumer continues after the last commit that survived; messages
+that were handed out and not committed are handed out again. A commit survives a killed process, a durable one survives
+lost power. If a crash took committed messages, the cursor goes back with the log (``cursor``), so their replacements
+are not skipped. A raised ``Gap`` or ``Trimmed`` moves nothing: reading again raises it again, until ``reset`` or
+another damage policy. A failed sync finishes the consumer.
 
-Failure model: at least once, in order. After a crash the consumer goes on behind the last commit that survived: a
-commit survives a killed process, a durable one survives lost power. Messages that were handed out and not committed are
-handed out again; where the cursor is damaged (``cursor_file``), all that there are. Where a crash has taken messages
-that were committed already, the cursor goes back with the log (``cursor``), so that what is appended in their place is
-not skipped. A report (``Gap``, ``Trimmed``) that is raised moves nothing: reading again raises it again, until
-``reset`` or another policy for damage. What the file system refuses is ``Unavailable`` and has moved nothing, but for a
-failed sync: it is never tried again, and the consumer is finished.
+A durable commit syncs the log up to the message, writes the cursor, then syncs the cursor. A crash leaves the old or
+the new cursor, both true.
 
-Order of a durable commit, and what a crash leaves:
-
-1. sync the log up to the committed message: before it, the old cursor;
-2. write the cursor: the old one or the new one, both true;
-3. sync the cursor: from here on, the new one.
-
-Several threads may share one consumer. Each message goes to one of them. A consumer remembers which thread it handed a
-message to, and *committed* is the place below every message that is not done:
+Threads may share a consumer; each message goes to one of them. The committed position is below every message that is
+not done:
 
 | call | what it finishes |
 |---|---|
@@ -36,18 +28,13 @@ message to, and *committed* is the place below every message that is not done:
 | the end of a thread, ``close()`` in any thread | nothing: what is not done comes again when the consumer is opened |
 
 An interrupt (Ctrl-C) inside the consumer takes its hand-out back, so no commit finishes a message that the program did
-not get. The consumer cannot see an interrupt after that: ``next(iter(consumer))`` and ``list(consumer)`` may lose their
-result. After an interrupt that the program survives, ``rewind`` hands out again what was not committed.
+not get. ``next(iter(consumer))`` and ``list(consumer)`` may lose their result after that; ``rewind`` hands out again
+what was not committed.
 
-A thread that commits what another one took has to commit the list, or each message: whether earlier messages are done,
-or still at work in a third thread, cannot be known (decision 0049). A ``RuntimeWarning`` is given where a thousand runs
-of messages wait between committed ones.
-
-So the committed place, and ``lag()``, wait for the slowest thread, and a crash skips no message: a message that one
-thread finished above that place comes again. Where one thread alone takes messages, a commit in that thread is the
-usual one: this message and all before it.
-
-Any number of consumers read one queue independently, each in at most one process. Each has four files open.
+A thread that commits messages of another thread commits the list, or each message: earlier messages may still be at
+work in a third thread (decision 0049). A ``RuntimeWarning`` reports a thousand runs of messages that wait between
+committed ones. Any number of consumers read one queue independently, each in at most one process. Each has four files
+open.
 """
 
 from __future__ import annotations
@@ -57,11 +44,10 @@ import warnings
 from bisect import bisect_right
 from contextlib import nullcontext
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from time import monotonic
 
-from holdfast.errors import Closed, Code, InvalidRequest
-from holdfast.queue.arguments import whole_number
+from holdfast.errors import Closed, Code, InvalidRequest, LimitExceeded
 from holdfast.queue.consumers.cursor_file import (
     ConsumerFiles,
     CursorFile,
@@ -71,44 +57,239 @@ from holdfast.queue.consumers.cursor_file import (
     log_history,
     seq_since,
 )
-from holdfast.queue.consumers.hand_outs import STRETCHES_MAX, Chunk, HandOuts, Owner, give_messages, runs_of
 from holdfast.queue.files.disk_errors import Refusal, refusals
-from holdfast.queue.files.forks import poison_in_children
+from holdfast.queue.files.process import poison_in_children
 from holdfast.queue.format.cursor import cursor_pages, encode_cursor
 from holdfast.queue.log.reader import check_damage_policy
+from holdfast.queue.options import whole_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from datetime import datetime
-    from types import TracebackType
     from typing import Self
 
     from holdfast.queue.files.pages import PageDirectory
     from holdfast.queue.format.cursor import Place
-    from holdfast.queue.log.following import Waiter
     from holdfast.queue.log.messages import Message
-    from holdfast.queue.log.reader import DamagePolicy
-    from holdfast.queue.queue import Queue
+    from holdfast.queue.log.port import QueuePort
+    from holdfast.queue.log.reader import DamagePolicy, Waiter
 
-__all__ = ["POLL_MESSAGES", "Consumer"]
+
+RANGES_MAX = 1_000_000
+"""Ranges that may be handed out and not done: about 200 bytes each."""
+
+
+class Chunk:
+    """Messages in memory, up to ``last_seq``, and the last one taken.
+
+    ``messages`` is an iterator without Python code, so taking one or all is one atomic step for every thread.
+    """
+
+    __slots__ = ("last_seq", "messages", "taken_seq")
+
+    def __init__(self, messages: Iterable[Message], taken_seq: int, last_seq: int) -> None:
+        self.messages = iter(messages)
+        self.taken_seq = taken_seq
+        self.last_seq = last_seq
+
+
+class Owner:
+    """A thread or task that takes messages. ``last_seq`` is its last message, 0 for none; ``moves`` the consumer's
+    count of moves at that time.
+
+    An object, not a thread's number: numbers are reused, and a new thread must not finish the messages of a dead one.
+    """
+
+    __slots__ = ("last_seq", "moves")
+
+    def __init__(self) -> None:
+        self.last_seq = 0
+        self.moves = 0
+
+
+class HandOuts:
+    """The messages from ``committed_seq + 1`` to ``given_seq``: each is done or in a range of one owner. Numbers
+    without a message count as done. Pure.
+
+    >>> a, b = Owner(), Owner()
+    >>> outs = HandOuts(0)
+    >>> outs.give(a, 3), outs.give(b, 5), outs.give(a, 6)
+    (None, None, None)
+    >>> outs.finish(b, 5), outs.committed_seq
+    (None, 0)
+    >>> outs.finish(a, 3), outs.committed_seq
+    (None, 5)
+    """
+
+    __slots__ = ("_given_seq", "_ranges")
+
+    def __init__(self, committed_seq: int) -> None:
+        self._given_seq = committed_seq
+        self._ranges: list[tuple[int, int, Owner]] = []  # first, last, owner
+
+    @property
+    def given_seq(self) -> int:
+        """The last message that was handed out. An interrupt in ``give`` may leave only the range."""
+        return max(self._given_seq, self._ranges[-1][1]) if self._ranges else self._given_seq
+
+    @property
+    def committed_seq(self) -> int:
+        """The last message that is done together with all before it."""
+        return self._ranges[0][0] - 1 if self._ranges else self._given_seq
+
+    def give(self, owner: Owner, until: int, moves: int = 0, *, first: int = 0) -> None:
+        """Give the messages from ``first`` (0: the next number) to ``until`` to the owner.
+
+        Raises: ``LimitExceeded``, and nothing has changed.
+        """
+        given_seq = self.given_seq
+        first = first or given_seq + 1
+        assert given_seq < first <= until, "messages are handed out in order"
+        last = self._ranges[-1] if self._ranges else None
+        if last is not None and last[1] == first - 1 and last[2] is owner:
+            self._ranges[-1] = (last[0], until, owner)
+        else:
+            self.check_room()
+            self._ranges.append((first, until, owner))
+        self._given_seq = until
+        owner.last_seq, owner.moves = until, moves
+
+    def take_back(self, owner: Owner, after: int, until: int) -> bool:
+        """The owner never got its messages above ``after``, up to ``until``.
+
+        True if these are handed out next. False if later ones were handed out: then they belong to an owner that
+        commits nothing.
+        """
+        if self.given_seq <= until:
+            self._given_seq = after
+            while self._ranges and self._ranges[-1][1] > after:
+                first = self._ranges[-1][0]
+                self._ranges[-1:] = [(first, after, owner)] if first <= after else []
+            return True
+        missed = Owner()
+        kept: list[tuple[int, int, Owner]] = []
+        for first, last, of in self._ranges:
+            if of is not owner or last <= after or first > until:
+                kept.append((first, last, of))
+                continue
+            if first <= after:
+                kept.append((first, after, owner))
+            kept.append((max(first, after + 1), min(last, until), missed))
+            if last > until:
+                kept.append((until + 1, last, owner))
+        self._ranges = kept
+        return False
+
+    def check_room(self) -> None:
+        """Raises: ``LimitExceeded`` if there is no room for another range."""
+        count = len(self._ranges)
+        if count >= RANGES_MAX:
+            raise LimitExceeded("too many messages are handed out and not committed", ranges=count, max=RANGES_MAX)
+
+    def finish(self, owner: Owner, seq: int) -> None:
+        """This message is done, and every earlier message of this owner."""
+        self._given_seq = self.given_seq
+        end = bisect_right(self._ranges, seq, key=_first_of)
+        begin = 0 if owner.last_seq else max(0, end - 1)  # an owner without messages finishes this one alone
+        kept: list[tuple[int, int, Owner]] = []
+        for first, last, of in self._ranges[begin:end]:
+            if last < seq:
+                if of is not owner:
+                    kept.append((first, last, of))
+                continue
+            if of is not owner and first < seq:
+                kept.append((first, seq - 1, of))
+            if last > seq:
+                kept.append((seq + 1, last, of))
+        self._ranges[begin:end] = kept
+
+    def finish_run(self, first: int, last: int) -> None:
+        """These messages are done, whoever owns them.
+
+        >>> a, outs = Owner(), HandOuts(0)
+        >>> outs.give(a, 9), outs.finish_run(4, 6), outs.committed_seq
+        (None, None, 0)
+        >>> outs.finish_run(1, 3), outs.committed_seq
+        (None, 6)
+        """
+        self._given_seq = self.given_seq
+        begin = max(0, bisect_right(self._ranges, first, key=_first_of) - 1)
+        end = bisect_right(self._ranges, last, key=_first_of)
+        kept: list[tuple[int, int, Owner]] = []
+        for begun, ended, of in self._ranges[begin:end]:
+            if begun < first:
+                kept.append((begun, min(ended, first - 1), of))
+            if ended > last:
+                kept.append((max(begun, last + 1), ended, of))
+        self._ranges[begin:end] = kept
+
+    @property
+    def ranges(self) -> int:
+        """How many ranges are not done."""
+        return len(self._ranges)
+
+    @property
+    def holes(self) -> int:
+        """How many ranges have finished messages directly below. Cost: O(ranges)."""
+        return sum(before[1] + 1 < after[0] for before, after in pairwise(self._ranges))
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        before = 0
+        for first, last, _ in self._ranges:
+            assert before < first <= last, "ranges are in order and do not overlap"
+            before = last
+        assert before <= self.given_seq, "only messages that were handed out are in a stretch"
+
+
+def runs_of(seqs: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """The runs of consecutive numbers in rising numbers.
+
+    >>> list(runs_of([1, 2, 3, 7, 9, 10]))
+    [(1, 3), (7, 7), (9, 10)]
+    """
+    first = last = 0
+    for seq in seqs:
+        if last and seq > last + 1:
+            yield first, last
+            last = 0
+        if not last:
+            first = seq
+        last = seq
+    if last:
+        yield first, last
+
+
+def _first_of(stretch: tuple[int, int, Owner]) -> int:
+    return stretch[0]
+
+
+def give_messages(outs: HandOuts, owner: Owner, found: list[Message], taken_seq: int, moves: int) -> None:
+    """Hand out these messages, the next after ``taken_seq``, without the numbers that have no message."""
+    if found[-1][0] - taken_seq == len(found):
+        outs.give(owner, found[-1][0], moves)
+        return
+    for first, last in runs_of(message[0] for message in found):
+        outs.give(owner, last, moves, first=first)
+
 
 POLL_MESSAGES = 1000
 COUNT_MAX = 1 << 60
-HOLES_WARNED = 1000
-"""Runs of messages that are not committed, each above one that is: a sign that one message is committed for many."""
+GAPS_WARNED = 1000
+"""This many uncommitted runs below committed messages mean that a program commits one message for many."""
 
 
 class Consumer:
-    """A place in the log that is kept under a name. Made by ``Queue.consumer``. Thread-safe.
+    """A position in the log that is kept under a name. Made by ``Queue.consumer``. Thread-safe.
 
     ``committed_seq`` is the last message that is done together with all before it, ``next_seq`` the next one to be
-    handed out. Several threads share the messages; see the module for what a commit of each of them finishes.
+    handed out. The module tells what a commit finishes when threads share a consumer.
     """
 
     def __init__(
         self,
-        queue: Queue,
+        queue: QueuePort,
         pages: PageDirectory,
         name: str,
         *,
@@ -126,34 +307,33 @@ class Consumer:
         self._parts: Iterator[tuple[int, Iterable[Message]]] = iter(())  # read, and not in a chunk yet
         self._waiters: list[Waiter] = []
         self._closed: Closed | None = None  # why nothing is accepted any more
-        self._look_at_stretches = HOLES_WARNED
+        self._look_at_ranges = GAPS_WARNED
         self._released = False
-        # Taken in this order: reading, the file, the state. A reader waits for the disk, a commit for the cursor's
-        # file, the state for nothing.
+        # Lock order: reading, the file, the state. A reader waits for the disk, a commit for the cursor's file, the
+        # state for nothing.
         self._lock = threading.Lock()
         self._owners = threading.local()
-        # As long as one owner alone takes messages, it takes them from the chunk without a lock. ``_outs`` is for all
-        # later ones. Going from one to the other takes the file's lock and the state's.
+        # A single owner takes messages from the chunk without a lock. ``_outs`` serves several owners. The change takes
+        # the file's lock and the state's.
         self._sole: Owner | None = None
         self._outs: HandOuts | None = None
         self._moves = self._drops = 0
         self._chunk = Chunk((), 0, 0)
-        # The last message that was read into a chunk. A chunk that ends before it was cut by an interrupt: ``fill``
-        # reads the rest of it again.
+        # The last message read into a chunk. An interrupt may cut a chunk short; then ``fill`` reads the rest again.
         self._read_seq = 0
-        # Another thread that closes waits for a commit and for a read: the files' numbers are reused. A callback for
-        # damage may close, so the second is an RLock.
+        # A thread that closes waits for commits and reads: file numbers are reused. A callback for damage may close,
+        # hence an RLock.
         self._file_lock = threading.Lock()
         self._reading = threading.RLock()
         self.read_by = 0
         """The thread that reads at the moment: a callback for damage runs on it, and may close the queue."""
-        # Pages that were read and not committed yet: the first message of each, and the history up to it, also packed.
+        # Pages with uncommitted messages: the first message of each, the history up to it, and that packed.
         self._page_starts: list[int] = []
         self._page_values: list[bytes] = []
         self._histories: list[list[Place]] = [[]]
-        held = self._held = ConsumerFiles(pages, lock_name(pages, name))
+        held = self._resources = ConsumerFiles(pages, lock_name(pages, name))
         try:
-            # The writer must not look for cursors before this one is there, and remove pages after that.
+            # The writer must not miss this cursor and then remove pages.
             with queue.space.removes_nothing() if queue.writable else nullcontext():
                 self._cursor = held.cursor = CursorFile(pages, name)
                 self._start(since)
@@ -164,24 +344,24 @@ class Consumer:
         self._keep = queue.close_when_dropped(self, "the consumer", held.release)
 
     def _start(self, since: datetime | str | None) -> None:
-        """Where the cursor says, or where a new consumer begins."""
+        """Continue at the cursor, or begin a new consumer."""
         found = self._cursor.found
         if found is None:
-            # What was handed out before a damage is not known: from "latest" on, messages would be skipped unseen.
+            # After damage the position is unknown: from "latest" on, messages would be skipped silently.
             self._stand(seq_since(self._queue, "earliest" if self._cursor.damaged else since) - 1)
         elif found.of_work_queue:
             raise InvalidRequest("this name is a work queue's", name=self.name)
         else:
             self._stand(kept_in(self._pages, found, self._queue.last_seq))
-        # Before the first message: lost power would take the hold, and retention what was not handed out yet.
+        # Before the first message: lost power could take the hold, and retention the messages.
         self._cursor.sync()
         if found is None and self._queue.first_seq > self.committed_seq + 1:
-            # A writer in another process looked for cursors before this one was there.
+            # A writer in another process read the cursors before this one existed.
             self._stand(self._queue.first_seq - 1)
             self._cursor.sync()
 
     def _stand(self, committed_seq: int) -> None:
-        """Be at a place, and say so in the cursor."""
+        """Move to a position, and write it to the cursor."""
         history = history_at(self._pages, committed_seq)
         packed = cursor_pages(history)
         self._cursor.write(encode_cursor(committed_seq, packed, of_work_queue=False, holds=self._hold))
@@ -191,7 +371,7 @@ class Consumer:
             self.committed_seq = committed_seq
 
     def _move_to(self, seq: int) -> None:
-        """Hand out from behind this message on; whoever had messages has none. Call with the reading lock held."""
+        """Continue after this message; no owner has messages. Call with the reading lock held."""
         self._drop_reader()
         with self._lock:
             self._read_seq = seq
@@ -202,12 +382,11 @@ class Consumer:
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Message]:
-        """The messages that are there, from the first that was not handed out yet. Ends where the log does now.
+        """The messages from the first that was not handed out. Ends at the end of the log.
 
-        ``rewind``, ``reset`` and ``poll`` in the middle of a loop count: it goes on with what is next then.
-        *Raises*: ``Gap`` and ``Trimmed`` as the policy says; ``Unavailable`` where the file system refuses, after which
-        reading goes on from the same message; ``LimitExceeded`` where threads have a million stretches of messages
-        that are not committed; ``Closed``.
+        ``rewind``, ``reset`` and ``poll`` inside the loop take effect immediately. *Raises*: ``Gap`` and ``Trimmed`` by
+        the policy; ``Unavailable`` when the file system refuses, and reading continues from the same message;
+        ``LimitExceeded`` when a million ranges of messages are not committed; ``Closed``.
         """
         while True:
             owner = self.owner
@@ -242,7 +421,7 @@ class Consumer:
         return (message.value for message in self)
 
     def follow(self, timeout: float | None = None) -> Iterator[Message]:
-        """As iterating, but waits for more; ends after ``timeout`` seconds without a message, without one never."""
+        """As iterating, but waits for more; ends after ``timeout`` seconds without a message (None: never)."""
         while True:
             yield from self
             if not self._wait(None if timeout is None else monotonic() + timeout):
@@ -263,7 +442,7 @@ class Consumer:
 
     @property
     def owner(self) -> Owner:
-        """Whose the messages are that the calling thread takes."""
+        """The owner of the messages that the calling thread takes."""
         try:
             found: Owner = self._owners.value
         except AttributeError:
@@ -277,10 +456,10 @@ class Consumer:
                 return found
 
     def take(self, owner: Owner, count: int) -> list[Message]:
-        """Hand out messages that are in memory, at most ``count``. Waits for no disk.
+        """Hand out up to ``count`` messages from memory. Waits for no disk.
 
-        An interrupt (Ctrl-C) takes the hand-out back. Signals are handled after calls and at backward jumps, so after
-        the last ``except`` none comes before the caller has the messages.
+        An interrupt takes the hand-out back. Signals are handled after calls and at backward jumps, so none comes
+        between the last ``except`` and the return.
         """
         self._admit(owner)
         found: list[Message] = []
@@ -302,7 +481,7 @@ class Consumer:
                             give_messages(outs, owner, found, taken_seq, moves)
                         chunk.taken_seq = found[-1][0]
                 except BaseException:
-                    # Under the lock: another thread must not take what comes after the messages in ``found``.
+                    # Under the lock: another thread must not take the messages after ``found``.
                     self._take_back(owner, found, taken_seq, moves, was)
                     raise
                 given = True
@@ -314,9 +493,9 @@ class Consumer:
         return found
 
     def _take_back(self, owner: Owner, found: list[Message], taken_seq: int, moves: int, was: tuple[int, int]) -> None:
-        """The owner never got ``found``, what comes after ``taken_seq``: hand it out again. Call with the lock held.
+        """Hand ``found`` out again: the owner never got it. Call with the lock held.
 
-        Where another owner has later messages by now, they come after ``rewind`` or another opening.
+        If another owner has later messages, they come after ``rewind`` or another opening.
         """
         owner.last_seq, owner.moves = was
         if self._moves != moves:
@@ -341,7 +520,7 @@ class Consumer:
                 self._sole = owner
                 return
             try:
-                # One step: what the first owner has taken by then is its own, and the rest is for all.
+                # One atomic step: the first owner keeps what it has taken, the rest is shared.
                 rest = list(chunk.messages)
                 taken_seq = rest[0][0] - 1 if rest else chunk.last_seq
                 outs = HandOuts(self.committed_seq)
@@ -350,13 +529,12 @@ class Consumer:
                 self._chunk = Chunk(rest, taken_seq, chunk.last_seq)
                 self._outs, self._sole = outs, None
             except BaseException:
-                # An interrupt: the rest is out of the chunk, and no owner has it.
+                # An interrupt: the rest has left the chunk, and no owner has it.
                 self._chunk = Chunk((), chunk.taken_seq, chunk.taken_seq)
                 raise
 
     def fill(self, count: int = 1) -> bool:
-        """Have messages in memory: where there are none, about ``count``, as far as they are read. False where there
-        are none now.
+        """Read messages into memory, about ``count``, if there are none. False if there are none now.
 
         *Raises*: as iterating.
         """
@@ -381,17 +559,17 @@ class Consumer:
                         messages += part[1]
                 self._read_seq = last_seq
                 with self._lock:
-                    # Else a callback has moved this elsewhere, or ``take`` was interrupted.
+                    # Otherwise a callback has moved the consumer, or ``take`` was interrupted.
                     if self._drops == drops and self._chunk.last_seq == chunk.last_seq:
                         self._chunk = Chunk(messages, chunk.last_seq, last_seq)
             except BaseException:
-                # Decoding or reading stopped half-way: begin again at the first message that was not handed out.
+                # Begin again at the first message that was not handed out.
                 self._drop_reader()
                 raise
             return True
 
     def _wait(self, until: float | None) -> bool:
-        """Wait until there may be a message; False at the time ``until`` without one."""
+        """Wait until there may be a message; False at the time ``until``."""
         waiter = self._queue.waiter()
         with self._lock:
             self._waiters.append(waiter)
@@ -410,7 +588,7 @@ class Consumer:
                 self._waiters.remove(waiter)
 
     def _refill(self) -> bool:
-        """Read the next messages. False where there are none now. Call with the reading lock held."""
+        """Read the next messages. False if there are none now. Call with the reading lock held."""
         drops = self._drops
         self.read_by = threading.get_ident()
         try:
@@ -429,9 +607,9 @@ class Consumer:
         return True
 
     def _read_on(self) -> Iterator[tuple[int, Iterable[Message]]] | None:
-        reader = self._held.reader
+        reader = self._resources.reader
         if reader is None:
-            reader = self._held.reader = self._queue.reader(seq=self._read_seq + 1, damage=self._damage)
+            reader = self._resources.reader = self._queue.reader(seq=self._read_seq + 1, damage=self._damage)
         parts = reader.read_bounded_parts()
         if parts is not None:
             page = reader.page
@@ -442,7 +620,7 @@ class Consumer:
         return parts
 
     def _note_page(self, number: int) -> None:
-        """Remember which page the messages from here on are in, for the commits to come."""
+        """Remember the page of the next messages for later commits."""
         history = log_history(self._pages, number)
         with self._lock:
             self._histories.append(history)
@@ -459,7 +637,7 @@ class Consumer:
             self._read_seq = taken_seq
             self._parts = iter(())
             self._drops += 1
-            reader, self._held.reader = self._held.reader, None
+            reader, self._resources.reader = self._resources.reader, None
             if reader is not None:
                 reader.close()
 
@@ -471,16 +649,14 @@ class Consumer:
     # ---- keeping the place ------------------------------------------------------------------------------------------
 
     def commit(self, message: Message | int | list[Message] | None = None, *, durable: bool = False) -> None:
-        """This message and all before it that this thread was given are done; without one, all that it was given.
+        """This message and all earlier ones that this thread was given are done; without an argument, all that it was
+        given.
 
-        Of a list of messages each is done, whichever thread was given it; an empty one commits nothing. The committed
-        place is below every message that is not done; see the module for threads that share a consumer.
-        A commit never goes back: one for an earlier message than the last is none (``reset`` goes back). *Raises*:
-        ``InvalidRequest`` for a message that was not handed out, and without one where several other threads have
-        messages and this one has none; ``Unavailable`` when the cursor cannot be written, and the old place stands
-        then; ``Closed`` (sync_failed) when ``durable`` and a sync has failed, and from then on: the consumer, opened
-        again, stands at the old place or the new one.
-        *Cost*: about 2 microseconds; when ``durable`` a data sync of the log, if it is behind, and one of the cursor.
+        Each message of a list is done, whoever was given it; an empty list commits nothing. A commit never goes back
+        (``reset`` does). *Raises*: ``InvalidRequest`` for a message that was not handed out, and without an argument
+        when only other threads have messages; ``Unavailable`` when the cursor cannot be written, and the old position
+        stays; ``Closed`` (sync_failed) when ``durable`` and a sync has failed, and from then on.
+        *Cost*: about 2 microseconds; when ``durable`` a data sync of the log, if needed, and one of the cursor.
         *After a crash*: survives a killed process, and lost power when ``durable``.
         """
         try:
@@ -492,7 +668,7 @@ class Consumer:
     def commit_by(
         self, owner: Owner, message: Message | int | list[Message] | None = None, durable: bool = False
     ) -> None:
-        """As ``commit``, for an owner of messages that need not be the calling thread."""
+        """As ``commit``, for any owner."""
         taken_seq = 0
         several: list[Message] = []
         if isinstance(message, list):
@@ -502,7 +678,7 @@ class Consumer:
             several = sorted(message)
             message = several[-1]
         if durable:
-            # Also what other threads have finished by then: the place may move beyond this message.
+            # Also messages that other threads have finished: the position may pass this message.
             self._raise_if_closed()
             taken_seq, seq = self._chunk.taken_seq, self._chunk.taken_seq
             if message is not None and self._sole is owner:
@@ -532,17 +708,17 @@ class Consumer:
             if durable:
                 self._sync(self._cursor.sync)
         outs = self._outs
-        if outs is not None and outs.stretches >= self._look_at_stretches:
-            self._warn_of_holes(outs)
+        if outs is not None and outs.ranges >= self._look_at_ranges:
+            self._warn_about_gaps(outs)
 
-    def _warn_of_holes(self, outs: HandOuts) -> None:
-        """Warn, once, where a program seems to commit the last message of each list that another thread took."""
+    def _warn_about_gaps(self, outs: HandOuts) -> None:
+        """Warn, once, when a program seems to commit only the last message of each list of another thread."""
         with self._lock:
-            self._look_at_stretches *= 2  # a look costs as much as there are stretches
+            self._look_at_ranges *= 2  # a look costs as much as there are ranges
             holes = outs.holes
-            if holes < HOLES_WARNED:
+            if holes < GAPS_WARNED:
                 return
-            self._look_at_stretches = STRETCHES_MAX + 1
+            self._look_at_ranges = RANGES_MAX + 1
         warnings.warn(
             f"consumer {self.name!r}: messages are committed, and earlier ones that another thread took are not "
             f"(committed_seq={self.committed_seq}, runs={holes}); commit the list of messages, or each of them",
@@ -551,8 +727,7 @@ class Consumer:
         )
 
     def _finish(self, owner: Owner, seq: int, several: list[Message]) -> int:
-        """A commit where several owners have messages. Returns the place that may be committed. Call with the file's
-        lock held."""
+        """A commit among several owners. Returns the position to commit. Call with the file's lock held."""
         self._admit_now(owner)
         outs = self._outs
         assert outs is not None, "messages that are not committed have an owner"
@@ -564,7 +739,7 @@ class Consumer:
             return outs.committed_seq
 
     def _last_of(self, owner: Owner) -> int:
-        """The last message that an owner was given, from its first place on. Call with the file's lock held."""
+        """The last message of an owner. Call with the file's lock held."""
         taken_seq = self._chunk.taken_seq
         if self._outs is None or taken_seq == self.committed_seq:
             return taken_seq
@@ -578,11 +753,11 @@ class Consumer:
 
     @property
     def may_wait(self) -> bool:
-        """Whether a commit that is not durable may have to wait, for one that is."""
+        """Whether a commit may have to wait for a durable one."""
         return self._file_lock.locked()
 
     def _forget_pages(self, seq: int) -> None:
-        """Drop the pages that a commit leaves behind; whoever waits for their space looks again."""
+        """Drop the pages that a commit has passed, and wake those that wait for their space."""
         with self._lock:
             behind = bisect_right(self._page_starts, seq) - 1
             del self._page_starts[:behind], self._page_values[:behind], self._histories[:behind]
@@ -590,14 +765,14 @@ class Consumer:
             self._queue.space.confirmed()
 
     def _sync_log(self, seq: int, history: list[Place]) -> None:
-        """The log is durable up to ``seq`` on return; ``history`` are the pages up to there."""
+        """Make the log durable up to ``seq``; ``history`` are the pages up to there."""
         queue, port = self._queue, self._pages.port
         if queue.durable_seq >= seq:
             return
         if queue.writable:
             queue.flush()
             return
-        # Another process writes. A sync is of the file, whoever asks for it; at most nine pages wait for theirs.
+        # Another process writes. A sync covers the file, whoever wrote it; at most nine pages wait for theirs.
         with queue.asking():
             for number, _ in history:
                 file = self._pages.open(number)
@@ -608,8 +783,7 @@ class Consumer:
                         port.close(file)
 
     def _sync(self, sync: Callable[[], None]) -> None:
-        """Sync, and never again once that has failed: the system may count as clean what the disk does not have, and
-        answer the second try with success."""
+        """Sync, and never again after a failure: the system may report success although the disk lacks the data."""
         try:
             sync()
         except OSError as error:
@@ -623,18 +797,18 @@ class Consumer:
             raise self._closed from error
 
     def rewind(self) -> None:
-        """Hand out again what was handed out and not committed, to any thread; none has messages after this."""
+        """Hand out again what was not committed, to any thread; no thread has messages after this."""
         self._raise_if_closed()
         with self._reading, self._file_lock:
             self._move_to(self.committed_seq)
-            # They are read, and noted, again.
+            # They are read again.
             del self._page_starts[1:], self._page_values[1:], self._histories[1:]
 
     def reset(self, *, since: datetime | str | None = None, seq: int | None = None) -> None:
-        """Go on from elsewhere: ``seq``, a time (aware), ``"earliest"`` or ``"latest"``; committed at once, durably.
+        """Continue elsewhere: ``seq``, a time (aware), ``"earliest"`` or ``"latest"``; committed immediately, durably.
 
-        ``seq`` is the next message to be handed out; it may have yet to come only by one. *Raises*:
-        ``InvalidRequest`` for both, none, or a place that is not there; ``Unavailable`` and ``Closed`` as ``commit``.
+        ``seq`` is the next message to be handed out, at most one above the last. *Raises*: ``InvalidRequest`` for both,
+        none, or a missing position; ``Unavailable`` and ``Closed`` as ``commit``.
         """
         self._raise_if_closed()
         if (since is None) == (seq is None):
@@ -653,10 +827,10 @@ class Consumer:
             self._sync(self._cursor.sync)
 
     def lag(self) -> int:
-        """How many messages of the log are not committed; those that were removed do not count.
+        """How many messages of the log are not committed; removed ones do not count.
 
-        *Raises*: ``Unavailable``; ``Closed``. *Cost*: one listing; a walk along what is not synced where another
-        process writes the queue.
+        *Raises*: ``Unavailable``; ``Closed``. *Cost*: one listing; a walk along what is not synced if another process
+        writes.
         """
         self._raise_if_closed()
         done = max(self.committed_seq, self._queue.first_seq - 1)
@@ -669,9 +843,9 @@ class Consumer:
             raise self._closed.with_traceback(None)  # else it would keep the frames of all who met it
 
     def close(self) -> None:
-        """Let go of the files and the name. Commits nothing. Doing it twice is harmless.
+        """Release the files and the name. Commits nothing. Closing twice is harmless.
 
-        From another thread: waits until a commit, or the reading of the next messages, that is under way has ended.
+        Waits for a commit or a read of another thread.
         """
         with self._file_lock:
             if self._released:
@@ -679,7 +853,7 @@ class Consumer:
             self._released = True
             self._closed = Closed("the consumer is closed", name=self.name)
             self._keep()
-            self._held.release_name()
+            self._resources.release_name()
         self._queue.forget(self)
         self._drop_reader()
         with self._lock:
@@ -690,19 +864,17 @@ class Consumer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def poison_after_fork(self) -> None:
-        """In a forked child: let go of the lock, which is the parent's, and refuse everything."""
-        # A thread of the parent may have held any.
+        """In a forked child: release the lock, which is the parent's, and refuse everything."""
+        # The parent's threads may have held any of them.
         self._lock, self._file_lock, self._reading = threading.Lock(), threading.Lock(), threading.RLock()
         if not self._released:
             self._released = True
             self._keep()
-            self._pages.port.close(self._held.lock_file)
+            self._pages.port.close(self._resources.lock_file)
             self._closed = Closed(
                 "a forked child cannot use its parent's consumer", code=Code.FORKED, hint="open it in one process"
             )

@@ -1,15 +1,9 @@
-"""The files of named cursors.
+"""The cursor files ``<prefix>-<name>.cursor``: make, read, write and lock them; which cursors retention waits for.
 
-Owns: making, reading and writing ``<prefix>-<name>.cursor``, its lock, which cursors retention waits for. Does not own:
-the value (``cursor``), its slots (``slots``), which names are allowed (``neighbours``), when it is written
-(``consumer``, ``work_queue``).
-
-Failure model: ``OSError`` from the port; a crash at any moment leaves the old value or the new one. The file is made
-whole, durable and under its name before a consumer gets its first message, also where an earlier start was killed on
-the way or met a failed sync; a crash before that leaves no cursor, which is how it was. A file that cannot be read
-stays as it is, and the error is the caller's. One that is deleted, or empty, is no cursor: the consumer begins where a
-new one would. One that holds bytes and no value that is understood is *damaged*: its consumer has read something, and
-nobody knows how much. So it begins at the first message there is, and until it is opened retention keeps them all.
+A crash leaves the old value or the new one. A cursor is durable under its name before its consumer gets a message. A
+file that cannot be read stays, and the caller gets the error. A missing or empty file is no cursor: the consumer begins
+as a new one. A file with bytes and without a valid value is *damaged*: its consumer has read an unknown number of
+messages. It begins at the first message there is, and until it is opened retention keeps everything.
 """
 
 from __future__ import annotations
@@ -18,10 +12,10 @@ import errno
 from contextlib import suppress
 
 from holdfast.errors import PermissionDenied
-from holdfast.queue.files.dropped import locked_after_dropped
-from holdfast.queue.files.sibling_names import check_name, other_owner
+from holdfast.queue.files.pages import check_name, other_owner
+from holdfast.queue.files.process import locked_after_dropped
 from holdfast.queue.format.cursor import HISTORY_PAGES_MAX, Cursor, decode_cursor, kept_seq
-from holdfast.queue.format.slots import SLOTS_BYTES, encode_slot, newest_slot, slot_offset
+from holdfast.queue.format.meta import SLOTS_BYTES, encode_slot, newest_slot, slot_offset
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,33 +24,17 @@ if TYPE_CHECKING:
 
     from holdfast.queue.files.pages import PageDirectory
     from holdfast.queue.format.cursor import Place
+    from holdfast.queue.log.port import QueuePort
     from holdfast.queue.log.reader import LogReader
-    from holdfast.queue.queue import Queue
-
-__all__ = [
-    "ConsumerFiles",
-    "CursorFile",
-    "committed_seqs",
-    "first_held_seq",
-    "first_unconsumed_seq",
-    "history_at",
-    "kept_in",
-    "lock_name",
-    "log_history",
-    "read_cursor",
-    "seq_since",
-    "sync_holds",
-]
 
 SUFFIX = ".cursor"
 
 
 class CursorFile:
-    """One open cursor. One thread at a time. ``found`` is what it said when it was opened; None where it was new, or
-    ``damaged``.
+    """One open cursor. One thread at a time. ``found`` is the value at the opening; None if it is new or ``damaged``.
 
-    What it said may never have been durable, however many starts have written it: each was killed before its sync, or
-    met a failed one. So who opens it writes a value and syncs that, before anything rests on the cursor being there.
+    That value may never have been durable, however many openings wrote it. So an opening writes a value and syncs it
+    before anything depends on the cursor.
     """
 
     __slots__ = ("_file", "_generation", "_pages", "_slot", "damaged", "found")
@@ -73,7 +51,7 @@ class CursorFile:
             data = port.read(self._file, 0, SLOTS_BYTES)
             slot = newest_slot(data)
             if slot is None:
-                # Also where the file is there: whoever made it may have been stopped before its name was durable.
+                # Also for an existing file: its maker may have stopped before its name was durable.
                 making = not any(data)
                 port.allocate(self._file, SLOTS_BYTES)
                 port.sync_data(self._file)
@@ -81,8 +59,8 @@ class CursorFile:
         except BaseException:
             port.close(self._file)
             if making:
-                # A sync that failed is not tried again: the next start makes another file. One that could not be read,
-                # or that holds anything, stays: it may be a good cursor, and it was under its name before.
+                # A failed sync is not repeated: the next opening makes another file. A file with content stays: it may
+                # be a good cursor.
                 with suppress(OSError):
                     pages.remove(file_name)
             raise
@@ -92,20 +70,20 @@ class CursorFile:
         self.damaged = self.found is None and any(data)
 
     def write(self, value: bytes) -> None:
-        """Replace the value, in the slot that does not hold the present one. Cost: one small write."""
+        """Replace the value, in the other slot. Cost: one small write."""
         generation = self._generation + 1
         slot = encode_slot(generation, value)
         self._pages.port.write(self._file, slot_offset(generation), (slot,))
-        # Only now: after an error the same slot is written again, and the other one stays whole.
+        # Only now: after an error the same slot is written again, and the other stays whole.
         self._generation = generation
         self._slot = slot
 
     def sync(self) -> None:
-        """The value is durable on return. Raises: ``OSError``; who called this may not sync again."""
+        """Make the value durable. Raises: ``OSError``; the caller may not sync again."""
         try:
             self._pages.port.sync_data(self._file)
         except OSError:
-            # Retention may: it syncs what it reads here before it removes a page. Only what is written anew is synced.
+            # Retention may sync the file before it removes a page, and a sync covers only what was written again.
             with suppress(OSError):
                 self._pages.port.write(self._file, slot_offset(self._generation), (self._slot,))
             raise
@@ -116,7 +94,7 @@ class CursorFile:
 
 
 class ConsumerFiles:
-    """The files that a consumer holds, and how to close them without the consumer."""
+    """The files of a consumer, and how to close them without it."""
 
     __slots__ = ("cursor", "lock_file", "pages", "reader")
 
@@ -142,9 +120,9 @@ class ConsumerFiles:
 
 
 def read_cursor(pages: PageDirectory, name: str) -> Cursor | None:
-    """The cursor of a name as it is on disk, or None. Reads only; its owner may be another process.
+    """The cursor of a name as it is on disk, or None. Its owner may be another process.
 
-    A damaged one has committed nothing and holds: who can tell what it said before would be guessing.
+    A damaged cursor has committed nothing and holds.
     """
     try:
         file = pages.port.open(pages.directory, pages.names.cursor(name), write=False)
@@ -160,13 +138,12 @@ def read_cursor(pages: PageDirectory, name: str) -> Cursor | None:
 
 
 def kept_in(pages: PageDirectory, cursor: Cursor, last_seq: int) -> int:
-    """How much of what a cursor has committed is still in the log; see ``kept_seq``. Cost: one listing, a few
-    headers."""
+    """How much of what a cursor has committed is still in the log; see ``kept_seq``. Cost: a listing, a few headers."""
     return kept_seq(cursor.committed_seq, cursor.pages, pages.numbers(), pages.header_of, last_seq)
 
 
 def _cursors(pages: PageDirectory, unwritten: Cursor | None = None) -> Iterable[tuple[str, Cursor]]:
-    """Every cursor by name; ``unwritten`` stands for a file that holds none yet."""
+    """Every cursor by name; ``unwritten`` stands for an empty file."""
     files = set(pages.port.names(pages.directory))
     start = f"{pages.names.prefix}-"
     for file_name in sorted(files):
@@ -180,7 +157,7 @@ def _cursors(pages: PageDirectory, unwritten: Cursor | None = None) -> Iterable[
 
 
 def committed_seqs(pages: PageDirectory, last_seq: int) -> dict[str, int]:
-    """The last message that each named consumer and work queue is done with, by name.
+    """The last message that each consumer and work queue has finished, by name.
 
     Cost: one listing and a few small reads for each cursor.
     """
@@ -188,19 +165,17 @@ def committed_seqs(pages: PageDirectory, last_seq: int) -> dict[str, int]:
 
 
 def first_held_seq(pages: PageDirectory, last_seq: Callable[[], int]) -> int | None:
-    """The lowest message that a cursor which retention waits for has yet to commit; None where there is no such cursor.
-
-    Whether the consumer is open, here or in another process, makes no difference.
+    """The first message that a holding cursor has not committed, whether its consumer is open or not; None without such
+    a cursor.
     """
     held = [kept_in(pages, found, last_seq()) + 1 for _, found in _cursors(pages) if found.holds]
     return min(held, default=None)
 
 
 def first_unconsumed_seq(pages: PageDirectory, last_seq: Callable[[], int]) -> int | None:
-    """The lowest message that any consumer or work queue has yet to commit, whether it holds or not; None where there
-    is none of them.
+    """The first message that any cursor has not committed, whether it holds or not; None without cursors.
 
-    A cursor that is damaged, or that its consumer is just making, has committed nothing.
+    A damaged or unwritten cursor has committed nothing.
     """
     floors = [
         kept_in(pages, found, last_seq()) + 1
@@ -210,9 +185,9 @@ def first_unconsumed_seq(pages: PageDirectory, last_seq: Callable[[], int]) -> i
 
 
 def sync_holds(pages: PageDirectory, failed: Callable[[OSError], None], *, every: bool = False) -> None:
-    """The cursors that retention waits for are durable on return, whoever writes them. Cost: a data sync for each.
+    """Make the cursors that retention waits for durable; with ``every``, all cursors. Cost: a data sync for each.
 
-    With ``every``, all cursors. ``failed`` is called with the error of a sync, which must not be repeated, and raises.
+    ``failed`` is called with the error of a sync, which must not be repeated, and raises.
     """
     for name, found in _cursors(pages):
         if found.holds or every:
@@ -233,7 +208,7 @@ def log_history(pages: PageDirectory, until: int) -> list[Place]:
 
 
 def history_at(pages: PageDirectory, seq: int) -> list[Place]:
-    """The pages of the log up to the one that holds ``seq``, or to the last where that has yet to come."""
+    """The pages of the log up to the one that holds ``seq``, or to the last if that is a future message."""
     for number in reversed(pages.numbers()):
         header = pages.header_of(number)
         if header is not None and not header.prepared and header.base_seq <= max(seq, 1):
@@ -241,8 +216,8 @@ def history_at(pages: PageDirectory, seq: int) -> list[Place]:
     return []
 
 
-def seq_since(queue: Queue, since: datetime | str | None) -> int:
-    """The first message from a starting point on, or the next one to come."""
+def seq_since(queue: QueuePort, since: datetime | str | None) -> int:
+    """The first message from a starting point on, or the next future one."""
     reader = queue.reader(since=since, damage="skip")
     try:
         found = reader.read_near()
@@ -252,9 +227,9 @@ def seq_since(queue: Queue, since: datetime | str | None) -> int:
 
 
 def lock_name(pages: PageDirectory, name: str, *, of_work_queue: bool = False) -> int:
-    """Hold the lock of a consumer or work queue, once its name is found to be allowed. Returns the lock's file.
+    """Lock the name of a consumer or work queue after checking it. Returns the lock's file.
 
-    Raises: ``InvalidRequest``; ``AlreadyOpen``; ``PermissionDenied`` where nothing may be written; ``OSError``.
+    Raises: ``InvalidRequest``; ``AlreadyOpen``; ``PermissionDenied`` when nothing may be written; ``OSError``.
     """
     check_name(pages, name, of_work_queue=of_work_queue)
     try:

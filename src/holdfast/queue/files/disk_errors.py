@@ -1,10 +1,4 @@
-"""What an error of the file system means to whoever appends, opens something, or calls anything else.
-
-Owns: that translation. Does not own: which operations are tried again (``writer``), what is ``Closed`` after a failed
-sync (``durability``, ``consumer``).
-
-Failure model: pure.
-"""
+"""What an error of the file system becomes: for an append, an opening, or any other call. Pure."""
 
 from __future__ import annotations
 
@@ -16,15 +10,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["FULL", "Opening", "Refusal", "Refusals", "opening_error", "refusal", "refusals"]
-
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 NO_SUCH_PLACE = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EILSEQ)
 
 
 def refusal(error: OSError, appended: int) -> Unavailable:
-    """The error to raise from ``error``, after which so many messages of the batch are in the log.
+    """The error of an append after ``error``; ``appended`` messages of the batch are in the log.
 
     >>> refusal(OSError(errno.ENOSPC, "no space"), 2).code, refusal(OSError(errno.EIO, "broken"), 0).code
     (<Code.DISK_FULL: 'disk_full'>, <Code.STORE_UNAVAILABLE: 'store_unavailable'>)
@@ -40,8 +32,7 @@ def refusal(error: OSError, appended: int) -> Unavailable:
 
 
 class Refusal(Unavailable, OSError):
-    """The file system refused a step that may be tried again. It is an ``OSError``, too, with the same ``errno``: for
-    programs that look after the disk, and know those.
+    """The file system refused a step that may be tried again. Also an ``OSError`` with the same ``errno``.
 
     >>> found = Refusal(OSError(errno.EIO, "input/output error"))
     >>> found.code, found.errno, str(found)
@@ -59,12 +50,12 @@ class Refusal(Unavailable, OSError):
         self.errno, self.strerror = error.errno, error.strerror
 
     def __reduce__(self) -> tuple[type[Refusal], tuple[object, ...], dict[str, object]]:
-        """Made anew from an error of the same number, which is all that it takes from one."""
+        """Made again from an error of the same number."""
         return type(self), (OSError(self.errno, self.strerror),), self.__dict__
 
 
 class Refusals:
-    """A block that asks the file system: what that raises leaves it as ``Refusal``."""
+    """A block whose errors of the file system become ``Refusal``."""
 
     __slots__ = ()
 
@@ -79,7 +70,7 @@ class Refusals:
 
 
 refusals = Refusals()
-"""The one such block: it keeps nothing."""
+"""The only instance: it has no state."""
 
 
 def opening_error(error: OSError, path: str) -> HoldfastError:
@@ -105,7 +96,7 @@ def opening_error(error: OSError, path: str) -> HoldfastError:
 
 
 class Opening:
-    """A block that opens something at ``path``: what the file system raises in it leaves it as ``opening_error``."""
+    """A block that opens something at ``path``: errors of the file system become ``opening_error``."""
 
     __slots__ = ("_path",)
 

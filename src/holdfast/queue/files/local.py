@@ -1,17 +1,13 @@
-"""The file port on the operating system: Linux and macOS.
+"""The file port on Linux and macOS: about one system call for each operation. See ``FilePort`` for what each
+promises.
 
-Owns: one system call, or nearly, for each operation. Does not own: their order.
-
-Failure model: ``OSError`` as the system raises it. Files are closed in children that execute another program. Where
-``posix_fallocate`` is absent (macOS) or refused, zeros are written: slower, and as safe. On macOS a sync is
-``F_FULLFSYNC``, because ``fsync`` there stops at the drive's cache; and no boot id is known, so that a start after a
-kill reads from the last sync on.
-
-Maps are for Linux, where ``fdatasync`` writes what was stored through one; elsewhere that takes another call. A store
-into a map cannot be answered with an error: where the disk fails to read the block, or a file system that copies on
-write (btrfs, ZFS) has no room for it although it was allocated, or somebody cuts the file, the process is killed
-(SIGBUS), and is found as after any kill.
+Without ``posix_fallocate`` (macOS) zeros are written. On macOS a sync is ``F_FULLFSYNC``, because ``fsync`` stops at
+the drive's cache, and the boot id is unknown. Maps are for Linux, where ``fdatasync`` writes what was stored through
+one. A store into a map cannot return an error: a failed read of the block, a full copy-on-write file system (btrfs,
+ZFS) or a truncated file kills the process (SIGBUS), and the queue is found as after any kill.
 """
+
+# ruff: noqa: D102 - documented in the port
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ import sys
 from mmap import mmap
 
 from holdfast.errors import AlreadyOpen, Code, InternalError
-from holdfast.queue.files.dropped import opened_at
+from holdfast.queue.files.process import opened_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,8 +26,6 @@ if TYPE_CHECKING:
 
     from holdfast.queue.files.port import WritableMap
     from holdfast.queue.format.checksum import Octets
-
-__all__ = ["LocalFiles"]
 
 PARTS_MAX = 1024
 ELSEWHERE = (
@@ -61,7 +55,7 @@ class LocalFiles:
         self._boot_id: bytes | None = None
 
     def make_directory(self, path: str) -> None:
-        """See ``FilePort``. The directories above the last one made are synced, so that it cannot vanish."""
+        """The directories above the last one made are synced, so that it cannot vanish."""
         missing: list[str] = []
         while path and not os.path.isdir(path):
             missing.append(path)
@@ -78,12 +72,10 @@ class LocalFiles:
                 os.close(above)
 
     def open_directory(self, path: str) -> int:
-        """See ``FilePort``."""
         return os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY)
 
     def names(self, directory: int) -> list[str]:
-        """See ``FilePort``."""
-        # A listing moves the position of the open directory, so two threads with one would share its names out.
+        # A listing moves the position of the open directory, so concurrent listings need their own.
         own = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory)
         try:
             return os.listdir(own)
@@ -91,31 +83,24 @@ class LocalFiles:
             os.close(own)
 
     def create(self, directory: int, name: str) -> int:
-        """See ``FilePort``."""
         return os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, FILE_MODE, dir_fd=directory)
 
     def open(self, directory: int, name: str, *, write: bool) -> int:
-        """See ``FilePort``."""
         return os.open(name, os.O_RDWR if write else os.O_RDONLY, dir_fd=directory)
 
     def close(self, file: int) -> None:
-        """See ``FilePort``."""
         os.close(file)
 
     def size(self, file: int) -> int:
-        """See ``FilePort``."""
         return os.fstat(file).st_size
 
     def modified_ns(self, directory: int, name: str) -> int:
-        """See ``FilePort``."""
         return os.stat(name, dir_fd=directory).st_mtime_ns
 
     def size_of(self, directory: int, name: str) -> int:
-        """See ``FilePort``."""
         return os.stat(name, dir_fd=directory).st_size
 
     def read(self, file: int, offset: int, length: int) -> bytes:
-        """See ``FilePort``."""
         data = os.pread(file, length, offset)
         while len(data) < length:
             more = os.pread(file, length - len(data), offset + len(data))
@@ -125,7 +110,7 @@ class LocalFiles:
         return data
 
     def write(self, file: int, offset: int, parts: Sequence[Octets]) -> None:
-        """See ``FilePort``. One system call unless it takes less."""
+        """One system call unless it takes less."""
         if len(parts) == 1 and os.pwrite(file, parts[0], offset) == len(parts[0]):
             return  # the usual case; what was taken of it is written again below
         expected = sum(map(len, parts))
@@ -143,7 +128,6 @@ class LocalFiles:
             written += step
 
     def allocate(self, file: int, length: int) -> None:
-        """See ``FilePort``."""
         if hasattr(os, "posix_fallocate"):
             try:
                 os.posix_fallocate(file, 0, length)
@@ -157,42 +141,36 @@ class LocalFiles:
             self.write(file, offset, (bytes(min(ZEROS, length - offset)),))
 
     def truncate(self, file: int, length: int) -> None:
-        """See ``FilePort``."""
         os.ftruncate(file, length)
 
     def map(self, file: int, length: int) -> WritableMap | None:
-        """See ``FilePort``. None for a file that is shorter: storing behind its end would kill the process."""
+        """None for a file that is shorter: storing behind its end would kill the process."""
         if sys.platform != "linux" or os.fstat(file).st_size < length:
             return None
         return mmap(file, length)
 
     def unmap(self, view: WritableMap) -> None:
-        """See ``FilePort``."""
         if isinstance(view, bytearray):
             raise InternalError("this map was not made here")
         view.close()
 
     def sync_data(self, file: int) -> None:
-        """See ``FilePort``."""
         if _FULL_SYNC is not None:
             fcntl.fcntl(file, _FULL_SYNC)
         else:
             os.fdatasync(file)
 
     def sync_directory(self, directory: int) -> None:
-        """See ``FilePort``."""
         os.fsync(directory)
 
     def rename(self, directory: int, old: str, new: str) -> None:
-        """See ``FilePort``."""
         os.replace(old, new, src_dir_fd=directory, dst_dir_fd=directory)
 
     def unlink(self, directory: int, name: str) -> None:
-        """See ``FilePort``."""
         os.unlink(name, dir_fd=directory)
 
     def lock(self, directory: int, name: str) -> int:
-        """See ``FilePort``. The file holds the process id of its holder, for people and for the error."""
+        """The file holds the process id of its holder, for people and for the error."""
         file = os.open(name, os.O_CREAT | os.O_RDWR, FILE_MODE, dir_fd=directory)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -211,7 +189,7 @@ class LocalFiles:
                 hint=HERE if here else ELSEWHERE,
             ) from error
         try:
-            # Of a fixed width, because cutting the file can wait for the file system's journal.
+            # Fixed width: truncating can wait for the file system's journal.
             os.pwrite(file, b"%-20d\n" % os.getpid(), 0)
         except BaseException:
             self.unlock(file)  # a full disk: nobody knows of this lock, and so nobody else would give it back
@@ -221,7 +199,7 @@ class LocalFiles:
         return file
 
     def unlock(self, file: int) -> None:
-        """See ``FilePort``. Closing alone would leave the lock to a forked child that has not let go of it yet."""
+        """Closing alone would leave the lock to a forked child that has not let go of it yet."""
         lock = _locks.pop(file, None)
         if lock is not None:
             _opened.pop(lock, None)
@@ -231,7 +209,7 @@ class LocalFiles:
             os.close(file)
 
     def boot_id(self) -> bytes:
-        """See ``FilePort``. Linux has one."""
+        """Linux has one."""
         if self._boot_id is None:
             try:
                 file = os.open(BOOT_ID, os.O_RDONLY)

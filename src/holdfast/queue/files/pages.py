@@ -1,29 +1,31 @@
-"""Page files: made ahead, found, opened.
+"""The page files of a queue: made, listed, renamed durably; and which names of queues and consumers exclude each
+other.
 
-Owns: the order in which a page comes to be, and which pages there are as far as a writer's process knows. Does not own:
-what is written into it (``writer``), which pages may go (``retention``).
+A page is made as a temporary file. Order, and what a crash leaves:
 
-Failure model: ``OSError`` from the port. A page is made as a temporary file, given its room on disk, its *prepared*
-header and a sync, and only then its name, and the directory a sync:
+1. Create, allocate: a temporary file, removed at the next opening. A full disk is found here.
+2. Header, sync, rename: under the name there is always a whole page.
+3. Sync of the directory: from here on the name survives. Only now is the page used.
 
-1. create, allocate: a crash leaves a temporary file, removed at the next start. A full disk is found here, before any
-   message is promised a place.
-2. header, sync, rename: a crash leaves the name or not; under the name there is always a whole page.
-3. sync of the directory: from here on the name survives. Only now is the page used.
+In one directory, ``orders-eu-billing.cursor`` is the consumer ``eu-billing`` of ``orders`` or ``billing`` of
+``orders-eu``: the first one there has it, the other is refused. ``orders-eu.work`` and ``orders-eu-dead`` are queues of
+the work queue ``eu``; only a work queue makes the first, and neither is made where it would belong to another owner.
+Names are checked and not locked, so two processes in the same millisecond may both succeed.
 """
 
 from __future__ import annotations
 
-from holdfast.queue.format.page_header import HEADER_BYTES, PageHeader, decode_header, encode_header
+from contextlib import suppress
+
+from holdfast.errors import InvalidRequest
+from holdfast.queue.format.page import HEADER_BYTES, PageHeader, decode_header, encode_header
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from holdfast.queue.files.port import FilePort
     from holdfast.queue.format.file_names import FileNames
-
-__all__ = ["PageDirectory"]
 
 
 class PageDirectory:
@@ -56,19 +58,19 @@ class PageDirectory:
         return files, numbers
 
     def known_numbers(self) -> list[int]:
-        """As ``numbers``, without a listing where nothing has changed since the last one. Not to be changed.
+        """As ``numbers``, without a listing if nothing has changed. Do not modify the list.
 
-        A page that somebody removes by hand under a writer may still be among them: it cannot be opened.
+        A page that was removed by hand may still be listed: it cannot be opened.
         """
         changes, numbers = self._known
         return numbers if self._sole and changes == self._changes else self.numbers()
 
-    def be_sole(self, *, sole: bool = True) -> None:
-        """From here on pages are made and removed through this object alone: it is the writer's. Or no longer."""
+    def set_exclusive(self, *, sole: bool = True) -> None:
+        """From now on only this object makes and removes pages, or no longer."""
         self._sole = sole
 
     def create(self, header: PageHeader) -> int:
-        """A prepared page of zeros under its name, durable. Returns the open file."""
+        """A durable prepared page of zeros. Returns the open file."""
         port, directory = self.port, self.directory
         name = self.names.page(header.number)
         temporary = self.names.temporary(name)
@@ -90,7 +92,7 @@ class PageDirectory:
         return file
 
     def open_index(self, number: int, *, write: bool) -> int | None:
-        """The index of a page; None when it is absent and not to be written."""
+        """The index of a page; None if it is absent and not to be written."""
         name = self.names.index(number)
         try:
             return self.port.open(self.directory, name, write=write)
@@ -132,7 +134,7 @@ class PageDirectory:
         return True
 
     def rename(self, old: str, new: str) -> bool:
-        """Call a file otherwise; False when there was none."""
+        """Rename a file; False if there was none."""
         try:
             self.port.rename(self.directory, old, new)
         except FileNotFoundError:
@@ -145,5 +147,109 @@ class PageDirectory:
         try:
             self.remove(name)
         except OSError:
-            # The error that led here is the one to tell; the file goes at the next start.
+            # Raise the first error; the file is removed at the next opening.
             return
+
+
+class DurableRename:
+    """The names that one step removes or renames, with one sync of the directory. Not thread-safe; used once.
+
+    A failed sync may have dropped the change, and the next sync would succeed without it; a removed name could come
+    back after lost power, without its neighbours. So a file keeps a temporary name until the sync has succeeded, and
+    gets its own name back after a failure, as far as the disk allows. A crash leaves either name or both; the next
+    opening removes or sets aside the temporary one.
+    """
+
+    __slots__ = ("_moved", "_pages")
+
+    def __init__(self, pages: PageDirectory) -> None:
+        self._pages = pages
+        self._moved: list[tuple[str, str]] = []
+
+    def move(self, old: str, new: str) -> bool:
+        """Rename a file; False if there was none. A file with a temporary name is removed once that is durable."""
+        moved = self._pages.rename(old, new)
+        if moved:
+            self._moved.append((old, new))
+        return moved
+
+    def remove(self, name: str) -> bool:
+        """Remove a page or an index; False if there was none."""
+        return self.move(name, self._pages.names.temporary(name))
+
+    def sync(self) -> None:
+        """Make the changes durable. Raises: ``OSError``, and then the names are back."""
+        pages = self._pages
+        try:
+            pages.port.sync_directory(pages.directory)
+        except BaseException:
+            for old, new in reversed(self._moved):
+                with suppress(OSError):
+                    pages.rename(new, old)
+            raise
+        for _, new in self._moved:
+            if pages.names.is_temporary(new):
+                pages.remove(new)
+
+
+NAME_BYTES_MAX = 100
+_IDENTITY = "-allMeta"
+_CURSOR = ".cursor"
+_WORK = ".work"
+_DEAD = "-dead"
+
+
+def check_name(pages: PageDirectory, name: object, *, of_work_queue: bool) -> str:
+    """Refuse an impossible name, or one whose files belong to another queue here. Raises: ``InvalidRequest``."""
+    hint = f"1 to {NAME_BYTES_MAX} bytes in UTF-8, of any characters but / and NUL"
+    try:
+        fits = isinstance(name, str) and 0 < len(name.encode()) <= NAME_BYTES_MAX
+    except UnicodeEncodeError:
+        fits = False
+    if not isinstance(name, str) or not fits or "/" in name or "\0" in name:
+        raise InvalidRequest("this cannot be the name of a consumer or work queue", hint=hint, facts={"name": name})
+    files = frozenset(pages.port.names(pages.directory))
+    prefix = pages.names.prefix
+    owner = other_owner(prefix, name, files)
+    if owner is None and of_work_queue:
+        mine = f"{prefix}-{name}"
+        # The work queue's own dead letters are made after the other two.
+        if f"{mine}{_DEAD}{_IDENTITY}" in files and not {f"{mine}{_CURSOR}", f"{mine}{_WORK}{_IDENTITY}"} & files:
+            owner = mine + _DEAD
+    if owner is not None:
+        raise InvalidRequest("this name belongs to another queue here", name=name, queue=owner)
+    return name
+
+
+def other_owner(prefix: str, name: str, files: Collection[str]) -> str | None:
+    """The queue, other than ``prefix``, that owns the cursor ``name``.
+
+    >>> other_owner("orders", "eu-billing", ["orders-eu-allMeta"])
+    'orders-eu'
+    >>> other_owner("orders", "eu", ["orders-eu-allMeta"])
+    """
+    parts = name.split("-")
+    for count in range(1, len(parts)):
+        other = "-".join((prefix, *parts[:count]))
+        if other + _IDENTITY in files:
+            return other
+    return None
+
+
+def check_new_queue(pages: PageDirectory) -> None:
+    """Refuse to make a queue whose name belongs to a consumer or work queue of another. Raises: ``InvalidRequest``."""
+    name, found = pages.names.prefix, pages.files()
+    if name + _IDENTITY in found or pages.known_numbers():
+        return
+    files = frozenset(found)
+    work = name.removesuffix(_WORK)
+    if work != name and "-" in work:
+        raise InvalidRequest("names that end like this are those of work queues", queue=name, ending=_WORK)
+    if name.endswith(_DEAD) and f"{name.removesuffix(_DEAD)}{_WORK}{_IDENTITY}" in files:
+        raise InvalidRequest("this name is that of a work queue's dead letters", queue=name)
+    taken = [file for file in files if file.startswith(f"{name}-") and file.endswith(_CURSOR)]
+    parts = name.split("-")
+    owners = ["-".join(parts[:count]) for count in range(1, len(parts))]
+    owner = next((other for other in owners if other + _IDENTITY in files), None)
+    if taken and owner is not None:
+        raise InvalidRequest("consumers of another queue have this name", queue=name, owner=owner, file=min(taken))

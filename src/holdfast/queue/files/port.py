@@ -1,13 +1,9 @@
-"""The file operations that a queue is made of, as a port.
+"""``FilePort``: the file operations of a queue.
 
-Owns: the protocol and what each operation promises. Does not own: their order, which is where the safety lies
-(``page_files``, ``writer``, ``opening``); the system's files (``local_files``).
-
-Failure model: every operation raises ``OSError`` and has then done all, nothing or a part of its work. A simulation
-implements this protocol in memory and loses, reorders and tears what was not synced.
-
-What survives a crash of the machine: bytes that ``sync_data`` returned for, in files whose names ``sync_directory``
-returned for. Everything else may survive in any part. A killed process loses nothing that an operation returned for.
+Every operation raises ``OSError`` and has then done all, none or a part of its work. After a crash of the machine,
+bytes survive that ``sync_data`` returned for, in files whose names ``sync_directory`` returned for. Everything else may
+survive in any part. A killed process loses nothing. A simulation implements this protocol in memory and loses, reorders
+and tears what was not synced.
 """
 
 from __future__ import annotations
@@ -23,8 +19,6 @@ if TYPE_CHECKING:
     from holdfast.queue.format.checksum import Octets
 
     WritableMap: TypeAlias = mmap | bytearray
-
-__all__ = ["FilePort"]
 
 
 class FilePort(Protocol):

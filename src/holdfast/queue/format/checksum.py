@@ -1,10 +1,7 @@
-"""Checksums of queue pages: which function a page's checksum id names.
+"""Checksums of queue pages, by the id in a page's header.
 
-Owns: the ids, which are part of the format, and a slow reading of CRC-32C for machines without its package. Does not
-own: what is covered (``frame``, ``page_header``).
-
-Failure model: an unknown id is ``CorruptData``; asking to write CRC-32C without the package ``crc32c`` is refused. A
-package that computes another CRC-32 than ``zlib`` is not used.
+An unknown id is ``CorruptData``; writing CRC-32C without the package ``crc32c`` is refused. A package that computes
+another CRC-32 than ``zlib`` is not used.
 
 | id | polynomial | function |
 |---|---|---|
@@ -26,8 +23,6 @@ if TYPE_CHECKING:
 
     Octets: TypeAlias = bytes | bytearray | memoryview
     Checksum: TypeAlias = Callable[[Octets, int], int]
-
-__all__ = ["CRC32", "CRC32C", "checksum_for_reading", "checksum_for_writing"]
 
 CRC32 = 1
 CRC32C = 2
@@ -53,7 +48,7 @@ def _crc32c_by_table(data: Octets, value: int = 0) -> int:
 
 
 def _crc32() -> Checksum:
-    """The quickest CRC-32 that is installed. The first call imports it."""
+    """The fastest installed CRC-32. The first call imports it."""
     global _quick_crc32
     if _quick_crc32 is None:
         _quick_crc32 = crc32
@@ -75,9 +70,9 @@ def _package() -> Checksum | None:
 
 
 def checksum_for_reading(checksum_id: int) -> Checksum:
-    """The function of a page that exists.
+    """The checksum function of an existing page.
 
-    Raises: ``CorruptData`` for an id that this version does not know.
+    Raises: ``CorruptData`` for an unknown id.
 
     >>> hex(checksum_for_reading(CRC32)(b"123456789", 0)), hex(checksum_for_reading(CRC32C)(b"123456789", 0))
     ('0xcbf43926', '0xe3069283')
@@ -90,7 +85,7 @@ def checksum_for_reading(checksum_id: int) -> Checksum:
 
 
 def checksum_for_writing(checksum_id: int) -> Checksum:
-    """The function of a page to be made.
+    """The checksum function of a new page.
 
     Raises: ``InvalidRequest`` for an unknown id, or for CRC-32C without its package.
     """

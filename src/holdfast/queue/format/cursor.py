@@ -1,10 +1,6 @@
-"""A named cursor: how far a consumer has come, and whether that is still true of the log that is there.
+"""A named cursor: how far a consumer has come, and whether the log still has that. Pure.
 
-Owns: the value in ``<prefix>-<name>.cursor``, and the decision where to go on after a crash. Does not own: the slots
-that the value lies in (``slots``), the file (``cursor_file``), reading (``consumer``), the jobs (``work_queue``).
-
-Failure model: pure. A value of an unknown version is no cursor; ``cursor_file`` says where its consumer begins, and no
-message is lost by it.
+The value in ``<prefix>-<name>.cursor``. An unknown version is not a cursor.
 
 | offset | bytes | field |
 |---|---|---|
@@ -14,16 +10,15 @@ message is lost by it.
 | 8 | 8 | committed: the last message that is done, 0 for none |
 | 16 | 16 x count | pages of the log up to the one that holds this message, oldest first: number (8), salt (8) |
 
-Why a sequence number is not enough: a crash of the machine takes messages that were not synced, and may spare the
-cursor that has passed them.
+A sequence number alone is not enough: a crash of the machine takes unsynced messages and may spare the cursor.
 
-1. Messages 51 to 60 are appended and consumed; 60 is committed. The cursor reaches the disk, messages 51 to 60 do not.
-2. The power goes. The log is found to end at 50, and the next message, another one, is 51.
-3. A consumer that trusted its number would skip ten messages that nobody has ever seen.
+1. Messages 51 to 60 are appended, consumed and committed. The cursor reaches the disk, the messages do not.
+2. The power fails. The log ends at 50, and the next message gets number 51.
+3. A consumer that trusted its number would skip ten new messages.
 
-After a crash that takes messages the log goes on in a new page with another salt (``opening``). So the salts say which
-60 was meant. A page *stands* when its number still has its salt. Twelve are enough, because a crash takes at most nine:
-those that wait for their sync, and the one being written.
+After such a crash the log continues in a new page with another salt (``opening``), so the salts tell which 60 was
+meant. A page *stands* when its number still has its salt. Twelve are enough, because a crash takes at most nine: those
+that wait for their sync, and the one being written.
 
 | newest page of the cursor that stands | the page begun after it | committed is at most |
 |---|---|---|
@@ -42,11 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
-    from holdfast.queue.format.page_header import PageHeader
+    from holdfast.queue.format.page import PageHeader
 
     Place: TypeAlias = tuple[int, int]
-
-__all__ = ["HISTORY_PAGES_MAX", "Cursor", "cursor_pages", "decode_cursor", "encode_cursor", "kept_seq"]
 
 HEAD = Struct("<HHIQ")
 PLACE = Struct("<QQ")
@@ -110,8 +103,8 @@ def kept_seq(
 ) -> int:
     """How much of what was committed is still in the log, by the table above.
 
-    ``numbers`` are the log's pages, rising; ``header_of`` gives the header of one, None where it is not readable;
-    ``last_seq`` is the last message of the log. Cost: a header for each remembered page at most, usually two.
+    ``numbers`` are the log's pages, rising; ``header_of`` returns a header or None; ``last_seq`` is the last message of
+    the log. Cost: a header for each remembered page at most, usually two.
     """
     present = set(numbers)
     newest = 0

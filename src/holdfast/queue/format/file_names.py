@@ -1,9 +1,4 @@
-"""The names of a queue's files.
-
-Owns: how a name is made and read back. Does not own: the files.
-
-Failure model: pure. A name that is not ours is None.
-"""
+"""The names of a queue's files. Pure; the name of a foreign file is None."""
 
 from __future__ import annotations
 
@@ -12,8 +7,6 @@ from holdfast.errors import InvalidRequest
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container
-
-__all__ = ["FileNames"]
 
 
 PREFIX_BYTES_MAX = 220
@@ -65,18 +58,17 @@ class FileNames:
     def named_lock(self, name: str) -> str:
         """The lock of a named consumer or work queue.
 
-        No queue's lock is called so, because no queue's name ends in ``.cursor``; and two consumers whose locks are the
-        same file have the same cursor, which ``neighbours`` excludes.
+        No queue's lock has this name, because no queue's name ends in ``.cursor``.
         """
         return f"{self.prefix}-{name}.cursor.lock"
 
     def temporary(self, name: str) -> str:
-        """What a file is called until it is whole, or while it goes; left by a crash, removed at the next start."""
+        """The name of a file until it is whole, or while it is removed; the next opening removes leftovers."""
         return f"{name}.tmp"
 
     def set_aside(self, name: str, taken: Container[str]) -> str:
-        """What a page is called whose messages were never durable and whose predecessors are lost, or whose header is
-        damaged; a name that is not taken, because numbers are used again and what was set aside may be wanted.
+        """The new name of a page that was never durable and whose predecessors are lost, or whose header is damaged.
+        A free name, because page numbers are used again.
 
         >>> names = FileNames("orders")
         >>> names.set_aside("orders-7.page", ()), names.set_aside("orders-7.page", ["orders-7.page.torn"])
@@ -89,7 +81,7 @@ class FileNames:
         return found
 
     def is_set_aside(self, name: str) -> bool:
-        """Whether this is what a start has called a page that it set aside.
+        """Whether an opening set this page aside.
 
         >>> names = FileNames("orders")
         >>> names.is_set_aside("orders-7.page.2.torn"), names.is_set_aside("orders-dead-7.page.torn")
@@ -111,7 +103,7 @@ class FileNames:
         return self._number(name, ".idx")
 
     def is_temporary(self, name: str) -> bool:
-        """Whether this is an unfinished file of this queue, or one that was going."""
+        """Whether this is an unfinished or half-removed file of this queue."""
         stem = name.removesuffix(".tmp")
         return stem != name and (
             stem in (self.identity, self.write_meta, self.read_meta)
@@ -120,7 +112,7 @@ class FileNames:
         )
 
     def _number(self, name: str, suffix: str) -> int | None:
-        # The ending first: it tells most files of a directory apart, and a seek lists the directory.
+        # Compare the ending first: a seek lists the directory, and most files have another ending.
         if not name.endswith(suffix) or not name.startswith(f"{self.prefix}-"):
             return None
         middle = name[len(self.prefix) + 1 : -len(suffix)]

@@ -57,30 +57,6 @@ if TYPE_CHECKING:
 
     from holdfast.queue.format.checksum import Checksum, Octets
 
-__all__ = [
-    "BATCH_BYTES_MAX",
-    "BATCH_MESSAGES_MAX",
-    "COMPRESSED",
-    "HEAD",
-    "HEAD_BYTES",
-    "RAW_BODY_BYTES_MAX",
-    "SEAL",
-    "SEAL_BYTES",
-    "batch_body",
-    "compress_body",
-    "encode_head",
-    "encode_seal",
-    "implied_seq",
-    "message_lengths",
-    "octets",
-    "page_seed",
-    "payloads",
-    "raw_body",
-    "seal_fields",
-    "single_packers",
-    "split_batches",
-]
-
 HEAD = Struct("<IIqQ")
 """Length, check, arrival, and count with the flags above it: ``count | flags << 32``."""
 FIELDS = Struct("<IqQ")
@@ -102,11 +78,10 @@ _uniform: dict[tuple[int, int], Struct] = {}
 
 
 class SinglePackers(dict[int, "tuple[Callable[..., bytes], Callable[..., None]]"]):
-    """For frames of one message, by its bytes: what packs the octets that the check covers, in order (message, length,
-    arrival, 1), and what stores the whole frame (buffer, offset, length, check, arrival, 1, message).
+    """For frames of one message, by its size: the function that packs the octets of the check (message, length,
+    arrival, 1), and the one that stores the whole frame (buffer, offset, length, check, arrival, 1, message).
 
-    One call each where there were two: a tenth of the time of an append. Kept for every size that was asked for, so
-    the caller bounds the sizes.
+    One call each instead of two saves a tenth of an append. Entries are kept, so the caller bounds the sizes.
     """
 
     __slots__ = ()
@@ -120,9 +95,9 @@ single_packers = SinglePackers()
 
 
 def octets(payload: object) -> bytes:
-    """A message as bytes of its own.
+    """A message as bytes.
 
-    Raises: ``InvalidRequest`` for what is not bytes; ``bytes()`` alone would take a number or a list for some.
+    Raises: ``InvalidRequest`` for anything that is not a buffer; ``bytes()`` alone would accept a number or a list.
     """
     if type(payload) is bytes:
         return payload
@@ -134,7 +109,7 @@ def octets(payload: object) -> bytes:
 
 
 def page_seed(checksum: Checksum, salt: int, page_number: int) -> int:
-    """Where every check of a page begins."""
+    """The first value of every check in a page."""
     return checksum(_SEED.pack(salt, page_number), 0)
 
 
@@ -153,9 +128,9 @@ def encode_head(
 
 
 def length_table(lengths: Sequence[int]) -> tuple[bytes, int]:
-    """The lengths of a batch as they stand in a frame, and their sum."""
+    """The lengths of a batch as stored in a frame, and their sum."""
     first, count = lengths[0], len(lengths)
-    # Often all the same, which is quicker to see than to write each down; the last one tells most of the others.
+    # Equal lengths are common and faster to detect than to list; the last length excludes most other batches.
     if lengths[-1] == first and lengths.count(first) == count:
         return first.to_bytes(4, "little") * count, first * count
     table = array("I", lengths)
@@ -165,12 +140,11 @@ def length_table(lengths: Sequence[int]) -> tuple[bytes, int]:
 
 
 def split_batches(messages: Sequence[bytes]) -> tuple[int, Iterable[tuple[list[bytes], int]]]:
-    """Cut messages into frame bodies of at most 256 KiB, lengths included, or 4,096 messages: how many bytes they hold
-    in all, no less than the longest message has, and (parts, count) of each.
+    """Cut messages into frame bodies of at most 256 KiB, lengths included, or 4,096 messages: their total bytes, and
+    (parts, count) of each.
 
-    Several bodies are joined one after the other, as they are taken: the memory of one serves the next.
-
-    Raises: ``InvalidRequest`` for what is not bytes, before the first.
+    Several bodies are joined as they are taken, so the memory of one serves the next. Raises: ``InvalidRequest`` for a
+    message that is not bytes, before the first.
 
     >>> [count for parts, count in split_batches([b"x" * 100] * 5000)[1]]
     [2516, 2484]
@@ -184,17 +158,17 @@ def split_batches(messages: Sequence[bytes]) -> tuple[int, Iterable[tuple[list[b
         (_body(messages[start:stop], *length_table(lengths[start:stop])), stop - start)
         for start, stop in _cut(list(accumulate(lengths)))
     )
-    # Only bytes are known not to fail when some of them are in the log already.
+    # Only plain bytes cannot fail when a part is in the log already.
     return size, bodies if set(map(type, messages)) == {bytes} else list(bodies)
 
 
 def _cut(ends: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """From which message to which each body goes, where the bytes of each message end at ``ends``."""
+    """First and last message of each body, where the bytes of each message end at ``ends``."""
     start, before = 0, 0
     while start < len(ends):
         bound = min(len(ends), start + BATCH_MESSAGES_MAX)
         stop = bisect_right(ends, before + BATCH_BYTES_MAX, start, bound)
-        # Room for as many lengths as would have fitted without them: at most a few messages too careful.
+        # Room for the lengths of as many messages as fit without them: at most a few messages too few.
         stop = max(start + 1, bisect_right(ends, before + BATCH_BYTES_MAX - 4 * (stop - start), start, stop))
         yield start, stop
         start, before = stop, ends[stop - 1]
@@ -216,7 +190,7 @@ def _lengths(messages: Sequence[bytes]) -> list[int]:
 
 
 def _no_bytes(messages: Sequence[object]) -> InvalidRequest:
-    """Which of them is not bytes; looked for only where something has failed."""
+    """Find the message that is not bytes, after something has failed."""
     for message in messages:
         octets(message)
     return InvalidRequest("a message is bytes, not a buffer of wider items")
@@ -229,7 +203,7 @@ def _body(messages: Sequence[bytes], table: bytes, size: int) -> list[bytes]:
         raise _no_bytes(messages) from None
     if len(messages) == 1:
         return [joined]
-    # A buffer of wide items has fewer of them than bytes: its frame would verify, and nobody could read it.
+    # A buffer of wide items has fewer items than bytes: its frame would verify and be unreadable.
     if len(joined) != size:
         raise _no_bytes(messages)
     return [table, joined]
@@ -241,7 +215,7 @@ def compress_body(parts: Sequence[bytes], level: int) -> list[bytes]:
 
 
 def implied_seq(checksum: Checksum, seed: int, head: tuple[int, int, int, int], body: Octets) -> int:
-    """The low 32 bits of the sequence number for which this frame is valid. A wrong frame implies a random one."""
+    """The low 32 bits of the sequence number for which this frame verifies. A wrong frame gives a random one."""
     length, check, time_ns, tail = head
     return checksum(FIELDS.pack(length, time_ns, tail), checksum(body, seed)) ^ check
 
@@ -249,7 +223,7 @@ def implied_seq(checksum: Checksum, seed: int, head: tuple[int, int, int, int], 
 def encode_seal(
     checksum: Checksum, seed: int, next_seq: int, frames: int, last_time_ns: int, index_check: int
 ) -> bytes:
-    """A whole SEAL, to be written where the next frame would have gone."""
+    """A whole SEAL, to be written where the next frame would go."""
     body = SEAL_BODY.pack(frames, next_seq - 1, last_time_ns, index_check)
     return encode_head(checksum, seed, next_seq, last_time_ns, 0, SEAL, (body,)) + body
 
@@ -261,15 +235,15 @@ def seal_fields(body: Octets) -> tuple[int, int, int, int]:
 
 
 def raw_body(body: bytes, flags: int) -> bytes:
-    """The body as it was before compression.
+    """The body before compression.
 
-    Raises: ``CorruptData`` for an unknown codec or a body above 1 GiB.
+    Raises: ``CorruptData`` for a damaged stream or a body above 1 GiB.
     """
     if not flags & COMPRESSED:
         return body
     decompressor = zlib.decompressobj()
     try:
-        # One more than the bound, because at exactly so many bytes the end of the stream would not be seen.
+        # One more than the bound: at exactly the bound the end of the stream would not be seen.
         raw = decompressor.decompress(body, RAW_BODY_BYTES_MAX + 1)
     except zlib.error as error:
         raise CorruptData("a verified frame does not decompress", code=Code.CORRUPT_QUEUE) from error
@@ -279,7 +253,7 @@ def raw_body(body: bytes, flags: int) -> bytes:
 
 
 def message_lengths(body: Octets, start: int, count: int) -> array[int]:
-    """The table of lengths of a batch whose body begins at ``start``."""
+    """The lengths of a batch whose body begins at ``start``."""
     lengths = array("I")
     lengths.frombytes(body[start : start + 4 * count])
     if sys.byteorder == "big":

@@ -1,8 +1,6 @@
-"""What a reader gets: messages, blocks of messages, and reports of what is missing.
+"""What a reader returns: messages, blocks of messages, and reports of missing messages.
 
-Owns: these values. Does not own: finding them (``reader``).
-
-Failure model: pure values. ``Gap`` and ``Trimmed`` are errors and reports in one: raised, or handed to a callback.
+``Gap`` and ``Trimmed`` are errors and reports in one: raised, or passed to a callback.
 """
 
 from __future__ import annotations
@@ -25,13 +23,11 @@ if TYPE_CHECKING:
 
     Kind = TypeVar("Kind", bound="Message")
 
-__all__ = ["Block", "Gap", "Message", "Trimmed", "block_of_singles", "class_with_value", "messages_of"]
-
 
 class Message(tuple[int, int, bytes]):
     """One message: ``seq``, ``time_ns`` (arrival, nanoseconds since 1970, never falling) and ``payload``.
 
-    A tuple of the three. It has no constructor of its own, because that would take longer than all else in reading.
+    A tuple of the three without a constructor of its own, which would dominate the cost of reading.
 
     >>> message = Message((7, 1_767_225_600_000_000_000, b"hello"))
     >>> message.payload, message.time.isoformat()
@@ -63,7 +59,7 @@ class Message(tuple[int, int, bytes]):
 
     @property
     def value(self) -> object:
-        """What the queue's serializer makes of the payload, at each call; the payload where there is none."""
+        """What the queue's serializer makes of the payload, at each call; the payload without one."""
         return self[2]
 
     @property
@@ -113,12 +109,12 @@ def _restored(base: type[Message], name: str, fields: tuple[int, int, bytes]) ->
 
 
 def messages_of(seq: int, time_ns: int, found: Sequence[bytes], message: type[Message] = Message) -> Iterable[Message]:
-    """The messages of one frame, made one by one as they are taken. Cost: about 0.16 microseconds each."""
+    """The messages of one frame, made as they are taken. Cost: about 0.16 microseconds each."""
     return map(message, zip(range(seq, seq + len(found)), repeat(time_ns), found))
 
 
 class Gap(CorruptData):
-    """Messages ``first`` to ``last`` were there and cannot be read any more: their bytes are damaged."""
+    """Messages ``first`` to ``last`` existed and their bytes are damaged."""
 
     default_code = Code.CORRUPT_QUEUE
 
@@ -130,12 +126,12 @@ class Gap(CorruptData):
         self.last = last
 
     def __reduce__(self) -> tuple[type[Gap], tuple[object, ...], dict[str, object]]:
-        """Made anew by its own arguments in the process that unpickles it: the base would give it the text alone."""
+        """Made again from its own arguments; the base would pass the text alone."""
         return type(self), (self.first, self.last, self.fields["page"]), self.__dict__
 
 
 class Trimmed(NotFound):
-    """Retention has removed what was asked for; ``first_seq`` is the oldest message that there is."""
+    """Retention removed the message; ``first_seq`` is the oldest one left."""
 
     default_code = Code.QUEUE_TRIMMED
 
@@ -152,8 +148,8 @@ class Trimmed(NotFound):
 class Block:
     """Consecutive messages in one buffer, without an object for each: one batch, or a run of single messages.
 
-    ``first_seq`` and ``time_ns`` are those of the first message, ``len()`` is the number of messages. The block stays
-    valid for as long as it is kept.
+    ``first_seq`` and ``time_ns`` are those of the first message, ``len()`` is the number of messages. A block stays
+    valid as long as it is kept.
     """
 
     __slots__ = ("_bounds", "_count", "_data", "_end", "_skip", "_start", "first_seq", "time_ns")

@@ -1,39 +1,33 @@
-"""Where a log ends: from the files that are there to a place where writing goes on.
-
-Owns: the walk to the end of the log. Does not own: the decisions on the way (``recovery``), the mending of what a crash
-left (``mending``), the writing that follows (``writer``).
-
-Failure model: reads only. Nothing that verifies and follows what verifies is ever left out.
+"""Opening a log: find where it ends, then make the files say so (``repair_tail``).
 
 Where the walk begins:
 
-1. at the *written* mark, if the machine has not been restarted since: the page cache is whole, and what lies before the
-   mark is there;
-2. else at the *durable* mark;
-3. else, with no mark or one about files that are gone, ``UNSYNCED_PAGES_MAX`` pages before the last that was begun:
-   the writer never has more than that waiting for their sync. No crash takes both marks, so this is damage or a
-   deletion, and what verifies behind a hole counts: see ``recovery``.
+1. At the *written* position, if the machine has not been restarted since: the page cache is whole.
+2. Else at the *durable* position.
+3. Else, without a record or with one about missing files, ``UNSYNCED_PAGES_MAX`` pages before the last begun page: the
+   writer never has more pages waiting for their sync. No crash takes both slots of the record, so this is damage or a
+   deletion; valid frames after a hole count (``recovery``).
 
-Where writing goes on: in the same page after a clean close, or when only the process was killed; in a new page
-otherwise. Behind the end of a torn page there may be valid frames k+2, k+3 whose k+1 is lost. A new k+1 of the same
-length would make them part of the log again, so this page is sealed and another, with another salt, is begun.
+Writing continues in the same page after a clean close or a killed process, and in a new page otherwise. After the end
+of a torn page there may be valid frames k+2, k+3 whose k+1 is lost. A new k+1 of the same length would join them to the
+log again, so the page is sealed and a page with another salt is begun.
 """
 
 from __future__ import annotations
 
-from holdfast.queue.files.index_reader import IndexReader
-from holdfast.queue.files.page_index import PageIndex
-from holdfast.queue.format.frame import HEAD_BYTES
-from holdfast.queue.format.page_header import HEADER_BYTES, PageHeader
-from holdfast.queue.format.write_mark import WriteMark
-from holdfast.queue.log.page_scan import PageScan
+from holdfast.queue.files.index import IndexReader, PageIndex
+from holdfast.queue.files.pages import DurableRename
+from holdfast.queue.format.checksum import checksum_for_reading
+from holdfast.queue.format.frame import HEAD_BYTES, SEAL_BYTES, encode_seal, page_seed
+from holdfast.queue.format.meta import WritePosition
+from holdfast.queue.format.page import HEADER_BYTES, PageHeader, encode_header
+from holdfast.queue.log.page_scan import WINDOW_BYTES, PageScan
 from holdfast.queue.log.recovery import Following, Here, Owed, Step, decide
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.queue.files.pages import PageDirectory
 
-__all__ = ["UNSYNCED_PAGES_MAX", "LogEnd", "find_end"]
 
 UNSYNCED_PAGES_MAX = 8
 
@@ -41,28 +35,15 @@ UNSYNCED_PAGES_MAX = 8
 class LogEnd:
     """Where a log ends.
 
-    ``page`` is the last page that holds a part of it, or 0 where there is none. ``resume`` tells whether its bytes
-    behind ``position`` are safe to write on; ``sealed`` that a SEAL stands there; ``doubtful`` the pages behind the
-    end. ``expected_seq`` is the number that belongs to ``position``: below ``next_seq`` where the log ends with damage.
+    ``page`` is the last page of the log, 0 if there is none. ``resume``: writing may continue at ``position``;
+    ``sealed``: a SEAL is there; ``doubtful``: pages after the end. ``expected_seq`` belongs to ``position``; it is
+    below ``next_seq`` where the log ends with damage.
     """
 
     __slots__ = (
-        "clean",
-        "doubtful",
-        "expected_seq",
-        "frames",
-        "gaps",
-        "header",
-        "index",
-        "last_time_ns",
-        "next_seq",
-        "page",
-        "position",
-        "resume",
-        "rewrite",
-        "sealed",
-        "unsynced",
-    )
+        "clean", "doubtful", "expected_seq", "frames", "gaps", "header", "index", "last_time_ns", "next_seq", "page",
+        "position", "resume", "rewrite", "sealed", "unsynced",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.page = 0
@@ -82,27 +63,29 @@ class LogEnd:
         self.unsynced: list[int] = []
 
 
-def find_end(pages: PageDirectory, mark: WriteMark | None, boot_id: bytes) -> LogEnd:
-    """Walk to the end. Reads only.
+def find_end(pages: PageDirectory, written: WritePosition | None, boot_id: bytes) -> LogEnd:
+    """Walk to the end. Reads only, and never leaves out a valid frame that follows a valid frame.
 
-    Cost: after a kill or a clean close, what was written since the last mark, at most about 1 MiB; after a restart of
-    the machine, what was not synced; without marks, at most nine pages.
+    Cost: after a kill or a clean close at most about 1 MiB; after a restart of the machine what was not synced; without
+    a record at most nine pages.
     """
-    return _Walk(pages, mark, boot_id).run()
+    return _Walk(pages, written, boot_id).run()
 
 
 class _Walk:
-    __slots__ = ("_blind", "_boot_id", "_end", "_first_unsynced", "_floor", "_headers", "_mark", "_numbers", "_pages")
+    __slots__ = (
+        "_blind", "_boot_id", "_end", "_first_unsynced", "_floor", "_headers", "_written", "_numbers", "_pages",
+    )  # fmt: skip
 
-    def __init__(self, pages: PageDirectory, mark: WriteMark | None, boot_id: bytes) -> None:
+    def __init__(self, pages: PageDirectory, written: WritePosition | None, boot_id: bytes) -> None:
         self._pages = pages
-        self._mark = mark
+        self._written = written
         self._boot_id = boot_id
         self._end = LogEnd()
         self._numbers = pages.known_numbers()
         self._headers: dict[int, PageHeader] = {}
         self._floor = 0  # sequence numbers below this are owed
-        self._blind = mark is None  # and of those above, nobody knows: see `recovery`
+        self._blind = written is None  # later ones are unknown: see `recovery`
         self._first_unsynced = 0
 
     def run(self) -> LogEnd:
@@ -131,7 +114,7 @@ class _Walk:
         return end
 
     def _header(self, number: int) -> PageHeader | None:
-        """The header of a page; kept once the page was begun, because it never changes again."""
+        """The header of a page; cached once the page was begun, because it never changes again."""
         header = self._headers.get(number) or self._pages.header_of(number)
         if header is not None and not header.prepared:
             self._headers[number] = header
@@ -146,42 +129,42 @@ class _Walk:
         return header is None or not header.prepared
 
     def _begin(self) -> bool:
-        """Set the end to the place where the walk begins; False where there is no page to begin in."""
-        end, mark = self._end, self._mark
-        # After a failed sync the page cache may hold what the disk never got, also that of an earlier start. Only a
-        # restart of the machine empties it; what is read then comes from the disk.
-        end.rewrite = mark is None or not any(mark.boot_id) or mark.boot_id == self._boot_id
-        if mark is not None:
-            end.clean = mark.clean
-            durable = mark.durable
-            if self._mark_holds(durable.page, durable.salt):
+        """Set the end to where the walk begins; False if there is no page."""
+        end, written = self._end, self._written
+        # After a failed sync, also in an earlier process, the page cache may hold what the disk lacks. Only a restart
+        # of the machine empties it.
+        end.rewrite = written is None or not any(written.boot_id) or written.boot_id == self._boot_id
+        if written is not None:
+            end.clean = written.clean
+            durable = written.durable
+            if self._page_matches(durable.page, durable.salt):
                 self._floor, self._first_unsynced = durable.next_seq, durable.page
             else:
-                # Retention may have removed that page since. No crash does: else this mark is of other files, or its
-                # page is damaged.
+                # Retention may have removed that page; no crash does. Otherwise the record belongs to other files, or
+                # its page is damaged.
                 self._blind = bool(self._numbers) and durable.page >= self._numbers[0]
-            same_run = mark.boot_id == self._boot_id and any(mark.boot_id)
-            if (same_run or mark.clean) and self._mark_holds(mark.page, mark.salt):
-                end.page, end.position, end.next_seq = mark.page, mark.position, mark.next_seq
-                end.last_time_ns, end.frames, end.resume = mark.last_time_ns, mark.frames, True
-                end.index = PageIndex(mark.index_records, mark.index_check, mark.index_due)
-                self._floor = max(self._floor, mark.next_seq)
+            same_run = written.boot_id == self._boot_id and any(written.boot_id)
+            if (same_run or written.clean) and self._page_matches(written.page, written.salt):
+                end.page, end.position, end.next_seq = written.page, written.position, written.next_seq
+                end.last_time_ns, end.frames, end.resume = written.last_time_ns, written.frames, True
+                end.index = PageIndex(written.index_records, written.index_check, written.index_due)
+                self._floor = max(self._floor, written.next_seq)
                 if not self._first_unsynced:
-                    self._first_unsynced = max(1, mark.page - UNSYNCED_PAGES_MAX)
+                    self._first_unsynced = max(1, written.page - UNSYNCED_PAGES_MAX)
             elif self._floor:
                 end.page, end.position, end.next_seq = durable.page, durable.position, durable.next_seq
                 end.last_time_ns = durable.last_time_ns
             if not end.page:
-                # The page of the mark is there and cannot be read: what it held is owed, and its numbers stay used.
+                # The page of the record cannot be read: its messages are owed, and their numbers stay used.
                 self._floor = max(
                     self._floor,
                     durable.next_seq if self._is_unreadable(durable.page) else 0,
-                    mark.next_seq if (same_run or mark.clean) and self._is_unreadable(mark.page) else 0,
+                    written.next_seq if (same_run or written.clean) and self._is_unreadable(written.page) else 0,
                 )
         if end.page:
             header = self._header(end.page)
             if header is not None and header.prepared:
-                # Nothing in it was durable, not even the second writing of its header.
+                # Nothing in it was durable, not even its second header.
                 header = header.started(end.next_seq, end.last_time_ns)
             end.header = header
             return True
@@ -190,7 +173,7 @@ class _Walk:
     def _is_unreadable(self, page: int) -> bool:
         return page in self._numbers and self._header(page) is None
 
-    def _mark_holds(self, page: int, salt: int) -> bool:
+    def _page_matches(self, page: int, salt: int) -> bool:
         if page not in self._numbers:
             return False
         header = self._header(page)
@@ -199,8 +182,8 @@ class _Walk:
     def _begin_without_mark(self) -> bool:
         numbers, end = self._numbers, self._end
         begun = next((number for number in reversed(numbers) if self._begun_header(number) is not None), 0)
-        # Of the pages that wait for their sync, even the headers may have gone back to *prepared*. The one before them
-        # all is whole, or the first of all, whose base is known.
+        # Pages that wait for their sync may be *prepared* again. The page before them is whole, or the first page,
+        # whose base is known.
         early = [number for number in numbers if number < begun - UNSYNCED_PAGES_MAX]
         for number in [*early[-1:], *(number for number in numbers if number >= begun - UNSYNCED_PAGES_MAX)]:
             header = self._header(number)
@@ -216,7 +199,7 @@ class _Walk:
         return True
 
     def _walk_page(self) -> Step:
-        """Walk the page at the end to where it stops, and decide."""
+        """Walk the last page to where it stops, and decide."""
         end, pages = self._end, self._pages
         assert end.header is not None, "a walk stands in a page with a header"
         file = pages.open(end.page)
@@ -288,7 +271,7 @@ class _Walk:
         return next((number for number in self._numbers if number > self._end.page), None)
 
     def _enter_next(self, *, after_gap: bool) -> bool:
-        """Stand at the start of the next page that can be read. False where there is none: the end stays."""
+        """Move to the start of the next readable page. False if there is none."""
         end = self._end
         for number in [found for found in self._numbers if found > end.page]:
             header = self._header(number)
@@ -316,3 +299,106 @@ class _Walk:
             return scan.read() is not None
         finally:
             self._pages.port.close(file)
+
+
+SET_ASIDE_PAGES_MAX = UNSYNCED_PAGES_MAX + 1
+"""This many pages that openings set aside are kept: as many as one crash can leave. ``holdfast queue info`` lists them.
+"""
+
+
+def repair_tail(pages: PageDirectory, end: LogEnd) -> None:
+    """Make the files say what ``find_end`` found, durably. It may be stopped anywhere and run again.
+
+    1. A page that is not continued loses its index, durably, then gets its SEAL and a sync. A crash before leaves the
+       same torn tail; readers do not need an index.
+    2. Prepared pages after the end are removed, begun pages are renamed, then the directory is synced. A crash leaves
+       some of them, still after the end. Of the pages set aside earlier, the oldest are removed.
+
+    If the sync of the directory fails, the names are back (``DurableRename``), so the next opening removes them again.
+    """
+    port = pages.port
+    if end.page and not end.resume:
+        for number in end.unsynced:
+            _sync_page(pages, number, rewrite=end.rewrite)
+        # Before its SEAL: the index may name frames after it, which are cut from the log and still on disk.
+        going = DurableRename(pages)
+        if going.remove(pages.names.index(end.page)):
+            going.sync()
+        _close_page(pages, end)
+    going = DurableRename(pages)
+    changed = False if end.resume else _forget_set_aside(pages, len(end.doubtful))
+    files = pages.files()
+    living = {*map(pages.names.page_number, files)}
+    for name in files:
+        if pages.names.is_temporary(name):
+            pages.remove(name)  # one that lost power brings back goes at the next start
+        elif (index := pages.names.index_number(name)) is not None and index not in living:
+            changed |= going.remove(name)
+    for number in [] if end.resume else end.doubtful:
+        name = pages.names.page(number)
+        header = pages.header_of(number)
+        if header is not None and header.prepared:
+            going.remove(name)
+        else:
+            # Also with a damaged header: the page was whole once, and repair may read it.
+            going.move(name, pages.names.set_aside(name, port.names(pages.directory)))
+        going.remove(pages.names.index(number))
+        changed = True
+    # Also the changes of an opening that was killed: a later failed sync could drop them.
+    if changed or (end.page and not end.resume):
+        going.sync()
+
+
+def _forget_set_aside(pages: PageDirectory, coming: int) -> bool:
+    """Remove the oldest pages that earlier openings set aside, if with the ``coming`` ones there are more than
+    ``SET_ASIDE_PAGES_MAX``.
+    """
+    port, directory = pages.port, pages.directory
+    kept = [name for name in port.names(directory) if pages.names.is_set_aside(name)]
+    excess = len(kept) + coming - SET_ASIDE_PAGES_MAX
+    if not coming or excess <= 0:
+        return False
+    for name in sorted(kept, key=lambda name: (port.modified_ns(directory, name), name))[:excess]:
+        pages.remove(name)
+    return True
+
+
+def _sync_page(pages: PageDirectory, number: int, *, rewrite: bool) -> None:
+    file = pages.open(number, write=True)
+    if file is not None:
+        try:
+            if rewrite:
+                _rewrite(pages, file, pages.port.size(file))
+            pages.port.sync_data(file)
+        finally:
+            pages.port.close(file)
+
+
+def _rewrite(pages: PageDirectory, file: int, end: int) -> None:
+    """Write the bytes again: after a failed sync the cache counts as clean what the disk does not have."""
+    for offset in range(0, end, WINDOW_BYTES):
+        pages.port.write(file, offset, (pages.port.read(file, offset, min(WINDOW_BYTES, end - offset)),))
+
+
+def _close_page(pages: PageDirectory, end: LogEnd) -> None:
+    """Write the header and the SEAL that the torn page lacks."""
+    port = pages.port
+    file = pages.open(end.page, write=True)
+    if file is None or end.header is None:
+        return
+    try:
+        header = end.header
+        if end.rewrite:
+            _rewrite(pages, file, end.position)
+        port.write(file, 0, (encode_header(header),))
+        if not end.sealed and end.position + SEAL_BYTES <= header.page_bytes:
+            checksum = checksum_for_reading(header.checksum_id)
+            seed = page_seed(checksum, header.salt, header.number)
+            seal = encode_seal(checksum, seed, end.next_seq, end.frames, end.last_time_ns, 0)
+            port.write(file, end.position, (seal,))
+        port.sync_data(file)
+        if end.position + SEAL_BYTES < port.size(file) and not end.gaps:
+            # Unused room. Frames after a SEAL are not part of the log.
+            port.truncate(file, end.position + SEAL_BYTES)
+    finally:
+        port.close(file)

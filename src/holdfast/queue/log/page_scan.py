@@ -1,10 +1,7 @@
-"""Walking the frames of one page.
+"""Walking the frames of one page: read in windows, verify each frame, find a later frame after damage.
 
-Owns: reading a page in windows, verifying frame after frame, finding a later frame behind damage. Does not own: which
-page comes next (``recovery``), what messages become (``reader``).
-
-Failure model: a frame that does not verify ends the walk; it is never an error here. ``OSError`` from the port passes.
-Reads only. A page that is being written may be walked: a frame half written does not verify *yet*.
+A frame that does not verify ends the walk and is not an error. ``OSError`` from the port passes. A page may be walked
+while it is written: a half-written frame does not verify *yet*.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from holdfast.queue.format.frame import (
     implied_seq,
     page_seed,
 )
-from holdfast.queue.format.page_header import HEADER_BYTES, PageHeader
+from holdfast.queue.format.page import HEADER_BYTES, PageHeader
 from holdfast.queue.log.recovery import Here
 
 TYPE_CHECKING = False
@@ -32,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
     from typing import TypeAlias
 
-    from holdfast.queue.files.index_reader import IndexReader
+    from holdfast.queue.files.index import IndexReader
     from holdfast.queue.files.port import FilePort
 
     FrameView: TypeAlias = tuple[int, int, int, int, int, int]
@@ -40,23 +37,21 @@ if TYPE_CHECKING:
     """What a place in a page says of its frame: number, arrival, tail of the head, and the place behind it."""
     Anchors: TypeAlias = dict[tuple[int, int], FrameAt]
 
-__all__ = ["WINDOW_BYTES", "PageScan", "Window"]
-
 WINDOW_BYTES = 2 * (BATCH_BYTES_MAX + HEAD_BYTES)
-"""Of one read: two whole batches, because what does not fit is read again. Of a megabyte the checksum would find half
-gone from the processor's cache again."""
+"""One read: two whole batches, because a partial frame is read again. Larger windows leave the processor's cache before
+the checksum.
+"""
 FIRST_WINDOW_BYTES = 16 << 10
-"""Of the first read after a seek, and after each that found nothing: who wants a hundred messages, or waits for the
-next one, does not pay for a whole window. Each read that finds something makes the next four times as large, unless it
-saw the end of the log."""
+"""The first read after a seek or a miss, so that short reads are cheap. Each hit makes the next read four times as
+large, unless it saw the end of the log.
+"""
 NEAR_BYTES = 24 << 10
-"""Of one read where a seek lands in a finished page: the frame there and the one that confirms it, unless large."""
+"""One read where a seek lands in a finished page: the frame and the one that confirms it."""
 ANCHORS_MAX = 1 << 14
 
 
 class Window:
-    """Verified frames of one read: ``frames`` are (seq, time_ns, count, flags, start, end), the last two in
-    ``data``."""
+    """Verified frames of one read: ``frames`` are (seq, time_ns, count, flags, start, end), two in ``data``."""
 
     __slots__ = ("data", "frames", "offset")
 
@@ -67,27 +62,16 @@ class Window:
 
 
 class PageScan:
-    """A place in a page that moves over verified frames only.
+    """A position in a page that moves over verified frames only.
 
-    ``position`` and ``next_seq`` are where the next frame is expected, ``last_time_ns`` the arrival of the last one.
-    ``anchors`` remembers which frame was confirmed at which (salt, position); scans may share it.
+    ``position`` and ``next_seq`` are those of the next frame, ``last_time_ns`` is the arrival of the last one.
+    ``anchors`` remembers confirmed frames by (salt, position); scans may share it.
     """
 
     __slots__ = (
-        "_anchors",
-        "_checksum",
-        "_file",
-        "_index",
-        "_port",
-        "_seed",
-        "_window_bytes",
-        "frames",
-        "header",
-        "last_time_ns",
-        "next_seq",
-        "position",
-        "seal",
-    )
+        "_anchors", "_checksum", "_file", "_index", "_port", "_seed", "_window_bytes", "frames", "header",
+        "last_time_ns", "next_seq", "position", "seal",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -102,7 +86,7 @@ class PageScan:
         anchors: Anchors | None = None,
         window_bytes: int = FIRST_WINDOW_BYTES,
     ) -> None:
-        """``window_bytes`` is what the first read may ask for; more than the default is for a page known to be full."""
+        """``window_bytes`` bounds the first read; a page that is known to be full allows more than the default."""
         self._port = port
         self._file = file
         self._index = index
@@ -118,17 +102,18 @@ class PageScan:
         self.seal: bytes | None = None
 
     def read(self, window_bytes: int = WINDOW_BYTES) -> Window | None:
-        """The next frames, at least one, or None where the next does not verify. Stops before a SEAL and keeps it.
+        """The next frames, at least one, or None where the next frame does not verify. Stops before a SEAL and keeps
+        it.
 
-        ``window_bytes`` bounds what is read at once, unless one frame alone is larger.
+        ``window_bytes`` bounds one read, unless one frame is larger.
         """
         limit = self.header.page_bytes - self.position
         window_bytes = min(window_bytes, self._window_bytes, limit)
         if HEAD_BYTES < window_bytes <= FIRST_WINDOW_BYTES and not any(
             self._port.read(self._file, self.position, HEAD_BYTES)
         ):
-            # The end of a log. To read on into what was allocated and never written has the system fill its cache with
-            # zeros, as many as it reads ahead: 3.4 ms at 8 MiB, where this was 40 microseconds.
+            # The end of a log. Reading on into unwritten room fills the cache with zeros: 3.4 ms at 8 MiB instead of 40
+            # microseconds.
             self._window_bytes = FIRST_WINDOW_BYTES
             return None
         data = self._port.read(self._file, self.position, window_bytes)
@@ -155,8 +140,9 @@ class PageScan:
         return window
 
     def _verify(self, data: bytes, seq: int, last_time_ns: int) -> tuple[list[FrameView], bytes | None]:
-        """Every whole frame from the start of ``data``, where ``seq`` comes next, or without any the SEAL there;
-        the hottest loop of reading single messages."""
+        """Every whole frame from the start of ``data``, where ``seq`` is next, or the SEAL there. The hottest loop of
+        reading.
+        """
         checksum, seed = self._checksum, self._seed
         unpack, pack = HEAD.unpack_from, FIELDS.pack
         view = memoryview(data)
@@ -188,13 +174,13 @@ class PageScan:
         return frames, None
 
     @property
-    def place(self) -> tuple[int, int, int]:
-        """Where the next frame is expected: position, sequence number, and the arrival of the last one."""
+    def state(self) -> tuple[int, int, int]:
+        """Position and sequence number of the next frame, and arrival of the last one."""
         return self.position, self.next_seq, self.last_time_ns
 
-    @place.setter
-    def place(self, place: tuple[int, int, int]) -> None:
-        self.position, self.next_seq, self.last_time_ns = place
+    @state.setter
+    def state(self, state: tuple[int, int, int]) -> None:
+        self.position, self.next_seq, self.last_time_ns = state
 
     def here(self) -> Here:
         """What stopped ``read``."""
@@ -204,16 +190,16 @@ class PageScan:
         return Here.INVALID if any(head) else Here.NOTHING
 
     def seek_time(self, time_ns: int) -> None:
-        """Move to a frame from which on nothing that arrived at or after ``time_ns`` is missed.
+        """Move to a frame after which every message that arrived at or after ``time_ns`` is found.
 
-        Goes to the last indexed frame strictly before ``time_ns``: frames of equal time may lie on both sides of a
+        Goes to the last indexed frame strictly before ``time_ns``: frames of equal time may be on both sides of a
         record.
         """
         if self._index is None:
             return
         found = self._seek(self._index, self._index.last_earlier(time_ns), lambda indexed, _: indexed < time_ns)
         if found is not None:
-            # That frame is before ``time_ns``, whole, and what follows it has confirmed it: a batch need not be read.
+            # That frame is whole and before ``time_ns``, and its successor confirms it: a batch need not be read.
             seq, self.last_time_ns, tail, self.position = found
             self.next_seq = seq + (tail & SEQ_MASK)
 
@@ -230,13 +216,13 @@ class PageScan:
     def _seek(
         self, index: IndexReader, found: tuple[int, int, int], belongs_before: Callable[[int, int], bool]
     ) -> FrameAt | None:
-        """Stand at the last such record whose frame is confirmed, and return that: from the last one of all back in
-        growing steps, and where there is none, at the start of the page: None. Walking from there meets what is
-        damaged, and tells it."""
+        """Move to the last such record whose frame is confirmed, searching back in growing steps, and return the frame;
+        None leaves the scan at the start of the page. A walk from there reports damage.
+        """
         before, time_ns, position = found
         step = 1
         while before:
-            # Each is asked again: in a damaged index not all that stand before the last one belong there.
+            # Each record is tested: in a damaged index an earlier record may not come before.
             if belongs_before(time_ns, position) and (frame := self._land(position, time_ns)) is not None:
                 return frame
             before, step = max(0, before - step), 2 * step
@@ -247,11 +233,10 @@ class PageScan:
         return None
 
     def _land(self, position: int, time_ns: int | None, ends: Container[int | None] | None = ()) -> FrameAt | None:
-        """Stand at ``position`` if a frame is there, of this arrival where it is told, and return it; else stay.
+        """Move to ``position`` if a frame is there, with this arrival if given, and return it; else stay.
 
-        Every position has a frame for *some* number: a damaged frame has one, and inside a message there may be one. So
-        a number is believed when what follows confirms it. Where nothing follows yet, it must end where something else
-        says that frames end: ``ends``, or None where the number is known.
+        Every position verifies for *some* number, so a number counts only when the next frame confirms it. If nothing
+        follows yet, the frame must end at a known end: ``ends``, or None if the number is known.
         """
         key = self.header.salt, position
         found = self._anchors.get(key)
@@ -264,25 +249,25 @@ class PageScan:
             self._anchors[key] = found
         elif time_ns is not None and found[1] != time_ns:
             return None
-        # Asked of the shared ones once: another reader may empty them at any moment.
+        # Read the shared dict once: another reader may clear it.
         self.position, self.next_seq = position, found[0]
         return found
 
     def _is_possible(self, position: int, frame: FrameAt) -> bool:
-        """Whether so many messages have room between here and there, and time does not fall.
+        """Whether that many messages have room up to here, and time does not fall.
 
-        What follows proves nothing about stale frames of one size: checksums are linear, and under another salt all
-        their numbers are wrong by the same bits. But then they are wrong by far.
+        Stale frames of one size confirm each other: checksums are linear, and under another salt all numbers are wrong
+        by the same bits. But such numbers are wrong by far.
         """
         seq, time_ns, tail, _ = frame
         room = position - self.position
-        # A message takes four bytes in a batch at least. Compression takes fewer; one such frame is always possible.
+        # A message takes at least four bytes in a batch, fewer when compressed; one compressed frame is always
+        # possible.
         frames = room // HEAD_BYTES + 1 if tail >> 32 & COMPRESSED else 1
         return time_ns >= self.last_time_ns and seq - self.next_seq <= room // 4 + frames * BATCH_MESSAGES_MAX
 
     def _confirmed(self, frame: FrameAt, data: bytes, ends: Container[int | None] | None) -> bool:
-        """Whether what follows this frame is the frame or SEAL with the next number, or nothing yet. ``data`` is what
-        was read behind the frame."""
+        """Whether the frame or SEAL with the next number follows, or nothing yet. ``data`` was read after the frame."""
         seq, time_ns, tail, behind = frame
         next_seq = seq + (tail & SEQ_MASK)
         if not any(data[:HEAD_BYTES]):
@@ -298,12 +283,13 @@ class PageScan:
         return bool(frames) or seal is not None
 
     def _frame_at(self, time_ns: int | None, position: int) -> tuple[FrameAt | None, bytes]:
-        """The frame that would verify here under some number, where that is possible in this page; of the arrival
-        ``time_ns`` where it is told. And what was read behind it: at least the next head, where there is one."""
+        """The frame that verifies here under some number, with arrival ``time_ns`` if given, and the bytes read after
+        it: at least the next head if there is one.
+        """
         room = self.header.page_bytes - position
         if position < HEADER_BYTES or room < HEAD_BYTES:
             return None, b""
-        # In the page being written not a byte more than must be: see ``read`` for what reading on behind the end costs.
+        # In the page being written, read no more than needed: see ``read``.
         near = NEAR_BYTES if self._index is not None and self._index.of_finished_page else HEAD_BYTES
         data = self._port.read(self._file, position, min(near, room))
         if len(data) < HEAD_BYTES:
@@ -320,11 +306,10 @@ class PageScan:
         return (base + ((implied - base) & SEQ_MASK), found_ns, tail, position + whole), data[whole:]
 
     def resync(self, ends: Container[int | None]) -> bool:
-        """Behind damage, move to the next frame that is known to be one. False when there is none; then nothing moved.
+        """After damage, move to the next confirmed frame. False if there is none; then nothing moved.
 
-        ``ends`` are the numbers that may follow the page's last message: the base of the next page, the end of the log.
-        The damaged frame's own head is asked first, then the index. Cost: the records of the index, and a head for each
-        that is behind the damage, until one is true.
+        ``ends`` are the numbers that may follow the page's last message. The damaged frame's own head is tried first,
+        then the index. Cost: the index, and one head for each record after the damage until one is confirmed.
         """
         damaged, floor = self.position, self.next_seq
         head = self._port.read(self._file, damaged, HEAD_BYTES)
@@ -333,8 +318,8 @@ class PageScan:
             position = damaged + HEAD_BYTES + length
             found, _ = self._frame_at(None, position)
             if found is not None and found[0] > floor:
-                # A bridge that a repair has laid, a length and zeros, leads to a frame. Else the number is told twice,
-                # by the damaged head and by the frame.
+                # A bridge of a repair (a length and zeros) leads to a frame. Otherwise the damaged head and the frame
+                # must agree on the number.
                 known = (length > 0 and not (check or time_ns or tail)) or found[0] == floor + (tail & SEQ_MASK)
                 if self._land(position, None, None if known else ends) is not None:
                     return True
@@ -345,7 +330,7 @@ class PageScan:
         return False
 
     def _records_behind(self, damaged: int) -> Iterator[tuple[int, int]]:
-        """Position and arrival of the frames that the index tells of."""
+        """Position and arrival of the indexed frames after ``damaged``."""
         if self._index is not None:
             for time_ns, position in self._index.records():
                 if position > damaged:

@@ -1,24 +1,22 @@
-"""Reading a queue, in the writer's process or any other, without locks and without writing.
+"""Reading a queue, in the writer's process or another, without locks and without writing.
 
-Owns: the way from a starting point to the end and along it, across pages, damage and removed pages. Does not own:
-verification (``page_scan``), decisions at a stop (``recovery``), waiting (``following``).
-
-Failure model: reads only; works on a read-only mount. What does not verify at the end of a log is not there *yet*. What
-does not verify although the writer is past it is damage: ``Gap``. A page that retention removed before it was read:
-``Trimmed``. Both go to the policy: ``"raise"`` (nothing is lost by it: reading again raises again), ``"skip"``, or a
-callable that is told. ``OSError`` from the port passes.
+Bytes that do not verify at the end of a log are not there *yet*. Bytes that do not verify although the writer is past
+them are damage: ``Gap``. A page that retention removed before it was read: ``Trimmed``. The damage policy handles both:
+``"raise"`` (reading again raises again), ``"skip"``, or a callable. ``OSError`` from the port passes. Waiting
+(``Waiter``) only saves work; a wake-up may be missed for at most 5 ms.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from operator import itemgetter
 
 from holdfast.errors import InvalidRequest
-from holdfast.queue.files.index_reader import IndexReader
+from holdfast.queue.files.index import IndexReader
 from holdfast.queue.format.frame import COMPRESSED, HEAD_BYTES, payloads, raw_body
-from holdfast.queue.format.page_header import HEADER_BYTES
-from holdfast.queue.format.slots import SLOTS_BYTES, newest_slot
-from holdfast.queue.format.write_mark import decode_mark
+from holdfast.queue.format.meta import SLOTS_BYTES, decode_write_position, newest_slot
+from holdfast.queue.format.page import HEADER_BYTES
 from holdfast.queue.log.messages import Block, Gap, Message, Trimmed, block_of_singles, messages_of
 from holdfast.queue.log.opening import find_end
 from holdfast.queue.log.page_scan import FIRST_WINDOW_BYTES, WINDOW_BYTES, PageScan
@@ -29,25 +27,83 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import TypeAlias
 
-    from holdfast.queue.files.index_reader import KeptIndexes
+    from holdfast.queue.files.index import KeptIndexes
     from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.format.page_header import PageHeader
-    from holdfast.queue.format.write_mark import WriteMark
+    from holdfast.queue.format.meta import WritePosition
+    from holdfast.queue.format.page import PageHeader
     from holdfast.queue.log.page_scan import Anchors, FrameView, Window
 
     DamagePolicy: TypeAlias = str | Callable[["Gap | Trimmed"], None]
 
-__all__ = ["LogReader", "read_mark"]
+PAUSE_MIN_S = 50e-6
+PAUSE_MAX_S = 5e-3
+HEARTBEAT_S = 0.25
+
+
+class Waiter:
+    """Waits between two reads. In the writer's process an append wakes it (``subscribe``); elsewhere it polls, every 50
+    microseconds at first and every 5 ms later.
+    """
+
+    __slots__ = ("_armed", "_pause_s", "_subscribe", "_unsubscribe", "_woken")
+
+    def __init__(
+        self,
+        subscribe: Callable[[Callable[[], None]], None] | None,
+        unsubscribe: Callable[[Callable[[], None]], None] | None,
+    ) -> None:
+        self._subscribe = subscribe
+        self._unsubscribe = unsubscribe
+        self._woken = threading.Event()
+        self._armed = False
+        self._pause_s = PAUSE_MIN_S
+
+    def arm(self) -> None:
+        """Call before the read that decides whether to wait: an append after it ends the wait."""
+        if self._subscribe is not None and not self._armed:
+            # One listener until it has fired, however long a reader waits.
+            self._armed = True
+            self._subscribe(self._fired)
+
+    def disarm(self) -> None:
+        """Call when the wait is over, also after an error: otherwise the writer keeps the callback until the next
+        append.
+        """
+        if self._unsubscribe is not None:
+            self._unsubscribe(self._fired)
+            self._armed = False
+
+    def _fired(self) -> None:
+        self._armed = False
+        self._woken.set()
+
+    def wake(self) -> None:
+        """End a wait from another thread."""
+        self._woken.set()
+
+    def wait(self, limit_s: float | None = None) -> None:
+        """Wait for an append, or a short time, no longer than ``limit_s``."""
+        if self._subscribe is not None:
+            self._woken.wait(HEARTBEAT_S if limit_s is None else min(HEARTBEAT_S, limit_s))
+            self._woken.clear()
+            return
+        time.sleep(self._pause_s if limit_s is None else min(self._pause_s, limit_s))
+        self._pause_s = min(PAUSE_MAX_S, self._pause_s * 1.25)
+
+    def found(self) -> None:
+        """There was a message: poll soon after the next miss."""
+        self._pause_s = PAUSE_MIN_S
+
 
 SINGLES_MIN = 8
 _messages_of_part: Callable[[tuple[int, Iterable[Message]]], Iterable[Message]] = itemgetter(1)
 NEAR_BYTES = 8 << 10
 SINGLES_WINDOW_BYTES = 128 << 10
-"""Windows of single messages are smaller: thousands of small objects at a time cost more than a system call."""
+"""Windows of single messages are smaller: thousands of small objects cost more than a system call."""
 
 
-def read_mark(pages: PageDirectory) -> WriteMark | None:
-    """The writer's newest mark, or None."""
+def read_write_position(pages: PageDirectory) -> WritePosition | None:
+    """The write position that the writer recorded last, or None."""
     try:
         file = pages.port.open(pages.directory, pages.names.write_meta, write=False)
     except FileNotFoundError:
@@ -56,27 +112,26 @@ def read_mark(pages: PageDirectory) -> WriteMark | None:
         slot = newest_slot(pages.port.read(file, 0, SLOTS_BYTES))
     finally:
         pages.port.close(file)
-    return None if slot is None else decode_mark(slot[1])
+    return None if slot is None else decode_write_position(slot[1])
 
 
 def check_damage_policy(damage: DamagePolicy) -> None:
-    """Raise ``InvalidRequest`` for what is no policy."""
+    """Raise ``InvalidRequest`` for an unknown policy."""
     if damage not in ("raise", "skip") and not callable(damage):
         raise InvalidRequest("unknown damage policy", damage=repr(damage), hint="raise, skip or a callable")
 
 
 class LogReader:
-    """A place in the log that moves forward. One thread at a time.
+    """A position in the log that moves forward. One thread at a time.
 
-    ``next_seq`` is the next message to come. ``live_next_seq`` tells how far a writer in this process is; without it,
-    its mark in the file is read. ``headers`` caches headers of begun pages, ``anchors`` places found by earlier seeks,
-    ``indexes`` the indexes of finished pages; all may be shared by all readers of a queue.
+    ``next_seq`` is the next message. ``live_next_seq`` returns how far a writer in this process is; without it the
+    recorded write position is read. Readers of a queue may share ``headers`` (of begun pages), ``anchors`` (confirmed
+    frames) and ``indexes`` (of finished pages).
     """
 
     __slots__ = (
-        "_anchors",
-        "_damage", "_file", "_from_seq", "_from_time_ns", "_headers", "_index", "_indexes", "_live_next_seq",
-        "_message", "_pages", "_scan", "_told_seq", "_window_bytes", "gaps",
+        "_anchors", "_damage", "_file", "_from_seq", "_from_time_ns", "_headers", "_index", "_indexes",
+        "_live_next_seq", "_message", "_pages", "_scan", "_reported_seq", "_window_bytes", "gaps",
     )  # fmt: skip
 
     def __init__(
@@ -104,34 +159,34 @@ class LogReader:
         self._index: IndexReader | None = None
         self._from_seq = 1
         self._from_time_ns: int | None = None
-        # Messages below this one that the scan still looks for were told to be lost. The scan goes on expecting the
-        # number that belongs to its place: under another one, damaged bytes may verify.
-        self._told_seq = 1
+        # Messages below this were reported as lost. The scan still expects the number of its position: under another
+        # number damaged bytes may verify.
+        self._reported_seq = 1
         self.gaps = 0
 
     # ---- starting points --------------------------------------------------------------------------------------------
 
     def seek_earliest(self) -> None:
-        """Stand at the oldest message that there is."""
+        """Move to the oldest message."""
         self._from_seq, self._from_time_ns = 1, None
         self._enter_first(self._pages.known_numbers())
         self._from_seq = self.next_seq
 
     def seek_latest(self) -> None:
-        """Stand behind the newest message."""
-        end = find_end(self._pages, read_mark(self._pages), self._pages.port.boot_id())
+        """Move after the newest message."""
+        end = find_end(self._pages, read_write_position(self._pages), self._pages.port.boot_id())
         self._from_seq, self._from_time_ns = end.next_seq, None
         self.close()
         if end.page and self._enter(end.page, None) and self._scan is not None:
             scan = self._scan
             scan.position, scan.next_seq, scan.last_time_ns = end.position, end.expected_seq, end.last_time_ns
-            self._told_seq = end.next_seq
+            self._reported_seq = end.next_seq
 
     def seek_seq(self, seq: int) -> None:
-        """Stand at message ``seq``, or before it where it has yet to come.
+        """Move to message ``seq``, which may be a future one.
 
-        Raises: ``InvalidRequest`` below 1; ``Trimmed`` by the policy where it has been removed.
-        Cost: O(log pages) headers and O(log frames) frames of one page.
+        Raises: ``InvalidRequest`` below 1; ``Trimmed`` by the policy if it was removed. Cost: O(log pages) headers and
+        O(log frames) frames of one page.
         """
         if seq < 1:
             raise InvalidRequest("sequence numbers begin at 1", seq=seq)
@@ -148,18 +203,18 @@ class LogReader:
             scan.seek_seq(seq)
 
     def seek_time(self, time_ns: int) -> None:
-        """Stand before the first message that arrived at or after ``time_ns``. Never misses one; see I6.
+        """Move to the first message that arrived at or after ``time_ns``.
 
         Cost: O(log pages) headers, O(log frames) index records.
         """
         self._from_seq, self._from_time_ns = 1, time_ns
-        # Strictly below: a page may end with messages of the very time with which the next one begins.
+        # Strictly below: a page may end with the time with which the next one begins.
         self._seek_page(lambda header: header.base_time_ns < time_ns)
         if self._scan is not None:
             self._scan.seek_time(time_ns)
 
     def _seek_page(self, belongs_before: Callable[[PageHeader], bool]) -> None:
-        """Enter the last page for which the condition holds, or the first that there is."""
+        """Enter the last page for which the condition holds, or the first page."""
         numbers = self._pages.known_numbers()
         low, high = 0, len(numbers)
         while low < high:
@@ -172,21 +227,21 @@ class LogReader:
         self._enter_first(numbers[max(0, low - 1) :])
 
     def _enter_first(self, numbers: list[int]) -> bool:
-        """Enter the first of these pages that can be read. Those before it that are there and cannot are told."""
+        """Enter the first readable page of these. Report unreadable pages before it."""
         self.close()  # a place before this one says nothing about what may stand here: neither its time nor its number
-        self._told_seq = 1
+        self._reported_seq = 1
         for place, number in enumerate(numbers):
             if self._enter(number, 1 if number == 1 else None):
                 if place:
-                    self._tell_unreadable(numbers[:place])
+                    self._report_unreadable(numbers[:place])
                 return True
         return False
 
-    def _tell_unreadable(self, numbers: list[int]) -> None:
-        """Tell of the pages in front of the first that could be read, if one of them is there."""
+    def _report_unreadable(self, numbers: list[int]) -> None:
+        """Report the damaged pages before the first readable one."""
         there = self._pages.numbers()
         if any(self._pages.header_of(number) is None for number in numbers if number in there):
-            # Where the log began is not known any more: at most this much is gone.
+            # The first sequence number is unknown: at most this much is gone.
             self._report(Gap(1, self.next_seq - 1, numbers[0]))
 
     # ---- moving -----------------------------------------------------------------------------------------------------
@@ -194,15 +249,15 @@ class LogReader:
     @property
     def next_seq(self) -> int:
         """The sequence number expected next."""
-        return max(self._scan.next_seq, self._told_seq) if self._scan is not None else self._from_seq
+        return max(self._scan.next_seq, self._reported_seq) if self._scan is not None else self._from_seq
 
     @property
     def page(self) -> PageHeader | None:
-        """The page that the last messages came from."""
+        """The page of the last messages."""
         return self._scan.header if self._scan is not None else None
 
     def read_window(self) -> Window | None:
-        """The next verified frames, or None where there is nothing more now.
+        """The next verified frames, or None if there is nothing more now.
 
         Raises: ``Gap`` and ``Trimmed`` by the policy.
         """
@@ -223,11 +278,11 @@ class LogReader:
                 self._window_bytes = SINGLES_WINDOW_BYTES if many else WINDOW_BYTES
                 return window
             if not self._move_on(scan):
-                # What was written since the failed read counts: a roll may have happened in between.
+                # The writer may have rolled since the failed read.
                 return scan.read(self._window_bytes)
 
     def _move_on(self, scan: PageScan) -> bool:
-        """Decide at a stop. True where reading may go on."""
+        """Decide where the frames stop. True if reading may continue."""
         following, found = self._following(scan.header.number + 1)
         here = scan.here()
         owed = Owed.NO if following is Following.CONTINUES else self._owed()
@@ -236,8 +291,8 @@ class LogReader:
             return False
         if step is Step.NEXT_PAGE and following is Following.PREPARED and found is not None:
             return self._enter(found, self.next_seq)
-        # The writer is past this place, so a second look tells damage from a frame that was just being written.
-        if owed is not Owed.NO and self._verifies_now(scan, *scan.place, here):
+        # The writer is past this position, so a second read distinguishes damage from a frame that was being written.
+        if owed is not Owed.NO and self._verifies_now(scan, *scan.state, here):
             return True
         if step is Step.RESYNC:
             if self._resync(scan, found, here):
@@ -248,21 +303,21 @@ class LogReader:
         return self._leave_page(scan, step, found)
 
     def _verifies_now(self, scan: PageScan, position: int, seq: int, last_time_ns: int, here: Here) -> bool:
-        """Whether by now something follows a place where nothing did."""
+        """Whether by now something follows where nothing did."""
         again = PageScan(
             self._pages.port, self._file, scan.header, next_seq=seq, position=position, last_time_ns=last_time_ns
         )
         return again.read(self._window_bytes) is not None or (again.seal is not None and here is not Here.SEAL)
 
     def _resync(self, scan: PageScan, following: int | None, here: Here) -> bool:
-        """Go on behind damage in this page, and tell what is missing."""
-        first, place = self.next_seq, scan.place
+        """Continue after damage in this page, and report what is missing."""
+        first, state = self.next_seq, scan.state
         header = None if following is None else self._header(following)
         if not scan.resync((self._owed_seq(), 0 if header is None else header.base_seq)):
             return False
-        if self._verifies_now(scan, *place, here):
-            # Without a mark nobody knows where the writer is: it may have written this and more since the last look.
-            scan.place = place
+        if self._verifies_now(scan, *state, here):
+            # Without a record the writer's position is unknown: it may have written this since the last read.
+            scan.state = state
         elif scan.next_seq > first:
             self._report(Gap(first, scan.next_seq - 1, scan.header.number))
         return True
@@ -281,13 +336,14 @@ class LogReader:
         last = (self._owed_seq() or 0) - 1
         if last >= first:
             self._report(Gap(first, last, number))
-            # Told is told: what is found of it later stays unread, so that nothing goes back.
-            self._from_seq = self._told_seq = last + 1
+            # A reported message stays skipped, so that reading never goes back.
+            self._from_seq = self._reported_seq = last + 1
         return False
 
     def _go_to(self, number: int, expected: int | None) -> bool:
-        """Enter a page whose header said that it comes next. Where that page went since, or was damaged, its header is
-        forgotten, so that the next look decides by what is there now."""
+        """Enter a page whose header said that it is next. If the page is gone or damaged, forget its header, so the
+        next read decides again.
+        """
         if not self._enter(number, expected):
             self._headers.pop(number, None)
         return True
@@ -316,17 +372,21 @@ class LogReader:
         return Owed.YES if owed > self.next_seq else Owed.NO
 
     def _owed_seq(self) -> int | None:
-        """Messages below this are there, by the writer's word; None where it has left none."""
+        """Messages below this were written, by the writer's record; None if there is no record."""
         if self._live_next_seq is not None:
             return self._live_next_seq()
-        mark = read_mark(self._pages)
-        if mark is None:
+        written = read_write_position(self._pages)
+        if written is None:
             return None
         boot_id = self._pages.port.boot_id()
-        return mark.next_seq if mark.clean or (any(boot_id) and mark.boot_id == boot_id) else mark.durable.next_seq
+        return (
+            written.next_seq
+            if written.clean or (any(boot_id) and written.boot_id == boot_id)
+            else written.durable.next_seq
+        )
 
     def _header(self, number: int) -> PageHeader | None:
-        """The header of a page; kept once the page was begun, because it never changes again."""
+        """The header of a page; cached once the page was begun, because it never changes again."""
         header = self._headers.get(number)
         if header is None:
             header = self._pages.header_of(number)
@@ -335,18 +395,19 @@ class LogReader:
         return header
 
     def _enter(self, number: int, expected: int | None) -> bool:
-        """Stand at the start of a page that was begun; False where it was not, or cannot be read. ``expected`` is its
-        base where its header may not say so yet."""
+        """Move to the start of a begun page; False if it is not begun or readable. ``expected`` is its base if its
+        header may not have it yet.
+        """
         file = self._pages.open(number)
         if file is None:
             return False
-        # Beside the writer of these files nobody else changes them, and what is kept needs no reading.
+        # In the writer's process no one else changes the files, so cached headers are valid.
         header = self._headers.get(number) if self._live_next_seq is not None else None
         try:
             header = header or self._pages.header(file, number)
             if header is not None and header.prepared:
                 header = self._begun(file, header, expected) if expected is not None else None
-            # Whoever comes from the page before reads on, and in a full page that needs no small first step.
+            # A reader that comes from the page before reads on, and a full page needs no small first read.
             following = self._header(number + 1) if self._scan is not None else None
         except BaseException:
             self._pages.port.close(file)
@@ -357,7 +418,7 @@ class LogReader:
         last_time_ns = self._scan.last_time_ns if self._scan is not None else header.base_time_ns
         self.close()
         self._file = file
-        # Whatever follows was begun behind the last message of this one.
+        # The next page was begun after the last message of this one.
         is_finished = number + 1 in self._headers
         self._index = IndexReader(self._pages, number, header.salt, self._indexes if is_finished else None)
         self._scan = PageScan(
@@ -374,10 +435,9 @@ class LogReader:
         return True
 
     def _begun(self, file: int, prepared: PageHeader, expected: int) -> PageHeader | None:
-        """The header of a prepared page as it is begun with this message, if the message is there, or pages behind it.
+        """The header of a prepared page as begun with ``expected``, if that message or a later page is there.
 
-        Of the last page a larger one may take the name until then: whoever stands in this one would wait for ever, or
-        miss what the other holds.
+        Until then a larger page may take the name of the last page; a reader in this one would wait forever.
         """
         header = prepared.started(expected, 0)
         first = PageScan(self._pages.port, file, header, next_seq=expected)
@@ -386,7 +446,7 @@ class LogReader:
 
     def _report(self, report: Gap | Trimmed) -> None:
         if isinstance(report, Gap) and report.last < self._from_seq:
-            return  # on the way to the starting point: nobody asked for these
+            return  # on the way to the starting point: these were not requested
         self.gaps += 1
         if self._damage == "raise":
             raise report
@@ -394,7 +454,7 @@ class LogReader:
             self._damage(report)
 
     def close(self) -> None:
-        """Close the files. Reading goes on from the same place only after another seek."""
+        """Close the files. Seek before reading again."""
         if self._scan is not None:
             self._scan = None
             self._pages.port.close(self._file)
@@ -405,19 +465,18 @@ class LogReader:
     # ---- what frames become -----------------------------------------------------------------------------------------
 
     def read_messages(self) -> list[Message] | None:
-        """The next messages, at least one, or None where there is nothing more now."""
+        """The next messages, at least one, or None if there is nothing more now."""
         parts = self.read_message_parts()
         return None if parts is None else [message for part in parts for message in part]
 
     def read_near(self) -> list[Message] | None:
-        """As ``read_messages``, little: for those who want one from the middle. Cost: about 8 KiB, or its batch."""
+        """As ``read_messages``, in small reads, for one message from the middle. Cost: about 8 KiB, or its batch."""
         self._window_bytes = NEAR_BYTES
         return self.read_messages()
 
     def read_message_parts(self) -> Iterator[Iterable[Message]] | None:
-        """As ``read_messages``, made as they are taken: what has been used is free before the next is made.
-
-        The answer must be used up before the reader is asked again.
+        """As ``read_messages``, made as they are taken, so used messages are freed before the next are made. Use up the
+        result before the next read.
         """
         parts = self.read_bounded_parts()
         return None if parts is None else map(_messages_of_part, parts)
@@ -450,7 +509,7 @@ class LogReader:
             yield seq + len(found) - 1, messages_of(seq, time_ns, found, message)
 
     def read_blocks(self) -> list[Block] | None:
-        """The next blocks, at least one, or None where there is nothing more now."""
+        """The next blocks, at least one, or None if there is nothing more now."""
         while (window := self.read_window()) is not None:
             frames = self._wanted(window)
             blocks: list[Block] = []
@@ -474,7 +533,7 @@ class LogReader:
         return None
 
     def _wanted(self, window: Window) -> list[FrameView]:
-        """The frames of a window that are not before the starting point; after the first such, all."""
+        """The frames of a window that are not before the starting point."""
         frames = window.frames
         if frames[0][0] >= self._from_seq and self._from_time_ns is None:
             return frames

@@ -1,15 +1,11 @@
-"""What a walk along the log does where the frames stop: one table for every start and every reader.
+"""What a walk along the log does where the frames stop: one table for openings and readers. Pure.
 
-Owns: the decision. Does not own: finding out what is there (``page_scan``), acting on it (``opening``, ``reader``).
-
-Failure model: pure; every combination has an answer, and a test.
-
-A walk expects a sequence number at a position. What it finds *here* is a SEAL, nothing (zeros), or something that does
-not verify. What *follows* is the next page, by its header. *Owed* means that the expected message is known to have been
-there: it is at or below what was durable, or a living writer is already past it. Then its absence is damage, and damage
-is stepped over and reported; otherwise it is the torn tail of a crash, and the log is a prefix that ends here.
-Without a mark nobody knows. No crash takes both marks, so something was damaged or deleted: what verifies further on
-counts, and what is missing before it is reported, because the other answer would cut durable messages without a word.
+A walk expects a sequence number at a position. *Here* is a SEAL, nothing (zeros), or bytes that do not verify.
+*Follows* is the next page, by its header. *Owed* means that the expected message was there: it is at or below the
+durable position, or a living writer is past it. A missing owed message is damage: it is skipped and reported. Otherwise
+it is the torn tail of a crash, and the log ends here. Without a recorded write position this is unknown. No crash takes
+both slots of the record, so something was damaged or deleted: later valid frames count and the hole is reported,
+because otherwise durable messages would be cut silently.
 
 | here | follows | owed | step | why |
 |---|---|---|---|---|
@@ -26,18 +22,16 @@ counts, and what is missing before it is reported, because the other answer woul
 | exhausted | prepared, none, behind | yes | END_AFTER_GAP | there is none, and no page |
 | exhausted | prepared, none, behind | unknown | END | nothing says that anything is missing |
 
-*Exhausted* is what a RESYNC that found nothing leaves. After END the caller sets aside the pages that follow.
+*Exhausted* follows a RESYNC that found nothing. After END the caller sets aside the pages that follow.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["Following", "Here", "Owed", "Step", "decide"]
-
 
 class Here(Enum):
-    """What is at the position where the next frame is expected."""
+    """What is at the position of the next frame."""
 
     SEAL = "seal"
     NOTHING = "nothing"
@@ -46,7 +40,7 @@ class Here(Enum):
 
 
 class Following(Enum):
-    """The next page, by its header, against the expected sequence number."""
+    """The next page, by its header, compared with the expected sequence number."""
 
     NONE = "none"
     PREPARED = "prepared"
@@ -57,7 +51,7 @@ class Following(Enum):
 
 
 class Owed(Enum):
-    """Whether the expected message is known to have been there. Unknown is never rounded to one of the others."""
+    """Whether the expected message was there. Unknown is never treated as one of the others."""
 
     NO = "no"
     YES = "yes"

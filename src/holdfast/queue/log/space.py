@@ -1,15 +1,15 @@
-"""The space of a queue: what its pages take, and giving it back.
+"""The space of a queue: its limit, the policies when it is full, and which pages are removed.
 
-Owns: the limit and what happens at it (``full``), the holds of consumers, removing pages. Does not own: which pages may
-go (``retention``).
+Only closed pages are removed, oldest first, and the scan stops at the first page that must stay, so the rest is a run
+without holes. The page that was begun last always stays, because it carries the sequence number. A page is *expired*
+when its last message is older than the lifetime by the writer's clock **and** the file is older by the file system's
+clock: a clock that jumps ahead removes nothing.
 
-Failure model: pages are removed oldest first, the name of a page before that of its index, and the directory is synced
-before the next one goes. A crash in between leaves an index without a page, or a page under a temporary name, which the
-next start removes, or the page, which is removed again. A reader that has the page open reads it to its end; one that
-comes later gets ``Trimmed``. A sync that fails on the way, of the names or of a cursor, ends the queue as any does
-(``durability``): the second would be believed without reason, and lost power bring back a page without its successors.
+The name of a page is removed before its index, and the directory is synced before the next page. A crash leaves an
+index without a page or a temporary name, which the next opening removes, or the page. A reader that has the page open
+reads it to its end; a later one gets ``Trimmed``. A failed sync of names or cursors closes the queue.
 
-What happens when another page would go above ``max_bytes``:
+When another page would exceed ``max_bytes``:
 
 | full | then |
 |---|---|
@@ -17,13 +17,10 @@ What happens when another page would go above ``max_bytes``:
 | ``"block"`` | the append waits until consumers have confirmed, or the lifetime has freed, a page |
 | ``"raise"`` | ``Backpressure`` (queue_full); nothing was appended |
 
-The cursors are read again before each page goes. A consumer that is made in this process waits until a trim has ended;
-one in another process looks at the pages again when its cursor is written. Only a page that goes between the reading of
-the cursors and the removal of its name, while another process makes its cursor and looks, is missed: ``Trimmed``.
-
-With ``"block"`` and ``"raise"`` pages go that every consumer has confirmed; without a consumer none do before their
-lifetime ends. The space counted is that of closed pages and of the page being written; the page that is made ahead may
-stand above the limit, so a queue takes at most ``max_bytes`` and one page, and the indexes, which are small.
+The cursors are read again before each page. A consumer that is being made in this process waits for the trim to end;
+one in another process checks the pages again when its cursor is written. With ``"block"`` and ``"raise"`` only pages
+are removed that every consumer has confirmed; without a consumer only the lifetime removes pages. The prepared page is
+not counted: a queue takes at most ``max_bytes``, one page and the small indexes.
 """
 
 from __future__ import annotations
@@ -31,8 +28,7 @@ from __future__ import annotations
 import threading
 
 from holdfast.errors import Backpressure, Closed, Code, InvalidRequest
-from holdfast.queue.files.durable_rename import Moves
-from holdfast.queue.log.retention import ClosedPage, pages_consumed, pages_that_may_go
+from holdfast.queue.files.pages import DurableRename
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,16 +36,74 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.format.page_header import PageHeader
+    from holdfast.queue.format.page import PageHeader
 
-__all__ = ["FULL_POLICIES", "Space"]
+
+class ClosedPage:
+    """A full page: number, bytes on disk, last sequence number, last arrival, time of the last write.
+
+    The sequence number and the times may be too high; then the page only stays longer.
+    """
+
+    __slots__ = ("bytes", "last_seq", "last_time_ns", "modified_ns", "number")
+
+    def __init__(self, number: int, size: int, last_seq: int, last_time_ns: int, modified_ns: int) -> None:
+        self.number = number
+        self.bytes = size
+        self.last_seq = last_seq
+        self.last_time_ns = last_time_ns
+        self.modified_ns = modified_ns
+
+
+def pages_that_may_go(
+    pages: list[ClosedPage], *, now_ns: int, lifetime_ns: int | None, bytes_over: int, held_seq: int | None
+) -> list[int]:
+    """The numbers of the pages to remove, oldest first.
+
+    The queue is ``bytes_over`` above its limit. Pages at or above ``held_seq``, the first message that a consumer
+    needs, stay.
+
+    >>> pages = [ClosedPage(n, 100, 10 * n + 9, n, n) for n in (1, 2, 3)]
+    >>> pages_that_may_go(pages, now_ns=10, lifetime_ns=None, bytes_over=150, held_seq=None)
+    [1, 2]
+    >>> pages_that_may_go(pages, now_ns=10, lifetime_ns=8, bytes_over=0, held_seq=15)
+    []
+    """
+    going: list[int] = []
+    for page in pages:
+        expired = (
+            lifetime_ns is not None
+            and now_ns - page.last_time_ns > lifetime_ns
+            and now_ns - page.modified_ns > lifetime_ns
+        )
+        if not (expired or bytes_over > 0) or (held_seq is not None and page.last_seq >= held_seq):
+            break
+        going.append(page.number)
+        bytes_over -= page.bytes
+    return going
+
+
+def pages_consumed(pages: list[ClosedPage], unconsumed_seq: int | None) -> list[int]:
+    """The numbers of the pages that every consumer has finished, oldest first; none without a consumer.
+
+    >>> pages = [ClosedPage(n, 100, 10 * n + 9, n, n) for n in (1, 2, 3)]
+    >>> pages_consumed(pages, 30), pages_consumed(pages, 29), pages_consumed(pages, None)
+    ([1, 2], [1], [])
+    """
+    going: list[int] = []
+    for page in pages:
+        if unconsumed_seq is None or page.last_seq >= unconsumed_seq:
+            break
+        going.append(page.number)
+    return going
+
 
 FULL_POLICIES = ("drop_oldest", "block", "raise")
 BLOCKED_LOOK_S = 0.05
 
 
 def check_limits(max_bytes: object, full: str, page_bytes: int, keep: str) -> None:
-    """Raise ``InvalidRequest`` for limits that cannot be kept."""
+    """Raise ``InvalidRequest`` for limits that cannot work."""
     if keep not in ("all", "consumed"):
         raise InvalidRequest("unknown policy for messages that are consumed", keep=repr(keep), hint="all or consumed")
     if full not in FULL_POLICIES:
@@ -66,33 +120,17 @@ def check_limits(max_bytes: object, full: str, page_bytes: int, keep: str) -> No
 class Space:
     """Retention of one queue.
 
-    ``current`` returns the number of the page being written; pages below ``safe_below()`` may be removed;
-    ``make_durable`` moves that as far as it goes. ``first_held`` returns the next message that a consumer needs, None
-    where none holds; ``first_unconsumed`` the next one that any consumer needs, where what all have consumed goes;
-    ``sync_holds`` makes these cursors durable. ``sync_failed`` gets the error of a sync, also of that one, and raises
-    ``Closed``.
+    ``current`` returns the page being written; pages below ``safe_below()`` may be removed, and ``make_durable`` raises
+    that number. ``first_held`` returns the first message that a holding consumer needs, or None; ``first_unconsumed``
+    the first that any consumer needs. ``sync_holds`` makes these cursors durable. ``sync_failed`` gets the error of a
+    failed sync and raises ``Closed``.
     """
 
     __slots__ = (
-        "_clock",
-        "_closed",
-        "_current",
-        "_freed",
-        "_first_held",
-        "_first_unconsumed",
-        "_full",
-        "_headers",
-        "_lifetime_ns",
-        "_lock",
-        "_max_bytes",
-        "_make_durable",
-        "_pages",
-        "_safe_below",
-        "_sync_failed",
-        "_sync_holds",
-        "_waits",
-        "on_consumed",
-    )
+        "_clock", "_closed", "_current", "_freed", "_first_held", "_first_unconsumed", "_full", "_headers",
+        "_lifetime_ns", "_lock", "_max_bytes", "_make_durable", "_pages", "_safe_below", "_sync_failed", "_sync_holds",
+        "_waits", "on_consumed",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -125,30 +163,31 @@ class Space:
         self._sync_failed = sync_failed
         self._headers: dict[int, PageHeader] = {}
         self._lock = threading.RLock()
-        # Taken by itself: an interrupt inside the condition's own ``with`` would leave it locked for ever.
+        # A separate lock: an interrupt inside the condition's own ``with`` would leave it locked.
         self._waits = threading.Lock()
         self._freed = threading.Condition(self._waits)
         self._closed = False
 
     def confirmed(self) -> None:
-        """A consumer has moved on: an append that waits for space looks again, and so does the helper thread where
-        what is consumed goes."""
+        """A consumer has committed: wake appends that wait for space, and the helper thread if consumed pages are
+        removed.
+        """
         if self._first_unconsumed is not None:
             self.on_consumed()
         with self._waits:
             self._freed.notify_all()
 
     def before_roll(self, page_bytes: int) -> None:
-        """Make room for one more page, or do what the policy says.
+        """Make room for one more page, or apply the policy.
 
-        Raises: ``Backpressure`` (queue_full); ``Closed`` when the queue is closed while this waits, or a sync failed.
+        Raises: ``Backpressure`` (queue_full); ``Closed`` when the queue is closed during the wait, or a sync failed.
         """
         if self._max_bytes is None:
             return
         while True:
             over = self.trim(page_bytes)
             if over > 0 and self._safe_below() < self._current():
-                # Only pages behind which the log is durable may go.
+                # Only durable pages may be removed.
                 self._make_durable()
                 over = self.trim(page_bytes)
             if over <= 0 or (self._full == "drop_oldest" and self._first_held() is None):
@@ -163,8 +202,7 @@ class Space:
                 self._freed.wait(BLOCKED_LOOK_S)
 
     def trim(self, page_bytes: int = 0) -> int:
-        """Remove what may go; ``page_bytes`` are about to be added. Returns the bytes still above the limit, or less
-        than 1.
+        """Remove pages; ``page_bytes`` will be added. Returns the bytes still above the limit, or less than 1.
 
         Raises: ``Closed`` (sync_failed). Cost: one listing, and the size and time of each page.
         """
@@ -176,11 +214,11 @@ class Space:
             over = total + page_bytes - limit if limit is not None else 0
             going = self._may_go(closed, over)
             if going:
-                # A page goes durably. If lost power took back the commit that released it, its consumer would get
+                # Removal is durable. If lost power took back the commit that allowed it, the consumer would get
                 # ``Trimmed``.
                 self._sync_holds(self._sync_failed)
             for page in closed[: len(going)]:
-                # Another process may have made a consumer, or moved one back, since the last look.
+                # Another process may have made a consumer, or moved one back.
                 if not self._may_go([page], over):
                     break
                 self.remove([page.number])
@@ -188,7 +226,7 @@ class Space:
             return over
 
     def _may_go(self, closed: list[ClosedPage], over: int) -> list[int]:
-        """The numbers of the pages to remove now, of those that are closed. Cost: a look at each cursor."""
+        """The numbers of the closed pages to remove now. Cost: reads each cursor."""
         held = self._first_held()
         dropping = over if self._full == "drop_oldest" or held is not None else 0
         going = pages_that_may_go(
@@ -200,12 +238,13 @@ class Space:
         return going
 
     def removes_nothing(self) -> AbstractContextManager[object]:
-        """Inside this block no other thread removes pages: for the making of a cursor."""
+        """A block in which no other thread removes pages, for making a cursor."""
         return self._lock
 
     def trim_before(self, seq: int) -> int:
         """Remove the closed pages whose messages are all below ``seq``. Returns how many. Raises: ``Closed``
-        (sync_failed)."""
+        (sync_failed).
+        """
         with self._lock:
             going = [page.number for page in self._survey()[0] if page.last_seq < seq]
             self.remove(going)
@@ -214,7 +253,7 @@ class Space:
     def _survey(self) -> tuple[list[ClosedPage], int]:
         """The closed pages, oldest first, and the bytes of these and of the page being written.
 
-        Also those whose header is damaged: were they left out, later pages would go before them, and they never.
+        Damaged pages are included: otherwise later pages would be removed before them, and they never.
         """
         pages, current, safe_below = self._pages, self._current(), self._safe_below()
         numbers = [number for number in pages.numbers() if number <= current]
@@ -226,8 +265,8 @@ class Space:
             size = pages.port.size_of(pages.directory, name)
             total += size
             if after is not None and number < safe_below:
-                # The first arrival in a later page is no earlier than the last in this one, nor is its first number
-                # less: at worst a page stays longer.
+                # The next page's first time and number are no earlier than the last ones here: at worst a page stays
+                # longer.
                 modified_ns = pages.port.modified_ns(pages.directory, name)
                 closed.append(ClosedPage(number, size, after.base_seq - 1, after.base_time_ns, modified_ns))
             after = self._header(number) or after
@@ -242,13 +281,14 @@ class Space:
         return None if header is None or header.prepared else header
 
     def remove(self, numbers: list[int]) -> None:
-        """Remove pages and their indexes, oldest first, with a sync of the directory after each: of two names removed
-        at once, a crash may bring back the older alone, and what is left has a hole.
+        """Remove pages and their indexes, oldest first, with a sync of the directory after each: if two names were
+        removed at once, a crash could bring back only the older one and leave a hole.
 
-        Raises: ``Closed`` (sync_failed); the page whose name was to go is there again then."""
+        Raises: ``Closed`` (sync_failed); the name of that page is then back.
+        """
         pages = self._pages
         for number in numbers:
-            going = Moves(pages)
+            going = DurableRename(pages)
             going.remove(pages.names.page(number))
             pages.remove(pages.names.index(number))
             self._headers.pop(number, None)
@@ -258,7 +298,7 @@ class Space:
                 self._sync_failed(error)
 
     def poison_after_fork(self) -> None:
-        """In a forked child, where another thread of the parent may have held a lock: new ones."""
+        """In a forked child: make new locks, because the parent's threads may have held them."""
         self._lock, self._waits = threading.RLock(), threading.Lock()
         self._freed = threading.Condition(self._waits)
 
@@ -270,4 +310,4 @@ class Space:
 
 
 def _nothing() -> None:
-    """No helper thread to wake."""
+    """There is no helper thread to wake."""

@@ -1,22 +1,13 @@
-"""The writer of a queue: one per queue, any number of threads.
+"""The writer of a queue: one per queue, any number of threads. It owns the slow path; ``tail`` has the fast paths.
 
-Owns: what takes care: batches, the first append, page roll, marks on the way, closing; and whose turn it is. Does not
-own: the end of the log and the quick ways of one message (``log_tail``), the bytes (``frame``), recovery (``opening``),
-the pages to come (``page_supply``), what is durable and the marks (``sync_progress``), who syncs (``durability``), when
-pages go (``retention``).
+An append that raises has appended nothing except what its error counts as ``appended``. A full disk is ``Unavailable``
+(disk_full); the queue works again when there is room. Order of a page roll, and what a crash leaves:
 
-Failure model: an append that raises has appended nothing but what its error counts as ``appended``, as safe as the
-level wants it, and the next one writes over whatever it left; one that is interrupted (Ctrl-C) has appended its frame
-or not, and the next one looks which. A full disk is ``Unavailable`` (disk_full) and nothing is wrong afterwards. A
-failed sync poisons the writer: see ``durability``. A forked child's writer is dead (``Closed``, forked). Order of a
-page roll, and what a crash leaves:
-
-1. the next page exists durably before the SEAL of the last: else nothing changes, the error is the caller's;
-2. the SEAL, then the next page's header, then the first frame, none of them synced: any may be lost, and then the
-   later ones do not count (``recovery``);
-3. the closed page is synced on the helper thread. Nothing in the next page is durable before it is.
-
-Long, because whose turn it is, the roll and the closing share one state, and the order of each is told beside it.
+1. The next page exists durably before the last one gets its SEAL. Before that nothing has changed, and the error is the
+   caller's.
+2. The SEAL, the header of the next page and the first frame are written without a sync. A crash may lose any of them,
+   and then the later ones do not count (``recovery``).
+3. The helper thread syncs the closed page. Nothing in the next page is durable before that.
 """
 
 from __future__ import annotations
@@ -38,67 +29,150 @@ from holdfast.queue.format.frame import (
     octets,
     split_batches,
 )
-from holdfast.queue.format.page_header import HEADER_BYTES, PAGE_BYTES_MAX, encode_header
-from holdfast.queue.log.durability import Durability
-from holdfast.queue.log.log_tail import LogTail
-from holdfast.queue.log.open_page import OpenPage
+from holdfast.queue.format.page import HEADER_BYTES, PAGE_BYTES_MAX, PageHeader, encode_header
 from holdfast.queue.log.opening import UNSYNCED_PAGES_MAX, LogEnd
-from holdfast.queue.log.page_supply import PageSupply
-from holdfast.queue.log.sync_progress import SyncProgress
+from holdfast.queue.log.tail import Durability, LogTail, OpenPage, SyncProgress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from holdfast.queue.files.mark_file import MarkFile
+    from holdfast.queue.files.meta_files import WritePositionFile
     from holdfast.queue.files.pages import PageDirectory
     from holdfast.queue.format.checksum import Octets
-    from holdfast.queue.format.write_mark import WriteMark
-    from holdfast.queue.sync_levels import SyncLevel
+    from holdfast.queue.format.meta import WritePosition
+    from holdfast.queue.options import SyncLevel
 
-__all__ = ["MARK_BYTES", "Writer"]
 
-MARK_BYTES = 512 << 10
-"""A mark is written when this much was appended since the last: what a start after a kill reads at most."""
+FIRST_PAGE_BYTES = 1 << 20
+"""The size of a queue's first page. Each later page is twice as large, up to ``page_size``: twenty small queues take 20
+MiB.
+"""
+
+
+class PageSupply:
+    """The pages that the writer takes: made ahead of their use, or when needed. ``number`` is the last page taken.
+    Thread-safe.
+
+    Page numbers have no holes, because a hole would end the log: a page that was taken and not begun stays the next
+    one.
+    """
+
+    __slots__ = (
+        "_ahead", "_checksum_id", "_entropy", "_first_page_bytes", "_lock", "_page_bytes", "_pages", "_taken", "number",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        pages: PageDirectory,
+        number: int,
+        *,
+        page_bytes: int,
+        checksum_id: int,
+        entropy: Callable[[int], bytes],
+        first_page_bytes: int,
+    ) -> None:
+        self._pages = pages
+        self._page_bytes = page_bytes
+        self._first_page_bytes = first_page_bytes
+        self._checksum_id = checksum_id
+        self._entropy = entropy
+        self._lock = threading.Lock()
+        self._ahead: OpenPage | None = None
+        self._taken: OpenPage | None = None  # the last that was handed out
+        self.number = number
+
+    @property
+    def next_bytes(self) -> int:
+        """The size of the next page. It depends only on the page number, so an opening continues the growth."""
+        return min(self._page_bytes, self._first_page_bytes << min(self.number, 32))
+
+    @property
+    def has_page(self) -> bool:
+        """Whether a page is prepared."""
+        return self._ahead is not None
+
+    def adopt(self, page: OpenPage) -> None:
+        """Use a page that an earlier process has prepared."""
+        self._ahead = page
+
+    def prepare(self, wanted: Callable[[], bool]) -> None:
+        """Prepare a page if it is still ``wanted``. Raises: ``OSError``."""
+        with self._lock:
+            if wanted():
+                self._ahead = self._create(self.next_bytes)
+
+    def take(self, needed_bytes: int, current: OpenPage | None) -> OpenPage:
+        """The next page after ``current``, with at least ``needed_bytes``. Raises: ``OSError``."""
+        with self._lock:
+            if self._taken is not None and self._taken is not current:
+                # An interrupt came before it was begun or given back.
+                self._ahead, self.number = self._taken, self._taken.header.number - 1
+            self._taken = None
+            ahead, self._ahead = self._ahead, None
+            if ahead is not None and ahead.header.page_bytes >= needed_bytes:
+                self.number, self._taken = ahead.header.number, ahead
+                return ahead
+            # A message that does not fit gets its own page, whose name replaces that of the prepared page. Close that
+            # one first: if this fails half way, it may have no name, and nothing may be written to it.
+            size = max(needed_bytes, self.next_bytes) if ahead is None else needed_bytes
+            if ahead is not None:
+                ahead.close(self._pages.port)
+            page = self._create(size)
+            self.number, self._taken = page.header.number, page
+            return page
+
+    def give_back(self, page: OpenPage) -> None:
+        """A page was taken and not begun: it is the next page again."""
+        with self._lock:
+            self._ahead, self._taken, self.number = page, None, page.header.number - 1
+
+    def _create(self, page_bytes: int) -> OpenPage:
+        header = PageHeader(
+            number=self.number + 1,
+            page_bytes=page_bytes,
+            salt=int.from_bytes(self._entropy(8), "little"),
+            checksum_id=self._checksum_id,
+            prepared=True,
+        )
+        return OpenPage(self._pages.port, self._pages.create(header), header)
+
+    def close(self) -> None:
+        """Close the prepared page. Its file stays."""
+        with self._lock:
+            ahead, self._ahead = self._ahead, None
+            if ahead is not None:
+                ahead.close(self._pages.port)
+
+    def renew_lock(self) -> None:
+        """In a forked child: another thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
+
+
+POSITION_EVERY_BYTES = 512 << 10
+"""The write position is recorded after this much was appended, which bounds what an opening after a kill reads."""
 
 
 class Writer:
     """Appends frames. Thread-safe. Every method raises ``Closed`` when the writer is closed, poisoned or forked.
 
-    ``_turn`` is held by one careful operation from its beginning to its end; see ``log_tail`` for who may move the end
-    of the log. While a careful operation runs, the quick way is closed, which sends all others to
-    wait for their turn. ``append`` appends one message and returns its number, ``append_at_once`` does where that needs
-    no sync, no page and no other thread to finish, and else nothing: None. Both raise as ``append_frames``.
+    A slow operation holds ``_turn`` from beginning to end. Meanwhile the fast path is closed, so other threads wait for
+    their turn. ``append`` appends one message; ``append_at_once`` does so only if it needs no sync, page or other
+    thread, and otherwise returns None. Both raise as ``append_frames``.
     """
 
     __slots__ = (
-        "__weakref__",
-        "_clock",
-        "_closed",
-        "_compression",
-        "_listeners",
-        "_pages",
-        "_port",
-        "_progress",
-        "_supply",
-        "_sync",
-        "_tail",
-        "_turn",
-        "append",
-        "append_at_once",
-        "before_roll",
-        "durability",
-        "message_bytes_max",
-        "on_full",
-        "on_work",
-    )
+        "__weakref__", "_clock", "_closed", "_compression", "_listeners", "_pages", "_port", "_progress", "_supply",
+        "_sync", "_tail", "_turn", "append", "append_at_once", "before_roll", "durability", "message_bytes_max",
+        "on_full", "on_work",
+    )  # fmt: skip
 
     def __init__(
         self,
         pages: PageDirectory,
         end: LogEnd,
-        mark: WriteMark | None,
-        marks: MarkFile,
+        written: WritePosition | None,
+        position_file: WritePositionFile,
         *,
         page_bytes: int,
         checksum_id: int,
@@ -140,41 +214,41 @@ class Writer:
             message_bytes_max=message_bytes_max,
             stores=stores,
             writes=writes,
-            careful=self._append_with_care,
+            slow_append=self._append_slowly,
         )
-        # Chosen here once, and not at each append.
-        self.append: Callable[[Octets], int] = self._append_with_care
+        # Chosen once, not at each append.
+        self.append: Callable[[Octets], int] = self._append_slowly
         if stores:
             self.append = tail.append
         elif writes:
             self.append = self._append_durably
         self.append_at_once = tail.append_at_once
-        progress = self._progress = SyncProgress(port, tail, end, mark, marks, self._sync_names)
+        progress = self._progress = SyncProgress(port, tail, end, written, position_file, self._sync_names)
         self.durability = Durability(port, progress.durable.next_seq, progress.take, progress.reached, progress.poison)
         try:
-            self._begin(end, clean=mark is not None and mark.clean)
+            self._begin(end, clean=written is not None and written.clean)
         except BaseException:
             self._close_files()
             raise
 
     # ---- appending --------------------------------------------------------------------------------------------------
 
-    def _append_with_care(self, payload: Octets) -> int:
+    def _append_slowly(self, payload: Octets) -> int:
         return self.append_frames([([octets(payload)], 1)])[0]
 
     def _append_durably(self, payload: Octets) -> int:
         seq = self._tail.write(payload) if type(payload) is bytes else 0
         if not seq:
-            return self._append_with_care(payload)
+            return self._append_slowly(payload)
         self.durability.wait_for(seq + 1)
         return seq
 
     def append_many(self, payloads: Sequence[bytes], *, atomic: bool) -> tuple[int, int]:
-        """Append messages in order, none between them. Returns the first and the last sequence number.
+        """Append messages in order with no others between them. Returns the first and the last sequence number.
 
-        Frames hold at most 256 KiB or 4,096 messages, or with ``atomic`` all of them: after a crash a frame is there or
-        not. Where a disk or the queue is full between two frames, those before are in the log, synced as the level
-        demands, and the error's ``appended`` counts their messages.
+        A frame holds at most 256 KiB or 4,096 messages, or all of them if ``atomic``; after a crash a frame is there or
+        not. If the disk or queue is full between two frames, the earlier frames stay, synced as the level requires, and
+        the error's ``appended`` counts their messages.
         """
         if not payloads:
             raise InvalidRequest("append_many needs a message")
@@ -184,10 +258,10 @@ class Writer:
         return self.append_frames(bodies)
 
     def append_frames(self, bodies: Iterable[tuple[list[bytes], int]]) -> tuple[int, int]:
-        """Append each body, with its number of messages, as one frame, and sync as the level demands.
+        """Append each body, with its number of messages, as one frame, and sync as the level requires.
 
-        Raises: ``Closed``; ``LimitExceeded`` above ``message_bytes_max``; ``Unavailable`` (disk_full);
-        ``Backpressure`` as the queue is set.
+        Raises: ``Closed``; ``LimitExceeded`` above ``message_bytes_max``; ``Unavailable`` (disk_full); ``Backpressure``
+        (queue_full).
         """
         try:
             first, last = self._append_bodies(bodies)
@@ -203,8 +277,8 @@ class Writer:
         with self._turn:
             with tail.lock:
                 self.raise_if_closed()
-                tail.close_quick_way()
-            tail.settle()
+                tail.close_fast_path()
+            tail.complete_interrupted()
             first = tail.next_seq
             try:
                 self._progress.announce()
@@ -221,7 +295,7 @@ class Writer:
             finally:
                 with tail.lock:
                     last = tail.next_seq - 1  # here, because the next line lets others append
-                    self._open_quick_way()
+                    self._open_fast_path()
             if self._listeners:
                 self._notify()
         return first, last
@@ -247,31 +321,31 @@ class Writer:
             head = encode_head(page.checksum, page.seed, tail.next_seq, time_ns, count, flags, body)
             tail.put(page, [head, *body], tail.position + size, count, time_ns)
             del body  # its memory is the next one's
-            if tail.position >= tail.mark_due:
+            if tail.position >= tail.record_due:
                 self._checkpoint()
 
     def _check_body(self, size: int, count: int) -> None:
-        """The bounds of a body as it will be read, whatever it is compressed to."""
+        """The limits of a body before compression."""
         if count == 1 and size > self.message_bytes_max:
             raise LimitExceeded("message is too large", bytes=size, max=self.message_bytes_max)
         if self._compression and size > RAW_BODY_BYTES_MAX:
             raise LimitExceeded("batch is too large for one compressed frame", bytes=size, max=RAW_BODY_BYTES_MAX)
 
     def check_messages(self, payloads: Sequence[bytes]) -> None:
-        """Raise ``LimitExceeded`` for a message above the bound."""
+        """Raise ``LimitExceeded`` for a message above the limit."""
         largest = max(map(len, payloads))
         if largest > self.message_bytes_max:
             raise LimitExceeded("message is too large", bytes=largest, max=self.message_bytes_max)
 
     def _sync_names(self) -> None:
-        """The names of the pages are durable on return. Raises: ``Closed`` (sync_failed), here and from then on."""
+        """Sync the directory. Raises: ``Closed`` (sync_failed)."""
         try:
             self._port.sync_directory(self._pages.directory)
         except OSError as error:
             self.durability.fail(error)
 
     def _after_append(self, last: int) -> None:
-        """Sync as the level demands."""
+        """Sync as the level requires."""
         level = self._sync
         if level.name == "always":
             self.durability.wait_for(last + 1)
@@ -281,46 +355,44 @@ class Writer:
             if (level.messages_max and messages >= level.messages_max) or (level.bytes_max and size >= level.bytes_max):
                 self.durability.wait_for(last + 1)
 
-    def flush(self, *, mark: bool = True) -> None:
-        """Return when everything appended before the call is durable. Without ``mark`` the mark that says so is left to
-        ``write_mark``.
+    def flush(self, *, record: bool = True) -> None:
+        """Return when everything appended before the call is durable. Without ``record`` the write position is left to
+        ``record_position``.
 
-        Raises: ``Closed``. Cost: one data sync, shared with all who wait at the same time; none where nothing is new.
+        Raises: ``Closed``. Cost: one data sync, shared with all threads that wait at the same time; none if nothing is
+        new.
         """
         with self._tail.lock:
             self.raise_if_closed()
             next_seq = self._tail.next_seq
-        self._progress.marks_at_once = mark
+        self._progress.records_at_once = record
         try:
             self.durability.wait_for(next_seq)
         finally:
-            self._progress.marks_at_once = True
-        if mark:
-            self._progress.write_owed_mark()
+            self._progress.records_at_once = True
+        if record:
+            self._progress.record_owed_position()
 
-    def write_mark(self) -> None:
-        """Write the mark that a ``flush`` has left, if one has, and nothing once the writer is closed. It is a hint:
-        raises nothing."""
+    def record_position(self) -> None:
+        """Record the position that ``flush`` left, unless the writer is closed. Raises nothing: it is a hint."""
         if self._closed is None:
-            self._progress.write_owed_mark()
+            self._progress.record_owed_position()
 
     def wait_durable(self, seq: int) -> None:
-        """Return when ``seq`` and all before it are durable. Raises: ``Closed``."""
+        """Return when ``seq`` and all messages before it are durable. Raises: ``Closed``."""
         self.raise_if_closed()
         self.durability.wait_for(seq + 1)
 
     def notify_once(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` after the next append, once, on the appending thread. It must be quick and raise
-        nothing."""
+        """Call ``listener`` once, after the next append, on the appending thread. It must be fast and raise nothing."""
         with self._tail.lock:
             self._listeners.append(listener)
-            self._tail.close_quick_way()
+            self._tail.close_fast_path()
 
     def notify_no_more(self, listener: Callable[[], None]) -> None:
-        """Take ``listener`` back, if it still waits for its call.
+        """Remove ``listener`` if it was not called yet.
 
-        Takes no lock: the end of an iterator that nobody has any more may call this from wherever its thread is, also
-        from where that holds one. The next append opens the quick way.
+        Takes no lock: a garbage-collected iterator may call this from any thread, inside any lock.
         """
         with suppress(ValueError):
             self._listeners.remove(listener)
@@ -328,20 +400,20 @@ class Writer:
     def _notify(self) -> None:
         with self._tail.lock:
             listeners, self._listeners = self._listeners, []
-            self._open_quick_way()
+            self._open_fast_path()
         for listener in tuple(listeners):  # one that is taken back meanwhile must not hide the next
             listener()
 
-    def _open_quick_way(self) -> None:
-        """Unless somebody must be told, or refused. Call with the tail's lock held."""
+    def _open_fast_path(self) -> None:
+        """Open it unless there are listeners or the writer refuses appends. Call with the tail's lock held."""
         if self._closed is None and self.durability.failure is None:
             if not self._listeners and not self._progress.silent:
-                self._tail.open_quick_way()
+                self._tail.open_fast_path()
 
     # ---- pages ------------------------------------------------------------------------------------------------------
 
     def _begin(self, end: LogEnd, *, clean: bool) -> None:
-        """Take over the files as the start has left them; see ``opening`` for when a page is written on."""
+        """Take over the files from ``opening``, which decides whether a page is continued."""
         if not end.resume:
             return
         for number in end.unsynced if not clean else []:
@@ -384,7 +456,7 @@ class Writer:
             if page.index_file is None:
                 page.index_file = self._pages.open_index(page.header.number, write=True)
             if tail.page is not None:
-                # No message goes into it any more, also if the rest fails: a reader may have left it by its SEAL.
+                # Write no more messages into it, also if the rest fails: a reader may have left it at its SEAL.
                 tail.page.limit = 0
                 self._seal(tail.page)
             page.header = page.header.started(tail.next_seq, time_ns)
@@ -411,8 +483,7 @@ class Writer:
         self.on_work()
 
     def _seal(self, page: OpenPage) -> None:
-        """The SEAL of the current page. Its place is not published: until the next page is used, it may be written
-        over."""
+        """Write the SEAL. It is not published: until the next page is used it may be overwritten."""
         tail = self._tail
         self._progress.write_index()
         seal = encode_seal(page.checksum, page.seed, tail.next_seq, tail.frames, tail.last_time_ns, tail.index.check)
@@ -423,23 +494,23 @@ class Writer:
         page = tail.page
         assert page is not None, "a checkpoint follows a frame"
         with tail.lock:
-            # Hints, both: the messages are in the log, and an error here may not say that they are not.
+            # Both are hints: the messages are in the log, and an error may not deny that.
             with suppress(OSError):
                 progress.write_index()
-                progress.write_mark()
-            tail.mark_due = tail.position + min(MARK_BYTES, page.header.page_bytes // 4)
+                progress.record_position()
+            tail.record_due = tail.position + min(POSITION_EVERY_BYTES, page.header.page_bytes // 4)
         if self.wants_page():
             self.on_work()
 
     def prepare(self) -> None:
-        """Make the next page ahead of its use, if it is time for it. For the helper thread.
+        """Prepare the next page if it is time. For the helper thread.
 
-        Raises: ``OSError``; then nothing is wrong, the append that needs the page tries again and tells its caller.
+        Raises: ``OSError``; the append that needs the page tries again and reports the error.
         """
         self._supply.prepare(self.wants_page)
 
     def wants_page(self) -> bool:
-        """Whether the current page is more than half full and there is no next one."""
+        """Whether the current page is more than half full and no next page is prepared."""
         page = self._tail.page
         return (
             not self._supply.has_page
@@ -455,27 +526,27 @@ class Writer:
         """The number of the next message."""
         return self._tail.next_seq
 
-    def settled_next_seq(self) -> int:
-        """As ``next_seq``, after a look whether an interrupted append has left a whole frame."""
+    def completed_next_seq(self) -> int:
+        """As ``next_seq``, after completing an interrupted append."""
         if self._tail.interrupted:
             with self._turn:
-                self._tail.settle()
+                self._tail.complete_interrupted()
         return self._tail.next_seq
 
     @property
     def last_time_ns(self) -> int:
-        """Arrival of the last message, 0 where there is none."""
+        """The arrival of the last message, 0 before the first."""
         return self._tail.last_time_ns
 
     @property
     def page_number(self) -> int:
-        """The page being written, or the last one that was."""
+        """The page being written, or the last one."""
         page = self._tail.page
         return page.header.number if page is not None else self._supply.number
 
     @property
     def pages_safe_below(self) -> int:
-        """Pages below this one may be removed; see ``sync_progress``."""
+        """Pages below this one may be removed; see ``SyncProgress``."""
         return self._progress.pages_safe_below
 
     @property
@@ -484,11 +555,11 @@ class Writer:
         return bool(self._progress.closing)
 
     def sync_is_due(self) -> bool:
-        """Whether the level bounds the time until a sync, and something waits for one. Call it that often."""
+        """Whether the level bounds the time until a sync, and messages wait for one."""
         return self._sync.ms_max > 0 and self.durability.next_seq < self.next_seq and self._closed is None
 
     def raise_if_closed(self) -> None:
-        """The reason why nothing is accepted any more."""
+        """Raise the reason why appends are refused."""
         if self._closed is not None:
             raise self._closed.with_traceback(None)  # else it would keep the frames of all who met it
         self.durability.raise_if_failed()
@@ -496,14 +567,14 @@ class Writer:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Make everything durable, leave a clean mark, close the files. Doing it twice is harmless."""
+        """Make everything durable, record a clean end, close the files. Closing twice is harmless."""
         with self._turn:
             if self._closed is not None:
                 return
             try:
                 with self._tail.lock:
-                    self._tail.close_quick_way()
-                self._tail.settle()
+                    self._tail.close_fast_path()
+                self._tail.complete_interrupted()
                 self.durability.wait_for(self.next_seq)
                 if self.durability.failure is None:
                     self._progress.close_cleanly()
@@ -514,34 +585,33 @@ class Writer:
                 self._close_files()
 
     def poison_after_fork(self, reason: Closed) -> None:
-        """In a forked child, where another thread of the parent may have held any lock: make new ones, refuse
-        everything."""
+        """In a forked child: make new locks, because the parent's threads may have held them, and refuse everything."""
         self._turn = threading.Lock()
         self._tail.renew_after_fork()
         self._supply.renew_lock()
         self.abandon(reason)
 
     def abandon(self, reason: Closed) -> None:
-        """Refuse everything from now on; touches no file."""
+        """Refuse everything from now on. Touches no file."""
         self._closed = reason
-        self._tail.close_quick_way()
+        self._tail.close_fast_path()
 
     def _close_files(self) -> None:
         with self._tail.lock:
-            self._tail.let_go()
+            self._tail.close()
             self._supply.close()
-            self._progress.let_go()
+            self._progress.close()
 
 
 def _one_body(payloads: Sequence[bytes]) -> tuple[int, list[tuple[list[bytes], int]]]:
-    """As ``split_batches``, uncut."""
+    """As ``split_batches``, in one body."""
     body = batch_body(payloads)
     return sum(map(len, body)), [(body, len(payloads))]
 
 
 def _nothing() -> None:
-    """Nobody to tell."""
+    """The default callback."""
 
 
 def _accept(page_bytes: int) -> None:
-    """No limit on the space of the queue."""
+    """There is no limit on the space of the queue."""

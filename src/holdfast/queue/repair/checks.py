@@ -21,8 +21,8 @@ from holdfast.cli.queue_views import counted, size_text
 from holdfast.errors import Code, CorruptData, InvalidRequest
 from holdfast.queue import Gap, Queue, Trimmed
 from holdfast.queue.consumers.cursor_file import committed_seqs
-from holdfast.queue.datetimes import moment_ns
 from holdfast.queue.files.pages import PageDirectory
+from holdfast.queue.options import moment_ns
 from holdfast.queue.repair.repair import KnownGap, Repaired, is_known, known_gaps, repair_queue
 from holdfast.queue.repair.survey import GapFound, QueueSurvey, survey_queue
 

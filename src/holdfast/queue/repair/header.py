@@ -21,7 +21,7 @@ from holdfast.errors import Code, CorruptData
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.checksum import CRC32, CRC32C
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES
-from holdfast.queue.format.page_header import HEADER, HEADER_BYTES, PageHeader
+from holdfast.queue.format.page import HEADER, HEADER_BYTES, PageHeader
 from holdfast.queue.log.page_scan import PageScan
 
 __all__ = ["restored_header"]

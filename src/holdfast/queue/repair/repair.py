@@ -30,7 +30,7 @@ from holdfast.queue import Queue
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.checksum import checksum_for_reading
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES, encode_seal, page_seed
-from holdfast.queue.format.page_header import HEADER_BYTES, encode_header
+from holdfast.queue.format.page import HEADER_BYTES, encode_header
 from holdfast.queue.repair.header import restored_header
 from holdfast.queue.repair.survey import GapFound, PageFound, QueueSurvey, survey_queue
 

@@ -19,7 +19,7 @@ from typing import Final
 from holdfast.queue.files.port import FilePort
 from holdfast.queue.format.checksum import checksum_for_reading
 from holdfast.queue.format.frame import HEAD, HEAD_BYTES, SEQ_MASK, implied_seq, page_seed
-from holdfast.queue.format.page_header import PageHeader
+from holdfast.queue.format.page import PageHeader
 from holdfast.queue.log.page_scan import PageScan
 from holdfast.queue.log.recovery import Here
 

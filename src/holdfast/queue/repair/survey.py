@@ -15,14 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.queue.files.page_index import PageIndex
+from holdfast.queue.files.index import PageIndex
 from holdfast.queue.files.pages import PageDirectory
 from holdfast.queue.format.checksum import checksum_for_reading
 from holdfast.queue.format.frame import HEAD_BYTES, seal_fields
-from holdfast.queue.format.page_header import HEADER_BYTES, PageHeader
-from holdfast.queue.format.time_index import RECORD, RECORD_BYTES
+from holdfast.queue.format.page import HEADER_BYTES, RECORD, RECORD_BYTES, PageHeader
 from holdfast.queue.log.page_scan import PageScan
-from holdfast.queue.log.reader import read_mark
+from holdfast.queue.log.reader import read_write_position
 from holdfast.queue.log.recovery import Here
 from holdfast.queue.repair.search import FrameSearch
 
@@ -117,7 +116,7 @@ def written_end(pages: PageDirectory) -> tuple[int, int, int]:
 
     Zeros where the writer left no word.
     """
-    mark = read_mark(pages)
+    mark = read_write_position(pages)
     if mark is None:
         return 0, 0, 0
     boot_id = pages.port.boot_id()

@@ -1,12 +1,8 @@
-"""The commands of a work queue, as messages of its own small log ``<prefix>-<name>.work``.
+"""What a work queue writes: commands in its log ``<prefix>-<name>.work``, and dead letters in
+``<prefix>-<name>-dead``. Pure.
 
-Owns: the bytes of a command and of a whole state. Does not own: what they mean (``work_machine``), the log that they
-are appended to, which is a queue like any other (``work_log``), and whose frames carry the check.
-
-Failure model: pure. Bytes that are no command raise ``CorruptData``: their frame verified, so a newer version wrote
-them.
-
-Little-endian. A command:
+Bytes that are not a command raise ``CorruptData``: their frame verified, so a newer version wrote them. Little-endian.
+A command:
 
 | offset | bytes | field |
 |---|---|---|
@@ -24,18 +20,30 @@ Little-endian. A command:
 | 6 SKIP | 0 | first and last message | removed or damaged: they will never be handed out |
 | 7 PAGES | 0 | number and salt of pages of the queue, oldest first | messages are taken from the last of them |
 
-A state (kind 8), which makes all before it unnecessary:
+A state (kind 8), which makes all commands before it unnecessary:
 
 | offset | bytes | field |
 |---|---|---|
 | 0 | 1 | kind |
 | 1 | 8 | zero |
 | 9 | 8 | next message to be handed out for the first time |
-| 17 | 8 | last number of the dead letters that a BURY told |
+| 17 | 8 | last number of the dead letters that a BURY named |
 | 25 | 4 | count of pages |
 | 29 | 4 | count of started messages |
 | 33 | 16 x pages | number (8), salt (8) |
 | | 24 x started | message (8), due (8, signed), deliveries (4), 1 while a worker has it, else 0 (4); rising |
+
+A dead letter, a message of a queue that any program may read:
+
+| offset | bytes | field |
+|---|---|---|
+| 0 | 2 | version: 1 |
+| 2 | 2 | length of the reason |
+| 4 | 4 | deliveries |
+| 8 | 8 | sequence number of the message in its queue |
+| 16 | 8 | its arrival there: nanoseconds since 1970, signed |
+| 24 | reason | the reason, UTF-8 |
+| | | the message, to the end |
 """
 
 from __future__ import annotations
@@ -43,7 +51,8 @@ from __future__ import annotations
 from enum import IntEnum
 from struct import Struct, error
 
-from holdfast.errors import Code, CorruptData
+from holdfast.errors import Code, CorruptData, InvalidRequest
+from holdfast.queue.serializers import chosen_serializer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,20 +60,9 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from holdfast.queue.format.cursor import Place
+    from holdfast.queue.serializers import Serializer
 
     Started: TypeAlias = tuple[int, int, bool]
-
-__all__ = [
-    "COMMAND_NUMBERS_MAX",
-    "Kind",
-    "WorkState",
-    "decode_command",
-    "decode_state",
-    "encode_command",
-    "encode_one",
-    "encode_state",
-    "is_state",
-]
 
 COMMAND_NUMBERS_MAX = 1000
 
@@ -80,7 +78,7 @@ encode_one: Callable[[int, int, int], bytes] = ONE.pack
 
 
 class Kind(IntEnum):
-    """What a command does."""
+    """The effect of a command."""
 
     TAKE = 1
     DONE = 2
@@ -116,9 +114,9 @@ def encode_command(kind: int, time_ns: int, *numbers: int) -> bytes:
 
 
 def decode_command(data: bytes) -> tuple[Kind, int, tuple[int, ...]]:
-    """Kind, time and numbers of anything but a state.
+    """Kind, time and numbers of a command that is not a state.
 
-    Raises: ``CorruptData`` for bytes that are no command.
+    Raises: ``CorruptData`` for bytes that are not a command.
     """
     count, rest = divmod(len(data) - HEAD.size, NUMBER_BYTES)
     if rest or count < 1 or not Kind.TAKE <= data[0] < Kind.STATE:
@@ -161,3 +159,86 @@ def decode_state(data: bytes) -> WorkState:
         )
     except error as cause:
         raise CorruptData("no state of a work queue", code=Code.CORRUPT_QUEUE, bytes=len(data)) from cause
+
+
+LETTER_HEAD = Struct("<HHIQq")
+LETTER_VERSION = 1
+REASON_BYTES_MAX = 4096
+
+
+def check_reason(reason: object) -> None:
+    """Raise ``InvalidRequest`` for a reason that is not text: otherwise only the last delivery would find out."""
+    if not isinstance(reason, str):
+        raise InvalidRequest("a reason is text", type=type(reason).__name__, hint="str(error)")
+
+
+class DeadLetter:
+    """A message that was given up: its number, its deliveries and the reason.
+
+    >>> letter = DeadLetter(7, 5, b"hello", deliveries=3, reason="no such address")
+    >>> found = DeadLetter.decode(letter.encode())
+    >>> found.seq, found.payload, found.deliveries, found.reason
+    (7, b'hello', 3, 'no such address')
+    """
+
+    __slots__ = ("_serializer", "deliveries", "payload", "reason", "seq", "time_ns")
+
+    def __init__(
+        self,
+        seq: int,
+        time_ns: int,
+        payload: bytes,
+        *,
+        deliveries: int,
+        reason: str,
+        serializer: Serializer | None = None,
+    ) -> None:
+        self.seq = seq
+        self.time_ns = time_ns
+        self.payload = payload
+        self.deliveries = deliveries
+        self.reason = reason
+        self._serializer = serializer
+
+    @property
+    def value(self) -> object:
+        """What the serializer makes of the payload, at each call; the payload without one.
+
+        *Raises*: what its ``load`` raises, which may be why the message is here.
+        """
+        return self.payload if self._serializer is None else self._serializer.load(self.payload)
+
+    def encode(self) -> bytes:
+        """The bytes. A reason above 4 KiB is cut at a character."""
+        reason = self.reason.encode("utf-8", "replace")[:REASON_BYTES_MAX].decode("utf-8", "ignore").encode()
+        return (
+            LETTER_HEAD.pack(LETTER_VERSION, len(reason), self.deliveries, self.seq, self.time_ns)
+            + reason
+            + self.payload
+        )
+
+    @classmethod
+    def decode(cls, data: bytes, serializer: Serializer | None = None) -> DeadLetter:
+        """The dead letter in a message of the dead-letter queue; ``serializer`` is for its ``value``.
+
+        *Raises*: ``CorruptData``.
+        """
+        if len(data) < LETTER_HEAD.size:
+            raise CorruptData("no dead letter", code=Code.CORRUPT_QUEUE, bytes=len(data))
+        version, reason_bytes, deliveries, seq, time_ns = LETTER_HEAD.unpack_from(data)
+        end = LETTER_HEAD.size + reason_bytes
+        if version != LETTER_VERSION or end > len(data):
+            raise CorruptData("no dead letter", code=Code.CORRUPT_QUEUE, bytes=len(data), version=version)
+        reason = data[LETTER_HEAD.size : end].decode("utf-8", "replace")
+        return cls(seq, time_ns, data[end:], deliveries=deliveries, reason=reason, serializer=serializer)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """In another process, a custom serializer has to be named."""
+        return _restored, (self.encode(), "" if self._serializer is None else self._serializer.name)
+
+    def __repr__(self) -> str:
+        return f"DeadLetter(seq={self.seq}, deliveries={self.deliveries}, reason={self.reason!r})"
+
+
+def _restored(data: bytes, serializer: str) -> DeadLetter:
+    return DeadLetter.decode(data, chosen_serializer(None, serializer))

@@ -1,70 +1,101 @@
-"""The log of a work queue's commands: written before they are applied, replayed at a start, kept short.
+"""The log of a work queue's commands: replay, compaction, and the state at an opening.
 
-Owns: replay, the state that is written now and then, which old pages of the log go. Does not own: commands
-(``work_command``), what they do (``work_machine``), the log itself: a queue in the same directory, with the same pages,
-frames and recovery.
-
-Failure model: a command that could not be written was not done. One that an interrupt left between its writing and its
-application stays ``in_step``: nothing more is written behind it, and the next start replays what is there. A log that
-was lost begins anew behind the cursor of the work queue (``work_queue``). Damage in front of the last state costs
-nothing; behind it commands are missing, and the policy for damage says whether that is an error or doubt
-(``work_machine``).
+A command that could not be written was not done. An interrupt between writing and applying a command leaves ``in_step``
+set: nothing more is written, and the next opening replays the log. A lost log begins again after the cursor. Damage
+before the last state costs nothing; after it commands are missing, and the damage policy raises or doubts
+(``machine``).
 
 How the log is kept short, and what a crash leaves:
 
-1. when enough commands have been written, the whole state is appended as one message: a frame, there or not;
-2. when it is durable, the pages before it are removed, oldest first. A crash between leaves some of them; a start
-   applies nothing that comes before the last state.
+1. After enough commands the whole state is appended as one message: a frame, there or not.
+2. When it is durable, the pages before it are removed, oldest first. A crash leaves some of them; an opening applies
+   nothing before the last state.
 """
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 
-from holdfast.errors import Closed, Code, CorruptData, HoldfastError
+from holdfast.errors import Closed, Code, CorruptData, HoldfastError, NotFound
+from holdfast.queue.consumers.cursor_file import history_at, kept_in, seq_since
+from holdfast.queue.format.cursor import Cursor
 from holdfast.queue.log.messages import Gap
-from holdfast.queue.work.command import decode_command, decode_state, encode_state, is_state
+from holdfast.queue.work.command import (
+    DeadLetter,
+    Kind,
+    WorkState,
+    decode_command,
+    decode_state,
+    encode_state,
+    is_state,
+)
 from holdfast.queue.work.machine import WorkMachine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
+    from datetime import datetime
 
     from holdfast.queue.log.messages import Message, Trimmed
+    from holdfast.queue.log.port import QueuePort
     from holdfast.queue.log.reader import DamagePolicy
-    from holdfast.queue.queue import Queue
 
-__all__ = ["LOG_PAGE_BYTES", "WorkLog"]
+
+class WorkClock:
+    """Nanoseconds since 1970 that never fall, within a process or below the last time that was written.
+
+    It follows the monotonic clock, so a jump of the system time ends no lease. An opening takes the system time,
+    because deadlines continue while no process runs, or the last written time if that is later. A custom clock is used
+    as it is.
+    """
+
+    __slots__ = ("_ahead_ns", "_clock")
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._ahead_ns = 0
+        self._clock = clock
+        if clock is time.time_ns:
+            self._clock = time.monotonic_ns
+            self._ahead_ns = time.time_ns() - time.monotonic_ns()
+
+    def __call__(self) -> int:
+        """Now."""
+        return self._clock() + self._ahead_ns
+
+    def not_before(self, last_ns: int) -> None:
+        """Continue from ``last_ns`` if this clock is behind it."""
+        self._ahead_ns += max(0, last_ns - self())
+
 
 LOG_PAGE_BYTES = 512 << 10
 COMMAND_BYTES_MAX = 128 << 10
-"""Commands between two states: what a start replays at most, unless the state itself is large."""
+"""Commands between two states: what an opening replays at most, unless the state is larger."""
 FRAME_BYTES = 24
 STATES = 4
-"""Commands take at least this many times the space of a state before the next one is written."""
+"""Commands take at least this many times the space of a state before the next state."""
 
 
 class WorkLog:
-    """Commands in order. Not thread-safe, but for ``wait``."""
+    """Commands in order. Not thread-safe, except ``wait``."""
 
-    __slots__ = ("_append", "_log", "_state_seq", "in_step", "left", "mark", "synced")
+    __slots__ = ("_append", "_log", "_state_seq", "in_step", "left", "synced", "written")
 
-    def __init__(self, log: Queue, *, synced: bool) -> None:
+    def __init__(self, log: QueuePort, *, synced: bool) -> None:
         self._log = log
         self._append = log.append
         self._state_seq = 0
         self.synced = synced
-        # From before a command is written until it is applied. Where an interrupt left it so, memory and the log may
-        # differ, and only a replay tells what was done.
+        # Set before a command is written, cleared when it is applied. If an interrupt leaves it set, memory and log may
+        # differ, and only a replay decides.
         self.in_step = False
-        self.mark = 0  # the last command, for ``wait``
+        self.written = 0  # the last command, for ``wait``
         self.left = COMMAND_BYTES_MAX  # bytes until the next state is due
 
     def replay(self, damage: DamagePolicy) -> tuple[WorkMachine | None, int]:
-        """The state after every command that is there, None where there is none; and the time of the last command.
+        """The state after every command, None without commands; and the time of the last command.
 
-        Raises: ``Gap`` by the policy; ``CorruptData``.
-        Cost: reads the log, applies what follows the last state: about 128 KiB of commands.
+        Raises: ``Gap`` by the policy; ``CorruptData``. Cost: reads the log and applies about 128 KiB of commands.
         """
         gaps: list[Gap | Trimmed] = []
         machine: WorkMachine | None = None
@@ -101,7 +132,7 @@ class WorkLog:
         return machine, time_ns
 
     def _page_starts(self) -> list[int]:
-        """The first message of each page, from the last page back: mostly the last one holds a state."""
+        """The first message of each page, from the last page back: usually the last one holds a state."""
         pages = self._log.pages
         headers = [pages.header_of(number) for number in reversed(pages.numbers())]
         return [header.base_seq for header in headers if header is not None and not header.prepared]
@@ -117,13 +148,12 @@ class WorkLog:
         return machine
 
     def record(self, command: bytes) -> None:
-        """Append a command. Raises what appending raises; then nothing was done.
-
-        Begins a step, which whoever applies the command ends. An interrupt (Ctrl-C) leaves the step begun.
+        """Append a command and begin its step, which the caller ends after applying it. Raises what appending
+        raises; then nothing was done.
         """
         self.in_step = True
         try:
-            self.mark = self._append(command)
+            self.written = self._append(command)
         except HoldfastError:
             self.in_step = False
             raise
@@ -131,7 +161,7 @@ class WorkLog:
 
     @contextmanager
     def step(self) -> Generator[None]:
-        """A block that belongs to the step whose command comes next. What refuses ends it; an interrupt does not."""
+        """A block that belongs to the step of the next command. An error ends the step; an interrupt does not."""
         self.in_step = True
         try:
             yield
@@ -139,19 +169,21 @@ class WorkLog:
             self.in_step = False
             raise
 
-    def wait(self, mark: int) -> None:
-        """Return when this command is as safe as the sync level promises. Thread-safe; one sync for all who wait."""
+    def wait(self, written: int) -> None:
+        """Return when this command is as durable as the sync level promises. Thread-safe; one sync for all waiting
+        threads.
+        """
         if self.synced:
-            self._log.wait_durable(mark)
+            self._log.wait_durable(written)
 
     def flush(self) -> None:
-        """Return when every command so far is durable, at every level. Thread-safe."""
+        """Make every command so far durable, at every level. Thread-safe."""
         self._log.flush()
 
     def compact(self, machine: WorkMachine, *, now: bool = False) -> None:
-        """Append the state, and remove what lies before the last state that is durable.
+        """Append the state, and remove the pages before the last durable state.
 
-        With ``now`` the new one is made durable first, which takes a sync.
+        With ``now`` the new state is synced first.
         """
         before = self._state_seq
         state = encode_state(machine.state())
@@ -164,7 +196,7 @@ class WorkLog:
             self._log.trim(before_seq=before)
 
     def keep_short(self, machine: WorkMachine) -> None:
-        """``compact``. Where that fails the commands stand, and it is tried again after as many more."""
+        """``compact``. After an error the commands stay, and it is tried again after as many more."""
         try:
             self.compact(machine)
         except (OSError, HoldfastError) as error:
@@ -174,9 +206,72 @@ class WorkLog:
 
     @property
     def is_compact(self) -> bool:
-        """Whether the last message is a state: a start need not write another."""
+        """Whether the last message is a state."""
         return self._state_seq > 0 and self._state_seq == self._log.last_seq
 
     def close(self) -> None:
         """Make everything durable and close the log."""
         self._log.close()
+
+
+DEAD_PAGE_BYTES = 512 << 10
+
+
+def find_state(
+    queue: QueuePort,
+    name: str,
+    log: WorkLog,
+    clock: WorkClock,
+    cursor: Cursor | None,
+    *,
+    since: datetime | str | None,
+    damage: DamagePolicy,
+    hold: bool,
+) -> WorkMachine:
+    """The state to continue from, written durably if it differs from the commands. Sets the clock.
+
+    It may be stopped anywhere and run again: nothing is removed before the state is durable. Messages that the log has
+    lost are dropped first, so that a dead letter of a lost message is not applied to its successor. Raises: ``Gap`` and
+    ``CorruptData`` by the policy.
+    """
+    machine, last_ns = log.replay(damage)
+    clock.not_before(last_ns)
+    if machine is None and cursor is not None:
+        # The log of commands is lost: hand out everything after the cursor again.
+        machine = WorkMachine(WorkState(cursor.committed_seq + 1, 0, list(cursor.pages), {}))
+    elif machine is None:
+        first = seq_since(queue, since)
+        machine = WorkMachine(WorkState(first, 0, history_at(queue.pages, first), {}))
+    before = (machine.next_seq, len(machine.started), machine.dead_seq)
+    if cursor is not None:
+        # Lost power can take commands and spare the cursor: its messages are done, and may be removed.
+        if cursor.committed_seq >= machine.next_seq:
+            machine.pages = list(cursor.pages)
+        machine.apply(Kind.SKIP, 0, (1, cursor.committed_seq))
+    known = Cursor(machine.next_seq - 1, machine.pages, of_work_queue=True, holds=hold)
+    kept = kept_in(queue.pages, known, queue.last_seq)
+    if kept < machine.next_seq - 1:
+        machine.cut(kept, history_at(queue.pages, kept))
+    find_buried(queue, name, machine)
+    if not log.is_compact or before != (machine.next_seq, len(machine.started), machine.dead_seq):
+        log.compact(machine, now=True)
+    return machine
+
+
+def find_buried(queue: QueuePort, name: str, machine: WorkMachine) -> None:
+    """Apply the dead letters whose BURY was lost: those after the last one that a BURY names."""
+    try:
+        with queue.open_sibling(f"{name}-dead", read_only=True) as dead:
+            last_seq = dead.last_seq
+    except NotFound:
+        return
+    if last_seq <= machine.dead_seq:
+        return
+    with queue.open_sibling(f"{name}-dead", page_size=DEAD_PAGE_BYTES) as dead:
+        # A killed process may have written them without a sync: they must be durable now.
+        dead.flush()
+        for message in dead.read(seq=machine.dead_seq + 1, damage="skip"):
+            seq = DeadLetter.decode(message.payload).seq
+            if seq in machine.started:
+                machine.finish(seq)
+        machine.dead_seq = dead.last_seq

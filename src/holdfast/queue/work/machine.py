@@ -1,33 +1,25 @@
-"""The state of a work queue: which messages were started, how often, and when each is due again.
+"""The state of a work queue: which messages were started, how often, and when each is due again. Pure.
 
-Owns: the state, its one transition for each command, the questions that decide what to do next. Does not own: time,
-which is an argument; writing commands down before they are applied (``work_log``); messages themselves.
+``apply`` is the only way to change the state, in operation and at an opening. A command is written before it is
+applied, so the state after a crash is the state of a moment before it.
 
-Failure model: pure. Two rules:
-
-- ``apply`` is the only way to change the state, in operation and at a start alike. A command is written before it is
-  applied, so the state after a crash is the state of some moment before it, with every count and every deadline.
-- Questions change nothing that a command does not say.
-
-A message is *new* at or above ``next_seq``. Below it, it is *started* while it is in ``started``, and else finished. So
-memory is bounded by what is started, however far apart that lies. A started message is *due* when its time has come:
-the end of its lease, or of its delay.
+A message is *new* at or above ``next_seq``. Below it, it is *started* while it is in ``started``, and otherwise
+finished, so memory is bounded by the started messages. A started message is *due* at the end of its lease or delay.
 
 | command | on a message that is | becomes |
 |---|---|---|
 | TAKE | new, exactly ``next_seq``; or started | started, leased, one delivery more, due at the lease's end |
 | DONE, BURY | started | finished |
-| RETURN | started | started, not leased, due as told |
+| RETURN | started | started, not leased, due at the given time |
 | RETURN | finished | nothing |
 | EXTEND | started and leased | due at the new end |
 | SKIP | started, or new from ``next_seq`` on | finished |
 
-Older logs have a RETURN of what is finished: Ctrl-C cut off an acknowledgement that was written, and the end gave the
-message back. The acknowledgement counts. Missing commands are still found, by their numbers in the log.
+Older logs have a RETURN of a finished message, after an interrupted acknowledgement; the acknowledgement counts.
 
-Anything else breaks a law and raises ``CorruptData``, except after damage to the log of commands (``doubt``). Then some
-are missing, and what they did is assumed to be what loses nothing: a message below one that was taken was taken once
-and not acknowledged; a command for a finished message does nothing.
+Any other command raises ``CorruptData``, except after damage to the log of commands (``doubt``). Then missing commands
+are assumed to be those that lose nothing: a message below a taken one was taken once and not acknowledged; a command
+for a finished message does nothing.
 """
 
 from __future__ import annotations
@@ -44,15 +36,13 @@ if TYPE_CHECKING:
     from holdfast.queue.format.cursor import Place
     from holdfast.queue.work.command import Started
 
-__all__ = ["WorkMachine"]
-
 STALE_MAX = 64
 
 
 class WorkMachine:
     """The state. ``started`` maps a message to (due, deliveries, leased), rising.
 
-    ``dues`` is a heap of (due, message) with an entry for each started message, and others that are out of date.
+    ``dues`` is a heap of (due, message) with an entry for each started message, and stale entries.
     """
 
     __slots__ = ("dead_seq", "doubtful", "dues", "next_seq", "pages", "started")
@@ -83,7 +73,7 @@ class WorkMachine:
         return None
 
     def next_due_ns(self) -> int | None:
-        """When the next started message is due, or None where nothing is started."""
+        """When the next started message is due, or None."""
         dues, started = self.dues, self.started
         while dues:
             due, seq = dues[0]
@@ -93,12 +83,12 @@ class WorkMachine:
         return None
 
     def is_leased(self, seq: int, deliveries: int) -> bool:
-        """Whether the worker that got this delivery still has the message: it may be late, but nobody else got it."""
+        """Whether the worker with this delivery still has the message."""
         found = self.started.get(seq)
         return found is not None and found[1] == deliveries and found[2]
 
     def committed_seq(self) -> int:
-        """The last message up to which all are finished. Cost: O(1), but for places of finished ones in the dict."""
+        """The last message up to which all are finished. Cost: O(1)."""
         return next(iter(self.started), self.next_seq) - 1
 
     def leased(self) -> list[int]:
@@ -110,8 +100,8 @@ class WorkMachine:
     def apply(self, kind: Kind, time_ns: int, numbers: Sequence[int]) -> None:
         """Change the state by one command.
 
-        Raises: ``CorruptData`` for a command that the state does not allow; nothing has changed by this number, but
-        those before it in the same command have.
+        Raises: ``CorruptData`` for a command that the state does not allow; earlier numbers of the same command are
+        applied.
         """
         match kind:
             case Kind.TAKE:
@@ -143,7 +133,7 @@ class WorkMachine:
                 raise CorruptData("a state is not applied: it replaces the machine", code=Code.CORRUPT_QUEUE)
 
     def take(self, seq: int, lease_ends_ns: int) -> int:
-        """Hand out one message. Returns how often it has been, now included."""
+        """Hand out one message. Returns its deliveries, this one included."""
         found = self.started.get(seq)
         if found is not None:
             deliveries = found[1] + 1
@@ -157,12 +147,12 @@ class WorkMachine:
         return deliveries
 
     def _are_next(self, numbers: Sequence[int]) -> bool:
-        """Whether these are the next new ones, in order: what ``get_many`` takes together."""
+        """Whether these are the next new messages, in order."""
         first = self.next_seq
         return numbers[0] == first and tuple(numbers) == tuple(range(first, first + len(numbers)))
 
     def _take_new(self, numbers: Sequence[int], lease_ends_ns: int) -> None:
-        """As ``take`` for each of them, in a third of the time."""
+        """As ``take`` for each, in a third of the time."""
         self.next_seq = numbers[-1] + 1
         self.started.update(dict.fromkeys(numbers, (lease_ends_ns, 1, True)))
         if len(self.dues) > 2 * len(self.started) + STALE_MAX:
@@ -179,8 +169,7 @@ class WorkMachine:
             heappush(dues, (due_ns, seq))
 
     def _drop_stale(self) -> None:
-        """Begin the heap anew. Leases mostly end long after their message is done: without this, entries would pile up
-        until then."""
+        """Rebuild the heap: leases mostly end long after their message is done."""
         self.dues = [(due, seq) for seq, (due, _, _) in self.started.items()]
         heapify(self.dues)
 
@@ -191,7 +180,7 @@ class WorkMachine:
             self.started[missing] = (0, 1, False)
             heappush(self.dues, (0, missing))
         if seq < self.next_seq:
-            # Finished by what is left of the log, and yet taken: its first deliveries are what is missing.
+            # The rest of the log finished it before this TAKE: its first deliveries are missing.
             self.started = dict(sorted({**self.started, seq: (0, 1, False)}.items()))
             return 2
         self.next_seq = seq + 1
@@ -221,7 +210,9 @@ class WorkMachine:
         self.doubtful = True
 
     def cut(self, last_seq: int, pages: Sequence[Place]) -> None:
-        """The queue was found to end earlier than was known: messages above ``last_seq`` are gone, others will come."""
+        """The queue ends earlier than was known: messages above ``last_seq`` are gone, and their numbers will be
+        used again.
+        """
         if self.next_seq > last_seq + 1:
             self.next_seq = last_seq + 1
             for seq in [started for started in self.started if started > last_seq]:
@@ -229,7 +220,7 @@ class WorkMachine:
         self.pages = list(pages)
 
     def check(self) -> None:
-        """Assert every law. Cost: O(started)."""
+        """Assert every invariant. Cost: O(started)."""
         assert all(0 < seq < self.next_seq for seq in self.started), "what is started was taken"
         assert list(self.started) == sorted(self.started), "started messages are kept in order"
         assert all(count > 0 for _, count, _ in self.started.values()), "what is started was delivered"

@@ -1,6 +1,6 @@
-"""A named work queue: every message of a queue goes to one worker, until one has done it.
+"""A named work queue: every message of a queue goes to one worker, until a worker has done it.
 
-    with Queue("data/mail") as queue, queue.work_queue("mailer", visibility=30) as work:
+    with Queue("data/mail") as queue, queue.work_queue("mailer", ack_wait=30) as work:
         while job := work.get(timeout=5):
             try:
                 send(job.payload)
@@ -9,11 +9,8 @@
             else:
                 work.ack(job)
 
-Owns: what workers call, the threads that wait for a job, dead letters, the order of all steps. Does not own: the state
-(``work_machine``), its log (``work_log``), fetching messages (``work_source``).
-
-Failure model: at least once. Every step is written to the work queue's own log before it counts, at the sync level of
-the queue. After a crash:
+Delivery is at least once. Every step is written to the work queue's own log before it counts, at the sync level of the
+queue. After a crash:
 
 | at the moment of the crash | afterwards |
 |---|---|
@@ -23,18 +20,13 @@ the queue. After a crash:
 | any of them had not returned | it was done or not |
 | a dead letter was being written | it is among the dead letters, once, or comes back |
 
-The same where Ctrl-C cuts a step off: then all is refused, ``close`` writes nothing more, and the next opening goes by
-the log; what workers had comes back when its lease ends.
+An interrupt (Ctrl-C) inside a step has the same result: every call is refused, ``close`` writes nothing, and the next
+opening follows the log. When a lease ends, the next worker gets the message, and a late ``ack`` is refused (``Fenced``,
+lease_lost). Deadlines are system times while no process runs and ignore clock jumps while one runs. If a crash of the
+machine took messages, the work queue goes back with the log (``cursor``).
 
-A lease that ends gives the message to the next worker, and a late ``ack`` of the first one is refused (``Fenced``,
-lease_lost): somebody else is at work on it. Deadlines are times of day while the process is down and do not follow the
-clock's jumps while it runs. Where a crash of the machine has taken messages, the work queue goes back with the log
-(``cursor``).
-
-Order of giving a message up, and what a crash leaves:
-
-1. append it to the dead letters and sync them: before it, the message is started as it was;
-2. write BURY: if that is lost, a start finds the dead letter behind the last one that a BURY told, and applies it.
+A message is given up in two steps: append it to the dead letters and sync them; write BURY. If the BURY is lost, an
+opening finds the dead letter after the last one that a BURY names, and applies it.
 """
 
 from __future__ import annotations
@@ -42,52 +34,185 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack, nullcontext, suppress
-from itertools import chain
+from itertools import chain, islice
+from operator import itemgetter
 
-from holdfast.errors import Closed, Code, HoldfastError, InvalidRequest
-from holdfast.queue.arguments import DELAY_S_MAX, NS, seconds_ns, whole_number
+from holdfast.errors import Closed, Code, Fenced, HoldfastError, InvalidRequest, NotFound
 from holdfast.queue.consumers.cursor_file import CursorFile, lock_name, log_history
 from holdfast.queue.files.disk_errors import refusals
-from holdfast.queue.files.forks import poison_in_children
+from holdfast.queue.files.process import poison_in_children
 from holdfast.queue.format.cursor import cursor_pages, encode_cursor
-from holdfast.queue.log.messages import class_with_value
+from holdfast.queue.log.messages import Gap, Message, class_with_value
 from holdfast.queue.log.reader import check_damage_policy
-from holdfast.queue.work.clock import WorkClock
-from holdfast.queue.work.command import COMMAND_NUMBERS_MAX, Kind, encode_command, encode_one
-from holdfast.queue.work.dead_letter import DeadLetter, check_reason
-from holdfast.queue.work.job import Job, lease_lost
-from holdfast.queue.work.log import LOG_PAGE_BYTES, WorkLog
-from holdfast.queue.work.opening import DEAD_PAGE_BYTES, find_state
-from holdfast.queue.work.source import WorkSource, read_letters
+from holdfast.queue.options import DELAY_S_MAX, NS, renamed_argument, seconds_ns, whole_number
+from holdfast.queue.work.command import COMMAND_NUMBERS_MAX, DeadLetter, Kind, check_reason, encode_command, encode_one
+from holdfast.queue.work.log import DEAD_PAGE_BYTES, LOG_PAGE_BYTES, WorkClock, WorkLog, find_state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from datetime import datetime
-    from types import TracebackType
     from typing import Self
 
     from holdfast.queue.files.pages import PageDirectory
-    from holdfast.queue.log.following import Waiter
+    from holdfast.queue.format.cursor import Place
     from holdfast.queue.log.messages import Message
-    from holdfast.queue.log.reader import DamagePolicy
-    from holdfast.queue.queue import Queue
+    from holdfast.queue.log.port import QueuePort
+    from holdfast.queue.log.reader import DamagePolicy, LogReader, Waiter
 
-__all__ = ["DELIVERIES_MAX", "LEASE_S_MAX", "STARTED_MAX", "WorkQueue"]
+
+class Job(Message):
+    """One delivery of a message to a worker: a ``Message`` with ``deliveries``, 1 at the first.
+
+    A tuple of the four. It identifies the delivery: a later delivery of the same message is another job.
+
+    >>> job = Job((7, 0, b"hello", 2))
+    >>> job.seq, job.payload, job.deliveries
+    (7, b'hello', 2)
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __new__(cls, fields: tuple[int, int, bytes, int]) -> Self:
+            """From message number, arrival, payload, deliveries."""
+            ...
+
+        @property
+        def deliveries(self) -> int:
+            """How often the message was handed out, this time included."""
+            ...
+    else:
+        deliveries = property(itemgetter(3), doc="How often the message was handed out, this time included.")
+
+    def __repr__(self) -> str:
+        return f"Job(seq={self.seq}, deliveries={self.deliveries}, payload={self.payload!r})"
+
+
+def lease_lost(job: Job) -> Fenced:
+    """The error for a worker that finishes a job it no longer has."""
+    facts = {"seq": job.seq, "deliveries": job.deliveries}
+    hint = "its lease ended or it was finished: a longer ack_wait, or extend()"
+    return Fenced("this job is not yours any more", code=Code.LEASE_LOST, hint=hint, facts=facts)
+
+
+class WorkSource:
+    """The messages of jobs: new ones in order, and returned ones from anywhere. Not thread-safe.
+
+    It reads ahead one window of the reader, and keeps the batch of the last returned message. A raised report moves
+    nothing. ``place`` is the page (number and salt) of the last new message.
+    """
+
+    __slots__ = ("_damage", "_near", "_peeked", "_queue", "_reader", "_ready", "place")
+
+    def __init__(self, queue: QueuePort, damage: DamagePolicy) -> None:
+        self._queue = queue
+        self._damage: DamagePolicy = damage
+        self._reader: LogReader | None = None
+        self._ready: Iterator[Message] = iter(())
+        self._peeked: Message | None = None
+        self._near: list[Message] = []
+        self.place: Place = (0, 0)
+
+    def peek(self, next_seq: int) -> Message | None:
+        """The message ``next_seq``, or the first readable one after it; the same one until it is ``taken``."""
+        message = self._peeked
+        if message is None:
+            try:
+                message = self._peeked = next(self._ready, None) or self._refill(next_seq)
+            except BaseException:  # an interrupt behind ``next``: that message would be passed over
+                self.close()
+                raise
+        return message
+
+    def taken(self, message: Message) -> None:
+        """Continue after this message if it is the one that was peeked."""
+        if message is self._peeked:
+            self._peeked = None
+
+    def read_ahead(self, next_seq: int, count: int) -> list[Message]:
+        """Up to ``count`` consecutive messages from ``next_seq`` on that are in memory, and continue after them.
+        None while one is peeked. Call ``close`` if they cannot be handed out.
+        """
+        if self._peeked is not None:
+            return []
+        try:
+            found = list(islice(self._ready, count))
+        except BaseException:
+            self.close()
+            raise
+        if found and found[-1][0] != next_seq + len(found) - 1:
+            self._ready = chain(found, self._ready)
+            return []
+        return found
+
+    def _refill(self, next_seq: int) -> Message | None:
+        """Read on; after an error the next call begins at the first message that was not taken."""
+        try:
+            reader = self._reader
+            if reader is None:
+                reader = self._reader = self._queue.reader(seq=next_seq, damage=self._damage)
+            parts = reader.read_message_parts()
+            if parts is None:
+                return None
+            page = reader.page
+            assert page is not None, "messages come from a page"
+            self.place = (page.number, page.salt)
+            self._ready = chain.from_iterable(parts)
+            return next(self._ready, None)
+        except BaseException:
+            self.close()
+            raise
+
+    def fetch(self, seq: int) -> Message | None:
+        """One message from anywhere; None if it is gone or damaged and the policy continues."""
+        # Returned messages were mostly appended together: read a batch once.
+        near = self._near
+        place = seq - near[0].seq if near else -1
+        if not 0 <= place < len(near) or near[place].seq != seq:
+            reader = self._queue.reader(seq=seq, damage=self._damage)
+            try:
+                near = self._near = reader.read_near() or []
+            finally:
+                reader.close()
+            place = 0
+            if not near or near[0].seq != seq:
+                if self._damage == "raise":
+                    raise Gap(seq, seq, 0)
+                return None
+        return near[place]
+
+    def close(self) -> None:
+        """Close the reader and forget what was read ahead."""
+        self._ready = iter(())
+        self._peeked = None
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+
+def read_letters(queue: QueuePort, name: str) -> Iterator[DeadLetter]:
+    """The dead letters of the work queue, oldest first."""
+    try:
+        dead = queue.open_sibling(f"{name}-dead", read_only=True)
+    except NotFound:
+        return
+    with dead:
+        for message in dead.read():
+            yield DeadLetter.decode(message.payload, queue.serializer)
+
 
 TAKE, DONE = int(Kind.TAKE), int(Kind.DONE)
 CURSOR_EVERY = 256
-"""Acknowledgements between two writings of the cursor, which only retention and a lost log need."""
+"""Acknowledgements between two writes of the cursor, which only retention and a lost log need."""
 STARTED_MAX = 1_000_000
 DELIVERIES_MAX = 1 << 31
 LEASE_S_MAX = DELAY_S_MAX
 
 
-class _Held:
-    """What a work queue holds of the system, and how to close it without the work queue.
-
-    As after a kill, jobs come back when their leases end.
-    """
+class _Resources:
+    """The files of a work queue, and how to close them without it. Jobs then come back when their leases end."""
 
     __slots__ = ("cursor", "dead", "lock_file", "log", "pages", "source")
 
@@ -97,7 +222,7 @@ class _Held:
         self.source = source
         self.cursor: CursorFile | None = None
         self.log: WorkLog | None = None
-        self.dead: Queue | None = None
+        self.dead: QueuePort | None = None
 
     def release(self) -> None:
         """Close everything."""
@@ -109,20 +234,20 @@ class _Held:
 
 
 class WorkQueue:
-    """Jobs for any number of threads. Made by ``Queue.work_queue``, which tells the arguments. Thread-safe.
+    """Jobs for any number of threads. Made by ``Queue.work_queue``, which describes the arguments. Thread-safe.
 
-    Every method raises ``Closed`` once this is closed, or a sync has failed, or an interrupt (Ctrl-C) has cut a step
-    off, or in a forked child; ``Unavailable`` where the file system refuses: then the step was not done.
+    Every method raises ``Closed`` once this is closed, a sync has failed, an interrupt (Ctrl-C) has cut a step off, or
+    in a forked child; ``Unavailable`` when the file system refuses: then the step was not done.
     """
 
     def __init__(
         self,
-        queue: Queue,
+        queue: QueuePort,
         pages: PageDirectory,
         name: str,
         *,
         clock: Callable[[], int],
-        visibility: float,
+        ack_wait: float,
         max_deliveries: int,
         retry_delay: float,
         max_retry_delay: float,
@@ -138,7 +263,7 @@ class WorkQueue:
         self._hold = hold
         self._job = class_with_value(Job, queue.serializer)
         self._clock = WorkClock(clock)
-        self._visibility_ns = seconds_ns("visibility", visibility)
+        self._ack_wait_ns = seconds_ns("ack_wait", ack_wait)
         self._retry_delay_ns = seconds_ns("retry_delay", retry_delay)
         self._max_retry_delay_ns = seconds_ns("max_retry_delay", max_retry_delay)
         self._max_deliveries = whole_number("max_deliveries", max_deliveries, 1, DELIVERIES_MAX)
@@ -152,15 +277,15 @@ class WorkQueue:
         self._place = (0, 0)  # the page that the last PAGES named, in this process
         self._letters: dict[int, int] = {}  # messages that have a letter, and its number: BURY is written or owed
         self._until_cursor = CURSOR_EVERY
-        self._held = _Held(pages, lock_name(pages, name, of_work_queue=True), self._source)
+        self._resources = _Resources(pages, lock_name(pages, name, of_work_queue=True), self._source)
         try:
             self._open(since)
         except BaseException:
-            pages.port.unlock(self._held.lock_file)
+            pages.port.unlock(self._resources.lock_file)
             raise
-        self._held.cursor, self._held.log = self._cursor, self._log
+        self._resources.cursor, self._resources.log = self._cursor, self._log
         poison_in_children(self)
-        self._keep = queue.close_when_dropped(self, "the work queue", self._held.release)
+        self._keep = queue.close_when_dropped(self, "the work queue", self._resources.release)
 
     # ---- starting ---------------------------------------------------------------------------------------------------
 
@@ -172,14 +297,14 @@ class WorkQueue:
             if found is not None and not found.of_work_queue:
                 raise InvalidRequest("this name is a consumer's", name=self.name)
             self._log = WorkLog(
-                queue.beside(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock),
+                queue.open_sibling(f"{self.name}.work", page_size=LOG_PAGE_BYTES, clock=self._clock),
                 synced=self._synced,
             )
             try:
                 self._machine = find_state(
                     queue, self.name, self._log, self._clock, found, since=since, damage=self._damage, hold=self._hold
                 )
-                # Before the first job: lost power would take the hold, and retention what nobody has done yet.
+                # Before the first job: lost power could take the hold, and retention unfinished messages.
                 self._note_cursor(durable=True)
             except BaseException:
                 with suppress(HoldfastError):
@@ -194,29 +319,28 @@ class WorkQueue:
     def get(self, timeout: float | None = None) -> Job | None:
         """The next job, or None after ``timeout`` seconds without one (None: waits; 0: looks).
 
-        Due ones first, those due for longest before others; then new ones in order. It is this worker's for
-        ``visibility`` seconds, or as long as ``extend`` says. While ``max_started`` messages are started, new ones
-        wait. *Raises*: ``Gap`` and ``Trimmed`` as the policy says: raised, nothing has moved. *Cost*: a few
-        microseconds, whatever the depth; one shared sync at "always"; for a job that comes back the reading of
-        its frame: about 0.1 ms, and up to 1 ms where it was appended in a batch of thousands.
+        Due jobs come first, the longest due before others; then new ones in order. The worker has it for ``ack_wait``
+        seconds, or as ``extend`` says. While ``max_started`` messages are started, new ones wait. *Raises*: ``Gap`` and
+        ``Trimmed`` by the policy; nothing has moved then. *Cost*: a few microseconds; one shared sync at "always"; for
+        a returned job about 0.1 ms, up to 1 ms if it was appended in a batch of thousands.
         """
         with self._lock:
-            job, mark = self._take(), self._log.mark
+            job, written = self._take(), self._log.written
         if job is None and timeout != 0:
-            job, mark = self._take_later(timeout)
+            job, written = self._take_later(timeout)
         if job is not None and self._synced:
-            self._log.wait(mark)
+            self._log.wait(written)
         return job
 
     def get_many(self, max_jobs: int, timeout: float | None = 0.0) -> list[Job]:
-        """As ``get``, as many as are there now, at most ``max_jobs``; waits only for the first.
+        """As ``get``, up to ``max_jobs`` that are there now; waits only for the first.
 
-        *Raises*: as ``get``, but not once it has a job: what went wrong is met again by the next call.
-        *Cost*: as one ``get``, and about a microsecond for each new job behind the first: up to 1,000 are taken in one
-        command. *After a crash* inside it, some from the first on were taken, or none.
+        *Raises*: as ``get``, but not once it has a job: the next call meets the error again. *Cost*: one ``get``, and
+        about a microsecond for each further new job: up to 1,000 are taken in one command. *After a crash* inside it,
+        the first few were taken, or none.
         """
         whole_number("max_jobs", max_jobs, 1, DELIVERIES_MAX)
-        first, mark = self._take_later(timeout)
+        first, written = self._take_later(timeout)
         if first is None:
             return []
         jobs = [first]
@@ -224,20 +348,20 @@ class WorkQueue:
         with self._lock:
             try:
                 while job is not None and len(jobs) < max_jobs:
-                    # Behind a new one there are only new ones: what is due goes first.
+                    # After a new job there are only new ones: due jobs go first.
                     more = self._take_read_ahead(max_jobs - len(jobs)) if job.deliveries == 1 else []
                     job = more[-1] if more else self._take()
                     jobs += more or ([job] if job else [])
             except HoldfastError:
-                # Those that were taken are their worker's, whatever stands behind them.
+                # Jobs that were taken belong to their worker, whatever error follows.
                 if self._closed is not None:
                     raise
-            mark = max(mark, self._log.mark)
-        self._log.wait(mark)
+            written = max(written, self._log.written)
+        self._log.wait(written)
         return jobs
 
     def _take_later(self, timeout: float | None) -> tuple[Job | None, int]:
-        """Wait for a job. Returns it and what to wait for until it counts."""
+        """Wait for a job. Returns it and the command to wait for."""
         waiter = self._queue.waiter()
         until = None if timeout is None else time.monotonic() + timeout
         with self._lock:
@@ -247,11 +371,11 @@ class WorkQueue:
                 if timeout != 0:
                     waiter.arm()
                 with self._lock:
-                    job, mark = self._take(), self._log.mark
+                    job, written = self._take(), self._log.written
                     due_ns = self._machine.next_due_ns()
                 limit_s = None if until is None else until - time.monotonic()
                 if job is not None or (limit_s is not None and limit_s <= 0):
-                    return job, mark
+                    return job, written
                 if due_ns is not None:
                     due_s = max(0.0, (due_ns - self._clock()) / NS)
                     limit_s = due_s if limit_s is None else min(limit_s, due_s)
@@ -262,7 +386,7 @@ class WorkQueue:
                 self._waiters.remove(waiter)
 
     def _take(self) -> Job | None:
-        """The next job that is there now, written down as taken. Call with the lock held."""
+        """The next job, written as taken. Call with the lock held."""
         self._raise_if_closed()
         machine, log = self._machine, self._log
         now_ns = self._clock()
@@ -275,9 +399,9 @@ class WorkQueue:
                 self._note_cursor()
             return None
         seq, time_ns, payload = message
-        ends_ns = now_ns + self._visibility_ns
+        ends_ns = now_ns + self._ack_wait_ns
         log.record(encode_one(TAKE, ends_ns, seq))
-        # Written, and only now forgotten there: what could not be written is not skipped.
+        # Forget the message only after the command is written.
         self._source.taken(message)
         job = self._job((seq, time_ns, payload, machine.take(seq, ends_ns)))
         log.in_step = False
@@ -286,13 +410,13 @@ class WorkQueue:
         return job
 
     def _take_read_ahead(self, count: int) -> list[Job]:
-        """New jobs that are in memory, at most ``count``, by one command: all or none. Call with the lock held."""
+        """Up to ``count`` new jobs from memory, by one command: all or none. Call with the lock held."""
         machine = self._machine
         count = min(count, COMMAND_NUMBERS_MAX, self._max_started - len(machine.started))
         try:
             messages = self._source.read_ahead(machine.next_seq, max(0, count))
             if messages:
-                self._do(Kind.TAKE, self._clock() + self._visibility_ns, *[message[0] for message in messages])
+                self._do(Kind.TAKE, self._clock() + self._ack_wait_ns, *[message[0] for message in messages])
         except BaseException:
             self._source.close()  # it reads on from the first one that was not taken
             raise
@@ -312,7 +436,7 @@ class WorkQueue:
         return message
 
     def _next_due(self, now_ns: int) -> Message | None:
-        """The message that has been due for longest and may be handed out again; gives up those that may not."""
+        """The longest due message that may be handed out again; gives up those that may not."""
         machine = self._machine
         while (seq := machine.due(now_ns)) is not None:
             _, deliveries, leased = machine.started[seq]
@@ -331,8 +455,8 @@ class WorkQueue:
     def ack(self, job: Job) -> None:
         """This job is done and never comes back.
 
-        *Raises*: ``Fenced`` (lease_lost) when its lease ended and another worker got it, or it was acknowledged or
-        given back before. *Cost*: about two microseconds; one shared sync at "always".
+        *Raises*: ``Fenced`` (lease_lost) when its lease ended and another worker got it, or it was finished before.
+        *Cost*: about two microseconds; one shared sync at "always".
         """
         with self._lock:
             seq = job[0]
@@ -341,9 +465,9 @@ class WorkQueue:
             self._log.record(encode_one(DONE, 0, seq))
             self._machine.finish(seq)
             self._log.in_step = False
-            mark, waiters = self._log.mark, self._finished(1)
+            written, waiters = self._log.written, self._finished(1)
         if self._synced:
-            self._log.wait(mark)
+            self._log.wait(written)
         for waiter in waiters:
             waiter.wake()
 
@@ -351,14 +475,14 @@ class WorkQueue:
         """As ``ack``, all or none of them, in one command. *Raises*: also ``InvalidRequest`` for none."""
         with self._lock:
             seqs = self._owned(jobs)
-            mark = self._do(Kind.DONE, 0, *seqs)
+            written = self._do(Kind.DONE, 0, *seqs)
             waiters = self._finished(len(seqs))
-        self._log.wait(mark)
+        self._log.wait(written)
         for waiter in waiters:
             waiter.wake()
 
     def _finished(self, count: int) -> Sequence[Waiter]:
-        """After acknowledgements: what is due now and then. Returns the workers that waited for room."""
+        """After acknowledgements: do due work. Returns the workers that waited for room."""
         self._until_cursor -= count
         if self._until_cursor <= 0:
             self._note_cursor()
@@ -367,13 +491,15 @@ class WorkQueue:
         return self._waiters.copy() if len(self._machine.started) + count >= self._max_started else ()
 
     def nack(self, job: Job, *, delay: float = 0.0, reason: str = "") -> None:
-        """Give this job back: it comes again after ``delay`` seconds, or is a dead letter after ``max_deliveries``.
+        """Return this job: it comes again after ``delay`` seconds, or is a dead letter after ``max_deliveries``.
 
-        *Raises*: as ``ack``; ``InvalidRequest`` for a delay below zero or above ten years, a reason that is no text."""
+        *Raises*: as ``ack``; ``InvalidRequest`` for a delay below zero or above ten years, or a reason that is not
+        text.
+        """
         self._give_back(job, seconds_ns("delay", delay), reason)
 
     def retry(self, job: Job, *, reason: str = "") -> None:
-        """As ``nack`` with a delay that doubles, from ``retry_delay`` on and to ``max_retry_delay`` at most."""
+        """As ``nack`` with a delay that doubles, from ``retry_delay`` up to ``max_retry_delay``."""
         doubled = self._retry_delay_ns << min(job.deliveries - 1, 62)
         self._give_back(job, min(doubled, self._max_retry_delay_ns), reason)
 
@@ -382,32 +508,35 @@ class WorkQueue:
         with self._lock:
             (seq,) = self._owned((job,))
             if job.deliveries >= self._max_deliveries:
-                mark = self._bury(job, job.deliveries, reason or f"delivered {job.deliveries} times: it was given back")
+                written = self._bury(
+                    job, job.deliveries, reason or f"delivered {job.deliveries} times: it was given back"
+                )
             else:
-                mark = self._do(Kind.RETURN, self._clock() + delay_ns, seq)
+                written = self._do(Kind.RETURN, self._clock() + delay_ns, seq)
             waiters = list(self._waiters)
-        self._log.wait(mark)
+        self._log.wait(written)
         for waiter in waiters:
             waiter.wake()
 
-    def extend(self, job: Job, visibility: float | None = None) -> None:
-        """Keep this job for ``visibility`` seconds from now, by default the work queue's. *Raises*: as ``ack``."""
-        extension_ns = self._visibility_ns if visibility is None else seconds_ns("visibility", visibility)
+    def extend(self, job: Job, ack_wait: float | None = None, *, visibility: float | None = None) -> None:
+        """Keep this job for ``ack_wait`` seconds from now, by default the work queue's. *Raises*: as ``ack``."""
+        ack_wait = renamed_argument("visibility", visibility, "ack_wait", ack_wait)
+        extension_ns = self._ack_wait_ns if ack_wait is None else seconds_ns("ack_wait", ack_wait)
         with self._lock:
             (seq,) = self._owned((job,))
-            mark = self._do(Kind.EXTEND, self._clock() + extension_ns, seq)
-        self._log.wait(mark)
+            written = self._do(Kind.EXTEND, self._clock() + extension_ns, seq)
+        self._log.wait(written)
 
     def dead_letter(self, job: Job, reason: str = "given up") -> None:
         """Give this job up now: it goes to the dead letters. *Raises*: as ``ack``. *Cost*: a data sync."""
         check_reason(reason)
         with self._lock:
             self._owned((job,))
-            mark = self._bury(job, job.deliveries, reason)
-        self._log.wait(mark)
+            written = self._bury(job, job.deliveries, reason)
+        self._log.wait(written)
 
     def dead_letters(self) -> Iterator[DeadLetter]:
-        """What was given up, oldest first: the messages of the queue ``<prefix>-<name>-dead``."""
+        """The dead letters, oldest first: the messages of the queue ``<prefix>-<name>-dead``."""
         return read_letters(self._queue, self.name)
 
     def _owned(self, jobs: Sequence[Job]) -> list[int]:
@@ -421,18 +550,20 @@ class WorkQueue:
         return list(dict.fromkeys(job[0] for job in jobs))
 
     def _bury(self, message: Message, deliveries: int, reason: str) -> int:
-        """Write the letter, unless an earlier try did and only its BURY was refused; then BURY."""
+        """Write the dead letter, unless an earlier try did; then BURY."""
         seq, started = message[0], self._machine.started
         letters = self._letters = {other: place for other, place in self._letters.items() if other in started}
-        if self._held.dead is None:
-            self._held.dead = self._queue.beside(f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always")
+        if self._resources.dead is None:
+            self._resources.dead = self._queue.open_sibling(
+                f"{self.name}-dead", page_size=DEAD_PAGE_BYTES, sync="always"
+            )
         with self._log.step():
             if seq not in letters:
                 letter = DeadLetter(seq, message[1], message[2], deliveries=deliveries, reason=reason)
-                letters[seq] = self._held.dead.append(letter.encode())
-            # A start looks behind the number that is told here: no letter whose BURY is owed may be before it.
+                letters[seq] = self._resources.dead.append(letter.encode())
+            # An opening looks after this number: no letter whose BURY is owed may be before it.
             owed = [place - 1 for other, place in letters.items() if other != seq]
-            return self._do(Kind.BURY, 0, seq, min([self._held.dead.last_seq, *owed]))
+            return self._do(Kind.BURY, 0, seq, min([self._resources.dead.last_seq, *owed]))
 
     def _do(self, kind: Kind, time_ns: int, *numbers: int) -> int:
         """Write a command, then apply it. Call with the lock held."""
@@ -441,7 +572,7 @@ class WorkQueue:
         self._log.in_step = False
         if self._log.left < 0:
             self._log.keep_short(self._machine)
-        return self._log.mark
+        return self._log.written
 
     # ---- where it stands --------------------------------------------------------------------------------------------
 
@@ -459,27 +590,27 @@ class WorkQueue:
             return max(0, self._queue.last_seq - first + 1) + len(self._machine.started)
 
     def unfinished(self) -> int:
-        """As ``lag``, without a look at the files: messages that were trimmed and never handed out count, too."""
+        """As ``lag``, without reading files: trimmed messages that were never handed out count, too."""
         with self._lock:
             self._raise_if_closed()
             return max(0, self._queue.last_seq - self._machine.next_seq + 1) + len(self._machine.started)
 
     def has(self, job: Job) -> bool:
-        """Whether this delivery is still its worker's."""
+        """Whether the worker still has this delivery."""
         with self._lock:
             return self._machine.is_leased(job[0], job.deliveries)
 
     def flush(self) -> None:
-        """Return when every step so far is durable. *Raises*: ``Closed``, also after a failed sync."""
+        """Make every step so far durable. *Raises*: ``Closed``, also after a failed sync."""
         with self._lock:
             self._raise_if_closed()
         self._log.flush()
 
     def _note_cursor(self, *, durable: bool = False) -> None:
-        """Tell retention how far this is. Call with the lock held."""
+        """Write the cursor for retention. Call with the lock held."""
         machine = self._machine
         packed = cursor_pages(machine.pages)
-        # The step that led here counts, whether this can be written or not: what is finished only stays longer.
+        # The step counts also if this fails: finished messages only stay longer.
         with nullcontext() if durable else suppress(OSError):
             self._cursor.write(encode_cursor(machine.committed_seq(), packed, of_work_queue=True, holds=self._hold))
         if durable:
@@ -495,17 +626,16 @@ class WorkQueue:
         if self._closed is not None:
             raise self._closed.with_traceback(None)  # else it would keep the frames of all who met it
         if self._log.in_step:
-            raise Closed("a step was interrupted", name=self.name, hint="close the work queue and open it anew")
+            raise Closed("a step was interrupted", name=self.name, hint="close the work queue and open it again")
 
     @property
     def usable(self) -> bool:
-        """Whether steps can be done: it is not closed, and no interrupt has cut a step off."""
+        """Whether it is open and no interrupt has cut a step off."""
         return self._closed is None and not self._log.in_step
 
     def return_leased(self, keep: Collection[int] = ()) -> None:
-        """Give back the messages that workers have, also of an earlier process, except ``keep``.
-
-        For an owner that knows all workers.
+        """Return the messages that workers have, also of an earlier process, except ``keep``. For an owner that
+        knows all workers.
         """
         with self._lock:
             self._raise_if_closed()
@@ -518,10 +648,11 @@ class WorkQueue:
             self._do(Kind.RETURN, self._clock(), *leased[first : first + COMMAND_NUMBERS_MAX])
 
     def close(self) -> None:
-        """Give back what workers still have, make everything durable, let go of the name. Twice is harmless.
+        """Return the jobs of workers, make everything durable, release the name. Closing twice is harmless.
 
-        What is given back may be got at once when the work queue is opened again; its deliveries count. *Raises*:
-        ``Closed`` when a sync has failed; ``Unavailable`` as ``Queue.close``; the files are let go of all the same."""
+        Returned jobs are available at the next opening; their deliveries count. *Raises*: ``Closed`` when a sync has
+        failed; ``Unavailable`` as ``Queue.close``; the files are always released.
+        """
         with self._lock:
             if self._closed is not None:
                 return
@@ -532,29 +663,27 @@ class WorkQueue:
                     self._return_leased()
                     self._note_cursor()
             finally:
-                self._let_go()
+                self._release()
         for waiter in waiters:
             waiter.wake()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._keep()
-        self._held.release()
+        self._resources.release()
         self._queue.forget(self)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def poison_after_fork(self) -> None:
-        """In a forked child: let go of the lock, which is the parent's, and refuse everything."""
+        """In a forked child: release the lock, which is the parent's, and refuse everything."""
         self._lock = threading.Lock()
         if self._closed is None:
             self._keep()
-            self._pages.port.close(self._held.lock_file)
+            self._pages.port.close(self._resources.lock_file)
             self._closed = Closed(
                 "a forked child cannot use its parent's work queue", code=Code.FORKED, hint="open it in one process"
             )

@@ -93,13 +93,13 @@ class MessageLog:
             if mark:
                 self._queue.flush()
             else:
-                self._queue.flush_unmarked()
+                self._queue.flush_data()
         except HoldfastError as error:
             raise of_the_stores(error, self.directory) from error
 
     def write_mark(self) -> None:
         """Write the mark that a ``sync`` without it has left, if one is left."""
-        self._queue.write_mark()
+        self._queue.record_position()
 
     def frames(self, first: int) -> Iterator[tuple[int, bytes]]:
         """All frames from ``first`` on, in order, up to the last one that was appended before.

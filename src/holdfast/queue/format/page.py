@@ -1,11 +1,6 @@
-"""The first 64 bytes of a page.
+"""The header of a page file ``<prefix>-<number>.page`` and the records of its index ``<prefix>-<number>.idx``. Pure.
 
-Owns: the fields of the header and its validity. Does not own: frames (``frame``), creation (``page_files``).
-
-Failure model: pure. A header that does not verify is ``None``: the caller knows what that means where it stands. One
-that verifies and is of a later format is ``CorruptData``: nothing may be decided about what cannot be read.
-
-Little-endian:
+A header that does not verify is ``None``; one of a later format is ``CorruptData``. Little-endian. The header:
 
 | offset | bytes | field |
 |---|---|---|
@@ -22,19 +17,33 @@ Little-endian:
 | 56 | 4 | zero |
 | 60 | 4 | CRC-32 of the 60 bytes before |
 
-A page is made ahead of its use, so its header is written twice: *prepared* when the file is made, and whole just before
-the first frame. Both are within one sector. Where the second writing is lost in a crash while frames are not, the base
-is that which the page before it ends with, and the frames verify for it or there are none.
+A page is prepared before its use, so its header is written twice: *prepared* when the file is made, and whole just
+before the first frame, both within one sector. If a crash loses the second writing and spares frames, the base is the
+end of the page before, and the frames verify for it or there are none.
+
+An index record, one for each batch and at most one in 4 KiB for frames of a single message, by rising position and
+time. The index is derived from its page: it may be absent, short or damaged, and each record is a hint that the reader
+verifies.
+
+| offset | bytes | field |
+|---|---|---|
+| 0 | 8 | arrival of the frame, nanoseconds since 1970, signed |
+| 8 | 4 | position of the frame in its page |
 """
 
 from __future__ import annotations
 
+import sys
+from array import array
 from struct import Struct
 from zlib import crc32
 
 from holdfast.errors import Code, CorruptData
 
-__all__ = ["HEADER_BYTES", "PAGE_BYTES_MAX", "VERSION", "PageHeader", "decode_header", "encode_header"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 HEADER = Struct("<8sHHIIIQQqQI")
 HEADER_BYTES = 64
@@ -131,3 +140,62 @@ def decode_header(data: bytes, number: int) -> PageHeader | None:
         base_time_ns=base_time_ns,
         prepared=bool(flags & PREPARED),
     )
+
+
+RECORD = Struct("<qI")
+RECORD_BYTES = RECORD.size
+SINGLES_SPACING_BYTES = 4096
+_NEAR_RECORDS = 1365
+
+
+def last_before(
+    read: Callable[[int, int], bytes], count: int, belongs_before: Callable[[int, int], bool]
+) -> tuple[int, int, int]:
+    """How many records come before, by ``belongs_before(time_ns, position)``, and the last of them, time and
+    position; zeros if none does.
+
+    ``read(offset, length)`` reads the index file of ``count`` records. The condition must hold for a run of records
+    from the start. Cost: O(log count) reads, the last of at most 16 KiB.
+
+    >>> index = b"".join(RECORD.pack(time, 64 + time) for time in (5, 5, 7, 9))
+    >>> last_before(lambda offset, length: index[offset : offset + length], 4, lambda time, position: time < 7)
+    (2, 5, 69)
+    """
+    low, high = 0, count  # every record before `low` belongs before, none from `high` on does
+    while high - low > _NEAR_RECORDS:
+        middle = (low + high) // 2
+        data = read(middle * RECORD_BYTES, RECORD_BYTES)
+        if len(data) == RECORD_BYTES and belongs_before(*RECORD.unpack(data)):
+            low = middle + 1
+        else:
+            high = middle
+    start = max(0, low - 1)
+    data = read(start * RECORD_BYTES, (high - start) * RECORD_BYTES)
+    first, last = low - start, len(data) // RECORD_BYTES
+    while first < last:
+        middle = (first + last) // 2
+        if belongs_before(*RECORD.unpack_from(data, middle * RECORD_BYTES)):
+            first = middle + 1
+        else:
+            last = middle
+    if first == 0:
+        return 0, 0, 0
+    time_ns, position = RECORD.unpack_from(data, (first - 1) * RECORD_BYTES)
+    return start + first, time_ns, position
+
+
+def times_and_positions(data: bytes) -> tuple[array[int], array[int]]:
+    """The whole records in ``data`` as arrays, for fast searches by time.
+
+    >>> times_and_positions(RECORD.pack(-5, 64) + RECORD.pack(7, 96) + b"torn")
+    (array('q', [-5, 7]), array('I', [64, 96]))
+    """
+    count = len(data) // RECORD_BYTES
+    words = array("I", data[: count * RECORD_BYTES])
+    halves = array("I", bytes(8 * count))
+    if sys.byteorder == "little":
+        halves[0::2], halves[1::2] = words[0::3], words[1::3]
+    else:
+        words.byteswap()
+        halves[1::2], halves[0::2] = words[0::3], words[1::3]
+    return array("q", halves.tobytes()), words[2::3]

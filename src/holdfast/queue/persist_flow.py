@@ -1,10 +1,7 @@
-"""The rules of ``persist``: how far the source runs ahead, which items are consumed, when the end arrives.
+"""The rules of ``persist``: how far the source runs ahead, which items are consumed, when the end arrives. Pure.
 
-Owns: these decisions. Does not own: the queue and the source (``persist_run``), threads (``persist``), tasks
-(``asynchronous_persist``).
-
-Failure model: pure. Two sides use one ``Flow`` at the same time without a lock: each field has one writer, the
-producer's side or the consumer's side; ``stopped`` is set once, by either.
+Two sides use one ``Flow`` at the same time without a lock: each field has one writer, the producer's or the consumer's
+side; either sets ``stopped``, once.
 
 What the producer does next (``work``), first row that holds:
 
@@ -16,9 +13,9 @@ What the producer does next (``work``), first row that holds:
 | items of an earlier run are not measured | MEASURE |
 | else | PULL |
 
-The limit: the producer asks the source for an item while fewer than ``max_bytes`` are unconsumed. Once it has waited,
-it goes on when at most half of ``max_bytes`` are. So at most ``max_bytes`` and one item are unconsumed, and an item
-that is larger than ``max_bytes`` passes.
+The producer asks for an item while fewer than ``max_bytes`` are unconsumed. Once it has waited, it continues when at
+most half of ``max_bytes`` are. So at most ``max_bytes`` and one item are unconsumed, and an item larger than
+``max_bytes`` passes.
 
 What the consumer gets next (``step``), first row that holds:
 
@@ -34,10 +31,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["ITEM_BYTES", "Ending", "Flow", "Step", "Work"]
-
 ITEM_BYTES = 24
-"""What an item counts beyond its own bytes: the head of a frame. So empty items are bounded, too."""
+"""What an item counts in addition to its bytes: the head of a frame. So empty items are bounded, too."""
 
 
 class Work(Enum):
@@ -68,8 +63,9 @@ class Ending:
         self.error = error
 
     def closing_failed(self, failure: Exception) -> None:
-        """Closing after this end has failed. The error of the source carries that failure; at an end without an error
-        it is raised, and the end comes with the next call."""
+        """Closing after this end has failed. The source's error carries the failure; without one it is raised, and
+        the end comes with the next call.
+        """
         if self.error is None:
             raise failure
         self.error.add_note(f"closing failed, too: {failure!r}")
@@ -78,8 +74,8 @@ class Ending:
 
 
 class Flow:
-    """The state of one run. ``consumed_seq`` is where the subscription begins, ``left_seq`` the last item of earlier
-    runs; ``max_bytes`` None is no bound; ``page_bytes`` is how much is consumed between two looks for space to free.
+    """The state of one run. The subscription begins at ``consumed_seq``; ``left_seq`` is the last item of earlier
+    runs; ``max_bytes`` None is no bound; after ``page_bytes`` consumed bytes space is freed.
 
     >>> flow = Flow(consumed_seq=0, left_seq=0, max_bytes=100, page_bytes=4096)
     >>> flow.stored(1, 90)
@@ -91,21 +87,9 @@ class Flow:
     """
 
     __slots__ = (
-        "_consumed_bytes",
-        "_freed_bytes",
-        "_max_bytes",
-        "_page_bytes",
-        "_passed",
-        "_stored_bytes",
-        "consumed_seq",
-        "ending",
-        "left_seq",
-        "measured_seq",
-        "source_closed",
-        "stopped",
-        "stored_seq",
-        "waiting",
-    )
+        "_consumed_bytes", "_freed_bytes", "_max_bytes", "_page_bytes", "_passed", "_stored_bytes", "consumed_seq",
+        "ending", "left_seq", "measured_seq", "source_closed", "stopped", "stored_seq", "waiting",
+    )  # fmt: skip
 
     def __init__(self, *, consumed_seq: int, left_seq: int, max_bytes: int | None, page_bytes: int) -> None:
         self.left_seq = left_seq
@@ -135,7 +119,7 @@ class Flow:
 
     @property
     def work(self) -> Work:
-        """See the table of the module."""
+        """See the module's table."""
         if self.stopped or self.ending is not None:
             return Work.NOTHING if self.source_closed else Work.CLOSE_SOURCE
         most = self._max_bytes
@@ -173,10 +157,10 @@ class Flow:
 
     @property
     def step(self) -> Step:
-        """See the table of the module."""
+        """See the module's table."""
         if self.stopped:
             return Step.CLOSED
-        # The end is looked at before the items: after an end that is seen, no item comes that is not.
+        # Read the end before the items: no unseen item comes after an end that was seen.
         ended = self.ending is not None
         if self.consumed_seq < self.stored_seq:
             return Step.GIVE
@@ -194,7 +178,7 @@ class Flow:
 
     @property
     def frees(self) -> bool:
-        """Whether it is time to free the space of consumed items: a page of them, and none that is yet to measure."""
+        """Whether to free the space of consumed items: a page of them, and none left to measure."""
         return self._consumed_bytes - self._freed_bytes >= self._page_bytes and self.measured_seq >= self.left_seq
 
     def freed(self) -> None:

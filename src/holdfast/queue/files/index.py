@@ -1,17 +1,20 @@
-"""The index of a page, as those have it who read the page.
+"""The index file of a page: written by ``PageIndex``, searched by ``IndexReader``.
 
-Owns: when its file is opened, and what is kept of the indexes of finished pages. Does not own: the record and the
-searches (``time_index``), what is written (``page_index``).
-
-Failure model: ``OSError`` from the port. An index that is absent has no records. What is kept may be older than the
-file: each record is a hint, and whoever follows it verifies the frame that it leads to.
+An index is derived data: a missing record costs time, and a reader verifies the frame that a record names.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
-from holdfast.queue.format.time_index import RECORD, RECORD_BYTES, last_before, times_and_positions
+from holdfast.queue.format.page import (
+    HEADER_BYTES,
+    RECORD,
+    RECORD_BYTES,
+    SINGLES_SPACING_BYTES,
+    last_before,
+    times_and_positions,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,25 +23,55 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from holdfast.queue.files.pages import PageDirectory
+    from holdfast.queue.files.port import FilePort
+    from holdfast.queue.format.checksum import Checksum
 
     KeptIndexes: TypeAlias = dict[int, tuple["array[int]", "array[int]"]]
     """Times and positions, by the salt of the page."""
 
-__all__ = ["KEPT_MAX", "IndexReader"]
+_pack = RECORD.pack
+
+
+class PageIndex:
+    """``records`` are in the file, with the checksum ``check``; ``pending`` are not. A frame of one message at or
+    after ``due`` gets a record. After an ``OSError`` the next write begins at the same place.
+    """
+
+    __slots__ = ("check", "due", "pending", "records")
+
+    def __init__(self, records: int = 0, check: int = 0, due: int = HEADER_BYTES) -> None:
+        self.records = records
+        self.check = check
+        self.due = due
+        self.pending = bytearray()
+
+    def note(self, time_ns: int, position: int, count: int) -> None:
+        """Add a record for this frame if one is due."""
+        if count > 1 or position >= self.due:
+            self.due = position + SINGLES_SPACING_BYTES
+            self.pending += _pack(time_ns, position)
+
+    def write(self, port: FilePort, file: int, checksum: Checksum) -> None:
+        """Append what is pending to the index file."""
+        pending = bytes(self.pending)
+        if pending:
+            port.write(file, self.records * RECORD_BYTES, (pending,))
+            self.check = checksum(pending, self.check)
+            self.records += len(pending) // RECORD_BYTES
+            self.pending = bytearray()
+
 
 KEPT_BYTES_MAX = 256 << 10
-"""Of one index. A page of 64 MiB, as most have it, has records of 192 KiB for messages by themselves; one that is
-appended in batches of less than 3 KiB, or is larger, may have more than is kept."""
+"""Of one index. A page of 64 MiB with single messages has 192 KiB of records."""
 KEPT_MAX = 16
 RECORDS_AT_ONCE = 1 << 12
 
 
 class IndexReader:
-    """The index of page ``number``. Its file is opened when it is asked.
+    """The index of page ``number``. Its file is opened when needed.
 
-    ``kept`` is given for a finished page, whose index does not grow: where it has 256 KiB at most, the first search for
-    a time reads it, for all who share ``kept``, and those after it read nothing. Sixteen are kept, a record in the 12
-    bytes that it has in the file: 4 MiB at most for each queue that is open. A larger one is searched in its file.
+    ``kept`` is given for a finished page, whose index does not grow: the first search by time reads an index of at most
+    256 KiB, and later searches by all readers use it. Sixteen are kept, at most 4 MiB for each open queue.
     """
 
     __slots__ = ("_file", "_is_open", "_kept", "_number", "_pages", "_salt")
@@ -57,8 +90,9 @@ class IndexReader:
         return self._kept is not None
 
     def last_earlier(self, time_ns: int) -> tuple[int, int, int]:
-        """How many records are earlier than ``time_ns``, and the last of them: time and position; zeros where there is
-        none."""
+        """How many records are earlier than ``time_ns``, and the last of them: time and position; zeros if there is
+        none.
+        """
         kept = None if self._kept is None else self._kept.get(self._salt) or self._keep(self._kept)
         if kept is None:
             return self.last_before(lambda indexed, _: indexed < time_ns)
@@ -71,12 +105,12 @@ class IndexReader:
         return last_before(self._read, self._count(), belongs_before)
 
     def record(self, place: int) -> tuple[int, int] | None:
-        """Time and position; None where there is no such record."""
+        """Time and position; None if there is no such record."""
         data = self._read(place * RECORD_BYTES, RECORD_BYTES) if place >= 0 else b""
         return RECORD.unpack(data) if len(data) == RECORD_BYTES else None
 
     def records(self) -> Iterator[tuple[int, int]]:
-        """Time and position of all, whether or not they are true."""
+        """Time and position of all, true or not."""
         for first in range(0, self._count(), RECORDS_AT_ONCE):
             data = self._read(first * RECORD_BYTES, RECORDS_AT_ONCE * RECORD_BYTES)
             yield from RECORD.iter_unpack(data[: len(data) // RECORD_BYTES * RECORD_BYTES])

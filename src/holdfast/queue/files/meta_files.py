@@ -1,0 +1,130 @@
+"""The small files ``<prefix>-allMeta`` (identity) and ``<prefix>-writeMeta`` (write position).
+
+A file whose name could not be synced is removed again, as far as the disk allows: the next opening would take it for
+durable, and lost power could remove it. An identity that is absent or does not verify is made again; no page depends on
+it. The write position is a hint: a missing one costs time at the next opening.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from holdfast.queue.format.meta import (
+    IDENTITY_BYTES,
+    SLOTS_BYTES,
+    Identity,
+    decode_identity,
+    encode_identity,
+    encode_slot,
+    newest_slot,
+    slot_offset,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.queue.files.pages import PageDirectory
+
+
+def read_identity(pages: PageDirectory) -> Identity | None:
+    """The identity, or None without a file."""
+    port = pages.port
+    try:
+        file = port.open(pages.directory, pages.names.identity, write=False)
+    except FileNotFoundError:
+        return None
+    try:
+        return decode_identity(port.read(file, 0, IDENTITY_BYTES))
+    finally:
+        port.close(file)
+
+
+def open_identity(
+    pages: PageDirectory, entropy: Callable[[int], bytes], page_bytes: int, checksum_id: int, serializer: str = ""
+) -> Identity:
+    """Read the identity, or make it. A queue without a recorded serializer adopts the given one.
+
+    Temporary file, sync, rename, sync of the directory: a crash leaves the old record or the new one.
+    """
+    found = read_identity(pages)
+    if found is not None and (found.serializer or not serializer):
+        return found
+    port, name = pages.port, pages.names.identity
+    if found is not None:
+        identity = Identity(found.queue_id, found.page_bytes, found.checksum_id, serializer)
+    else:
+        identity = Identity(entropy(16), page_bytes, checksum_id, serializer)
+    temporary = pages.names.temporary(name)
+    pages.remove(temporary)
+    file = port.create(pages.directory, temporary)
+    try:
+        port.write(file, 0, (encode_identity(identity),))
+        port.sync_data(file)
+    finally:
+        port.close(file)
+    port.rename(pages.directory, temporary, name)
+    try:
+        port.sync_directory(pages.directory)
+    except BaseException:
+        if found is None:  # else either record is true, and the next start that names a serializer writes it again
+            with suppress(OSError):
+                pages.remove(name)
+        raise
+    return identity
+
+
+UNKNOWN_BOOT = bytes(16)
+
+
+class WritePositionFile:
+    """The open file of two slots, written in turn; made if absent. ``boot_id`` is this run of the machine; zeros
+    once the page cache is not trusted.
+    """
+
+    __slots__ = ("_file", "_generation", "_port", "boot_id")
+
+    def __init__(self, pages: PageDirectory) -> None:
+        port = self._port = pages.port
+        name = pages.names.write_meta
+        try:
+            self._file = port.open(pages.directory, name, write=True)
+        except FileNotFoundError:
+            self._file = port.create(pages.directory, name)
+            try:
+                port.write(self._file, 0, (bytes(SLOTS_BYTES),))
+                port.sync_directory(pages.directory)
+            except BaseException:
+                port.close(self._file)
+                with suppress(OSError):
+                    pages.remove(name)
+                raise
+        try:
+            slot = newest_slot(port.read(self._file, 0, SLOTS_BYTES))
+            self.boot_id = port.boot_id()
+        except BaseException:
+            port.close(self._file)
+            raise
+        self._generation = 0 if slot is None else slot[0]
+
+    def write(self, value: bytes) -> None:
+        """Write the next slot; not synced. Does nothing once the file is closed."""
+        if self._file < 0:
+            return
+        self._generation += 1
+        slot = encode_slot(self._generation, value)
+        self._port.write(self._file, slot_offset(self._generation), (slot,))
+
+    def distrust_cache(self) -> None:
+        """A sync has failed: later records do not describe the page cache."""
+        self.boot_id = UNKNOWN_BOOT
+
+    def sync(self) -> None:
+        """Make the records durable."""
+        self._port.sync_data(self._file)
+
+    def close(self) -> None:
+        """Close the file."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            self._port.close(file)

@@ -1,0 +1,273 @@
+"""The small files of a queue: ``<prefix>-allMeta`` (identity), A/B slots, and the value in ``<prefix>-writeMeta``.
+Pure.
+
+An identity that does not verify is ``None``, and the queue gets a new one; a later format is ``CorruptData``.
+Little-endian. The identity, written once, and again when the first serializer is named; a page's own header wins:
+
+| offset | bytes | field |
+|---|---|---|
+| 0 | 8 | the text ``HFQUEUE`` and a zero |
+| 8 | 2 | format version: 1 |
+| 10 | 2 | zero |
+| 12 | 4 | checksum id for new pages |
+| 16 | 16 | queue id, random |
+| 32 | 4 | page size for new pages |
+| 36 | 24 | the name of the serializer (``serializers``), ASCII, filled with zeros; all zeros: none is recorded |
+| 60 | 4 | CRC-32 of the 60 bytes before |
+
+Two slots hold a small value that is replaced without ever being absent. Generation ``g`` is in slot ``g mod 2``, at
+offset 512 x (g mod 2). A crash while writing one leaves the other; a slot that does not verify does not count. A slot:
+
+| offset | bytes | field |
+|---|---|---|
+| 0 | 4 | the text ``HFQS`` |
+| 4 | 2 | format version: 1 |
+| 6 | 2 | length of the value |
+| 8 | 8 | generation, at least 1, one more at each writing |
+| 16 | 492 | the value, then zeros |
+| 508 | 4 | CRC-32 of the 508 bytes before |
+
+The write position is a hint for the next opening and for readers; a lost, old or torn one costs time. *Written*: the
+position of the next frame. Everything before it is in the page cache: true after a killed process, false after a
+restart of the machine, which the boot id shows. *Durable*: everything before it was synced first, so it is true after
+every crash.
+
+| offset | bytes | field |
+|---|---|---|
+| 0 | 8 | page being written |
+| 8 | 8 | its salt: a mark about another life of the page is no mark |
+| 16 | 8 | next sequence number |
+| 24 | 8 | arrival of the last frame |
+| 32 | 4 | position of the next frame |
+| 36 | 4 | frames in the page |
+| 40 | 4 | records in the page's index file |
+| 44 | 4 | checksum of these records |
+| 48 | 4 | position from which the next single frame is indexed |
+| 52 | 4 | 1: closed cleanly, everything durable; else 0 |
+| 56 | 8 | durable: page |
+| 64 | 8 | durable: its salt |
+| 72 | 8 | durable: next sequence number |
+| 80 | 8 | durable: arrival of the last frame |
+| 88 | 4 | durable: position |
+| 92 | 4 | zero |
+| 96 | 16 | boot id: of the machine's run in which the mark was written; zeros where unknown |
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from zlib import crc32
+
+from holdfast.errors import Code, CorruptData
+
+IDENTITY = Struct("<8sHHI16sI24s")
+IDENTITY_BYTES = 64
+IDENTITY_MAGIC = b"HFQUEUE\0"
+IDENTITY_VERSION = 1
+
+_CHECK = Struct("<I")
+
+
+class Identity:
+    """What was decided when the queue was made."""
+
+    __slots__ = ("checksum_id", "page_bytes", "queue_id", "serializer")
+
+    def __init__(self, queue_id: bytes, page_bytes: int, checksum_id: int, serializer: str = "") -> None:
+        self.serializer = serializer
+        self.queue_id = queue_id
+        self.page_bytes = page_bytes
+        self.checksum_id = checksum_id
+
+
+def encode_identity(identity: Identity) -> bytes:
+    """The 64 bytes."""
+    fields = IDENTITY.pack(
+        IDENTITY_MAGIC,
+        IDENTITY_VERSION,
+        0,
+        identity.checksum_id,
+        identity.queue_id,
+        identity.page_bytes,
+        identity.serializer.encode("ascii"),
+    )
+    return fields + _CHECK.pack(crc32(fields))
+
+
+def decode_identity(data: bytes) -> Identity | None:
+    """The identity, or None if these bytes are not one.
+
+    Raises: ``CorruptData`` for a later format.
+
+    >>> decode_identity(encode_identity(Identity(bytes(16), 4096, 1))).page_bytes, decode_identity(b"")
+    (4096, None)
+    """
+    if len(data) < IDENTITY_BYTES or _CHECK.unpack_from(data, IDENTITY.size)[0] != crc32(data[: IDENTITY.size]):
+        return None
+    magic, version, _, checksum_id, queue_id, page_bytes, serializer = IDENTITY.unpack_from(data)
+    if magic != IDENTITY_MAGIC:
+        return None
+    if version != IDENTITY_VERSION:
+        raise CorruptData(
+            "a queue was written by a later version of holdfast",
+            code=Code.CORRUPT_QUEUE,
+            format_version=version,
+            hint="nothing is damaged: use that version",
+        )
+    return Identity(queue_id, page_bytes, checksum_id, serializer.rstrip(b"\0").decode("ascii", "replace"))
+
+
+SLOT_BYTES = 512
+SLOTS_BYTES = 2 * SLOT_BYTES
+SLOT_HEAD = Struct("<4sHHQ")
+SLOT_MAGIC = b"HFQS"
+SLOT_VERSION = 1
+VALUE_BYTES_MAX = SLOT_BYTES - SLOT_HEAD.size - 4
+
+
+def slot_offset(generation: int) -> int:
+    """Where this generation is written."""
+    return SLOT_BYTES * (generation % 2)
+
+
+def encode_slot(generation: int, value: bytes) -> bytes:
+    """The 512 bytes of one slot. ``value`` has at most 492."""
+    assert len(value) <= VALUE_BYTES_MAX, "a value fits into its slot"
+    data = (SLOT_HEAD.pack(SLOT_MAGIC, SLOT_VERSION, len(value), generation) + value).ljust(SLOT_BYTES - 4, b"\0")
+    return data + _CHECK.pack(crc32(data))
+
+
+def newest_slot(data: bytes) -> tuple[int, bytes] | None:
+    """Generation and value of the newest slot that verifies, in a file's first 1024 bytes.
+
+    >>> old, new = encode_slot(6, b"old"), encode_slot(7, b"new")
+    >>> newest_slot(old + new), newest_slot(old + new[:-1]), newest_slot(b"")
+    ((7, b'new'), (6, b'old'), None)
+    """
+    best: tuple[int, bytes] | None = None
+    for start in (0, SLOT_BYTES):
+        slot = data[start : start + SLOT_BYTES]
+        if len(slot) < SLOT_BYTES or _CHECK.unpack_from(slot, SLOT_BYTES - 4)[0] != crc32(slot[: SLOT_BYTES - 4]):
+            continue
+        magic, version, length, generation = SLOT_HEAD.unpack_from(slot)
+        if (
+            magic != SLOT_MAGIC
+            or version != SLOT_VERSION
+            or length > VALUE_BYTES_MAX
+            or slot_offset(generation) != start
+        ):
+            continue
+        if best is None or generation > best[0]:
+            best = generation, slot[SLOT_HEAD.size : SLOT_HEAD.size + length]
+    return best
+
+
+WRITE_POSITION = Struct("<QQQqIIIIIIQQQqII16s")
+
+
+class DurablePosition:
+    """A position in the log: everything before it is on disk."""
+
+    __slots__ = ("last_time_ns", "next_seq", "page", "position", "salt")
+
+    def __init__(self, page: int, salt: int, position: int, next_seq: int, last_time_ns: int) -> None:
+        self.page = page
+        self.salt = salt
+        self.position = position
+        self.next_seq = next_seq
+        self.last_time_ns = last_time_ns
+
+
+class WritePosition:
+    """One decoded write position."""
+
+    __slots__ = (
+        "boot_id", "clean", "durable", "frames", "index_check", "index_due", "index_records", "last_time_ns",
+        "next_seq", "page", "position", "salt",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        page: int,
+        salt: int,
+        position: int,
+        next_seq: int,
+        last_time_ns: int,
+        frames: int,
+        index_records: int,
+        index_check: int,
+        index_due: int,
+        clean: bool,
+        durable: DurablePosition,
+        boot_id: bytes,
+    ) -> None:
+        self.page = page
+        self.salt = salt
+        self.position = position
+        self.next_seq = next_seq
+        self.last_time_ns = last_time_ns
+        self.frames = frames
+        self.index_records = index_records
+        self.index_check = index_check
+        self.index_due = index_due
+        self.clean = clean
+        self.durable = durable
+        self.boot_id = boot_id
+
+
+def write_position_value(
+    page: int,
+    salt: int,
+    position: int,
+    next_seq: int,
+    last_time_ns: int,
+    frames: int,
+    index_records: int,
+    index_check: int,
+    index_due: int,
+    clean: bool,
+    durable: DurablePosition,
+    boot_id: bytes,
+) -> bytes:
+    """The value of the slot, from fields: every sync writes one, and an object would cost more."""
+    return WRITE_POSITION.pack(
+        page,
+        salt,
+        next_seq,
+        last_time_ns,
+        position,
+        frames,
+        index_records,
+        index_check,
+        index_due,
+        clean,
+        durable.page,
+        durable.salt,
+        durable.next_seq,
+        durable.last_time_ns,
+        durable.position,
+        0,
+        boot_id,
+    )
+
+
+def decode_write_position(value: bytes) -> WritePosition | None:
+    """The write position, or None for a value of another length."""
+    if len(value) != WRITE_POSITION.size:
+        return None
+    fields = WRITE_POSITION.unpack(value)
+    return WritePosition(
+        page=fields[0],
+        salt=fields[1],
+        next_seq=fields[2],
+        last_time_ns=fields[3],
+        position=fields[4],
+        frames=fields[5],
+        index_records=fields[6],
+        index_check=fields[7],
+        index_due=fields[8],
+        clean=fields[9] == 1,
+        durable=DurablePosition(fields[10], fields[11], fields[14], fields[12], fields[13]),
+        boot_id=fields[16],
+    )

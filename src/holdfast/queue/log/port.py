@@ -1,0 +1,87 @@
+"""The queue as its consumers and work queues see it. ``Queue`` implements this; its methods tell what each does."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
+    from datetime import datetime
+
+    from holdfast.queue.files.pages import PageDirectory
+    from holdfast.queue.log.messages import Message
+    from holdfast.queue.log.reader import DamagePolicy, LogReader, Waiter
+    from holdfast.queue.log.space import Space
+    from holdfast.queue.serializers import Serializer
+
+
+class Dependent(Protocol):
+    """A consumer or a work queue: it is closed before its queue."""
+
+    @property
+    def name(self) -> str:
+        """The name of its cursor."""
+        ...
+
+    def close(self) -> None:
+        """Close its files and release its name."""
+        ...
+
+
+class QueuePort(Protocol):
+    """An open queue. ``open_sibling`` opens the queue ``<path>-<name>`` in the same directory."""
+
+    # ruff: noqa: D102
+
+    @property
+    def pages(self) -> PageDirectory: ...
+    @property
+    def serializer(self) -> Serializer | None: ...
+    @property
+    def space(self) -> Space: ...
+    @property
+    def writable(self) -> bool: ...
+    @property
+    def syncs_always(self) -> bool: ...
+    @property
+    def first_seq(self) -> int: ...
+    @property
+    def last_seq(self) -> int: ...
+    @property
+    def durable_seq(self) -> int: ...
+    def append(self, payload: object) -> int: ...
+    def append_many(self, payloads: Iterable[object], *, atomic: bool = False) -> tuple[int, int]: ...
+    def wait_durable(self, seq: int) -> None: ...
+    def flush(self) -> None: ...
+    def trim(self, *, before_seq: int) -> int: ...
+    def read(
+        self,
+        *,
+        since: datetime | str | None = None,
+        seq: int | None = None,
+        follow: bool = False,
+        damage: DamagePolicy | None = None,
+    ) -> Iterator[Message]: ...
+    def reader(
+        self, *, since: datetime | str | None = None, seq: int | None = None, damage: DamagePolicy | None = None
+    ) -> LogReader: ...
+    def asking(self) -> AbstractContextManager[None]: ...
+    def waiter(self) -> Waiter: ...
+    def forget(self, dependent: Dependent) -> None: ...
+    def close_when_dropped(
+        self, dependent: Dependent, what: str, release: Callable[[], object]
+    ) -> Callable[[], object]: ...
+    def open_sibling(
+        self,
+        name: str,
+        *,
+        page_size: int = 1 << 20,
+        sync: str | None = None,
+        clock: Callable[[], int] | None = None,
+        read_only: bool = False,
+    ) -> QueuePort: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> QueuePort: ...  # noqa: PYI034 - Self would make the protocol recursive
+    def __exit__(self, *_: object) -> None: ...

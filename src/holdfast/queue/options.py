@@ -1,0 +1,149 @@
+"""The arguments of the public calls, checked where they come in: numbers, delays, times, sync levels.
+
+Wrong types are refused, too: most programs are not type-checked, and a string taken for a number would fail much later.
+Every refusal is ``InvalidRequest`` with the argument, its value and what is allowed. ``datetime`` is imported by the
+first call that needs it, so a queue opens without it.
+
+| sync level | ``append`` returns when | killed process | lost power |
+|---|---|---|---|
+| ``"os"`` | the operating system has it | loses nothing | loses what was not flushed |
+| ``every(...)`` | the operating system has it | loses nothing | loses at most what the bounds allow |
+| ``"always"`` | it is on disk | loses nothing | loses nothing |
+
+``flush()`` returns when everything before it is on disk, at every level.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from holdfast.errors import InvalidRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import TypeVar
+
+    Argument = TypeVar("Argument")
+
+
+DELAY_S_MAX = 10 * 365 * 86_400
+NS = 1_000_000_000
+
+
+def whole_number(name: str, value: object, least: int, most: int) -> int:
+    """An integer within bounds, both inclusive.
+
+    >>> whole_number("page_size", 4096, 4096, 1 << 32)
+    4096
+    """
+    if not isinstance(value, int) or not least <= value <= most:
+        facts = {name: repr(value), "min": least, "max": most}
+        raise InvalidRequest(f"{name} is a whole number within its bounds", facts=facts)
+    return int(value)
+
+
+def renamed_argument(old: str, value: Argument | None, new: str, current: Argument) -> Argument:
+    """The value of a public argument that was renamed. The old name still works, with a ``DeprecationWarning``.
+
+    Called by a public method, so the warning names the line of the program.
+    """
+    if value is None:
+        return current
+    warnings.warn(f"{old}= is deprecated; use {new}=", DeprecationWarning, stacklevel=3)
+    return value
+
+
+def seconds_ns(name: str, seconds: object) -> int:
+    """Nanoseconds of a delay: zero to ten years.
+
+    >>> seconds_ns("ack_wait", 0.5)
+    500000000
+    """
+    if not isinstance(seconds, int | float) or not 0 <= seconds <= DELAY_S_MAX:
+        raise InvalidRequest(
+            f"{name} is a number of seconds", facts={name: repr(seconds), "min": 0, "max": DELAY_S_MAX}
+        )
+    return int(seconds * NS)
+
+
+def each_of(payloads: Iterable[object]) -> Iterator[object]:
+    """An iterator over the messages of a batch.
+
+    >>> [*each_of({b"one": 1})]
+    [b'one']
+    """
+    try:
+        return iter(payloads)
+    except TypeError:
+        raise InvalidRequest(f"a batch is messages one after the other, not {type(payloads).__name__}") from None
+
+
+def lifetime_ns(lifetime: object) -> int:
+    """Nanoseconds of a ``timedelta`` above zero."""
+    from datetime import timedelta
+
+    if not isinstance(lifetime, timedelta) or lifetime <= timedelta(0):
+        raise InvalidRequest("lifetime is a timedelta above zero", lifetime=repr(lifetime), hint="timedelta(days=7)")
+    return lifetime // timedelta(microseconds=1) * 1000
+
+
+def moment_ns(since: object) -> int:
+    """Nanoseconds since 1970 of an aware moment, exactly."""
+    import datetime as dt  # not its names: they take longer, and a seek is short
+
+    if not isinstance(since, dt.datetime):
+        raise InvalidRequest("unknown starting point", since=repr(since), hint="earliest, latest, a datetime, or seq=")
+    if since.utcoffset() is None:
+        raise InvalidRequest("a time needs a time zone", since=since.isoformat(), hint="datetime.now(UTC)")
+    passed = since - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    return (passed.days * 86_400 + passed.seconds) * 1_000_000_000 + passed.microseconds * 1000
+
+
+COUNT_MAX = 1 << 60
+MS_MAX = 86_400_000
+
+
+class SyncLevel:
+    """A level, with the bounds of ``every``; 0 means no bound."""
+
+    __slots__ = ("bytes_max", "messages_max", "ms_max", "name")
+
+    def __init__(self, name: str, messages_max: int = 0, bytes_max: int = 0, ms_max: int = 0) -> None:
+        self.name = name
+        self.messages_max = messages_max
+        self.bytes_max = bytes_max
+        self.ms_max = ms_max
+
+    def __repr__(self) -> str:
+        if self.name != "every":
+            return repr(self.name)
+        return f"every(messages={self.messages_max}, bytes={self.bytes_max}, ms={self.ms_max})"
+
+
+def every(*, messages: int = 0, bytes: int = 0, ms: int = 0) -> SyncLevel:  # noqa: A002 - the words of the API
+    """Sync after this many messages, bytes or milliseconds since the last sync, whichever is first.
+
+    Raises: ``InvalidRequest`` without a bound, or with an impossible one; ``ms`` is at most a day.
+
+    >>> every(messages=1000, ms=50)
+    every(messages=1000, bytes=0, ms=50)
+    """
+    messages = whole_number("messages", messages, 0, COUNT_MAX)
+    bytes = whole_number("bytes", bytes, 0, COUNT_MAX)  # noqa: A001 - the words of the API
+    ms = whole_number("ms", ms, 0, MS_MAX)
+    if not (messages or bytes or ms):
+        raise InvalidRequest("every() needs a bound above zero", messages=messages, bytes=bytes, ms=ms)
+    return SyncLevel("every", messages, bytes, ms)
+
+
+def sync_level(level: SyncLevel | str) -> SyncLevel:
+    """The level of an argument: an ``every(...)`` or a name."""
+    if isinstance(level, SyncLevel):
+        return level
+    if level not in ("os", "always"):
+        hint = "os, every(...) or always"
+        if level == "buffered":
+            hint += "; the level buffered was removed: os is faster and loses nothing when the process ends"
+        raise InvalidRequest("unknown sync level", sync=level, hint=hint)
+    return SyncLevel(level)
