@@ -6,11 +6,10 @@ import json
 
 from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
 
-from holdfast.stores.dead_letters import dead_letter_of
 from holdfast.stores.machine.state import State
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Acknowledged, Attached, Command, Delivered, Published
-from holdfast.stores.values.effects import Dying, Effect
+from holdfast.stores.values.effects import Dying, Effect, dead_letter_of
 from holdfast.stores.values.messages import Message
 
 Definition = dict[str, object]

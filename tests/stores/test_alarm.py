@@ -13,7 +13,7 @@ from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, Memory
 from holdfast.errors import HoldfastError
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.state import State
-from holdfast.stores.timer import Alarm
+from holdfast.stores.service import Alarm
 from holdfast.stores.values import commands
 from holdfast.stores.values.messages import Message
 

@@ -10,9 +10,9 @@ import pytest
 from tests.stores.state_harness import Machine
 
 from holdfast.stores.durables.backlog import SCAN_MAX
-from holdfast.stores.durables.keyed_residue import STEP_ENTRIES as STEP
+from holdfast.stores.durables.keyed import STEP_ENTRIES as STEP
 from holdfast.stores.machine.state import State
-from holdfast.stores.storage.entry_cache import EntryCache
+from holdfast.stores.storage.caches import EntryCache
 from holdfast.stores.storage.volatile import VolatileEntries
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import EXPIRE_LOOKS, Deliver, Expire, Expired

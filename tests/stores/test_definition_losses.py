@@ -9,11 +9,10 @@ from tests.stores.state_harness import Machine
 
 from holdfast.errors import Code, Conflict, InvalidRequest
 from holdfast.server.stores.definition_edits import patched, patched_part, patched_store, with_part
-from holdfast.stores.definitions.changes import beside
-from holdfast.stores.definitions.definitions import definition_of, with_known_prefetch
-from holdfast.stores.definitions.parts import full_parts, with_parts
+from holdfast.stores.definitions.cluster import definition_of, with_known_prefetch
+from holdfast.stores.definitions.parts import beside, full_parts, with_parts
 from holdfast.stores.definitions.permissions import OPEN
-from holdfast.stores.machine import definition_losses
+from holdfast.stores.machine import redefine as definition_losses
 from holdfast.stores.values.commands import Define, MapChange, Purge
 from holdfast.stores.values.messages import Message
 

@@ -12,9 +12,9 @@ from tests.stores.state_harness import Machine
 from tests.worlds.stores.memory_ports import MemoryMessages
 
 from holdfast.errors import Closed, CorruptData, InvalidRequest, NotFound
-from holdfast.stores.durables import look_ahead
+from holdfast.stores.durables import backlog as look_ahead
+from holdfast.stores.durables.backlog import LookAhead
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.look_ahead import LookAhead
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import (
     Acknowledge,

@@ -17,7 +17,7 @@ from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, Memory
 
 from holdfast.errors import HoldfastError
 from holdfast.stores.durables import backlog, residue
-from holdfast.stores.durables.look_ahead import LookAhead
+from holdfast.stores.durables.backlog import LookAhead
 from holdfast.stores.machine.state import State
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import RULES, Command, Record

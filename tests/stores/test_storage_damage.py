@@ -14,7 +14,7 @@ import pytest
 from holdfast.errors import AlreadyOpen, Code, CorruptData, HoldfastError, NotFound, Unavailable
 from holdfast.stores.repair.backup import restore, verify
 from holdfast.stores.service import StoreService
-from holdfast.stores.storage.message_log import MessageLog
+from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values.commands import Attach, Define, Deliver, Delivered, Publish
 from holdfast.stores.values.messages import Message

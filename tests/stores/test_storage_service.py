@@ -26,16 +26,16 @@ from holdfast.errors import (
     Unavailable,
 )
 from holdfast.queue.files.local import LocalFiles
+from holdfast.stores import checkpoints as checkpoints_module
+from holdfast.stores import checkpoints as compaction_module
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.group_commit import LONE_GROUPS
 from holdfast.stores.repair import backup as backup_module
 from holdfast.stores.repair.backup import MANIFEST_NAME, restore, verify
 from holdfast.stores.service import StoreService
-from holdfast.stores.storage import checkpoints as checkpoints_module
-from holdfast.stores.storage import compaction as compaction_module
 from holdfast.stores.storage.disk_limit import DiskUse
 from holdfast.stores.storage.index import Checkpoint, Index
-from holdfast.stores.storage.message_log import MessageLog
+from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values.commands import (
     Acknowledge,

@@ -32,7 +32,7 @@ from holdfast.server.http.responses import LeaderHint, error_answer, error_body,
 from holdfast.server.stores import hosting, socket_frames
 from holdfast.server.view.messages import Damage
 from holdfast.stores import service
-from holdfast.stores.storage.log_errors import not_done
+from holdfast.stores.storage.log import not_done
 
 SOURCES: Final = Path(errors.__file__).parent
 PARTS: Final = ("it failed", "slot=7", "cause=refused", "wait, then look")

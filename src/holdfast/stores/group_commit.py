@@ -1,44 +1,30 @@
-"""Answers that wait until the log has what they say.
+"""Group commit: replies wait until the log has the frames of their commands.
 
-Owns: which frames are one group, who writes them, the order of answers. Does not own: the log
-(``message_log``), commands and their results (``service``), what happens after a failure (``service``).
+A reply is given once, in the order of the commands, and never before the log holds the command as the persistence
+demands. After a failed write or sync the content of the disk is unknown and memory is ahead of it: every waiting and
+later reply gets that error, and ``failed`` is called once. The same if ``closing`` or a reply raises.
 
-Failure model: an answer is given once, in the order in which its command was applied, and never before the log holds
-the command as the persistence demands. When a write or a sync fails nobody knows what is on the disk, and memory is
-ahead of it: every answer that waits, and every later one, is that error, and ``failed`` is called once. The same when
-``closing`` or an answer raises: what it was about to do is half done.
+Frames gather while the thread writes the previous group; then they are the next group: one write, one sync, one wake-up
+of the loop. So a reply waits for two syncs at most. While nothing is written, a group is taken in the loop's next turn,
+with everything that is ready in this turn.
 
-How syncs are shared: frames gather while the thread writes the group before. When it is done, and ``closing`` has been
-called, all that has gathered is the next group: one write, one sync, one wake-up of the loop. An answer so waits for
-two syncs at most.
-
-Where nothing is being written, a group is taken in the loop's next turn, so that whatever is ready in this one comes
-along. Where group after group had one answer, and none came behind it, nobody else is expected, and a group is taken at
-once: a turn of the loop costs as much as writing the group does.
-
-Who writes: the thread, and where nobody else is expected, the loop itself, because to wake a thread and to be woken by
-it costs such a group an eighth of its time. The loop stands still meanwhile, so it does that only after
-``QUICK_GROUPS`` groups in a row that were synced and answered within ``QUICK_SECONDS``: on a disk that syncs quickly,
-and while nothing else keeps the loop busy. The first group that takes longer, or was not synced, gives the work back to
-the thread, and so does a checkpoint while it is written. A disk that hangs in the middle of a group stops everything
-that the process does, as it does where a backlog is read (docs/decisions/0027).
+Fast path: after ``SINGLE_GROUPS`` groups of one reply, with nothing waiting after them, a group is taken at once. After
+``FAST_GROUPS`` groups in a row that were synced and replied to within ``FAST_SECONDS``, the loop itself writes and
+syncs such a group, because waking the thread costs an eighth of its time. The first slower group, one without sync, and
+a checkpoint in progress give the work back to the thread. A disk that hangs then stops the process (decision 0027).
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from time import perf_counter
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from holdfast.stores.storage.log import MessageLog
 
-    from holdfast.stores.storage.message_log import MessageLog
+_Group = tuple[list[bytes], bool, list[Callable[[BaseException | None], None]], float]
 
-    _Group = tuple[list[bytes], bool, list[Callable[[BaseException | None], None]], float]
-
-__all__ = ["LONE_GROUPS", "QUICK_GROUPS", "QUICK_SECONDS", "GroupCommit"]
 
 LONE_GROUPS = 4
 """After so many groups of one answer with none behind them, the next one is not expected to have more."""

@@ -1,48 +1,41 @@
-"""The stores of one service: commands in, answers out when the log has them.
+"""The stores of one service: it takes commands and replies when the log has them.
 
-Owns: time, the order of commands, what is done about deadlines and dying messages, the end after a failure. Does not
-own: what commands do (``state``), when the next deadline is (``alarm``), when the log has them (``group_commit``), the
-files (``storage``), who is connected.
+A command is refused with nothing changed (``HoldfastError``), or applied in memory at once and replied to when its
+record is as safe as the cluster's ``persistence`` says. All on one event loop, with the writing mostly on a thread:
 
-Failure model: a command is refused with nothing changed (``HoldfastError``), or applied in memory at once and answered
-when its record is as safe as the cluster's ``persistence`` says. When a write or a sync fails, memory is ahead of the
-log, and nobody knows what that has. What was applied and waits is then answered ``outcome_unknown``. A refusal that
-waits, as it may rest on what is not safe, becomes ``closed``, and so is answered all that comes later: it was not done.
-``on_failure`` is told, so that the process can end; the next start finds what the log holds. Of a store that lives in
-memory only nothing is logged, and answers come in the next turn of the loop.
-
-The way of a command, all on one event loop, and the writing mostly on a thread:
-
-1. ``submit`` gives it the time, which never goes back within one log, and applies it;
-2. its record waits for the group. Just before the group is taken, ``on_ready`` is called for each durable that somebody
-   could be served from; a ``Deliver`` submitted then is in the same group, so a message needs one sync until it is with
-   its subscriber;
+1. ``submit`` gives the command its time, which never goes back within one log, and applies it;
+2. its record waits for the group. Just before the group is taken, ``on_ready`` is called for each durable that can
+   serve a subscriber; a ``Deliver`` submitted then joins the same group, so a message needs one sync to its subscriber;
 3. the group is written and synced;
-4. answers are given and ``on_effect`` is called, in the order of the commands.
+4. replies are given and ``on_effect`` is called, in the order of the commands.
+
+After a failed write or sync, memory is ahead of the log. Waiting commands that were applied get ``outcome_unknown``,
+refusals that wait and all later commands get ``closed``, and ``on_failure`` is called so that the process can end.
+Commands of stores in memory are not logged; their replies come in the next turn of the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Final
 
 from msgspec.structs import force_setattr, replace
 
 from holdfast.errors import Closed, CorruptData, HoldfastError, InvalidRequest, NotFound
-from holdfast.stores.clock import StoreClock
-from holdfast.stores.clock_keeper import ClockKeeper
-from holdfast.stores.dead_letters import dead_letter_of
-from holdfast.stores.definitions.definitions import Persistence
+from holdfast.stores.checkpoints import Checkpoints, Compaction, SpaceUse
+from holdfast.stores.clock import ClockKeeper, StoreClock
+from holdfast.stores.definitions.cluster import Persistence
 from holdfast.stores.group_commit import GroupCommit
+from holdfast.stores.machine.state import State
 from holdfast.stores.repair.backup import Manifest, copy_stores
-from holdfast.stores.storage.checkpoints import Checkpoints
-from holdfast.stores.storage.compaction import Compaction, SpaceUse
 from holdfast.stores.storage.disk_limit import DiskLimit
 from holdfast.stores.storage.frames import encode_record
-from holdfast.stores.storage.log_errors import not_done, own_failure, perhaps_done
-from holdfast.stores.timer import Alarm
+from holdfast.stores.storage.log import not_done, own_failure, perhaps_done
+from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values.commands import (
     RULES,
     Command,
@@ -59,20 +52,74 @@ from holdfast.stores.values.commands import (
     Result,
     Rewind,
 )
-from holdfast.stores.values.effects import Dying, Effect, Ready
+from holdfast.stores.values.deadlines import earlier
+from holdfast.stores.values.effects import Dying, Effect, Ready, dead_letter_of
 from holdfast.stores.values.messages import Delivery
 from holdfast.stores.values.ports import Unread
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from collections.abc import Set as AbstractSet
+WAIT_MS_MAX: Final = 60_000
+"""The clock is looked at again at least this often: in a suspended machine it goes on, and the timer does not."""
 
-    from holdfast.stores.machine.state import State
-    from holdfast.stores.storage.storage import Storage
-    from holdfast.stores.values.commands import Rewind
+_OF_ANY_STORE: Final = Expire, Define, Redefine, Restarted
 
-__all__ = ["StoreService"]
+
+class Alarm:
+    """``ring`` is called when something is due; ``now_ms`` gives the time by which it is. One event loop."""
+
+    def __init__(self, state: State, *, now_ms: Callable[[], int], ring: Callable[[], None]) -> None:
+        self._state = state
+        self._now_ms = now_ms
+        self._ring = ring
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._touched: dict[str, None] | None = None
+        """Stores of which something was applied since ``arm`` looked, None for any of them."""
+        self.due_ms: int | None = None
+        """When it rings, None for never."""
+
+    def touch(self, command: Command) -> None:
+        """This command was applied."""
+        touched = self._touched
+        if touched is None or isinstance(command, _OF_ANY_STORE):
+            self._touched = None
+            return
+        touched[command.store] = None
+        if isinstance(command, DeadLetter | Resend):
+            touched[command.to_store] = None
+
+    def arm(self) -> None:
+        """Wake for the next deadline. *Cost*: O(stores touched); O(stores) after an ``Expire`` or a ``Define``."""
+        due_ms, armed_ms = self._next_ms(), self.due_ms
+        if armed_ms is not None and (due_ms is None or due_ms >= armed_ms):
+            return
+        self.stop()
+        self.due_ms = due_ms
+        if due_ms is not None:
+            wait_ms = min(max(0, due_ms - self._now_ms()), WAIT_MS_MAX)
+            self._timer = self._loop.call_later(wait_ms / 1000, self._wake)
+
+    def _next_ms(self) -> int | None:
+        state, touched = self._state, self._touched
+        self._touched = {}
+        if touched is None:
+            return earlier(state.next_deadline_ms(), state.next_deadline_ms(volatile=True))
+        found = earlier(state.deadlines.next_ms(), state.volatile_deadlines.next_ms())
+        for name in touched:
+            store = state.stores.get(name)
+            if store is not None:
+                found = earlier(found, state.store_deadline_ms(store))
+        return found
+
+    def _wake(self) -> None:
+        self._timer = self.due_ms = self._touched = None
+        self._ring()
+
+    def stop(self) -> None:
+        """Wake no more, until it is armed again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
 
 _logger = logging.getLogger(__name__)
 _GROWING: Final = (Publish, MapChange)

@@ -8,8 +8,7 @@ from dataclasses import fields
 import pytest
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.stores.definitions.changes import beside, check_change, differences
-from holdfast.stores.definitions.definitions import (
+from holdfast.stores.definitions.cluster import (
     BUILT_IN_TEMPLATES,
     PARAMETER_TYPES,
     ClusterDefinition,
@@ -20,8 +19,8 @@ from holdfast.stores.definitions.definitions import (
     durable_of,
     parse_definition,
 )
-from holdfast.stores.definitions.parts import changed_paths
-from holdfast.stores.matching.matcher import Matcher
+from holdfast.stores.definitions.parts import beside, changed_paths, check_change, differences
+from holdfast.stores.matching import Matcher
 
 KI, MI, GI = 1 << 10, 1 << 20, 1 << 30
 

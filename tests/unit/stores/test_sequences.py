@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.worlds.stores.memory_ports import MemoryBlocks
 
-from holdfast.stores.durables.holdings import Holding, Holdings
-from holdfast.stores.durables.returned import Returned
-from holdfast.stores.values.expiry import Deadlines
+from holdfast.stores.durables.leases import Holding, Holdings
+from holdfast.stores.durables.redelivery import Returned
+from holdfast.stores.values.deadlines import Deadlines
 from holdfast.stores.values.ports import BLOCK_MESSAGES
 from holdfast.stores.values.reference_counts import ReferenceCounts
 from holdfast.stores.values.sequence_set import SequenceSet

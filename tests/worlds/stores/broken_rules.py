@@ -19,25 +19,22 @@ from holdfast.errors import Backpressure, Code, HoldfastError
 from holdfast.stores.durables.aging import without_expired
 from holdfast.stores.durables.backlog import Backlog, Fate, fate
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.consumption_state import ConsumptionState
 from holdfast.stores.durables.key_ordered import KeyOrdered
-from holdfast.stores.durables.keyed import KeyedMessages, KeyedState
-from holdfast.stores.durables.keyed_residue import KeyedResidue, KeyedResidueState
-from holdfast.stores.durables.locks import Lock, Locks, LocksState
-from holdfast.stores.durables.map import Map, Plan
-from holdfast.stores.durables.returned import Returned
-from holdfast.stores.machine.publishers import Publishers, PublisherState
+from holdfast.stores.durables.keyed import KeyedMessages, KeyedResidue, KeyedResidueState, KeyedState
+from holdfast.stores.durables.map import Lock, Locks, LocksState, Map, Plan
+from holdfast.stores.durables.pending import ConsumptionState
+from holdfast.stores.durables.redelivery import Returned
+from holdfast.stores.machine.store import Publishers, PublisherState
 from holdfast.stores.values.ports import BLOCK_MESSAGES
 from holdfast.stores.values.reference_counts import ReferenceCounts
 from holdfast.stores.values.sequence_set import SequenceSet
 
 if TYPE_CHECKING:
-    from holdfast.stores.durables.holdings import Held, Holding
+    from holdfast.stores.durables.leases import Held, Holding
     from holdfast.stores.machine.store import Store
-    from holdfast.stores.values.batch import Batch
     from holdfast.stores.values.commands import MapChange
     from holdfast.stores.values.effects import Effect
-    from holdfast.stores.values.messages import Message
+    from holdfast.stores.values.messages import Batch, Message
     from holdfast.stores.values.ports import Entry, Kept
 
 _state = Consumption.state

@@ -28,7 +28,7 @@ from tests.worlds.stores.shape import NO_FOCUS, Shape, draw_shape, focused
 from tests.worlds.stores.store_model import ClusterModel
 
 from holdfast.errors import HoldfastError
-from holdfast.stores.definitions.definitions import definition_of
+from holdfast.stores.definitions.cluster import definition_of
 from holdfast.stores.definitions.parts import parts_between
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.values import commands

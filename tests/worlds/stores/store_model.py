@@ -21,7 +21,7 @@ from tests.worlds.stores.keyed_model import LastValueModel, MapModel
 from tests.worlds.stores.promises import promise
 
 from holdfast.errors import Code, HoldfastError
-from holdfast.stores.definitions.definitions import (
+from holdfast.stores.definitions.cluster import (
     ClusterDefinition,
     DurableDefinition,
     DurableType,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from holdfast.stores.definitions.definitions import TemplateDefinition
+from holdfast.stores.definitions.cluster import TemplateDefinition
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.last_value import LastValue
 from holdfast.stores.machine.store import Durable, Store

@@ -38,7 +38,7 @@ from holdfast.stores.values.messages import Delivery
 
 if TYPE_CHECKING:
     from holdfast.server.stores.socket import SubscribeSocket
-    from holdfast.stores.durables.holdings import Holding
+    from holdfast.stores.durables.leases import Holding
     from holdfast.stores.machine.state import State
 
 __all__ = ["OpenStores", "StoreHost"]

@@ -22,14 +22,13 @@ from holdfast.server.stores.hosting import StoreHost
 from holdfast.settings import StoresSettings
 from holdfast.settings.documents import read_document
 from holdfast.stores.clock import StoreClock
-from holdfast.stores.definitions.changes import beside, differences
-from holdfast.stores.definitions.definitions import (
+from holdfast.stores.definitions.cluster import (
     ClusterDefinition,
     StoreDefinition,
     definition_of,
     with_known_prefetch,
 )
-from holdfast.stores.definitions.parts import parts_between
+from holdfast.stores.definitions.parts import beside, differences, parts_between
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Redefine
 

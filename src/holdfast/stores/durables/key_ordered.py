@@ -1,35 +1,26 @@
-"""A shared durable with ``key_ordered``: the messages of one key are with one subscriber at a time, in their order.
+"""A shared durable with ``key_ordered``: the messages of one key are with one subscriber at a time, in order.
 
-Owns: which keys are with whom, which messages wait for their key. Does not own: everything else (``consumption``).
+Three rules for messages with a key; messages without a key are shared as usual:
 
-Failure model: pure. Three rules, for messages with a key; those without are shared as ever:
+- while a subscriber holds a message of a key, the key's other messages go to no other subscriber;
+- a message that came back, also with a delay, goes before every later one of its key;
+- a message that must wait is set apart, and the cursor passes it, so that it does not block the others.
 
-- while a subscriber holds a message of a key, the key's other messages go to nobody else;
-- a message that came back, with a delay too, goes before every later one of its key;
-- a message that must wait is set apart, and the cursor passes it: the others are not held up.
-
-When ``WAITING_MAX`` wait, the cursor stays: then one busy key does hold up what is behind it, until some are settled.
+When ``WAITING_MAX`` messages wait, the cursor stops until some are acknowledged.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from holdfast.stores.definitions.cluster import DurableDefinition
 from holdfast.stores.durables.aging import without_expired
-from holdfast.stores.durables.backlog import SCAN_MAX
-from holdfast.stores.durables.holdings import Held, Holding, Holdings
-from holdfast.stores.durables.returned import count_after
-from holdfast.stores.durables.shared import Shared
-from holdfast.stores.values.expiry import Budget
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from holdfast.stores.definitions.definitions import DurableDefinition
-    from holdfast.stores.durables.backlog import Shelf
-
-__all__ = ["WAITING_MAX", "KeyOrdered"]
+from holdfast.stores.durables.backlog import SCAN_MAX, Shelf
+from holdfast.stores.durables.consumption import Shared
+from holdfast.stores.durables.leases import Held, Holding, Holdings
+from holdfast.stores.durables.redelivery import count_after
+from holdfast.stores.values.deadlines import Budget
 
 WAITING_MAX = 4_096
 """Messages set apart. Looking for one that can be handed out passes over all that cannot."""

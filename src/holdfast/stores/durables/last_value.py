@@ -14,14 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.errors import InvalidRequest, NotFound
-from holdfast.stores.definitions.definitions import DurableDefinition
+from holdfast.stores.definitions.cluster import DurableDefinition
 from holdfast.stores.durables.backlog import Shelf
 from holdfast.stores.durables.keyed import KeyedMessages, KeyedState
-from holdfast.stores.values.expiry import Budget
+from holdfast.stores.values.deadlines import Budget
 from holdfast.stores.values.messages import KEY_BYTES_MAX, Message
 from holdfast.stores.values.ports import Entries, Entry, Kept
-
-__all__ = ["LastValue", "LastValueState"]
 
 LastValueState = tuple[KeyedState, list[tuple[str, str, int]]]
 """The entries' totals; subscribers with their key and the revision that each was given last."""

@@ -13,17 +13,10 @@ from typing import Final
 
 import msgspec
 
-from holdfast.stores.durables.backlog import SCAN_MAX, Backlog, expires_ms
-from holdfast.stores.matching.matcher import Matcher
-from holdfast.stores.values.ports import BLOCK_MESSAGES
+from holdfast.stores.durables.backlog import SCAN_MAX, Backlog, Shelf, expires_ms
+from holdfast.stores.matching import Matcher
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Kept
 from holdfast.stores.values.sequence_set import SequenceSet
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from holdfast.stores.durables.backlog import Shelf
-    from holdfast.stores.values.ports import Kept
-
-__all__ = ["STEP_MESSAGES", "Residue", "ResidueState"]
 
 STEP_MESSAGES: Final = 262_144
 """Messages given back in one step where nothing is read for it; else ``backlog.SCAN_MAX`` are looked at."""

@@ -7,28 +7,18 @@ and locks themselves (``durables.map``, ``durables.locks``). Failure model: pure
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 
 from holdfast.errors import Code, InvalidRequest, LimitExceeded, NotFound
-from holdfast.stores.durables.map import Change, Map
-from holdfast.stores.machine.limits import check_store
-from holdfast.stores.values.commands import Done, MapChange, MapChanged, MapLock, MapLocked, MapUnlock
-from holdfast.stores.values.effects import Advise, Changed
+from holdfast.stores.durables.keyed import KeyedResidue
+from holdfast.stores.durables.map import Change, Lock, Map
+from holdfast.stores.machine.cluster import Cluster
+from holdfast.stores.machine.store import Store, check_store
+from holdfast.stores.values.commands import Done, MapChange, MapChanged, MapLock, MapLocked, MapUnlock, Result
+from holdfast.stores.values.deadlines import Budget
+from holdfast.stores.values.effects import Advise, Changed, Effect
 from holdfast.stores.values.messages import Message
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from holdfast.stores.durables.keyed_residue import KeyedResidue
-    from holdfast.stores.durables.locks import Lock
-    from holdfast.stores.machine.state import State
-    from holdfast.stores.machine.store import Store
-    from holdfast.stores.values.commands import Result
-    from holdfast.stores.values.effects import Effect
-    from holdfast.stores.values.expiry import Budget
-    from holdfast.stores.values.ports import Entry
-
-__all__ = ["change", "clear", "detach", "expire", "give_back", "lock", "tell_deleted", "unlock"]
+from holdfast.stores.values.ports import Entry
 
 
 def _map(store: Store, name: str) -> Map:
@@ -40,12 +30,12 @@ def _map(store: Store, name: str) -> Map:
     return durable
 
 
-def change(state: State, command: MapChange, effects: list[Effect]) -> tuple[Result, bool]:
+def change(cluster: Cluster, command: MapChange, effects: list[Effect]) -> tuple[Result, bool]:
     """Set or remove keys. Raises what ``Map.plan`` does, and the limits of message, store and cluster."""
-    store = state.store(command.store)
+    store = cluster.store(command.store)
     found = _map(store, command.map)
     if command.remove_all and found.keyed.is_stepwise:
-        return _remove_all(state, store, found, command, effects)
+        return _remove_all(cluster, store, found, command, effects)
     plan = found.plan(command)
     size_max = store.definition.max_message_size
     if any(size > size_max for size in plan.sizes):
@@ -59,13 +49,13 @@ def change(state: State, command: MapChange, effects: list[Effect]) -> tuple[Res
     store.room(plan.added_messages, plan.added_bytes)
     check_store(store.definition, store.counts, plan.added_messages, plan.added_bytes)
     first = store.counts.append_values(plan.sizes, plan.references, command.at_ms)
-    state.messages.add(store.name, first, command.at_ms, plan.messages, plan.sizes)
+    cluster.messages.add(store.name, first, command.at_ms, plan.messages, plan.sizes)
     for key in plan.keys if store.keyed_residues else ():
         _tell_first(store, command.map, key, effects)
     _tell(store, command.map, found.change(plan, first), effects)
     if not found.sessions:
         store.idle_since_ms[command.map] = command.at_ms
-    state.arm(store, command.map)
+    cluster.arm(store, command.map)
     absent: list[int] = []
     if len(plan.keys) < len(command.changes):
         changed = set(plan.keys)
@@ -74,7 +64,7 @@ def change(state: State, command: MapChange, effects: list[Effect]) -> tuple[Res
 
 
 def _remove_all(
-    state: State, store: Store, found: Map, command: MapChange, effects: list[Effect]
+    cluster: Cluster, store: Store, found: Map, command: MapChange, effects: list[Effect]
 ) -> tuple[Result, bool]:
     """Remove every key, under one revision. Cost: one step; ``Expire`` takes the others."""
     found.check_change(command)
@@ -82,11 +72,11 @@ def _remove_all(
     if not messages:
         return MapChanged(0, 0), False
     revision = store.counts.append_values(array("I", [0]), array("H", [0]), command.at_ms)
-    state.messages.add(store.name, revision, command.at_ms, [Message()], array("I", [0]))
+    cluster.messages.add(store.name, revision, command.at_ms, [Message()], array("I", [0]))
     clear(store, found, command.at_ms, "removed", revision, effects)
     if not found.sessions:
         store.idle_since_ms[command.map] = command.at_ms
-    state.arm(store, command.map)
+    cluster.arm(store, command.map)
     return MapChanged(revision, messages), True
 
 
@@ -123,22 +113,22 @@ def _tell_given_back(store: Store, residue: KeyedResidue, entries: Iterable[Entr
         _tell(store, of.durable, changes, effects)
 
 
-def lock(state: State, command: MapLock, effects: list[Effect]) -> tuple[Result, bool]:
+def lock(cluster: Cluster, command: MapLock, effects: list[Effect]) -> tuple[Result, bool]:
     """Take, extend or steal a lock. Raises what ``Locks.take`` does."""
-    store = state.store(command.store)
+    store = cluster.store(command.store)
     found = _map(store, command.map)
     taken, lost = found.locks.take(command.key, command.owner, command.ttl_ms, command.at_ms, steal=command.steal)
     _tell_lost(store, command.map, lost, "stolen", effects)
-    state.arm(store, command.map)
+    cluster.arm(store, command.map)
     return MapLocked(taken.fence, taken.until_ms), True
 
 
-def unlock(state: State, command: MapUnlock, effects: list[Effect]) -> tuple[Result, bool]:
+def unlock(cluster: Cluster, command: MapUnlock, effects: list[Effect]) -> tuple[Result, bool]:
     """Give a lock back. Raises ``Conflict`` (not_holder)."""
     del effects
-    store = state.store(command.store)
+    store = cluster.store(command.store)
     _map(store, command.map).locks.release(command.key, command.owner, command.fence, command.at_ms)
-    state.arm(store, command.map)
+    cluster.arm(store, command.map)
     return Done(), True
 
 

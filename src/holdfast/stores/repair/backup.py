@@ -1,23 +1,14 @@
-"""Copies of the stores: taken while they work, checked, and put back.
+"""Backups of the stores: made while the service works, verified, and restored.
 
-Owns: what is in a copy and in which order it is made, its manifest, checking stores or a copy from end to end. Does not
-own: the files' contents (``message_log``, ``index``), pausing checkpoints (``service``).
+1. a checkpoint is written, and no other until the end, so that no page that the index needs is removed;
+2. the index of that checkpoint is copied;
+3. the log's write position is copied, then its pages in order: a page holds at least what the position says. Frames
+   appended during the copy may be in it; the end may be torn, as after a crash, and recovery takes the whole frames.
 
-Failure model: a copy counts when its manifest is there, which is written last and synced; without it the copy was cut
-short, and it is refused. Restoring writes into an empty directory only, and a restore that was cut short leaves a mark
-there with which it is not taken for stores. A damaged file is found by its checksum before anything is restored.
-
-How a copy is made, beside the traffic:
-
-1. a checkpoint, then no other until the end: nothing that the index needs is removed from the log meanwhile;
-2. the index, as of that checkpoint;
-3. the log's mark, then its pages in order: a page holds at least what the mark copied before it tells. What is appended
-   during the copy may be in it; the end may be torn, as after a crash, and recovery takes the whole frames.
-
-So a copy has every command that was answered before it was asked for, and some prefix of the later ones. Should pages
-go nevertheless, because the service stops or its directory is opened elsewhere meanwhile, the copy fails.
-
-The manifest ``backup.json`` is ``{"format": 1, "frame": n, "at_ms": t, "files": {name: [bytes, crc32]}}``.
+So a backup has every command that was replied to before it was requested, and a prefix of the later ones. It counts
+once its manifest ``backup.json`` is there, which is written last and synced:
+``{"format": 1, "frame": n, "at_ms": t, "files": {name: [bytes, crc32]}}``. Restoring checks every checksum first and
+writes into an empty directory only; after an interrupted restore a marker keeps the directory from being opened.
 """
 
 from __future__ import annotations
@@ -32,17 +23,12 @@ import msgspec
 
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.private_files import make_private_directory, private
-from holdfast.stores.clock_anchor import Anchor, write_anchor
+from holdfast.stores.clock import Anchor, write_anchor
 from holdfast.stores.storage.frames import decode_frame
 from holdfast.stores.storage.index import INDEX_NAME
+from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.storage.storage import MANIFEST_NAME, UNFINISHED_NAME, Storage, require_stores
 from holdfast.stores.values.ports import BLOCK_MESSAGES
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from holdfast.stores.storage.message_log import MessageLog
-
-__all__ = ["MANIFEST_NAME", "Manifest", "Verified", "copy_stores", "restore", "verify"]
 
 FORMAT: Final = 1
 CHUNK_BYTES: Final = 1 << 20

@@ -1,23 +1,17 @@
-"""Where in the log each message lies, a stretch of messages at a time.
-
-Owns: extents, joining neighbours into one, the changes since the last checkpoint. Does not own: the table on disk
-(``index``), reading (``stored_messages``).
-
-Failure model: in memory; what has changed since a checkpoint is found again by reading the log behind it. ``OSError``
-and errors of the table pass.
+"""Where in the log each message is stored, as extents.
 
 An *extent* says that messages ``first_seq..last_seq`` of a store, as far as they are kept, are in the frames
-``first_frame..last_frame``, in ascending order, among frames of others. An extent ends at 64 KiB of messages or where
-the log has grown by 256 KiB, so that one row serves many small messages, and one message costs one short read. Extents
-of a store do not overlap. Compaction moves an extent: the same messages, other frames.
+``first_frame..last_frame``, in ascending order, among frames of other stores. An extent ends at 64 KiB of messages or
+where the log has grown by 256 KiB, so that one row serves many small messages, and one message costs one short read.
+Extents of a store do not overlap. Compaction moves an extent: the same messages, other frames.
+
+Changes since the last checkpoint are in memory; after a crash the log is applied again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from typing import Final, NamedTuple, Protocol
-
-__all__ = ["Extent", "ExtentTable", "LocationChanges", "Locations"]
 
 EXTENT_BYTES: Final = 64 << 10
 EXTENT_SPAN_BYTES: Final = 256 << 10

@@ -1,21 +1,18 @@
-"""What the stores keep on disk, opened and brought up to date.
+"""The files of the stores, opened and recovered.
 
-Owns: the order of opening and recovering, what a checkpoint holds, which pages it lets go. Does not own: the log
-(``message_log``), the index (``index``), when a checkpoint is taken (``checkpoints``), what commands do (``state``).
+Opening finds the state after every command that the log holds, or raises and changes nothing. A record whose command
+now gives another result is ``CorruptData``; the error names ``repair --accept-recorded``.
 
-Failure model: opening finds the state after every command that the log holds, or says why not and changes nothing. A
-record whose command gives another result than it had is ``CorruptData``, and names ``repair --accept-recorded``.
+The steps of a checkpoint, and the effect of a crash:
 
-How a checkpoint goes, and what a crash leaves:
+1. between two commands, all changes are frozen with the number of the last frame; a crash leaves the old index and the
+   log after it
+2. the log is synced up to that frame, then the index is written in one transaction; a crash before its end leaves the
+   same as 1, after it the new index and the log after it
+3. pages that no kept message and no frame after the index needs are removed; after a crash they are removed next time
 
-1. between two commands, all that has changed is frozen, with the number of the last frame: what was found is the old
-   index and all of the log behind it;
-2. the log is made durable up to that frame, then the index is written in one transaction: after a crash before its end
-   as 1, after it the new index and the log behind it;
-3. pages go that no kept message and no frame behind the index needs. A crash leaves some, and they go next time.
-
-What is kept is judged in step 1, by the state that goes into the index, never by a later one: a start applies the
-commands behind the index again, and these read what was kept then.
+Whether a message is kept is decided in step 1, by the state that goes into the index: a start applies the commands
+after the index again, and these read what was kept then.
 """
 
 from __future__ import annotations
@@ -25,31 +22,32 @@ from typing import Final
 
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound
 from holdfast.private_files import make_private_directory
-from holdfast.stores.definitions.definitions import parse_definition
+from holdfast.stores.definitions.cluster import parse_definition
 from holdfast.stores.definitions.parts import with_parts
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.machine.accepting import accept
+from holdfast.stores.machine.repairs import accept
 from holdfast.stores.machine.state import State
-from holdfast.stores.storage.block_cache import BLOCK_BYTES
+from holdfast.stores.storage.caches import BLOCK_BYTES
 from holdfast.stores.storage.frames import Relocated, decode_frame
-from holdfast.stores.storage.index import INDEX_NAME, Checkpoint, Index
-from holdfast.stores.storage.index_rows import UNREADABLE, Loaded
+from holdfast.stores.storage.index import INDEX_NAME, UNREADABLE, Checkpoint, Index, Loaded
 from holdfast.stores.storage.locations import Extent, Locations
-from holdfast.stores.storage.message_log import LOG_NAME, MessageLog
-from holdfast.stores.storage.routed import RoutedBlocks, RoutedEntries, RoutedMessages
-from holdfast.stores.storage.stored_messages import StoredMessages
-from holdfast.stores.storage.swap import Swap
-from holdfast.stores.storage.volatile import VolatileBlocks, VolatileEntries, VolatileMessages
-from holdfast.stores.values.commands import FIRST_RULES, RULES, Define, Expire, Expired, Redefine
-from holdfast.stores.values.expiry import Budget
+from holdfast.stores.storage.log import LOG_NAME, MessageLog
+from holdfast.stores.storage.messages import RoutedBlocks, RoutedEntries, RoutedMessages, StoredMessages
+from holdfast.stores.storage.volatile import Swap, VolatileBlocks, VolatileEntries, VolatileMessages
+from holdfast.stores.values.commands import (
+    FIRST_RULES,
+    RULES,
+    Command,
+    Define,
+    Expire,
+    Expired,
+    Record,
+    Redefine,
+    Result,
+)
+from holdfast.stores.values.deadlines import Budget
+from holdfast.stores.values.effects import Applied, Effect
 from holdfast.stores.values.ports import Unread
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from holdfast.stores.values.commands import Command, Record, Result
-    from holdfast.stores.values.effects import Applied, Effect
-
-__all__ = ["MANIFEST_NAME", "MEMORY_BYTES", "UNFINISHED_NAME", "Storage", "require_stores"]
 
 MANIFEST_NAME: Final = "backup.json"
 """What makes a backup one. See ``backup``."""

@@ -16,45 +16,6 @@ import msgspec
 
 from holdfast.stores.values.messages import Message
 
-__all__ = [
-    "FIRST_RULES",
-    "RULES",
-    "STEPWISE_RULES",
-    "Acknowledge",
-    "Acknowledged",
-    "Attach",
-    "Attached",
-    "Command",
-    "DeadLetter",
-    "Define",
-    "Deliver",
-    "Delivered",
-    "Detach",
-    "Done",
-    "Drop",
-    "Expire",
-    "Expired",
-    "MapChange",
-    "MapChanged",
-    "MapLock",
-    "MapLocked",
-    "MapUnlock",
-    "Part",
-    "Publish",
-    "Published",
-    "Purge",
-    "Purged",
-    "Record",
-    "Redefine",
-    "Redeliver",
-    "Redelivered",
-    "Resend",
-    "Restarted",
-    "Result",
-    "Rewind",
-    "Unsubscribe",
-]
-
 
 class _Command(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
     at_ms: int

@@ -20,8 +20,6 @@ import msgspec
 from holdfast.errors import Unavailable
 from holdfast.stores.values.messages import FieldValue, Message
 
-__all__ = ["BLOCK_MESSAGES", "Block", "Blocks", "Entries", "Entry", "Kept", "Messages", "Unread"]
-
 BLOCK_MESSAGES: Final = 1_024
 """Messages of one block: those with ``seq // BLOCK_MESSAGES`` alike."""
 

@@ -12,14 +12,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 
-from holdfast.stores.values.expiry import Deadlines
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Block
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from holdfast.stores.values.ports import Blocks
-
-__all__ = ["MAP_VALUE", "REFERENCES_MAX", "ReferenceCounts"]
+from holdfast.stores.values.deadlines import Deadlines
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Blocks
 
 REFERENCES_MAX = 65_534
 """Durables of one store: a count has two bytes."""

@@ -8,12 +8,7 @@ Memory and the cost of a change follow the number of runs, not of members.
 from __future__ import annotations
 
 from bisect import bisect_right
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-__all__ = ["SequenceSet"]
+from collections.abc import Iterable
 
 
 class SequenceSet:

@@ -11,21 +11,14 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.errors import InvalidRequest, NotFound
-from holdfast.stores.durables.aging import is_swept
+from holdfast.stores.durables.aging import retained
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.keyed import key_of
 from holdfast.stores.durables.last_value import LastValue
-from holdfast.stores.durables.retention import retained
-from holdfast.stores.machine.drop_lost import CAUSE
-from holdfast.stores.values.ports import BLOCK_MESSAGES
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from holdfast.stores.machine.state import State
-    from holdfast.stores.machine.store import Durable
-    from holdfast.stores.values.ports import Kept
-
-__all__ = ["FATES", "LETTERS_MAX", "POSSIBLE", "explain"]
+from holdfast.stores.machine.repairs import CAUSE
+from holdfast.stores.machine.state import State
+from holdfast.stores.machine.store import Durable
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Kept
 
 Facts = dict[str, object]
 
@@ -136,7 +129,7 @@ def _consumed(durable: Consumption, seq: int, kept: Kept | None, now_ms: int) ->
         return {"fate": "earlier"}
     is_excluded = seq in backlog.excluded
     is_ahead = not is_excluded and (seq >= backlog.cursor or backlog.is_passed_delayed(seq, kept.deliver_at_ms))
-    if is_ahead and is_swept(durable, kept):
+    if is_ahead and durable.is_swept(kept):
         return {"fate": "expired"}
     if is_ahead and kept.deliver_at_ms > now_ms:
         return {"fate": "delayed", "until_ms": kept.deliver_at_ms, "delivery_count": 0}

@@ -9,8 +9,6 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
-__all__ = ["DISCARD_LOOKS", "Budget", "Deadlines", "earlier"]
-
 KeyT = TypeVar("KeyT", int, str, tuple[str, str])
 """Keys that can be ordered, so that equal deadlines have one order."""
 

@@ -10,16 +10,11 @@ runs of any. The number of runs is bounded by the number of messages held, so by
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import pairwise
 
 from holdfast.stores.values.sequence_set import SequenceSet
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-__all__ = ["Held", "Holding", "Holdings", "joined"]
 
 Held = tuple[int, int, int, int]
 """First, last, delivery count, deadline in milliseconds (0 for none)."""

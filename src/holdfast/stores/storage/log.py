@@ -1,14 +1,12 @@
 """The log of the stores: frames on the embedded queue's pages.
 
-Owns: numbering frames, appending a group of them, reading them by number. Does not own: pages, checksums, recovery,
-syncs (``holdfast.queue``), what frames say (``frames``), who waits for what (``group_commit``).
+A frame is a message of the queue, its number the queue's sequence number: from 1, never repeated, removed only from the
+front (``trim``). A synced group survives everything but the loss of the disk, an appended one survives the death of the
+process. A start finds a prefix of what was appended. After a failed write or sync the log accepts nothing more, because
+the state in memory is ahead of it.
 
-Failure model: the queue's. A group that was synced survives everything but the loss of the disk; one that was appended
-survives the death of the process. What is found at a start is a prefix of what was appended. After a write or a sync
-that failed nothing is accepted any more: the state in memory is ahead of the log.
-
-A frame is a message of the queue, its number the queue's sequence number. Numbers begin at 1 and never repeat; frames
-go from the front alone (``trim``).
+The queue's errors are translated: users of the stores did not open a queue, so its hints do not help them. Class, code
+and facts stay, the directory is added.
 """
 
 from __future__ import annotations
@@ -16,21 +14,96 @@ from __future__ import annotations
 import os
 import zlib
 from bisect import bisect_left
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 
-from holdfast.errors import Code, CorruptData, HoldfastError, NotFound, Unavailable
+from holdfast.errors import (
+    AlreadyOpen,
+    Closed,
+    Code,
+    CorruptData,
+    HoldfastError,
+    InternalError,
+    NotFound,
+    OutcomeUnknown,
+    Unavailable,
+    statement_of,
+)
+from holdfast.queue.log.messages import Message as QueueMessage
+from holdfast.queue.log.reader import LogReader
 from holdfast.queue.stores_log import StoresLog
-from holdfast.stores.storage.log_errors import of_the_stores
 from holdfast.stores.values.ports import Unread
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+_START_AGAIN = "start the service again: it finds what the log holds"
 
-    from holdfast.queue.log.messages import Message as QueueMessage
-    from holdfast.queue.log.reader import LogReader
 
-__all__ = ["LOG_NAME", "MessageLog"]
+def of_the_stores(error: HoldfastError, directory: str) -> HoldfastError:
+    """The error to raise from ``error``, which the queue in ``directory`` raised.
+
+    >>> of_the_stores(CorruptData("messages are damaged", first=5), "d").hint
+    'holdfast stores repair d tells what is lost; holdfast stores restore BACKUP NEW makes stores of a backup'
+    """
+    facts = {**error.fields, "directory": directory}
+    message = f"the stores' log: {error.message}"
+    if isinstance(error, CorruptData):
+        # A later version is no damage, and there the queue's own advice holds.
+        hint = error.hint if "format_version" in error.fields else _repair(directory)
+        return CorruptData(message, code=error.code, hint=hint, facts=facts)
+    if isinstance(error, Closed):
+        return Closed(message, code=error.code, hint=_START_AGAIN, facts=facts)
+    if isinstance(error, AlreadyOpen):
+        return AlreadyOpen(message, code=error.code, hint=error.hint, facts=facts)
+    if isinstance(error, Unavailable):
+        full = error.code is Code.DISK_FULL
+        hint = "free some space, then start the service again: it finds what the log holds" if full else ""
+        return Unavailable(message, code=error.code, hint=hint, retry_after_ms=error.retry_after_ms, facts=facts)
+    if isinstance(error, NotFound):
+        return NotFound(message, code=error.code, facts=facts)
+    return error
+
+
+def not_done(failure: BaseException) -> HoldfastError:
+    """The answer to a command that changed nothing, because of the failure of the log: it can be sent again.
+
+    >>> not_done(Unavailable("the disk is full", code=Code.DISK_FULL)).code
+    <Code.CLOSED: 'closed'>
+    """
+    return Closed("the stores have failed, and this was not done", hint=_START_AGAIN, facts=_cause(failure))
+
+
+def perhaps_done(failure: BaseException) -> HoldfastError:
+    """The answer to a command that was applied when the log failed: what it wrote, or rests on, may be there or not.
+
+    >>> perhaps_done(Unavailable("the disk is full", code=Code.DISK_FULL)).statement()
+    'the stores have failed, and whether this was done is not known cause=the disk is full cause_code=disk_full'
+    """
+    return OutcomeUnknown(
+        "the stores have failed, and whether this was done is not known",
+        hint="start the service again, and look; what a publisher numbered can be sent again under its numbers",
+        facts=_cause(failure),
+    )
+
+
+def own_failure(error: BaseException) -> HoldfastError:
+    """The answer to the command that met the failure itself: nothing of it was written."""
+    if isinstance(error, HoldfastError):
+        return error
+    return InternalError("the stores have failed", cause=str(error))
+
+
+def _cause(failure: BaseException) -> dict[str, object]:
+    return {
+        "cause": statement_of(failure),
+        "cause_code": str(failure.code) if isinstance(failure, HoldfastError) else None,
+    }
+
+
+def _repair(directory: str) -> str:
+    return (
+        f"holdfast stores repair {directory} tells what is lost; "
+        "holdfast stores restore BACKUP NEW makes stores of a backup"
+    )
+
 
 LOG_NAME = "messages"
 """The name of the queue in the stores' directory."""

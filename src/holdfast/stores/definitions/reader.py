@@ -1,16 +1,11 @@
-"""Values of a definition, read with the path of each, so that every wrong one is named at once.
-
-Owns: the accepted spellings of sizes, times, names and words. Does not own: which parameter has which (``definitions``,
-``permissions``).
+"""Reads the values of a definition and notes every wrong one with its path.
 
     size    a whole number of bytes, or text: 100, "100", "100k", "100mb", "1g" (powers of 1024, in either case)
     time    a number of seconds, or text: 0.1, "30", "100ms", "30s", "5m", "2h", "7d"; kept in milliseconds
     name    1 to 256 letters, digits and . _ - : @ ~ of which the first is a letter or a digit
 
-Where a limit may be absent, null, "" and 0 mean none.
-
-Failure model: pure. A reader never raises on a wrong value: it notes the problem and goes on with the default, and
-``raise_problems`` refuses the whole.
+For an optional limit, null, "" and 0 mean none. A reader never raises on a wrong value: it notes the problem, continues
+with the default, and ``raise_problems`` refuses the whole definition.
 """
 
 from __future__ import annotations
@@ -22,18 +17,7 @@ from enum import StrEnum
 from typing import Final, TypeVar, cast
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.stores.matching.matcher import EVERYTHING, Matcher
-
-__all__ = [
-    "NAME_LENGTH_MAX",
-    "TIME_MS_MAX",
-    "Reader",
-    "byte_size",
-    "check_name",
-    "milliseconds",
-    "raise_problems",
-    "seconds_document",
-]
+from holdfast.stores.matching import EVERYTHING, Matcher
 
 NAME_LENGTH_MAX: Final = 256
 TIME_MS_MAX: Final = 10 * 365 * 86_400_000
