@@ -78,7 +78,7 @@ async def hold(service: StoreService) -> None:
 def held(service: StoreService) -> int:
     durable = service.state.stores["o"].durables["w"]
     assert isinstance(durable, Consumption)
-    return durable.holdings.held
+    return durable.leases.held
 
 
 async def is_locked(service: StoreService) -> bool:

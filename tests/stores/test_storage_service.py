@@ -29,7 +29,7 @@ from holdfast.queue.files.local import LocalFiles
 from holdfast.stores import checkpoints as checkpoints_module
 from holdfast.stores import checkpoints as compaction_module
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.group_commit import LONE_GROUPS
+from holdfast.stores.group_commit import SINGLE_GROUPS
 from holdfast.stores.repair import backup as backup_module
 from holdfast.stores.repair.backup import MANIFEST_NAME, restore, verify
 from holdfast.stores.service import StoreService
@@ -137,15 +137,15 @@ def test_nobody_is_asked_for_deliveries_while_who_publishes_is_still_at_it(tmp_p
             await answer
             await service._groups.drain()
 
-        for _ in range(LONE_GROUPS + 1):  # so that the next ones are expected to be alone, too
+        for _ in range(SINGLE_GROUPS + 1):  # so that the next ones are expected to be alone, too
             await publish_alone()
         assert asked == []
         await service.submit(Attach(0, "orders", "work", "s"))
         await service._groups.drain()
         asked.clear()
-        for _ in range(LONE_GROUPS + 1):
+        for _ in range(SINGLE_GROUPS + 1):
             await publish_alone()
-        assert asked == [False] * (LONE_GROUPS + 1)
+        assert asked == [False] * (SINGLE_GROUPS + 1)
 
     run(tmp_path, check, document(orders={"durables": WORK}))
 

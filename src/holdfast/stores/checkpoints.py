@@ -66,7 +66,7 @@ class Checkpoints:
         storage = self._storage
         if self._running is not None:
             if storage.log_bytes >= OVERDUE * LOG_BYTES and self._writing and self.failure is None:
-                self._groups.hold()
+                self._groups.pause()
             return
         if not storage.log_bytes or self._closed or self._held:
             return
@@ -94,7 +94,7 @@ class Checkpoints:
             else:
                 appended.cancel()
 
-        # The frames it rests on may not be written yet: it takes its turn behind them.
+        # The frames it rests on may not be written yet: it takes its turn after them.
         self._groups.add(None, safe)
         self._running = self._loop.create_task(self._write(checkpoint, appended))
 
@@ -104,9 +104,9 @@ class Checkpoints:
         try:
             written = await self._write_until_done(checkpoint)
         finally:
-            # However it ended, a cancelled one included: who is held would wait for it for ever.
+            # However it ended, also when cancelled: paused commits must not wait forever.
             self._writing = self._groups.disk_is_busy = False
-            self._groups.release()
+            self._groups.resume()
         if written:
             self.failure = None
             self.count += 1
@@ -126,19 +126,19 @@ class Checkpoints:
                 if self.failure is None:
                     _logger.warning("the index of the stores could not be written error=%s", error)
                 self.failure = error
-                self._groups.release()
+                self._groups.resume()
                 for waiting in self._waiting:
                     if not waiting.done():
                         waiting.set_exception(error)
                 if self._closed:
                     return False  # the next start applies the log instead
                 await asyncio.sleep(RETRY_S)
-            except Exception as bug:  # noqa: BLE001 - told to everyone who waits, or they would wait for ever
+            except Exception as bug:  # noqa: BLE001 - reported to every waiting caller, or they would wait forever
                 self._groups.poison(bug)
                 return False
         try:
             self._storage.end_checkpoint()
-        except Exception as error:  # noqa: BLE001 - told to everyone: what was frozen is half let go
+        except Exception as error:  # noqa: BLE001 - reported to every caller: the frozen changes are half released
             self._groups.poison(error)
             return False
         return True
@@ -200,14 +200,14 @@ class Checkpoints:
 
 
 def _nothing() -> None:
-    """Nobody to tell."""
+    """The default: do nothing."""
 
 
 STEP_BYTES: Final = 1 << 20
 PASS_EXTENTS: Final = 1_024
 """Extents moved before a checkpoint lets pages go: about 64 MiB of messages."""
 MESSAGE_LOG_BYTES: Final = 48
-"""What a message takes in the log beside its bytes, about: its share of a frame, names of its fields."""
+"""About what a message takes in the log in addition to its bytes: its share of a frame, names of its fields."""
 PAGES_MIN: Final = 4
 """Logs shorter than this are left alone."""
 _logger = logging.getLogger(__name__)
@@ -240,7 +240,7 @@ class Compaction:
         self.ratio_min = 0.5
         self.moved_bytes = 0
         self.runs = 0
-        self._told = ""  # which damage was told last: it is met again with each run
+        self._reported = ""  # the damage that was reported last: each run meets it again
 
     @property
     def running(self) -> bool:
@@ -286,10 +286,10 @@ class Compaction:
                 await self._checkpoints.now()
         except (HoldfastError, OSError, sqlite3.Error) as error:
             if all_of_it:
-                raise  # somebody waits for it; else the log's failure is told to everyone, and a full disk is retried
-            if isinstance(error, CorruptData) and str(error) != self._told:
-                # Nothing behind it gives its space back, and nobody waits to be told.
-                self._told = str(error)
+                raise  # a caller waits for it; else a full disk is retried, and a failed log is reported elsewhere
+            if isinstance(error, CorruptData) and str(error) != self._reported:
+                # The space after it is never freed, and no caller waits for this error.
+                self._reported = str(error)
                 _logger.error(
                     "messages that cannot be read cannot be moved error=%s hint=%s", error.statement(), error.hint
                 )
@@ -324,11 +324,11 @@ class Compaction:
         try:
             storage.messages.relocate(relocated, storage.messages.next_frame)
         except BaseException as error:
-            self._groups.poison(error)  # where messages lie may be half changed, and the log does not tell of it
+            self._groups.poison(error)  # the locations may be half changed, which the log does not record
             raise
         storage.note_frame(len(frame))
         storage.messages.next_frame += 1
-        self._groups.add(frame, _told_elsewhere)
+        self._groups.add(frame, _reported_elsewhere)
         self.moved_bytes += len(frame)
         return len(frame)
 
@@ -359,5 +359,5 @@ class Compaction:
             await asyncio.wait([self._task])
 
 
-def _told_elsewhere(_error: BaseException | None) -> None:
-    """The failure of a group is told to everyone at once."""
+def _reported_elsewhere(_error: BaseException | None) -> None:
+    """The failure of a group is reported to every caller at once."""

@@ -96,7 +96,7 @@ _STEADY: Final = _suspended_too_ms if hasattr(time, "CLOCK_BOOTTIME") else _stea
 
 
 def _this_boot() -> Boot | None:
-    """None where the system does not tell.
+    """None if the system does not report it.
 
     A container or a library may show another clock or another uptime than the kernel's; seldom both alike.
     """
@@ -152,7 +152,7 @@ class StoreClock:
         self.look()
 
     def _since(self, anchor: Anchor) -> int:
-        """What has passed since the anchor was made, 0 where nobody can tell."""
+        """What has passed since the anchor was made, 0 if that is unknown."""
         boot = self._boot()
         if boot is None or boot.name != anchor.boot:
             return 0

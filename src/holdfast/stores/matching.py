@@ -69,7 +69,7 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The field is a number, or a text, between ends of its own type; ``None`` is no end."""
+    """The field is a number, or a text, between ends of its own type; ``None`` is an open end."""
 
     low: str | int | None
     low_included: bool
@@ -85,7 +85,7 @@ Alternative = tuple[tuple[str, tuple[Condition, ...]], ...]
 
 
 class Matcher:
-    """A matcher in normal form. ``matches(fields)`` tells whether a message's fields match; it is compiled once.
+    """A matcher in normal form. ``matches(fields)`` says whether a message's fields match; it is compiled once.
 
     Equal matchers accept the same messages. (The reverse does not hold for ranges that overlap.)
 

@@ -53,9 +53,9 @@ from holdfast.stores.values.commands import (
     Rewind,
 )
 from holdfast.stores.values.deadlines import earlier
-from holdfast.stores.values.effects import Dying, Effect, Ready, dead_letter_of
+from holdfast.stores.values.effects import DeadLettering, Effect, Ready, dead_letter_of
 from holdfast.stores.values.messages import Delivery
-from holdfast.stores.values.ports import Unread
+from holdfast.stores.values.ports import ReadUnavailable
 
 WAIT_MS_MAX: Final = 60_000
 """The clock is looked at again at least this often: in a suspended machine it goes on, and the timer does not."""
@@ -63,19 +63,19 @@ WAIT_MS_MAX: Final = 60_000
 _OF_ANY_STORE: Final = Expire, Define, Redefine, Restarted
 
 
-class Alarm:
-    """``ring`` is called when something is due; ``now_ms`` gives the time by which it is. One event loop."""
+class DeadlineTimer:
+    """``on_timer`` is called when something is due; ``now_ms`` gives the time by which it is. One event loop."""
 
-    def __init__(self, state: State, *, now_ms: Callable[[], int], ring: Callable[[], None]) -> None:
+    def __init__(self, state: State, *, now_ms: Callable[[], int], on_timer: Callable[[], None]) -> None:
         self._state = state
         self._now_ms = now_ms
-        self._ring = ring
+        self._on_timer = on_timer
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._touched: dict[str, None] | None = None
         """Stores of which something was applied since ``arm`` looked, None for any of them."""
         self.due_ms: int | None = None
-        """When it rings, None for never."""
+        """When it fires, None for never."""
 
     def touch(self, command: Command) -> None:
         """This command was applied."""
@@ -112,7 +112,7 @@ class Alarm:
 
     def _wake(self) -> None:
         self._timer = self.due_ms = self._touched = None
-        self._ring()
+        self._on_timer()
 
     def stop(self) -> None:
         """Wake no more, until it is armed again."""
@@ -141,7 +141,7 @@ class StoreService:
         self._volatile = storage.volatile_names
         self._last_ms = storage.last_ms
         self._keeper: ClockKeeper | None = None
-        self._groups = GroupCommit(storage.log, closing=self._before_group, settled=self._arm, failed=self._fail)
+        self._groups = GroupCommit(storage.log, closing=self._before_group, completed=self._arm, failed=self._fail)
         self._checkpoints = Checkpoints(storage, self._groups)
         self.compaction = Compaction(storage, self._groups, self._checkpoints)
         self._checkpoints.after = self.compaction.consider
@@ -151,12 +151,12 @@ class StoreService:
         self._effect_callbacks: list[Callable[[Effect], None]] = []
         self._failure_callbacks: list[Callable[[BaseException], None]] = []
         self._lapse_callbacks: list[Callable[[int], None]] = []
-        self._alarm = Alarm(storage.state, now_ms=self._time_ms, ring=self._expire)
+        self._timer = DeadlineTimer(storage.state, now_ms=self._time_ms, on_timer=self._expire)
         self.written_bytes = 0
         """Bytes of the records written to the log since the service was opened."""
         self._at_once: list[Callable[[BaseException | None], None]] = []
         self._closed = False
-        self._told = ""  # which damage was told last
+        self._reported = ""  # the damage that was reported last
         self._configure()
 
     @classmethod
@@ -208,7 +208,7 @@ class StoreService:
 
         def done(outcome: Result | HoldfastError) -> None:
             if answer.done():
-                return  # nobody waits any more
+                return  # the caller was cancelled
             if isinstance(outcome, HoldfastError):
                 answer.set_exception(outcome)
             else:
@@ -236,8 +236,8 @@ class StoreService:
             if not volatile and isinstance(command, _GROWING):
                 self._check_disk(command, now_ms)
             applied = self._storage.apply(command)
-        except BaseException as error:  # noqa: BLE001 - told to everyone who waits
-            if not isinstance(error, HoldfastError) or isinstance(error, CorruptData | Unread):
+        except BaseException as error:  # noqa: BLE001 - reported to every waiting caller
+            if not isinstance(error, HoldfastError) or isinstance(error, CorruptData | ReadUnavailable):
                 self._give_up(error, done)
             else:
                 self._answer(None, _Answer(done, error, (), self), volatile=volatile)
@@ -248,7 +248,7 @@ class StoreService:
             self._storage.note_frame(len(frame))
             self.written_bytes += len(frame)
             self._storage.messages.next_frame += 1
-        self._alarm.touch(command)
+        self._timer.touch(command)
         effects = applied.effects
         if effects:
             effects = self._note_ready(effects)
@@ -282,12 +282,12 @@ class StoreService:
             # Perhaps the messages are older than the difference of the clocks: more is delivered again, never less.
             force_setattr(command, "time_ms", max(1, command.time_ms - self.clock_behind_ms))
         with suppress(InvalidRequest, NotFound):  # as the command will be refused
-            ahead = self.state.looking_ahead(command)
+            ahead = self.state.reading_ahead(command)
             while not self._closed and ahead.read_on():  # noqa: ASYNC110  # waits for nothing
                 await asyncio.sleep(0)
-            self.state.look_ahead = ahead
+            self.state.read_ahead = ahead
         answer = self.submit(command)
-        self.state.look_ahead = None
+        self.state.read_ahead = None
         return await answer
 
     def _give_up(self, error: BaseException, done: Callable[[Result | HoldfastError], None]) -> None:
@@ -296,9 +296,9 @@ class StoreService:
         self._loop.call_soon(done, own_failure(error))
 
     def when_safe(self, store: str, done: Callable[[], None]) -> None:
-        """Call back when everything of the store that was applied until now is safe and was told; never where it fails.
+        """Call back when everything applied to the store so far is safe and reported; never after a failure.
 
-        Whatever is applied later is told later.
+        Later changes are reported later.
         """
 
         def answer(error: BaseException | None) -> None:
@@ -310,7 +310,7 @@ class StoreService:
     def _answer(self, frame: bytes | None, answer: Callable[[BaseException | None], None], *, volatile: bool) -> None:
         """Answer when the log has the frame, and all before it; of a store in memory in the next turn of the loop."""
         if not volatile:
-            # At once only where nobody is asked for deliveries first: who submits may be about to give credit.
+            # At once only if no deliveries are requested first: the caller may be about to give credit.
             self._groups.add(frame, answer, at_once=not self._ready)
             return
         self._at_once.append(answer)
@@ -318,7 +318,7 @@ class StoreService:
             self._loop.call_soon(self._answer_at_once)
 
     def _answer_at_once(self) -> None:
-        # What raises here is told to everyone, as by the group: who waits for the rest must not wait for ever.
+        # An error here is reported to every waiting caller, as by the group, or the rest would wait forever.
         try:
             self._ask_for_deliveries()
         except Exception as error:  # noqa: BLE001
@@ -395,7 +395,7 @@ class StoreService:
         return self._groups.failure
 
     def _fail(self, error: BaseException) -> None:
-        self._alarm.stop()
+        self._timer.stop()
         for callback in self._failure_callbacks:
             callback(error)
 
@@ -424,7 +424,7 @@ class StoreService:
 
     def _arm(self) -> None:
         if not self._closed and self._groups.failure is None:
-            self._alarm.arm()
+            self._timer.arm()
 
     def _time_ms(self) -> int:
         return max(self._clock(), self._last_ms)
@@ -449,26 +449,26 @@ class StoreService:
             self._ready[effect] = None
             self._groups.wake()
             return
-        if type(effect) is Dying:
+        if type(effect) is DeadLettering:
             self._bury(effect)
         for callback in self._effect_callbacks:
             callback(effect)
 
-    def _bury(self, dying: Dying) -> None:
-        """Move a message that nobody could take to where the dead letters go."""
+    def _bury(self, dying: DeadLettering) -> None:
+        """Move a message that could not be delivered to its dead-letter store."""
         try:
             found = self._messages.message(dying.store, dying.seq)
         except CorruptData as error:
-            # It stays with the dying, who are told again: everybody else goes on, and an operator decides.
-            self._tell_unreadable(dying, error)
+            # It stays with the dying messages and is reported again; the rest continues, and an operator decides.
+            self._report_unreadable(dying, error)
             return
         if found is None:
-            return  # it was let go meanwhile
+            return  # it was released meanwhile
         letter = dead_letter_of(found[0], dying)
         to_store = dying.dead_letter_store
         if to_store in self.state.stores and (to_store in self._volatile) is not (dying.store in self._volatile):
-            # One is in the log and the other is not, so it takes two commands: kept there first, then let go here.
-            # Where it is refused, or nobody wants it, the message stays with the dying, who are told again.
+            # One is in the log and the other is not, so it takes two commands: keep it there, then release it here.
+            # If it is refused, or no durable wants it, the message stays with the dying ones and is reported again.
             def kept(outcome: Result | HoldfastError) -> None:
                 if isinstance(outcome, Published) and not outcome.unmatched:
                     self.submit_nowait(DeadLetter(0, dying.store, dying.durable, dying.seq, letter, ""), _ignore)
@@ -477,10 +477,10 @@ class StoreService:
             return
         self.submit_nowait(DeadLetter(0, dying.store, dying.durable, dying.seq, letter, to_store), _ignore)
 
-    def _tell_unreadable(self, dying: Dying, error: CorruptData) -> None:
-        """Once for each damage: many messages may lie there, and each is tried again and again."""
-        if str(error) != self._told:
-            self._told = str(error)
+    def _report_unreadable(self, dying: DeadLettering, error: CorruptData) -> None:
+        """Once for each damage: it may affect many messages, and each is retried."""
+        if str(error) != self._reported:
+            self._reported = str(error)
             _logger.error(
                 "a dead letter cannot be read store=%s durable=%s seq=%d error=%s hint=%s",
                 dying.store,
@@ -500,7 +500,7 @@ class StoreService:
             raise self._refusal()
 
     async def checkpoint(self) -> None:
-        """Bring the index up to the commands applied so far, and let pages go that nobody needs.
+        """Bring the index up to the commands applied so far, and remove pages that are not needed.
 
         *Raises*: ``Closed`` when the log has failed or a backup is being made; ``sqlite3.Error`` and ``OSError`` where
         the index could not be written, which is tried again.
@@ -508,7 +508,7 @@ class StoreService:
         await self._checkpoints.now()
 
     async def compact(self) -> SpaceUse:
-        """Give back the space of what nobody keeps, as far as that goes; clients go on. Returns what is used then.
+        """Free the space of messages that are not kept, while clients work. Returns the use after it.
 
         *Raises*: as ``checkpoint``. *Cost*: what is kept is written once more.
         """
@@ -538,7 +538,7 @@ class StoreService:
         if self._closed:
             return
         self._closed = True
-        self._alarm.stop()
+        self._timer.stop()
         while self._at_once:
             self._answer_at_once()
         await self.compaction.close()
@@ -552,7 +552,7 @@ class StoreService:
 
 
 class _Answer:
-    """What is told when a command is safe."""
+    """What is reported when a command is safe."""
 
     __slots__ = ("_done", "_effects", "_outcome", "_service")
 
@@ -578,7 +578,7 @@ class _Answer:
 
 
 def _is_volatile(command: Command, names: AbstractSet[str]) -> bool:
-    """Whether a command is of stores in memory only, which the log does not tell of."""
+    """Whether a command is of stores in memory only, which are not in the log."""
     if isinstance(command, Expire):
         return command.volatile
     if isinstance(command, Resend):

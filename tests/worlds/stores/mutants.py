@@ -23,10 +23,10 @@ from holdfast.stores.durables.backlog import Backlog
 from holdfast.stores.durables.consumption import Consumption, Standard
 from holdfast.stores.durables.key_ordered import KeyOrdered
 from holdfast.stores.durables.keyed import KeyedMessages, KeyedResidue
-from holdfast.stores.durables.leases import Holding, Holdings
+from holdfast.stores.durables.leases import Holder, Leases
 from holdfast.stores.durables.map import Locks, Map
 from holdfast.stores.durables.pending import PendingMessages
-from holdfast.stores.durables.redelivery import Returned
+from holdfast.stores.durables.redelivery import RedeliveryQueue
 from holdfast.stores.machine import map_commands, redefine
 from holdfast.stores.machine import state as state_module
 from holdfast.stores.machine.store import Publishers, Store
@@ -166,7 +166,7 @@ _REGISTRY: Final = (
     Mutant(
         "count_from_one",
         "delivery counts are exact",
-        ((Returned, "add", broken.count_from_one),),
+        ((RedeliveryQueue, "add", broken.count_from_one),),
         CALM,
     ),
     Mutant(
@@ -184,7 +184,7 @@ _REGISTRY: Final = (
     Mutant(
         "no_delay",
         "nothing early, nothing late",
-        ((Returned, "add_later", broken.no_delay),),
+        ((RedeliveryQueue, "add_later", broken.no_delay),),
         CALM,
     ),
     Mutant(
@@ -209,7 +209,7 @@ _REGISTRY: Final = (
     Mutant(
         "never_woken",
         "nothing early, nothing late",
-        ((Holdings, "next_ms", broken.never_woken),),
+        ((Leases, "next_ms", broken.never_woken),),
         CALM,
     ),
     Mutant(
@@ -299,13 +299,13 @@ _REGISTRY: Final = (
     Mutant(
         "everything_held_counts",
         "delivery counts are exact",
-        ((Holding, "counting", broken.everything_held_counts),),
+        ((Holder, "counting", broken.everything_held_counts),),
         CALM,
     ),
     Mutant(
         "restart_counts",
         "delivery counts are exact",
-        ((Holding, "restarted", broken.restart_counts),),
+        ((Holder, "restarted", broken.restart_counts),),
         FORGETFUL,
     ),
     Mutant(
@@ -353,7 +353,7 @@ _REGISTRY: Final = (
     Mutant(
         "each_part_decides",
         "delivery counts are exact",
-        ((Holding, "lapses_on", broken.each_part_decides),),
+        ((Holder, "lapses_on", broken.each_part_decides),),
         CALM,
     ),
     Mutant(
@@ -366,7 +366,7 @@ _REGISTRY: Final = (
     Mutant(
         "removals_after_changes",
         "watchers are told every change in order",
-        ((map_commands, "_tell_first", broken.removals_after_changes),),
+        ((map_commands, "_notify_first", broken.removals_after_changes),),
         MAPS,
         SMALL_BLOCK,
     ),

@@ -270,7 +270,7 @@ class ClusterDefinition:
     stores: Mapping[str, StoreDefinition] = field(default_factory=dict[str, StoreDefinition])
     permissions: Permissions = OPEN
     sections_given: frozenset[str] = field(default=SECTIONS, compare=False, repr=False)
-    """Which of ``SECTIONS`` the document that was read has; see ``definition_changes.beside``."""
+    """Which of ``SECTIONS`` the document that was read has; see ``parts.keep_sections``."""
 
     def is_volatile(self, store: StoreDefinition) -> bool:
         """Whether a store lives in memory only: it is not replicated, or nothing is persisted."""

@@ -326,7 +326,7 @@ def _differences(path: str, before: object, after: object) -> Iterator[Differenc
             yield from _differences(place, old[name], new[name])
 
 
-def beside(current: ClusterDefinition, wanted: ClusterDefinition) -> ClusterDefinition:
+def keep_sections(current: ClusterDefinition, wanted: ClusterDefinition) -> ClusterDefinition:
     """``wanted``, and what only ``current`` has of stores, durables and templates: nothing that keeps messages goes.
 
     A section ``cluster`` or ``permissions`` that ``wanted`` was not given stays as it is. Raises ``InvalidRequest``

@@ -122,7 +122,7 @@ class Permissions:
     roles: Mapping[str, Role] = field(default_factory=dict[str, Role])
 
     def user_of(self, token: str) -> str | None:
-        """The user with this token, or None. Hashes are compared, so the time taken tells nothing of the token."""
+        """The user with this token, or None. Hashes are compared, so the time taken reveals nothing about the token."""
         digest = token_hash(token)
         return next((name for name, user in self.users.items() if user.token_sha256 == digest), None)
 

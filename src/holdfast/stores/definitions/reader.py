@@ -48,7 +48,7 @@ def check_name(kind: str, name: object) -> str:
 
 
 def byte_size(value: object) -> int:
-    """Bytes of a size; ``ValueError`` tells what would be one.
+    """Bytes of a size; ``ValueError`` says what is valid.
 
     >>> byte_size("100k"), byte_size("100MB"), byte_size(7)
     (102400, 104857600, 7)
@@ -61,7 +61,7 @@ def byte_size(value: object) -> int:
 
 
 def milliseconds(value: object) -> int:
-    """Milliseconds of a time; ``ValueError`` tells what would be one. What is above 0 is never rounded to 0.
+    """Milliseconds of a time; ``ValueError`` says what is valid. What is above 0 is never rounded to 0.
 
     >>> milliseconds(0.1), milliseconds("30"), milliseconds("7d")
     (100, 30000, 604800000)
@@ -99,7 +99,7 @@ def raise_problems(problems: Sequence[str]) -> None:
 class Reader:
     """Reads the values of one object; problems go to a list that all readers of one definition share.
 
-    A value that is not given has its default. ``finish`` names what nobody asked for.
+    A value that is not given has its default. ``finish`` reports the names that were not read.
     """
 
     def __init__(self, document: object, path: str, problems: list[str]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from holdfast.stores.durables.backlog import Backlog, Found, LookAhead, Looked, expires_ms
+from holdfast.stores.durables.backlog import Backlog, Found, MessageTimes, ReadAhead, expires_ms
 from holdfast.stores.durables.pending import PendingMessages
 from holdfast.stores.durables.redelivery import Arrivals
 from holdfast.stores.durables.residue import Residue
@@ -44,10 +44,10 @@ def ttl_next_ms(durable: PendingMessages) -> int | None:
 
 def _earliest_ms(durable: PendingMessages) -> int | None:
     """When the first to begin to live of those that came back did so, or None. Cost: as ``Arrivals``."""
-    returned = durable.returned
-    if returned.arrivals is None and returned.runs:
-        returned.arrivals = Arrivals(durable.shelf, returned)
-    return returned.arrivals.earliest_ms() if returned.arrivals is not None else None
+    redelivery = durable.redelivery
+    if redelivery.arrivals is None and redelivery.runs:
+        redelivery.arrivals = Arrivals(durable.shelf, redelivery)
+    return redelivery.arrivals.earliest_ms() if redelivery.arrivals is not None else None
 
 
 def _parked_next_ms(durable: PendingMessages) -> int | None:
@@ -132,16 +132,16 @@ def without_old(durable: PendingMessages, runs: list[tuple[int, int]], now_ms: i
 def expire_returned(durable: PendingMessages, now_ms: int, budget: Budget) -> None:
     """Remove what waits to be handed out again and is too old. Cost: a look for each message that is too old."""
     cutoff_ms = now_ms - durable.definition.message_ttl_ms
-    old = [run for run in durable.returned.runs if durable.shelf.counts.published_ms(run[0]) <= cutoff_ms]
+    old = [run for run in durable.redelivery.runs if durable.shelf.counts.published_ms(run[0]) <= cutoff_ms]
     for first, last, deliveries in old:
         if budget.is_spent:
             return
         end = min(last, first + max(0, budget.looks - 1))
-        durable.returned.take_run(first, end)
+        durable.redelivery.take_run(first, end)
         budget.looks -= end - first + 1
         before = durable.pending
         for live_first, live_last in without_expired(durable, first, end, now_ms):
-            durable.returned.add(live_first, live_last, deliveries)
+            durable.redelivery.add(live_first, live_last, deliveries)
         budget.messages -= before - durable.pending
 
 
@@ -176,9 +176,9 @@ def expire_own(durable: PendingMessages, kept: Kept) -> bool:
         durable.take_dying(seq)
         durable.gone(seq, seq, "own_ttl")
         return True
-    if not durable.wants(kept) or durable.holdings.holder(seq) is not None:
+    if not durable.wants(kept) or durable.leases.holder_of(seq) is not None:
         return False
-    if durable.returned.remove(seq) is None and seq < durable.backlog.cursor:
+    if durable.redelivery.remove(seq) is None and seq < durable.backlog.cursor:
         if not durable.backlog.is_passed_delayed(kept.seq, kept.deliver_at_ms):
             return durable.release_one_retained(seq)
         durable.backlog.delayed_total -= 1
@@ -203,7 +203,7 @@ def retain(durable: PendingMessages, first: int, last: int, now_ms: int) -> None
 # ---- retention ------------------------------------------------------------------------------------------------------
 
 
-def retained(durable: PendingMessages, first: int, end: int, ahead: LookAhead | None = None) -> list[tuple[int, int]]:
+def retained(durable: PendingMessages, first: int, end: int, ahead: ReadAhead | None = None) -> list[tuple[int, int]]:
     """The retained messages of ``first..end - 1``, which is below the cursor.
 
     Cost: O(blocks); where there is a matcher or the block is timed, reads those that ``ahead`` has not.
@@ -212,8 +212,8 @@ def retained(durable: PendingMessages, first: int, end: int, ahead: LookAhead | 
     unsettled = SequenceSet(
         sorted(
             [
-                *((run[0], run[1]) for run in durable.holdings.runs()),
-                *((run[0], run[1]) for run in durable.returned.all_runs()),
+                *((run[0], run[1]) for run in durable.leases.runs()),
+                *((run[0], run[1]) for run in durable.redelivery.all_runs()),
                 *((seq, seq) for seq in durable.dying),
             ]
         )
@@ -224,7 +224,7 @@ def retained(durable: PendingMessages, first: int, end: int, ahead: LookAhead | 
         stop = min(end, (number + 1) * BLOCK_MESSAGES)
         block = durable.shelf.counts.block(number)
         if block is not None and block.live:
-            # A timed block may have a map's values, which a matcher cannot tell from messages.
+            # A timed block may have a map's values, which a matcher cannot distinguish from messages.
             runs = ahead.runs(first, stop) if ahead is not None and not block.timed else None
             if backlog.arithmetic and not block.timed:
                 runs = [(first, stop - 1)]
@@ -262,7 +262,7 @@ def _read(
     first: int,
     end: int,
     found: Found,
-    ahead: LookAhead | None,
+    ahead: ReadAhead | None,
 ) -> None:
     backlog = durable.backlog
     looked = ahead.messages(first, end) if ahead is not None else None
@@ -273,10 +273,10 @@ def _read(
             found.add(seq, seq)
 
 
-def _look(backlog: Backlog, first: int, end: int) -> Iterator[Looked]:
+def _look(backlog: Backlog, first: int, end: int) -> Iterator[MessageTimes]:
     for kept in backlog.shelf.messages.read(backlog.shelf.store, first, end - 1):
         if backlog.matcher.matches(kept.fields):
-            yield Looked(kept.seq, expires_ms(kept), kept.deliver_at_ms)
+            yield MessageTimes(kept.seq, expires_ms(kept), kept.deliver_at_ms)
 
 
 def retention_next_ms(durable: PendingMessages) -> int | None:
@@ -324,9 +324,9 @@ def release_retained(durable: PendingMessages, end: int) -> int:
     return total
 
 
-def looking_ahead(durable: PendingMessages, command: Rewind) -> LookAhead:
+def reading_ahead(durable: PendingMessages, command: Rewind) -> ReadAhead:
     """What reads what this rewind would read, as things are."""
-    return LookAhead(durable.backlog, _target(durable.backlog, command))
+    return ReadAhead(durable.backlog, _target(durable.backlog, command))
 
 
 def _target(backlog: Backlog, command: Rewind) -> int:
@@ -336,8 +336,8 @@ def _target(backlog: Backlog, command: Rewind) -> int:
     return max(command.seq, backlog.floor)
 
 
-def rewind(durable: PendingMessages, command: Rewind, ahead: LookAhead | None = None) -> bool:
-    """Deliver again from a number or a time on, as far back as is retained; counts of delivery begin anew.
+def rewind(durable: PendingMessages, command: Rewind, ahead: ReadAhead | None = None) -> bool:
+    """Deliver again from a number or a time on, as far back as is retained; delivery counts start again.
 
     What subscribers hold from there on is theirs no more. Returns whether anything changed. ``ahead`` spares it reading
     and changes nothing else.
@@ -353,11 +353,11 @@ def rewind(durable: PendingMessages, command: Rewind, ahead: LookAhead | None = 
     for first, last in retained(durable, target, backlog.cursor, ahead):
         durable.pending += last - first + 1
         durable.pending_bytes += durable.shelf.counts.size(first, last)
-    for holding in durable.holdings.of.values():
-        for run in durable.holdings.take(holding, target, _HIGH):
+    for holder in durable.leases.of.values():
+        for run in durable.leases.take(holder, target, _HIGH):
             # Their own time may have ended while they were held; the cursor would take that for carried out.
             without_expired(durable, run[0], run[1], command.at_ms)
-    durable.returned.clear_from(target)
+    durable.redelivery.clear_from(target)
     for dying in [seq for seq in durable.dying if seq >= target]:
         if durable.parks:
             durable.take_dying(dying)
@@ -382,8 +382,8 @@ def leave_retained(durable: PendingMessages, now_ms: int) -> Residue:
     floor = old.cursor if old.floor is None else old.floor
     backlog = Backlog(durable.shelf, old.matcher, floor)
     backlog.excluded = SequenceSet(old.excluded.runs())
-    unsettled = [(run[0], run[1]) for run in durable.holdings.runs()]
-    unsettled += [(first, last) for first, last, _ in durable.returned.all_runs()]
+    unsettled = [(run[0], run[1]) for run in durable.leases.runs()]
+    unsettled += [(first, last) for first, last, _ in durable.redelivery.all_runs()]
     unsettled += [(seq, seq) for seq in durable.dying]
     if not durable.is_stepwise:
         unsettled += [(kept.seq, kept.seq) for kept in old.passed_delayed()]

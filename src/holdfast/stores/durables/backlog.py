@@ -27,7 +27,7 @@ from holdfast.stores.values.reference_counts import MAP_VALUE, ReferenceCounts
 from holdfast.stores.values.sequence_set import SequenceSet
 
 SCAN_MAX = 16_384
-"""Messages looked at by one scan; what is behind them is the next command's."""
+"""Messages examined by one scan; the next command continues after them."""
 CHUNK = 256
 _ALL = 1 << 62
 
@@ -212,7 +212,7 @@ class Backlog:
 
     def look(self, after: int, count: int, looks: int) -> tuple[list[int], int | None, int]:
         """As ``peek``, and after about ``looks`` messages that were looked at it stops; also answers above which number
-        to go on, None where there is nothing behind, and how many looks are left."""
+        to go on, None at the end, and how many looks are left."""
         counts = self.shelf.counts
         seq, found = max(self.cursor, after + 1), list[int]()
         while seq < counts.next_seq and len(found) < count and looks > 0:
@@ -334,7 +334,7 @@ class Backlog:
         assert set(self.delayed.items()) == set(self.scanned_ms), "a block with delayed messages has a time"
         assert len(self.passed_delayed()) == self.delayed_total, "delayed messages are counted"
         assert self.cursor <= self.shelf.counts.next_seq, "the cursor is not ahead of the store"
-        assert self.floor is None or self.floor <= self.cursor, "what is retained lies below the cursor"
+        assert self.floor is None or self.floor <= self.cursor, "retained messages are below the cursor"
 
 
 BYTES_MAX: Final = 64 << 20
@@ -343,7 +343,7 @@ _BLOCK_BYTES: Final = 600
 _TIMES_BYTES: Final = 200
 
 
-class Looked(NamedTuple):
+class MessageTimes(NamedTuple):
     """A message that the matcher takes: its number, when its own time-to-live ends (0 for never) and when it is due."""
 
     seq: int
@@ -371,7 +371,7 @@ class _Block:
             self.lasts.append(place)
 
 
-class LookAhead:
+class ReadAhead:
     """The messages of a backlog from ``seq`` up to its cursor."""
 
     __slots__ = ("_backlog", "_blocks", "_bytes", "_matcher", "_next")
@@ -421,14 +421,14 @@ class LookAhead:
             if first <= base + high and base + low < end
         ]
 
-    def messages(self, first: int, end: int) -> Iterator[Looked] | None:
+    def messages(self, first: int, end: int) -> Iterator[MessageTimes] | None:
         """The messages of ``first..end - 1``, numbers of one block; None where not all of them were read."""
         looked = self._found(first, end)
         if looked is None:
             return None
         base = first - first % BLOCK_MESSAGES
         return (
-            Looked(seq, *looked.times.get(seq, (0, 0)))
+            MessageTimes(seq, *looked.times.get(seq, (0, 0)))
             for low, high in zip(looked.firsts, looked.lasts, strict=True)
             for seq in range(max(first, base + low), min(end, base + high + 1))
         )

@@ -28,15 +28,15 @@ from holdfast.errors import NotFound
 from holdfast.stores.definitions.cluster import Discard
 from holdfast.stores.durables import aging
 from holdfast.stores.durables.backlog import SCAN_MAX, Backlog
-from holdfast.stores.durables.leases import Held, Holding, joined
+from holdfast.stores.durables.leases import Holder, Lease, joined
 from holdfast.stores.durables.pending import PendingMessages
-from holdfast.stores.durables.redelivery import HANDED_OUT, Returned, count_after
+from holdfast.stores.durables.redelivery import HANDED_OUT, RedeliveryQueue, count_after
 from holdfast.stores.durables.residue import Residue
 from holdfast.stores.matching import Matcher
 from holdfast.stores.values import deadlines
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Redeliver, Redelivered
 from holdfast.stores.values.deadlines import Budget, earlier
-from holdfast.stores.values.effects import Advise, Displaced, Dying, Effect
+from holdfast.stores.values.effects import Advise, DeadLettering, Displaced, Effect
 from holdfast.stores.values.messages import Batch
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Kept
 from holdfast.stores.values.sequence_set import SequenceSet
@@ -58,35 +58,35 @@ class Consumption(PendingMessages):
 
     def position(self) -> tuple[int, ...]:
         """Something that is another after every delivery that changed anything."""
-        returned = self.returned
+        redelivery = self.redelivery
         return (
             self.backlog.cursor,
             self.backlog.delayed_total,
             self.pending,
-            self.holdings.held,
-            returned.total,
-            len(returned.later),
+            self.leases.held,
+            redelivery.total,
+            len(redelivery.later),
             self._woken,
         )
 
     def ready(self) -> bool:
         """Whether a subscriber with room in its window could be given something."""
-        return self.has_work and any(map(self.ready_for, self.holdings.of))
+        return self.has_work and any(map(self.ready_for, self.leases.of))
 
     def ready_for(self, subscriber: str) -> bool:
         """Whether a delivery to this subscriber would get on: hand something out, or move the cursor."""
-        return self.holdings.of[subscriber].held < self.definition.window and self.has_work
+        return self.leases.of[subscriber].held < self.definition.window and self.has_work
 
     @property
     def has_work(self) -> bool:
         """Whether there is anything that can be handed out now, or looked at for it."""
-        return bool(self.returned.runs) or (self.undelivered > 0 and self.looks_on)
+        return bool(self.redelivery.runs) or (self.undelivered > 0 and self.looks_on)
 
     def next_deadline_ms(self) -> int | None:
         """When ``expire`` has something to do, or None."""
-        found = self.holdings.next_ms()
-        if self.returned.later:
-            found = earlier(found, self.returned.next_ms())
+        found = self.leases.next_ms()
+        if self.redelivery.later:
+            found = earlier(found, self.redelivery.next_ms())
         if self.backlog.scanned_ms:
             found = earlier(found, self.backlog.delayed.next_ms())
         if self.definition.message_ttl_ms:
@@ -196,7 +196,7 @@ class Consumption(PendingMessages):
             return True
         limit = self.definition.message_limit
         want = min(budget.messages, max(1, self.pending - limit)) if limit else 1
-        run = self.returned.take(want)
+        run = self.redelivery.take(want)
         if run is not None:
             self.gone(run[0], run[1], "limit_old")
             return True
@@ -210,10 +210,10 @@ class Consumption(PendingMessages):
         seq = self.backlog.take_oldest_delayed()
         if seq is not None:
             budget.looks -= BLOCK_MESSAGES
-        elif self.returned.later:
-            budget.looks -= len(self.returned.later)
-            seq = min(waiting for _, waiting, _ in self.returned.later)
-            self.returned.remove(seq)
+        elif self.redelivery.later:
+            budget.looks -= len(self.redelivery.later)
+            seq = min(waiting for _, waiting, _ in self.redelivery.later)
+            self.redelivery.remove(seq)
         if seq is None:
             return False
         self.gone(seq, seq, "limit_old")
@@ -226,27 +226,27 @@ class Consumption(PendingMessages):
     ) -> str:
         """A subscriber comes; returns the name of the one that it displaces, if any."""
         displaced = ""
-        for name in list(self.holdings.of):
+        for name in list(self.leases.of):
             if self.exclusive or name == subscriber:
                 self.detach(name, now_ms, effects)
                 effects.append(Displaced(self.shelf.store, self.name, name))
                 displaced = name
-        self.holdings.of[subscriber] = Holding(key, polls=polls)
+        self.leases.of[subscriber] = Holder(key, polls=polls)
         self._note_ready(effects)
         return displaced
 
     def detach(self, subscriber: str, now_ms: int, effects: list[Effect]) -> None:
         """A subscriber is gone; what it holds is put back."""
-        holding = self._attached(subscriber)
-        counting = holding.counting()
-        for run in self.holdings.take(holding, 0, _HIGH):
+        holder = self._attached(subscriber)
+        counting = holder.counting()
+        for run in self.leases.take(holder, 0, _HIGH):
             self._come_back(run, counting, now_ms, effects)
-        del self.holdings.of[subscriber]
+        del self.leases.of[subscriber]
         self._note_ready(effects)
 
-    def _attached(self, subscriber: str) -> Holding:
-        holding = self.holdings.of.get(subscriber)
-        if holding is None:
+    def _attached(self, subscriber: str) -> Holder:
+        holder = self.leases.of.get(subscriber)
+        if holder is None:
             raise NotFound(
                 "this subscriber is not attached",
                 store=self.shelf.store,
@@ -254,50 +254,50 @@ class Consumption(PendingMessages):
                 subscriber=subscriber,
                 hint="attach again; what it held was given to others",
             )
-        return holding
+        return holder
 
     def _note_ready(self, effects: list[Effect]) -> None:
-        if self.holdings.of and self.ready():
+        if self.leases.of and self.ready():
             effects.append(self.ready_effect)
 
     # ---- delivery ---------------------------------------------------------------------------------------------------
 
     def deliver(self, subscriber: str, count: int, now_ms: int, effects: list[Effect]) -> list[tuple[int, int, int]]:
         """Hand out up to ``count`` messages, as far as the window goes; what came back goes first."""
-        holding = self._attached(subscriber)
-        room = min(count, self.definition.window - holding.held)
+        holder = self._attached(subscriber)
+        room = min(count, self.definition.window - holder.held)
         if room <= 0:
             return []
         budget = Budget(SCAN_MAX, SCAN_MAX)
-        self.returned.wake(now_ms, SCAN_MAX if self.is_stepwise else _HIGH)
+        self.redelivery.wake(now_ms, SCAN_MAX if self.is_stepwise else _HIGH)
         self._wake_delayed(now_ms, budget)
         if self.definition.message_ttl_ms and not self._has_due_delayed(now_ms):
             aging.expire_backlog(self, now_ms, budget)
         runs: list[tuple[int, int, int]] = []
-        self.hand_out(holding, room, now_ms, runs)
+        self.hand_out(holder, room, now_ms, runs)
         self._note_ready(effects)
         return runs
 
-    def hand_out(self, holding: Holding, room: int, now_ms: int, runs: list[tuple[int, int, int]]) -> None:
+    def hand_out(self, holder: Holder, room: int, now_ms: int, runs: list[tuple[int, int, int]]) -> None:
         """What one subscriber gets: the returned messages first, then the backlog.
 
         It examines up to ``SCAN_MAX`` of each, expired ones included; the durable stays ready for the next delivery.
         """
         deadline_ms = now_ms + self.definition.ack_wait_ms
         looks = SCAN_MAX if self.is_stepwise else _HIGH
-        while room and looks and (run := self.returned.take(min(room, looks))) is not None:
+        while room and looks and (run := self.redelivery.take(min(room, looks))) is not None:
             looks -= run[1] - run[0] + 1
             for first, last in aging.without_expired(self, run[0], run[1], now_ms):
-                self.holdings.hold(holding, (first, last, max(run[2], 0) + 1, deadline_ms))
-                holding.handed_out(first, last, now_ms)
+                self.leases.hold(holder, (first, last, max(run[2], 0) + 1, deadline_ms))
+                holder.handed_out(first, last, now_ms)
                 runs.append((first, last, count_after(run[2])))
                 room -= last - first + 1
                 self.tally.delivered += last - first + 1
                 self.tally.redelivered += last - first + 1 if run[2] else 0
         if room and looks and self.looks_on and not self._has_due_delayed(now_ms):
             for first, last in aging.without_old(self, self.scan(room, now_ms).runs, now_ms):
-                self.holdings.hold(holding, (first, last, 1, deadline_ms))
-                holding.handed_out(first, last, now_ms)
+                self.leases.hold(holder, (first, last, 1, deadline_ms))
+                holder.handed_out(first, last, now_ms)
                 runs.append((first, last, 1))
                 self.tally.delivered += last - first + 1
 
@@ -305,40 +305,40 @@ class Consumption(PendingMessages):
 
     def acknowledge(self, command: Acknowledge, effects: list[Effect]) -> Acknowledged:
         """Settle, put back, reject and extend what the subscriber holds; what it does not hold is stale."""
-        holding = self._attached(command.subscriber)
+        holder = self._attached(command.subscriber)
         now_ms = command.at_ms
         if command.started is not None:
-            holding.start(command.started)
+            holder.start(command.started)
         settled = 0
         stale: list[tuple[int, int]] = []
         for first, last in command.ack:
             # What was handed out one by one is given back together: most of the cost is for each run.
-            for low, high in joined(self._take(holding, first, last, stale)):
+            for low, high in joined(self._take(holder, first, last, stale)):
                 self._acknowledged(low, high, now_ms)
                 settled += high - low + 1
         self.tally.acknowledged += settled
         for seq, delay_ms in command.nack:
-            for run in self._take(holding, seq, seq, stale):
+            for run in self._take(holder, seq, seq, stale):
                 settled += 1
                 self._give_back(run, now_ms, effects, delay_ms)
         for seq in command.reject:
-            for run in self._take(holding, seq, seq, stale):
+            for run in self._take(holder, seq, seq, stale):
                 settled += 1
                 self._die(seq, run[2], "rejected", now_ms, effects)
         for first, last in command.extend:
-            renewed = self.holdings.renew(holding, first, last, now_ms + self.definition.ack_wait_ms)
+            renewed = self.leases.renew(holder, first, last, now_ms + self.definition.ack_wait_ms)
             self._note_stale(renewed, first, last, stale)
         self._note_ready(effects)
         return Acknowledged(settled, stale)
 
-    def _take(self, holding: Holding, first: int, last: int, stale: list[tuple[int, int]]) -> list[Held]:
+    def _take(self, holder: Holder, first: int, last: int, stale: list[tuple[int, int]]) -> list[Lease]:
         """What the subscriber holds of a range; the rest of it is stale."""
-        taken = self.holdings.take(holding, first, last)
+        taken = self.leases.take(holder, first, last)
         self._note_stale(taken, first, last, stale)
         return taken
 
     @staticmethod
-    def _note_stale(taken: Sequence[Held], first: int, last: int, stale: list[tuple[int, int]]) -> None:
+    def _note_stale(taken: Sequence[Lease], first: int, last: int, stale: list[tuple[int, int]]) -> None:
         seq = first
         for run in taken:
             if run[0] > seq:
@@ -360,7 +360,7 @@ class Consumption(PendingMessages):
         self.pending_bytes -= self.shelf.counts.size(first, last)
         aging.retain(self, first, last, now_ms)
 
-    def _come_back(self, run: Held, counting: SequenceSet, now_ms: int, effects: list[Effect]) -> None:
+    def _come_back(self, run: Lease, counting: SequenceSet, now_ms: int, effects: list[Effect]) -> None:
         """A run whose subscriber is gone or late. Where the application was not handed it, the delivery is none."""
         if not self.counts_started:
             self._give_back(run, now_ms, effects)
@@ -370,9 +370,9 @@ class Consumption(PendingMessages):
                 self._give_back((first, last, run[2], run[3]), now_ms, effects)
                 continue
             for low, high in aging.without_expired(self, first, last, now_ms):
-                self.returned.add(low, high, run[2] - 1 or HANDED_OUT)
+                self.redelivery.add(low, high, run[2] - 1 or HANDED_OUT)
 
-    def _give_back(self, run: Held, now_ms: int, effects: list[Effect], delay_ms: int = 0) -> None:
+    def _give_back(self, run: Lease, now_ms: int, effects: list[Effect], delay_ms: int = 0) -> None:
         """What was held and not settled: to others, or, delivered too often, to die."""
         maximum = self.definition.max_delivery
         for first, last in aging.without_expired(self, run[0], run[1], now_ms):
@@ -384,9 +384,9 @@ class Consumption(PendingMessages):
                     effects.append(Advise(self.shelf.store, self.name, "", "messages_parked", facts))
             elif delay_ms > 0:
                 for seq in range(first, last + 1):
-                    self.returned.add_later(aging.wake_ms(self, seq, now_ms + delay_ms), seq, run[2])
+                    self.redelivery.add_later(aging.wake_ms(self, seq, now_ms + delay_ms), seq, run[2])
             else:
-                self.returned.add(first, last, run[2])
+                self.redelivery.add(first, last, run[2])
 
     # ---- dead letters -----------------------------------------------------------------------------------------------
 
@@ -402,12 +402,12 @@ class Consumption(PendingMessages):
         if self.definition.dead_letter_store:
             effects.append(self._dying_effect(seq))
 
-    def _dying_effect(self, seq: int) -> Dying:
+    def _dying_effect(self, seq: int) -> DeadLettering:
         cause, deliveries = self.dying[seq]
-        return Dying(self.shelf.store, self.name, seq, cause, deliveries, self.definition.dead_letter_store)
+        return DeadLettering(self.shelf.store, self.name, seq, cause, deliveries, self.definition.dead_letter_store)
 
-    def dying_effects(self) -> list[Dying]:
-        """Every message that waits for its dead letter, to be told again. Without a place to go they stay, untold."""
+    def dying_effects(self) -> list[DeadLettering]:
+        """Every message that waits for its dead letter, to be reported again; none without a dead-letter store."""
         return [self._dying_effect(seq) for seq in self.dying if self.definition.dead_letter_store]
 
     def buried(self, seq: int) -> None:
@@ -427,11 +427,11 @@ class Consumption(PendingMessages):
             self.keep_limits(now_ms, budget)
             if self.discards_ms:
                 return before - self.pending
-        for run, counting in self.holdings.lapsed(now_ms, max(1, budget.looks) if self.is_stepwise else _HIGH):
+        for run, counting in self.leases.lapsed(now_ms, max(1, budget.looks) if self.is_stepwise else _HIGH):
             self.tally.lapsed += run[1] - run[0] + 1
             budget.looks -= run[1] - run[0] + 1 if self.is_stepwise else 0
             self._come_back(run, counting, now_ms, effects)
-        self.returned.wake(now_ms, SCAN_MAX if self.is_stepwise else _HIGH)
+        self.redelivery.wake(now_ms, SCAN_MAX if self.is_stepwise else _HIGH)
         self._wake_delayed(now_ms, budget)
         if self.definition.message_ttl_ms:
             aging.expire_parked(self, now_ms, budget)
@@ -464,12 +464,12 @@ class Consumption(PendingMessages):
             for kept in self.backlog.passed_delayed():
                 self.release(kept.seq, kept.seq)
         self.backlog.forget_delayed()
-        for holding in self.holdings.of.values():
-            for run in self.holdings.take(holding, 0, _HIGH):
+        for holder in self.leases.of.values():
+            for run in self.leases.take(holder, 0, _HIGH):
                 self.release(run[0], run[1])
-        for first, last, _ in self.returned.all_runs():
+        for first, last, _ in self.redelivery.all_runs():
             self.release(first, last)
-        self.returned = Returned()
+        self.redelivery = RedeliveryQueue()
         for seq in self.dying:
             self.release(seq, seq)
         self.dying, self.parked_ms = {}, None
@@ -480,7 +480,7 @@ class Consumption(PendingMessages):
         return messages, size, [residue for residue in left if not residue.is_done]
 
     def _leave_backlog(self, now_ms: int) -> Residue:
-        """Begin a new backlog behind the store's last message; returns what was left of the old one."""
+        """Begin a new backlog after the store's last message; returns what was left of the old one."""
         old, next_seq = self.backlog, self.shelf.counts.next_seq
         residue = Residue(old, next_seq, self.pending, now_ms)
         # What the cursor passed is settled; delayed messages of its block must not be seen again.
@@ -498,10 +498,10 @@ class Consumption(PendingMessages):
         # A rewind keeps the dying from coming again, so these are not among what is wanted.
         if seq not in self.dying and not self.wants(kept):
             return False
-        holder = self.holdings.holder(seq)
-        if holder is not None:
-            self.holdings.take(self.holdings.of[holder], seq, seq)
-        elif self.take_dying(seq) is None and self.returned.remove(seq) is None:
+        subscriber = self.leases.holder_of(seq)
+        if subscriber is not None:
+            self.leases.take(self.leases.of[subscriber], seq, seq)
+        elif self.take_dying(seq) is None and self.redelivery.remove(seq) is None:
             if self.is_swept(kept):
                 return False
             if seq >= self.backlog.cursor:
@@ -548,7 +548,7 @@ class Consumption(PendingMessages):
             if seq >= backlog.cursor:
                 backlog.cursor_ms = min(backlog.cursor_ms, self.shelf.counts.published_ms(seq))
                 return
-        self.returned.add(seq, seq, HANDED_OUT)
+        self.redelivery.add(seq, seq, HANDED_OUT)
 
     # ---- checks -----------------------------------------------------------------------------------------------------
 
@@ -563,16 +563,16 @@ class Consumption(PendingMessages):
     def check(self) -> None:
         """Every law of the parts; each message is in one place; totals are those of the messages. Cost: O(backlog)."""
         self.backlog.check()
-        self.holdings.check()
-        self.returned.check()
+        self.leases.check()
+        self.redelivery.check()
         pending = [seq for seq, _ in self.browse(0, _HIGH)]
         assert len(set(pending)) == len(pending), "a message is in one place"
         assert len(pending) == self.pending, "the total is that of the messages"
         assert sum(self.shelf.counts.size(seq, seq) for seq in pending) == self.pending_bytes, "and so are the bytes"
         assert self.undelivered >= 0, "the backlog has no less than nothing"
-        arrivals = self.returned.arrivals
+        arrivals = self.redelivery.arrivals
         if arrivals is not None:
-            waiting = [seq for first, last, _ in self.returned.runs for seq in range(first, last + 1)]
+            waiting = [seq for first, last, _ in self.redelivery.runs for seq in range(first, last + 1)]
             first_ms = min((self.arrived_ms(seq) for seq in waiting), default=None)
             assert arrivals.earliest_ms() == first_ms, "the index has the first of those that wait"
         if self.parked_ms is not None:

@@ -162,9 +162,9 @@ class KeyedMessages:
     def browse_page(self, after: int, count: int, looks: int) -> tuple[list[Entry], int | None, int]:
         """Up to ``count`` entries by revision, above ``after``; about ``looks`` messages are looked at for them.
 
-        Also answers above which revision to go on, None where there is nothing behind, and how many looks are left.
+        Also answers above which revision to go on, None at the end, and how many looks are left.
         Changes nothing.
-        Cost: about 10 microseconds for each message of the store that is looked at; blocks that nobody keeps are one.
+        Cost: about 10 microseconds for each message of the store examined; a block without kept messages is one.
         """
         counts, store = self._shelf.counts, self._shelf.store
         seq, found = max(self.oldest, after + 1), list[Entry]()

@@ -69,7 +69,7 @@ class Locks:
     def take(self, key: str, owner: str, ttl_ms: int, now_ms: int, *, steal: bool = False) -> tuple[Lock, list[Lock]]:
         """Take a lock, or extend one's own (its fence stays). Returns it and those taken away by ``steal``.
 
-        What has ended should be taken out with ``expire`` before, so that its owner is told.
+        What has ended should be taken out with ``expire`` before, so that its owner is notified.
 
         Raises ``Unavailable`` (code ``lock_held``, with when it is free at the latest) where another owner has it, or
         has one that excludes it; ``InvalidRequest`` for a time out of bounds; ``LimitExceeded`` at ``LOCKS_MAX``.
@@ -179,7 +179,7 @@ _ALL: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What watchers are told of one key. ``cause``: set, removed, expired, discarded, deleted (see ``Changed``)."""
+    """What watchers receive for one key. ``cause``: set, removed, expired, discarded, deleted (see ``Changed``)."""
 
     key: str
     revision: int
@@ -193,7 +193,7 @@ class Plan:
 
     keys: tuple[str, ...]
     messages: list[Message]
-    """What the store keeps under each number; a removal is a message without a body that nobody keeps."""
+    """What the store keeps under each number; a removal is a message without a body that is not kept."""
     sizes: array[int]
     references: array[int]
     """1 for a value that is set, 0 for a removal."""

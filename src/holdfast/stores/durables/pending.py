@@ -16,8 +16,8 @@ import msgspec
 
 from holdfast.stores.definitions.cluster import DurableDefinition
 from holdfast.stores.durables.backlog import Backlog, Found, Shelf, expires_ms
-from holdfast.stores.durables.leases import Holding, Holdings
-from holdfast.stores.durables.redelivery import Returned
+from holdfast.stores.durables.leases import Holder, Leases
+from holdfast.stores.durables.redelivery import RedeliveryQueue
 from holdfast.stores.values.commands import FIRST_RULES, STEPWISE_RULES
 from holdfast.stores.values.deadlines import Budget, Deadlines
 from holdfast.stores.values.effects import Ready
@@ -44,7 +44,7 @@ class ConsumptionState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     delayed: list[tuple[int, int, int]]
     delayed_total: int
     subscribers: list[tuple[str, str | None, list[tuple[int, int, int, int]]]]
-    returned: list[tuple[int, int, int]]
+    redelivery: list[tuple[int, int, int]]
     later: list[tuple[int, int, int]]
     dying: list[tuple[int, str, int]]
     dying_retry_ms: int
@@ -85,7 +85,7 @@ class PendingMessages:
         "discards_ms",
         "dying",
         "dying_retry_ms",
-        "holdings",
+        "leases",
         "name",
         "parked_ms",
         "pending",
@@ -93,7 +93,7 @@ class PendingMessages:
         "ready_effect",
         "replayed",
         "retention_done_ms",
-        "returned",
+        "redelivery",
         "shelf",
         "tally",
     )
@@ -105,8 +105,8 @@ class PendingMessages:
         self.backlog = Backlog(shelf, definition.matcher, shelf.counts.next_seq)
         if definition.retention_time_ms:
             self.backlog.move_floor(self.backlog.cursor)
-        self.holdings = Holdings()
-        self.returned = Returned()
+        self.leases = Leases()
+        self.redelivery = RedeliveryQueue()
         self.dying: dict[int, tuple[str, int]] = {}
         """Cause and deliveries of each, in the order in which they died."""
         self.dying_retry_ms = 0
@@ -130,13 +130,13 @@ class PendingMessages:
     @property
     def undelivered(self) -> int:
         """Messages in the backlog, delayed ones that the cursor did not reach included."""
-        apart = self.returned.total + len(self.dying) + self.backlog.delayed_total
-        return self.pending - self.holdings.held - apart
+        apart = self.redelivery.total + len(self.dying) + self.backlog.delayed_total
+        return self.pending - self.leases.held - apart
 
     @property
     def looks_on(self) -> bool:
         """Whether the cursor may go on: not so many messages are set apart that it has to wait for them."""
-        return self.returned.total + len(self.dying) < SET_APART_MAX
+        return self.redelivery.total + len(self.dying) < SET_APART_MAX
 
     @property
     def parks(self) -> bool:
@@ -165,9 +165,9 @@ class PendingMessages:
 
     def oldest_apart(self) -> list[int]:
         """Numbers of messages that are held, came back or are dying, the lowest among them. Cost: O(subscribers)."""
-        found = [holding.runs[0][0] for holding in self.holdings.of.values() if holding.runs]
-        found += [run[0] for run in self.returned.runs[:1]] + list(self.dying)[:1]
-        return found + [seq for _, seq, _ in self.returned.later]
+        found = [holder.runs[0][0] for holder in self.leases.of.values() if holder.runs]
+        found += [run[0] for run in self.redelivery.runs[:1]] + list(self.dying)[:1]
+        return found + [seq for _, seq, _ in self.redelivery.later]
 
     def arrived_ms(self, seq: int) -> int:
         """When a message that is kept began to live: when it was published, or became due."""
@@ -184,14 +184,14 @@ class PendingMessages:
         return self.backlog.wants(kept, self.shelf.counts.block(kept.seq // BLOCK_MESSAGES))
 
     def is_swept(self, kept: Kept) -> bool:
-        """Whether a message that nobody holds was let go when its own time ended."""
+        """Whether a message that is not held was released when its own time ended."""
         block = self.shelf.counts.block(kept.seq // BLOCK_MESSAGES)
         return block is None or 0 < expires_ms(kept) <= block.swept_ms
 
     def is_waiting(self, seq: int) -> bool:
         """Whether the durable has this message and no subscriber holds it. Cost: O(not settled)."""
         found, _, _ = self.browse_page(seq - 1, 1, 1)
-        return bool(found) and found[0][0] == seq and self.holdings.holder(seq) is None
+        return bool(found) and found[0][0] == seq and self.leases.holder_of(seq) is None
 
     def browse(self, after: int, count: int) -> list[tuple[int, int]]:
         """Up to ``count`` messages above ``after`` with their deliveries, ascending, whoever holds them.
@@ -207,7 +207,7 @@ class PendingMessages:
 
         Cost: O(not settled), and ``looks`` messages read, about 5 microseconds each.
         """
-        apart = [(run[0], run[1], run[2]) for run in self.holdings.runs()] + self.returned.all_runs()
+        apart = [(run[0], run[1], run[2]) for run in self.leases.runs()] + self.redelivery.all_runs()
         apart += [(seq, seq, deliveries) for seq, (_, deliveries) in self.dying.items()]
         found = [
             (seq, max(deliveries, 0))
@@ -268,7 +268,7 @@ class PendingMessages:
 
     def set_apart(self, first: int, last: int) -> None:
         """These were found, can be handed out, and wait for it."""
-        self.returned.add(first, last, 0)
+        self.redelivery.add(first, last, 0)
 
     def forget(self, first: int, last: int) -> None:
         """These are in no place of the durable any more."""
@@ -312,7 +312,7 @@ class PendingMessages:
 
     def state(self) -> ConsumptionState:
         """What a snapshot keeps. Cost: O(not settled)."""
-        backlog, tally, returned = self.backlog, self.tally, self.returned
+        backlog, tally, redelivery = self.backlog, self.tally, self.redelivery
         scanned_ms = backlog.scanned_ms
         return ConsumptionState(
             backlog.start,
@@ -323,9 +323,9 @@ class PendingMessages:
             if scanned_ms
             else [],
             backlog.delayed_total,
-            [(name, holding.key, holding.runs) for name, holding in self.holdings.of.items()],
-            returned.runs,
-            sorted(returned.later) if returned.later else [],
+            [(name, holder.key, holder.runs) for name, holder in self.leases.of.items()],
+            redelivery.runs,
+            sorted(redelivery.later) if redelivery.later else [],
             [(seq, cause, deliveries) for seq, (cause, deliveries) in self.dying.items()] if self.dying else [],
             self.dying_retry_ms,
             self.retention_done_ms,
@@ -338,7 +338,7 @@ class PendingMessages:
             backlog.floor_ms,
             [
                 (name, of.polls, None if of.started is None else of.started.runs(), of.carried.runs())
-                for name, of in self.holdings.of.items()
+                for name, of in self.leases.of.items()
                 if of.polls or of.started is not None or of.carried
             ],
             self.replayed.runs() if self.replayed else [],
@@ -360,17 +360,17 @@ class PendingMessages:
         backlog.delayed_total = state.delayed_total
         self.restore_keys(state.keys)
         for name, key, runs in state.subscribers:
-            holding = self.holdings.of[name] = Holding(key)
+            holder = self.leases.of[name] = Holder(key)
             for run in runs:
-                self.holdings.hold(holding, run)
+                self.leases.hold(holder, run)
         for name, polls, started, carried in state.marks:
-            holding = self.holdings.of[name]
-            holding.polls, holding.carried = polls, SequenceSet(carried)
-            holding.started = None if started is None else SequenceSet(started)
-        for first, last, deliveries in state.returned:
-            self.returned.add(first, last, deliveries)
+            holder = self.leases.of[name]
+            holder.polls, holder.carried = polls, SequenceSet(carried)
+            holder.started = None if started is None else SequenceSet(started)
+        for first, last, deliveries in state.redelivery:
+            self.redelivery.add(first, last, deliveries)
         for at_ms, seq, deliveries in state.later:
-            self.returned.add_later(at_ms, seq, deliveries)
+            self.redelivery.add_later(at_ms, seq, deliveries)
         self.dying = {seq: (cause, deliveries) for seq, cause, deliveries in state.dying}
         self.dying_retry_ms = state.dying_retry_ms
         self.retention_done_ms = state.retention_done_ms

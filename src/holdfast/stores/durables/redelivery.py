@@ -24,7 +24,7 @@ _HIGH = 1 << 62
 
 
 def count_after(deliveries: int) -> int:
-    """How a delivery after so many tells its count: one below 0 is the first that counts, and not the first.
+    """The delivery count that is reported after this many deliveries; negative: the first that counts, not the first.
 
     >>> count_after(0), count_after(1), count_after(HANDED_OUT)
     (1, 2, -1)
@@ -32,7 +32,7 @@ def count_after(deliveries: int) -> int:
     return deliveries + 1 if deliveries >= 0 else -1
 
 
-class Returned:
+class RedeliveryQueue:
     """Ascending runs, lowest number first. Cost: O(log runs), and O(runs) to insert in the middle."""
 
     __slots__ = ("arrivals", "later", "runs", "total")
@@ -170,14 +170,14 @@ class Arrivals:
     Entries of messages that do not wait any more are removed when they are the earliest, or are too many.
     """
 
-    __slots__ = ("_by_block", "_by_message", "_returned", "_shelf")
+    __slots__ = ("_by_block", "_by_message", "_redelivery", "_shelf")
 
-    def __init__(self, shelf: Shelf, returned: Returned) -> None:
+    def __init__(self, shelf: Shelf, redelivery: RedeliveryQueue) -> None:
         self._shelf = shelf
-        self._returned = returned
+        self._redelivery = redelivery
         self._by_block: Deadlines[int] = Deadlines()
         self._by_message: Deadlines[int] = Deadlines()
-        for first, last, _ in returned.runs:
+        for first, last, _ in redelivery.runs:
             self.add(first, last)
 
     def add(self, first: int, last: int) -> None:
@@ -192,8 +192,8 @@ class Arrivals:
                 known_ms, at_ms = self._by_block.get(number), self._shelf.counts.published_ms(first)
                 self._by_block.set(number, at_ms if known_ms is None else min(known_ms, at_ms))
             first = end + 1
-        if len(self._by_message) > 64 + 2 * self._returned.total:
-            left = {seq: at_ms for seq, at_ms in self._by_message.items().items() if self._returned.waits(seq)}
+        if len(self._by_message) > 64 + 2 * self._redelivery.total:
+            left = {seq: at_ms for seq, at_ms in self._by_message.items().items() if self._redelivery.waits(seq)}
             self._by_message = Deadlines(left)
 
     def _add_each(self, first: int, last: int) -> None:
@@ -216,7 +216,7 @@ class Arrivals:
         while (at_ms := found.next_ms()) is not None:
             seq = found.pop(at_ms)
             assert seq is not None, "the earliest is there"
-            if self._returned.waits(seq):
+            if self._redelivery.waits(seq):
                 found.set(seq, at_ms)
                 return at_ms
         return None
@@ -230,10 +230,10 @@ class Arrivals:
             block = counts.block(number)
             if block is not None and block.timed:
                 # A later message of the block has a time of its own.
-                for first, last in self._returned.between(begin, end - 1):
+                for first, last in self._redelivery.between(begin, end - 1):
                     self._add_each(first, last)
                 continue
-            seq = self._returned.first_from(begin)
+            seq = self._redelivery.first_from(begin)
             if seq is not None and seq < end:
                 found.set(number, counts.published_ms(seq))
                 if counts.published_ms(seq) == at_ms:

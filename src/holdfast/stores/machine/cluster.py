@@ -52,7 +52,7 @@ class Cluster:
         self.deadlines: Deadlines[tuple[str, str]] = Deadlines()
         """When each durable has something to do next, by store and durable."""
         self.volatile_deadlines: Deadlines[tuple[str, str]] = Deadlines()
-        """The same of the stores that live in memory only: what the log does not tell must not move what it does."""
+        """Those of stores in memory only, apart: commands outside the log must not change the logged ones."""
 
     @property
     def rules(self) -> int:
@@ -96,7 +96,7 @@ class Cluster:
         return store
 
     def delete(self, store: Store, name: str, cause: str, now_ms: int, effects: list[Effect]) -> None:
-        """Delete a durable with what it keeps, and tell its subscribers."""
+        """Delete a durable with its messages, and notify its subscribers."""
         effects.append(Advise(store.name, name, "", "durable_deleted", (("cause", cause),)))
         store.remove(name, now_ms)
         self.deadlines_of(store).set((store.name, name), None)
@@ -155,11 +155,11 @@ class Cluster:
         """
         found = self.stores[store].durables.get(durable) if store in self.stores else None
         if isinstance(found, Consumption):
-            return subscriber in found.holdings.of and found.ready_for(subscriber)
+            return subscriber in found.leases.of and found.ready_for(subscriber)
         return isinstance(found, LastValue) and subscriber in _attached(found) and found.unseen(subscriber) is not None
 
     def subscribers(self) -> list[tuple[str, str, str]]:
-        """Everybody who is attached: store, durable, subscriber. After a start nobody of them is connected."""
+        """Every attached subscriber: store, durable, subscriber. After a start none of them is connected."""
         return [
             (store.name, name, subscriber)
             for store in self.stores.values()
@@ -170,13 +170,13 @@ class Cluster:
     def is_held(self) -> bool:
         """Whether any subscriber holds a message. Cost: O(durables)."""
         return any(
-            isinstance(durable, Consumption) and durable.holdings.held
+            isinstance(durable, Consumption) and durable.leases.held
             for store in self.stores.values()
             for durable in store.durables.values()
         )
 
     def pending_effects(self) -> list[Effect]:
-        """What waits to be carried out, to be told again after a start."""
+        """The effects that wait to be carried out, reported again after a start."""
         return [
             effect
             for store in self.stores.values()
@@ -197,5 +197,5 @@ class Cluster:
 
 def _attached(durable: Durable) -> list[str]:
     if isinstance(durable, Consumption):
-        return list(durable.holdings.of)
+        return list(durable.leases.of)
     return [name for name, _ in durable.subscribers()] if isinstance(durable, LastValue) else list(durable.sessions)

@@ -1,9 +1,7 @@
-"""The fate of one message in every durable of its store.
+"""Explains the fate of one message in every durable of its store.
 
-A durable knows what it has. It does not record how each message left it: ``gone`` then comes with ``possible``, the
-causes that its counters and parameters allow. One possible cause is a certain one.
-
-Failure model: pure; changes nothing.
+A durable does not record how each message left it. So ``gone`` comes with ``possible``: the causes that the durable's
+counters and parameters allow. If there is one possible cause, it is certain.
 """
 
 from __future__ import annotations
@@ -145,17 +143,17 @@ def _set_apart(durable: Consumption, seq: int) -> Facts | None:
     if seq in durable.dying:
         cause, deliveries = durable.dying[seq]
         return {"fate": "parked" if durable.parks else "dying", "cause": cause, "delivery_count": deliveries}
-    for name, holding in durable.holdings.of.items():
-        for first, last, deliveries, lapses_ms in holding.runs:
+    for name, holder in durable.leases.of.items():
+        for first, last, deliveries, lapses_ms in holder.runs:
             if first <= seq <= last:
-                since_ms = holding.handed_out_ms(seq)
+                since_ms = holder.handed_out_ms(seq)
                 since: Facts = {} if since_ms is None else {"since_ms": since_ms}
                 held: Facts = {"fate": "held", "subscriber": name, "delivery_count": deliveries}
                 return {**held, **since, "until_ms": lapses_ms}
-    for first, last, deliveries in durable.returned.runs:
+    for first, last, deliveries in durable.redelivery.runs:
         if first <= seq <= last:
             return {"fate": "waiting", "delivery_count": max(deliveries, 0)}
-    for until_ms, later, deliveries in durable.returned.later:
+    for until_ms, later, deliveries in durable.redelivery.later:
         if later == seq:
             return {"fate": "delayed", "until_ms": until_ms, "delivery_count": max(deliveries, 0)}
     return None

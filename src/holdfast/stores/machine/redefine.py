@@ -124,7 +124,7 @@ class Losses:
         if not isinstance(durable, Consumption):
             return self._expired_values(store, durable.keyed, low_ms, high_ms)
         backlog, counts = durable.backlog, store.counts
-        apart = [(first, last) for first, last, _ in durable.returned.all_runs()]
+        apart = [(first, last) for first, last, _ in durable.redelivery.all_runs()]
         apart += [(seq, seq) for seq in durable.dying] if durable.parks else []
         loss = self._arrived(durable, apart, low_ms, high_ms)
         first = counts.first_since(max(0, low_ms + 1), backlog.cursor, counts.next_seq)
@@ -441,7 +441,7 @@ def _change_durable(
     durable.definition = wanted
     if isinstance(durable, Consumption):
         if not wanted.message_ttl_ms:
-            durable.parked_ms = durable.returned.arrivals = None
+            durable.parked_ms = durable.redelivery.arrivals = None
         if letters_moved:
             # What waits goes to the new place at once; where there is none it stays.
             effects += durable.dying_effects()

@@ -120,7 +120,7 @@ CAUSE = "damaged"
 PAGE = 4_096
 
 
-def lose(state: State, name: str, lost: SequenceSet) -> dict[str, int]:
+def drop_lost(state: State, name: str, lost: SequenceSet) -> dict[str, int]:
     """Take these messages out of a store. Returns how many each durable lost, by its name, where it lost any.
 
     *Cost*: reads the backlog of every durable of the store.
@@ -163,11 +163,11 @@ def _take_out(durable: Durable, lost: SequenceSet) -> None:
             durable.keyed.lose(entry.key, CAUSE)
         return
     for first, last in lost.runs():
-        for holding in durable.holdings.of.values():
-            for run in durable.holdings.take(holding, first, last):
+        for holder in durable.leases.of.values():
+            for run in durable.leases.take(holder, first, last):
                 durable.release(run[0], run[1])
         for seq in range(first, last + 1):
-            if durable.returned.remove(seq) is not None or durable.take_dying(seq) is not None:
+            if durable.redelivery.remove(seq) is not None or durable.take_dying(seq) is not None:
                 durable.release(seq, seq)
         durable.backlog.exclude(first, last)
 

@@ -174,7 +174,7 @@ def restore(cluster: Cluster, data: bytes) -> None:
             for durable in store.durables
         }
     except (msgspec.DecodeError, InvalidRequest, KeyError) as error:
-        raise CorruptData("this is no snapshot of the stores", facts={"reason": statement_of(error)}) from error
+        raise CorruptData("the snapshot of the stores is not valid", facts={"reason": statement_of(error)}) from error
     if (
         found.format not in (WITHOUT_RULES, FORMAT)
         or found.rules > RULES

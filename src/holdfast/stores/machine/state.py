@@ -25,7 +25,7 @@ from holdfast.stores.definitions.cluster import (
 )
 from holdfast.stores.definitions.reader import check_name
 from holdfast.stores.durables import aging
-from holdfast.stores.durables.backlog import LookAhead, expires_ms
+from holdfast.stores.durables.backlog import ReadAhead, expires_ms
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.last_value import LastValue
 from holdfast.stores.durables.map import Map
@@ -60,12 +60,12 @@ DEAD_LETTER_BYTES_MAX = 1 << 31
 class State(Cluster):
     """The whole state. ``apply`` changes it; everything else only looks.
 
-    ``stores`` is for looking: see ``Store`` and the durables for what they tell.
+    ``stores`` is for looking: see ``Store`` and the durables for what they report.
     """
 
     def __init__(self, messages: Messages, blocks: Blocks, entries: Entries) -> None:
         super().__init__(messages, blocks, entries)
-        self.look_ahead: LookAhead | None = None  # for the rewind that comes now: a hint, and no part of the state
+        self.read_ahead: ReadAhead | None = None  # for the rewind that comes now: a hint, and no part of the state
         self._handlers = self._table()
 
     def _table(self) -> dict[type, Callable[[Command, list[Effect]], _Outcome]]:
@@ -141,7 +141,7 @@ class State(Cluster):
         template = store.template(command.template)
         if template is None:
             raise NotFound(
-                "there is no such durable, and no template to make it of",
+                "durable does not exist, and no template is given to create it",
                 facts={"store": store.name, "durable": command.durable, "template": command.template or None},
                 hint="define the durable, or name a template such as shared",
             )
@@ -171,7 +171,7 @@ class State(Cluster):
         store, durable = self.find(command.store, command.durable)
         if isinstance(durable, Consumption):
             durable.detach(command.subscriber, command.at_ms, effects)
-            alone = not durable.holdings.of
+            alone = not durable.leases.of
         elif isinstance(durable, LastValue):
             if not durable.detach(command.subscriber):
                 raise NotFound(
@@ -230,7 +230,7 @@ class State(Cluster):
             target = self.store(command.to_store)
             batch = Batch([command.message], DEAD_LETTER_BYTES_MAX, command.at_ms)
             if not target.wants(batch):
-                # It stays with the dying, who are told again: a dead letter that nobody keeps would be a loss.
+                # It stays with the dying messages and is reported again: an unwanted dead letter would be lost.
                 raise NotFound("no durable of the dead-letter store wants the message", store=target.name)
             seq, unmatched = target.accept(batch, effects)
             result = Published(seq, seq, 0, unmatched)
@@ -247,8 +247,8 @@ class State(Cluster):
         changed = False
         for store in self.stores.values():
             for durable in store.durables.values():
-                for holding in durable.holdings.of.values() if isinstance(durable, Consumption) else ():
-                    changed |= holding.restarted()
+                for holder in durable.leases.of.values() if isinstance(durable, Consumption) else ():
+                    changed |= holder.restarted()
         return Done(), changed
 
     def _redeliver(self, command: commands.Redeliver, effects: list[Effect]) -> _Outcome:
@@ -280,7 +280,7 @@ class State(Cluster):
         return Published(seq, seq, 0, 0), True
 
     def _letter(self, command: commands.Resend) -> tuple[Consumption, Kept]:
-        """The durable of a dead letter, and the letter. Raises ``NotFound`` where nobody may take it from there."""
+        """The durable of a dead letter, and the letter. Raises ``NotFound`` where it cannot be taken from there."""
         store, durable = self.find(command.store, command.durable)
         kept = self.messages.read(store.name, command.seq, command.seq)
         if not isinstance(durable, Consumption) or not kept or not durable.is_waiting(command.seq):
@@ -299,7 +299,7 @@ class State(Cluster):
             map_commands.clear(store, durable, command.at_ms, "deleted", 0, effects)
         else:
             if isinstance(durable, Map):
-                map_commands.tell_deleted(store, durable, durable.keyed.scan(), effects)
+                map_commands.notify_deleted(store, durable, durable.keyed.scan(), effects)
             messages, size = store.purge(command.durable, command.at_ms)
         self.arm(store, command.durable)
         return Purged(messages, size), True
@@ -313,7 +313,7 @@ class State(Cluster):
             dropped = durable.drop(kept)
             done = dropped is not None
             if dropped is not None and isinstance(durable, Map):
-                map_commands.tell_deleted(store, durable, [dropped], effects)
+                map_commands.notify_deleted(store, durable, [dropped], effects)
         if not done:
             raise NotFound(
                 "the durable has no such message", store=store.name, durable=command.durable, seq=command.seq
@@ -327,15 +327,15 @@ class State(Cluster):
     def _rewind(self, command: commands.Rewind, effects: list[Effect]) -> _Outcome:
         store, found = self.find(command.store, command.durable)
         durable = _retaining(found)
-        changed = aging.rewind(durable, command, self.look_ahead)
+        changed = aging.rewind(durable, command, self.read_ahead)
         if changed and durable.ready():
             effects.append(durable.ready_effect)
         self.arm(store, command.durable)
         return Done(), changed
 
-    def looking_ahead(self, command: commands.Rewind) -> LookAhead:
+    def reading_ahead(self, command: commands.Rewind) -> ReadAhead:
         """What reads what this rewind would read. Raises: what the rewind is refused with."""
-        return aging.looking_ahead(_retaining(self.find(command.store, command.durable)[1]), command)
+        return aging.reading_ahead(_retaining(self.find(command.store, command.durable)[1]), command)
 
     # ---- deadlines --------------------------------------------------------------------------------------------------
 
@@ -403,7 +403,7 @@ class State(Cluster):
         return len(durable.expire(now_ms, budget))
 
     def _sweep(self, store: Store, number: int, now_ms: int) -> int:
-        """Carry out every own time-to-live of one block that has ended; returns how many messages durables let go."""
+        """Carry out every own time-to-live of one block that has ended; returns how many messages durables released."""
         block = store.counts.block(number)
         if block is None:
             return 0

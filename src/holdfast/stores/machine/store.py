@@ -88,7 +88,7 @@ class Publishers:
                     code=Code.UNKNOWN_PUBLISHER,
                     publisher=publisher,
                     publisher_seq=first,
-                    hint="begin anew with number 1 or another publisher_id",
+                    hint="start again with number 1, or use another publisher_id",
                 )
             return 0
         last = known.runs[-1][1]
@@ -253,7 +253,7 @@ class Store:
         self.publishers = Publishers()
         self.durables: dict[str, Durable] = {}
         self.idle_since_ms: dict[str, int] = {}
-        """Durables that nobody is attached to, and since when; of maps since their last change at the earliest."""
+        """Durables without subscribers, and since when; of maps since their last change at the earliest."""
         self.ageing: dict[str, None] = {}
         """Durables whose deadlines a publication changes."""
         self.residues: list[Residue] = []
@@ -305,7 +305,7 @@ class Store:
 
     def _too_many(self, count: int, limit: int) -> Backpressure:
         return Backpressure(
-            "the store has as many durables as it may",
+            "the store has too many durables",
             code=Code.TOO_MANY_DURABLES,
             facts={"store": self.name, "durables": count, "limit": limit},
         )
@@ -418,7 +418,7 @@ class Store:
         return Published(first, last, duplicates, unmatched)
 
     def accept(self, batch: Batch, effects: list[Effect]) -> tuple[int, int]:
-        """Number and keep a batch; returns its first number and how many messages nobody wanted."""
+        """Number and keep a batch; returns its first number, and how many messages no durable wanted."""
         count = len(batch.sizes)
         references = array("H", [len(self._plain)]) * count
         candidates = self._candidates(batch) if self._limited or len(self._matched) else {}
@@ -455,7 +455,7 @@ class Store:
         fields = batch.messages[0].fields
         if not durable.backlog.matcher.matches(fields):
             raise InvalidRequest(
-                "the durable's matcher does not take this message",
+                "message does not match the durable's matcher",
                 code=Code.MATCHER_MISMATCH,
                 facts={"store": self.name, "durable": durable.name},
             )

@@ -54,7 +54,7 @@ class Verified:
     index: bool = True
     """Whether there was an index; else the state was made of the log alone, as a start would."""
     damaged: int = 0
-    """Frames that cannot be read, and that nothing which is kept needs: what a repair left behind, for one."""
+    """Frames that cannot be read, and that nothing which is kept needs: for example, what a repair has left."""
 
 
 def copy_stores(storage: Storage, target: str) -> Manifest:
@@ -77,7 +77,7 @@ def copy_stores(storage: Storage, target: str) -> Manifest:
             files[name] = _copy(os.path.join(source, name), os.path.join(target, name))
         except FileNotFoundError:
             if not name.endswith(".idx"):
-                raise  # an index of a page is made anew where it is missing, a page is not
+                raise  # a missing index of a page is made again, a page is not
     manifest = Manifest(FORMAT, loaded.frame, loaded.at_ms, files)
     _write_synced(os.path.join(target, MANIFEST_NAME), msgspec.json.encode(manifest))
     _sync_directory(target)
@@ -96,7 +96,7 @@ def _log_files(log: MessageLog) -> list[str]:
 def restore(source: str, directory: str) -> Manifest:
     """Put a copy back into an empty directory, from which the stores are then opened.
 
-    *Raises*: ``NotFound`` where ``source`` is no whole copy; ``CorruptData`` where a file of it is damaged;
+    *Raises*: ``NotFound`` where ``source`` is not a whole copy; ``CorruptData`` where a file of it is damaged;
     ``InvalidRequest`` where ``directory`` has files already; ``OSError``.
     """
     manifest = check_copy(source)
@@ -106,7 +106,7 @@ def restore(source: str, directory: str) -> Manifest:
     _sync_directory(directory)
     for name in manifest.files:
         _copy(os.path.join(source, name), os.path.join(directory, name))
-    # Nobody knows how long ago it was made by a clock that is right: deadlines go on from the copy's time.
+    # The true age of the copy is unknown: deadlines go on from the copy's time.
     write_anchor(directory, Anchor(manifest.at_ms, "", (0, 0)))
     _sync_directory(directory)
     os.unlink(unfinished)
@@ -123,7 +123,7 @@ def check_copy(source: str) -> Manifest:
     except FileNotFoundError as error:
         stores = os.path.exists(os.path.join(source, INDEX_NAME))
         raise NotFound(
-            "this is no whole backup of stores",
+            "the backup of stores is incomplete",
             path=source,
             missing=MANIFEST_NAME,
             hint="it looks like stores themselves, which a service can serve as they are" if stores else "",
@@ -153,7 +153,7 @@ def verify(directory: str) -> Verified:
 
     Checked: the copy's checksums, the index, every frame of the log (one that is damaged and that nobody needs any more
     is counted), that every kept message can be read, that applying
-    the commands behind the index gives the results that they had, and the state's own laws.
+    the commands after the index gives the results that they had, and the state's invariants.
     Without an index the state is made of the log alone, in a temporary folder.
     *Raises*: what is wrong, as ``CorruptData``; ``NotFound``; ``OSError``. *Cost*: reads everything twice.
     """
@@ -198,7 +198,7 @@ def _check_messages(storage: Storage) -> int:
             missing = [seq for seq in expected if seq not in found]
             if missing:
                 raise CorruptData(
-                    "a message that is kept is not in the log",
+                    "a kept message is not in the log",
                     code=Code.CORRUPT_LOG,
                     store=store,
                     seq=missing[0],

@@ -15,7 +15,7 @@ import shutil
 from typing import NamedTuple
 
 from holdfast.errors import CorruptData, InvalidRequest
-from holdfast.stores.machine.repairs import lose
+from holdfast.stores.machine.repairs import drop_lost
 from holdfast.stores.storage.frames import MessageRun, decode_frame, runs_of
 from holdfast.stores.storage.locations import Extent
 from holdfast.stores.storage.storage import Storage, require_stores
@@ -45,7 +45,7 @@ class _Cut(NamedTuple):
 
 
 def survey(directory: str) -> list[Loss]:
-    """What ``repair`` would let go of; changes nothing.
+    """What ``repair`` would remove; changes nothing.
 
     *Raises*: ``CorruptData`` where only a backup helps; ``NotFound``; ``AlreadyOpen``; ``OSError``. *Cost*: reads the
     log once.
@@ -59,7 +59,7 @@ def survey(directory: str) -> list[Loss]:
 
 
 def repair(directory: str) -> list[Loss]:
-    """Let go of every message that is kept and cannot be read, so that everything behind it can be had.
+    """Remove every kept message that cannot be read, so that everything after it can be delivered.
 
     *Raises*: as ``survey``; ``InvalidRequest`` for a backup; ``sqlite3.Error``. *After a crash*: nothing was changed,
     or all of it.
@@ -74,7 +74,7 @@ def repair(directory: str) -> list[Loss]:
             for extent, parts in damaged:
                 storage.locations.replace(extent, parts)
             if lost:
-                losses.append(Loss(store, lost.runs(), lose(storage.state, store, lost)))
+                losses.append(Loss(store, lost.runs(), drop_lost(storage.state, store, lost)))
         if cuts:
             storage.write_checkpoint(storage.begin_checkpoint())
             storage.end_checkpoint()

@@ -69,7 +69,7 @@ class _StoreBeginning(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Beginning(msgspec.Struct, frozen=True, array_like=True):
-    """The first fields of a snapshot of the state (see ``snapshots``); msgspec passes over those behind them."""
+    """The first fields of a snapshot of the state (see ``snapshots``); msgspec ignores the others."""
 
     format: int
     at_ms: int
@@ -113,10 +113,10 @@ class StoreReader:
         self._log.close()
 
     def place(self, after_seq: int = 0) -> Placed:
-        """Where the messages behind ``after_seq`` are now.
+        """Where the messages after ``after_seq`` are now.
 
         *Raises*: ``NotFound`` (no such store, or one that lives in memory only), ``CorruptData``, ``Unavailable``.
-        *Cost*: the rows of the index for these messages, and the log behind its checkpoint.
+        *Cost*: the rows of the index for these messages, and the log after its checkpoint.
         """
         for _ in range(ATTEMPTS_MAX):
             try:
@@ -126,7 +126,7 @@ class StoreReader:
         raise self._too_busy()
 
     def place_on(self, placed: Placed) -> Placed:
-        """Where the messages behind those of ``placed`` are, for who asks again and again.
+        """Where the messages after those of ``placed`` are, for a caller that polls.
 
         *Raises*: as ``place``; ``NotFound`` where the store was deleted meanwhile. *Cost*: the log since then.
         """
@@ -160,7 +160,7 @@ class StoreReader:
 
     def _too_busy(self) -> Unavailable:
         return Unavailable(
-            "the pages of the stores go faster than they are read",
+            "pages of the stores are removed faster than they are read",
             code=Code.STORE_UNAVAILABLE,
             store=self._store,
             attempts=ATTEMPTS_MAX,
@@ -236,7 +236,7 @@ class StoreReader:
         return NotFound("there is no such store", store=self._store, stores=", ".join(definition.stores) or "none")
 
     def _index(self, after_seq: int) -> _Known:
-        """The last checkpoint: its frame and time, what is defined, where the messages behind ``after_seq`` are."""
+        """The last checkpoint: its frame and time, what is defined, where the messages after ``after_seq`` are."""
         path = os.path.join(self._directory, INDEX_NAME)
         try:
             database = sqlite3.connect(f"file:{quote(os.path.abspath(path))}?mode=ro", uri=True, isolation_level=None)
@@ -292,7 +292,7 @@ class StoreReader:
         return [found[seq] for seq in sorted(found)], cleared
 
     def _look_up_again(self, extent: Extent) -> list[Extent]:
-        """Where the messages of an extent are now; nowhere, when nobody kept them any more."""
+        """Where the messages of an extent are now; empty if they are not kept any more."""
         try:
             placed = self.place(extent.first_seq - 1)
         except NotFound:

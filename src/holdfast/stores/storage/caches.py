@@ -66,7 +66,7 @@ class BlockTable(Protocol):
     """The blocks of the last checkpoint."""
 
     def block(self, store: str, number: int) -> tuple[bytes, int] | None:
-        """The bytes of a block and the checksum beside them, see ``BlockChanges``."""
+        """The bytes of a block and their checksum, see ``BlockChanges``."""
         ...
 
     def block_runs(self) -> dict[str, list[tuple[int, int]]]:

@@ -59,7 +59,7 @@ class DiskLimit:
 
     @property
     def fraction(self) -> float:
-        """The part of the capacity that may be used; 0 where there is no limit."""
+        """The part of the capacity that may be used; 0 for no limit."""
         return self._fraction
 
     @fraction.setter
@@ -90,7 +90,7 @@ class DiskLimit:
             try:
                 self._use = self._look(self._directory)
             except OSError:
-                self._use = None  # refused by nobody: if the disk is ill, the log will say so
+                self._use = None  # not refused: if the disk fails, the log reports it
         use = self._use
         if use is not None and use.used + waiting > self._fraction * use.capacity:
             self.refused += 1

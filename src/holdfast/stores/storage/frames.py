@@ -28,7 +28,7 @@ RELOCATED: Final = b"\x02"
 class MessageRun(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Messages of one store with consecutive numbers from ``first_seq`` on, all published at ``published_ms``.
 
-    A tuple, because the collector of cycles lets go of tuples without any, and there are many of them in memory.
+    A tuple, because the garbage collector stops tracking tuples without cycles, and there are many.
     """
 
     store: str

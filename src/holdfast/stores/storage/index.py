@@ -56,7 +56,7 @@ from holdfast.stores.storage.caches import (
 )
 from holdfast.stores.storage.locations import Extent, LocationChanges
 from holdfast.stores.values.commands import FIRST_RULES, RULES
-from holdfast.stores.values.ports import Entry, Unread
+from holdfast.stores.values.ports import Entry, ReadUnavailable
 from holdfast.stores.values.sequence_set import SequenceSet
 
 WITHOUT_CHECKSUMS: Final = 1
@@ -356,13 +356,13 @@ class Index:
     # ---- what the caches read ---------------------------------------------------------------------------------------
 
     def _select(self, query: str, values: tuple[str | int, ...]) -> list[Row]:
-        """Rows, not checked. *Raises*: ``CorruptData``; ``Unread`` where they cannot be read now."""
+        """Rows, not checked. *Raises*: ``CorruptData``; ``ReadUnavailable`` where they cannot be read now."""
         if self._format == WITHOUT_CHECKSUMS:
             query = query.replace(", crc FROM", ", NULL FROM")
         try:
             return self._reader.execute(query, values).fetchall()
         except UNREADABLE as error:
-            raise unreadable(self._path, error, Unread) from error
+            raise unreadable(self._path, error, ReadUnavailable) from error
 
     def _read(self, table: str, rest: str, values: tuple[str | int, ...]) -> list[Row]:
         """Rows without ``crc``, which held for them. *Raises*: as ``_select``."""
@@ -391,7 +391,7 @@ class Index:
         place = (store, durable, key)
         rows = self._read("entries", "WHERE store = ? AND durable = ? AND key = ?", place)
         if not rows:
-            # A row whose key was damaged lies where this one would: its checksum tells it from one that never was.
+            # A row with a damaged key is where this one would be; its checksum distinguishes it from a missing row.
             self._read("entries", _BELOW, place)
             self._read("entries", _ABOVE, place)
         return Entry(*rows[0][2:]) if rows else None
@@ -427,7 +427,7 @@ class Index:
         return Extent(*rows[0]) if rows else None
 
     def oldest_extents(self, limit: int) -> list[Extent]:
-        """The extents that lie first in the log, in that order."""
+        """The extents that are first in the log, in that order."""
         return [Extent(*row) for row in self._read("extents", "ORDER BY first_frame LIMIT ?", (limit,))]
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
@@ -451,9 +451,9 @@ class Index:
             database.execute("COMMIT")
         except sqlite3.DatabaseError as error:
             self._roll_back()
-            told = unreadable(self._path, error)
-            if isinstance(told, CorruptData) and not isinstance(error, sqlite3.ProgrammingError):
-                raise told from error  # to try again would be to try for ever
+            error_to_raise = unreadable(self._path, error)
+            if isinstance(error_to_raise, CorruptData) and not isinstance(error, sqlite3.ProgrammingError):
+                raise error_to_raise from error  # a retry would never succeed
             raise
         except BaseException:
             self._roll_back()
@@ -476,9 +476,9 @@ class Index:
         )
 
     def _first_needed(self, frame: int) -> int:
-        """The first frame that is needed: of the extents, or the one behind ``frame``.
+        """The first frame that is needed: of the extents, or the one after ``frame``.
 
-        What lies before it goes, and cannot be had again, so two trees have to say so.
+        Everything before it is removed for good, so two trees have to agree.
         *Cost*: where it is above what it was, a look at all extents.
         """
         needed = self._first_extent_frame("first_frame", frame)

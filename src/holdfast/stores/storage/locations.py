@@ -134,7 +134,7 @@ class Locations:
             self._change(extent._replace(first_seq=last_seq + 1))
 
     def replace(self, extent: Extent, parts: list[Extent]) -> None:
-        """Of an extent, as ``find`` told it, these parts are left: what lies between them is nowhere."""
+        """Of an extent, as ``find`` returned it, these parts are left: the messages between them are gone."""
         self._close(extent.store, extent.first_seq)
         self._remove(extent.store, extent.first_seq)
         for part in parts:
@@ -162,7 +162,7 @@ class Locations:
         self._changed.setdefault(store, {})[first_seq] = None
 
     def forget_store(self, store: str) -> None:
-        """A store was deleted; one of the same name begins anew."""
+        """A store was deleted; one of the same name starts again."""
         self._open.pop(store, None)
         self._changed.pop(store, None)
         self._written.pop(store, None)
@@ -170,7 +170,7 @@ class Locations:
         self._forgotten[store] = False
 
     def find(self, store: str, seq: int) -> Extent | None:
-        """The extent that holds ``seq``, or the next one behind it, or None."""
+        """The extent that holds ``seq``, or the next one after it, or None."""
         self._settle(store)
         found = self._at(store, seq)
         if found is not None and found.last_seq >= seq:

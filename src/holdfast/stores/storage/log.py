@@ -32,7 +32,7 @@ from holdfast.errors import (
 from holdfast.queue.log.messages import Message as QueueMessage
 from holdfast.queue.log.reader import LogReader
 from holdfast.queue.stores_log import StoresLog
-from holdfast.stores.values.ports import Unread
+from holdfast.stores.values.ports import ReadUnavailable
 
 _START_AGAIN = "start the service again: it finds what the log holds"
 
@@ -177,14 +177,14 @@ class MessageLog:
     def frames(self, first: int) -> Iterator[tuple[int, bytes]]:
         """All frames from ``first`` on, in order, up to the last one that was appended before.
 
-        *Raises*: ``CorruptData`` where frames are damaged; ``NotFound`` where ``first`` is no longer there; ``Unread``.
+        *Raises*: ``CorruptData`` for damaged frames; ``NotFound`` where ``first`` was removed; ``ReadUnavailable``.
         """
         number, last = max(first, self.first) - 1, self.last
         with self._reading():
             for message in self._queue.read(seq=number + 1):
                 yield message.seq, message.payload
                 number = message.seq
-        # A hole at the end is behind everything that can be read, so reading alone does not meet it.
+        # A hole at the end is after everything readable, so reading alone does not find it.
         if number < last:
             missing = CorruptData("frames are missing", code=Code.CORRUPT_LOG, first=number + 1, last=last)
             raise of_the_stores(missing, self.directory)
@@ -192,8 +192,8 @@ class MessageLog:
     def read(self, first: int, last: int) -> list[tuple[int, bytes]]:
         """The frames ``first`` to ``last``, all of them.
 
-        *Raises*: ``CorruptData`` where one is damaged or missing; ``Unread``. *Cost*: for the next frames after an
-        earlier read, their bytes; else a seek: the headers of some pages and some frames of one.
+        *Raises*: ``CorruptData`` for a damaged or missing one; ``ReadUnavailable``. *Cost*: after an earlier read of
+        the frames before, their bytes; else a seek: the headers of some pages and some frames of one.
         """
         with self._reading():
             return self._read(first, last)
@@ -205,7 +205,7 @@ class MessageLog:
             try:
                 return self._read_along(reader, waiting, first, last)
             except (NotFound, CorruptData):
-                pass  # what lay between its place and ``first`` was trimmed, or is damaged and nobody asked for it
+                pass  # what lay between its place and ``first`` was trimmed, or is damaged and was not requested
         return self._read_along(self._queue.reader(seq=first), [], first, last)
 
     def _read_along(
@@ -239,7 +239,7 @@ class MessageLog:
     def readable(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
         """Those of the frames ``first`` to ``last`` that can be read: what is missing among them is damaged, or gone.
 
-        For who looks for damage: everybody else has to be told of it.
+        To search for damage; every other reader needs the error.
         """
         first, last = max(first, self.first), min(last, self.last)
         if first > last:
@@ -265,7 +265,7 @@ class MessageLog:
         return next((zlib.crc32(message.payload) for message in found if message.seq == number), None)
 
     def trim(self, before: int) -> int:
-        """Remove pages whose frames are all before this one; returns how many. Call when nobody reads them."""
+        """Remove pages whose frames are all before this one; returns how many. Call while they are not read."""
         return self._queue.trim(before_seq=before)
 
     def page_bytes(self) -> list[int]:
@@ -283,12 +283,12 @@ class MessageLog:
 
     @contextmanager
     def _reading(self) -> Generator[None]:
-        """As ``_named``; what cannot be read now is told apart from a refusal."""
+        """As ``_named``; a failed read is distinguished from a refusal."""
         try:
             with self._named():
                 yield
         except Unavailable as error:
-            raise Unread(
+            raise ReadUnavailable(
                 error.message, code=error.code, hint=error.hint, retry_after_ms=error.retry_after_ms, facts=error.fields
             ) from error
 

@@ -28,7 +28,7 @@ from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Blocks, Entry, K
 RECENT_BYTES: Final = 64 << 20
 REREAD_BYTES: Final = 32 << 20
 MESSAGE_OVERHEAD_BYTES: Final = 160
-"""What the objects of a message take beside its bytes, about."""
+"""About what the objects of a message take in addition to its bytes."""
 FIELD_OVERHEAD_BYTES: Final = 120
 
 
@@ -183,7 +183,7 @@ class StoredMessages:
         except NotFound as error:
             if self.is_kept(extent):
                 raise CorruptData(
-                    "messages that are kept are not in the log any more",
+                    "kept messages are not in the log any more",
                     code=Code.CORRUPT_LOG,
                     store=extent.store,
                     first_seq=extent.first_seq,
@@ -249,7 +249,7 @@ class StoredMessages:
     @staticmethod
     def _missing(store: str, first: int, last: int) -> CorruptData:
         return CorruptData(
-            "a message that is kept is not in the log",
+            "a kept message is not in the log",
             code=Code.CORRUPT_LOG,
             store=store,
             first_seq=first,
@@ -286,7 +286,7 @@ class StoredMessages:
         return found
 
     def message(self, store: str, seq: int) -> tuple[Message, int] | None:
-        """One message and when it was published, or None where nobody keeps it any more.
+        """One message and when it was published, or None if it is not kept any more.
 
         *Raises*: ``CorruptData`` where one that is kept is not there.
         """

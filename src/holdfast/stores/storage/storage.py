@@ -47,7 +47,7 @@ from holdfast.stores.values.commands import (
 )
 from holdfast.stores.values.deadlines import Budget
 from holdfast.stores.values.effects import Applied, Effect
-from holdfast.stores.values.ports import Unread
+from holdfast.stores.values.ports import ReadUnavailable
 
 MANIFEST_NAME: Final = "backup.json"
 """What makes a backup one. See ``backup``."""
@@ -109,14 +109,14 @@ class Storage:
         ``accept_recorded``: where the replay of a record gives another result, take the recorded one (see
         ``accepting``) and list the record in ``accepted``.
 
-        ``index_directory``: where an index may be made of the log alone, to be read beside a directory without one.
+        ``index_directory``: where an index may be made of the log alone, to be read next to a directory without one.
 
         ``memory_bytes`` bounds what is held of messages and counts, whatever the backlog: half of it new messages, a
         quarter those read again, a quarter blocks. What the state itself needs comes on top.
 
         *Raises*: ``AlreadyOpen``; ``CorruptData``; ``NotFound`` when ``read_only`` and there are none;
         ``InvalidRequest`` for a backup, which is opened with ``read_only`` only; ``OSError``.
-        *Cost*: the state, the log behind the last checkpoint, and a look at the entries of maps and last
+        *Cost*: the state, the log after the last checkpoint, and a look at the entries of maps and last
         values; whatever the backlog.
         """
         _require_whole(directory)
@@ -153,7 +153,7 @@ class Storage:
         if loaded is not None:
             first = loaded.frame + 1
             self.state.restore(loaded.state)
-            # What formed the state came by commands that are not in the log any more, and time goes on behind them.
+            # What formed the state came by commands that are not in the log any more, and time goes on after them.
             self.last_ms = max(loaded.at_ms, self.state.at_ms)
             self.volatile_names |= self.state.definition.volatile_stores
             self.index.check_entries(self._entries_expected())
@@ -190,7 +190,7 @@ class Storage:
         return found
 
     def _is_of_this_log(self, loaded: Loaded | None) -> bool:
-        """Whether the index was made of this log, as far as can be told: its last frame may have gone since."""
+        """Whether the index was made of this log, as far as is known: its last frame may have been removed since."""
         if loaded is None or loaded.frame_crc is None:
             return True
         found = self.log.checksum(loaded.frame)
@@ -225,7 +225,7 @@ class Storage:
         found: Result | HoldfastError
         try:
             found = self._applied_again(record)
-        except Unread:
+        except ReadUnavailable:
             raise
         except HoldfastError as error:
             found = error
@@ -241,7 +241,7 @@ class Storage:
         """The result that a record's command gives now."""
         command, recorded = record.command, record.result
         if record.rules == FIRST_RULES and isinstance(command, Expire) and isinstance(recorded, Expired):
-            # By rules 1 a sweep began when deadlines said that were not part of the state, so it is told how far it
+            # By rules 1 a sweep began when deadlines said that were not part of the state, so it is given how far it
             # went. What it left is still due.
             count = recorded.messages if recorded.more else _EVERYTHING
             result = self.state.expire(command, Budget(max(1, count), _EVERYTHING), [])
@@ -348,7 +348,7 @@ def _require_whole(directory: str) -> None:
     """Raises ``CorruptData`` where a backup was begun to be put back, and not to its end."""
     if os.path.exists(os.path.join(directory, UNFINISHED_NAME)):
         raise CorruptData(
-            "a backup was not put back here to its end",
+            "the restore of a backup into this directory did not finish",
             code=Code.CORRUPT_LOG,
             path=directory,
             hint="holdfast stores restore BACKUP NEW again, into an empty directory",
@@ -381,7 +381,7 @@ def require_stores(directory: str) -> None:
 def _require_no_backup(directory: str) -> None:
     if os.path.exists(os.path.join(directory, MANIFEST_NAME)):
         raise InvalidRequest(
-            "this is a backup, which would be none once it is written to",
+            "the directory is a backup and must not be written to",
             path=directory,
             hint=f"holdfast stores restore {directory} NEW makes stores of it",
         )

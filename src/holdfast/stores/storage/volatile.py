@@ -130,10 +130,10 @@ def _write_all(file: int, offset: int, data: bytes) -> None:
 
 
 SWEEP: Final = 256
-"""Messages of one block that nobody keeps any more, before they are looked for."""
+"""Messages of one block that are no longer kept, before they are searched."""
 
 
-class _Held:
+class _StoredMessage:
     """One message; its body is here, or ``place`` says where."""
 
     __slots__ = ("message", "place", "published_ms", "size")
@@ -146,7 +146,7 @@ class _Held:
 
 
 class VolatileBlocks:
-    """Implements ``ports.Blocks`` in memory. ``changed`` is told of each block that was given to ``put``."""
+    """Implements ``ports.Blocks`` in memory. ``changed`` is called with each block that was given to ``put``."""
 
     __slots__ = ("_blocks", "_newest", "changed")
 
@@ -183,7 +183,7 @@ class VolatileBlocks:
 class VolatileMessages:
     """Implements ``ports.Messages`` in memory and a swap file.
 
-    ``swaps`` tells whether the next body of a store goes there.
+    ``swaps`` says whether the next body of a store goes there.
     """
 
     __slots__ = ("_blocks", "_held", "_swap", "_swapped", "kept_back", "swaps")
@@ -191,7 +191,9 @@ class VolatileMessages:
     def __init__(self, blocks: VolatileBlocks, swap: Swap, swaps: Callable[[str], bool]) -> None:
         self._blocks = blocks
         self._swap = swap
-        self._held: dict[tuple[str, int], dict[int, _Held]] = {}  # by store and number of the block, then message
+        self._held: dict[
+            tuple[str, int], dict[int, _StoredMessage]
+        ] = {}  # by store and number of the block, then message
         self._swapped: dict[str, tuple[int, int]] = {}  # messages and bytes by store
         self.swaps = swaps
         self.kept_back = 0
@@ -220,13 +222,13 @@ class VolatileMessages:
                     ttl_ms=message.ttl_ms,
                     deliver_at_ms=message.deliver_at_ms,
                 )
-                held[seq] = _Held(without, published_ms, size, places[place])
+                held[seq] = _StoredMessage(without, published_ms, size, places[place])
                 self._count(store, 1, places[place].length)
             else:
-                held[seq] = _Held(message, published_ms, size, None)
+                held[seq] = _StoredMessage(message, published_ms, size, None)
 
     def _sweep(self, store: str, block: Block) -> None:
-        """Let messages go that nobody keeps any more, some at a time."""
+        """Release messages that are no longer kept, some at a time."""
         key = (store, block.number)
         held = self._held.get(key)
         if held is None or (block.live and len(held) - block.live < SWEEP):
@@ -237,7 +239,7 @@ class VolatileMessages:
         if not held:
             del self._held[key]
 
-    def _forget(self, store: str, held: _Held) -> None:
+    def _forget(self, store: str, held: _StoredMessage) -> None:
         if held.place is not None:
             self._swap.forget(held.place)
             self._count(store, -1, -held.place.length)
@@ -254,7 +256,7 @@ class VolatileMessages:
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
-    def _between(self, store: str, first: int, last: int) -> Iterator[tuple[int, _Held]]:
+    def _between(self, store: str, first: int, last: int) -> Iterator[tuple[int, _StoredMessage]]:
         seq = first
         while seq <= last:
             number = seq // BLOCK_MESSAGES
@@ -287,7 +289,7 @@ class VolatileMessages:
                 )
         return found
 
-    def _body(self, held: _Held) -> bytes:
+    def _body(self, held: _StoredMessage) -> bytes:
         return held.message.body if held.place is None else self._swap.read(held.place)
 
     def deliveries(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
@@ -375,4 +377,4 @@ class VolatileEntries:
 
 
 def _nothing(_store: str, _block: Block) -> None:
-    """Nobody to tell."""
+    """The default: do nothing."""

@@ -1,8 +1,4 @@
-"""Deadlines by key: which is the next one.
-
-Owns: ``Deadlines``, the earlier of two times, the ``Budget`` of a sweep. Does not own: what happens at a deadline.
-Failure model: pure.
-"""
+"""Deadlines by key, and the budget of one expiry."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ class Displaced(msgspec.Struct, frozen=True):
     subscriber: str
 
 
-class Dying(msgspec.Struct, frozen=True):
-    """A message that nobody could take goes to ``dead_letter_store``: read it and submit its ``DeadLetter``.
+class DeadLettering(msgspec.Struct, frozen=True):
+    """A message that could not be delivered goes to ``dead_letter_store``: read it and submit its ``DeadLetter``.
 
     ``cause`` is ``max_delivery`` or ``rejected``. The durable keeps the message until then.
     """
@@ -56,7 +56,7 @@ class Dying(msgspec.Struct, frozen=True):
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """Keys of a map changed: tell whoever watches it. Triples of key, revision and cause, in order of revision.
+    """Keys of a map changed: notify its watchers. Triples of key, revision and cause, in order of revision.
 
     ``cause`` is ``set``, ``removed``, ``expired``, ``discarded`` or ``deleted``; the last three have the revision that
     the value had.
@@ -67,7 +67,7 @@ class Changed(msgspec.Struct, frozen=True):
     changes: tuple[tuple[str, int, str], ...]
 
 
-Effect = Ready | Advise | Displaced | Dying | Changed
+Effect = Ready | Advise | Displaced | DeadLettering | Changed
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -90,7 +90,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 def origin_of(letter: Delivery) -> Origin | None:
-    """What a dead letter says of itself, None where the message is no dead letter."""
+    """What a dead letter says of itself, None if the message is not a dead letter."""
     store, durable = letter.fields.get("dead_store"), letter.fields.get("dead_durable")
     if not isinstance(store, str) or not isinstance(durable, str):
         return None
@@ -98,7 +98,7 @@ def origin_of(letter: Delivery) -> Origin | None:
     return Origin(store, durable, Message(body=letter.body, fields=fields, key=letter.key))
 
 
-def dead_letter_of(message: Message, dying: Dying) -> Message:
+def dead_letter_of(message: Message, dying: DeadLettering) -> Message:
     """The message with its own key, body and fields, and what became of it.
 
     The bound on fields holds for what is added too; those in front stay.

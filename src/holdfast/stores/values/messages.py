@@ -22,7 +22,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One message as published. ``body`` is bytes (base64 in JSON).
 
     ``publisher_seq`` 0 means that the publisher does not number its messages. ``ttl_ms`` and ``deliver_at_ms`` are
-    0 for none; the latter is a time since 1970 before which the message is delivered to nobody.
+    0 for none; the latter is a time since 1970 before which the message is not delivered.
     """
 
     body: bytes = b""
@@ -65,7 +65,9 @@ class Batch:
     def __init__(self, messages: Sequence[Message], size_max: int, at_ms: int) -> None:
         if not 0 < len(messages) <= BATCH_MESSAGES_MAX:
             raise InvalidRequest(
-                "a batch has at least one message, and not too many", messages=len(messages), max=BATCH_MESSAGES_MAX
+                "a batch must have at least one message and at most the maximum",
+                messages=len(messages),
+                max=BATCH_MESSAGES_MAX,
             )
         self.messages = messages
         self.at_ms = at_ms
@@ -80,7 +82,7 @@ class Batch:
                 size += _key_size(message.key)
             if size > size_max:
                 raise LimitExceeded(
-                    "a message is larger than the store takes",
+                    "message is too large for the store",
                     code=Code.MESSAGE_TOO_LARGE,
                     bytes=size,
                     max=size_max,
@@ -108,7 +110,7 @@ def _fields_size(fields: dict[str, FieldValue]) -> int:
         value_size = _bytes(value) if isinstance(value, str) else NUMBER_BYTES
         if not 0 < size <= FIELD_BYTES_MAX or value_size > FIELD_BYTES_MAX:
             raise InvalidRequest(
-                "a field's name has 1 and its text 0 bytes at least",
+                "a field's name must have 1 byte or more, and name and text at most the maximum",
                 field=name[:80],
                 bytes=max(size, value_size),
                 max=FIELD_BYTES_MAX,
@@ -122,5 +124,5 @@ def _fields_size(fields: dict[str, FieldValue]) -> int:
 def _key_size(key: str) -> int:
     size = _bytes(key)
     if not 0 < size <= KEY_BYTES_MAX:
-        raise InvalidRequest("a key has 1 byte at least", bytes=size, max=KEY_BYTES_MAX)
+        raise InvalidRequest("key must be at least 1 byte and at most the maximum", bytes=size, max=KEY_BYTES_MAX)
     return size
