@@ -65,7 +65,7 @@ class Batch:
     def __init__(self, messages: Sequence[Message], size_max: int, at_ms: int) -> None:
         if not 0 < len(messages) <= BATCH_MESSAGES_MAX:
             raise InvalidRequest(
-                "a batch must have at least one message and at most the maximum",
+                "a batch must have 1 to max messages",
                 messages=len(messages),
                 max=BATCH_MESSAGES_MAX,
             )
