@@ -60,7 +60,7 @@ def state_without_holdings(self: Consumption) -> ConsumptionState:
 
 def state_without_returned(self: Consumption) -> ConsumptionState:
     """A snapshot forgets what came back."""
-    return msgspec.structs.replace(_state(self), returned=[], later=[])
+    return msgspec.structs.replace(_state(self), redelivery=[], later=[])
 
 
 def acknowledged_comes_back(self: Consumption, first: int, last: int, now_ms: int) -> None:

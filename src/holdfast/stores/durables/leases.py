@@ -59,9 +59,9 @@ class Holder:
         Without a report that is the oldest, on which the application most likely works. A restart of the service
         counts for nothing.
 
-        >>> holding = Holding()
-        >>> Holdings().hold(holding, (4, 9, 1, 0))
-        >>> holding.counting().runs()
+        >>> holder = Holder()
+        >>> Leases().hold(holder, (4, 9, 1, 0))
+        >>> holder.counting().runs()
         [(4, 4)]
         """
         if self.started is not None:
