@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.compat.write_stores_v1 import PAGE_BYTES, summary
 
-from holdfast.stores.definitions.definitions import PREFETCH_UNSET, DurableType
+from holdfast.stores.definitions.cluster import PREFETCH_UNSET, DurableType
 from holdfast.stores.machine.redefine import definition_at
 from holdfast.stores.repair.backup import verify
 from holdfast.stores.storage.storage import Storage

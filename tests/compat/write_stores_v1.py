@@ -64,8 +64,8 @@ def summary(state: State) -> dict[str, object]:
                 durables[of] = {
                     "pending": [list(item) for item in durable.browse(0, 1 << 60)],
                     "bytes": durable.pending_bytes,
-                    "held": {who: [list(run) for run in held.runs] for who, held in durable.holdings.of.items()},
-                    "later": [list(item) for item in sorted(durable.returned.later)],
+                    "held": {who: [list(run) for run in held.runs] for who, held in durable.leases.of.items()},
+                    "later": [list(item) for item in sorted(durable.redelivery.later)],
                     "dying": sorted(durable.dying),
                     "lost": durable.causes,
                 }

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from holdfast.errors import HoldfastError
+from holdfast.stores import checkpoints
 from holdfast.stores.repair.backup import verify
 from holdfast.stores.service import StoreService
-from holdfast.stores.storage import checkpoints
 from holdfast.stores.storage.disk_limit import disk_use
 from holdfast.stores.values.commands import Acknowledge, Attach, Define, Deliver, Delivered, Publish, Published
 from holdfast.stores.values.messages import Message

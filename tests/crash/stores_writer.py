@@ -16,8 +16,8 @@ from collections.abc import Callable
 from random import Random
 
 from holdfast.errors import HoldfastError
+from holdfast.stores import checkpoints
 from holdfast.stores.service import StoreService
-from holdfast.stores.storage import checkpoints
 from holdfast.stores.values.commands import Acknowledge, Attach, Define, Deliver, Delivered, MapChange, Publish, Result
 from holdfast.stores.values.messages import Message
 

@@ -129,7 +129,7 @@ def test_publishing_ends_with_the_first_that_is_refused(shell: Shell, capsys: py
     shell.run("define", "narrow/work", "type=shared")
     assert main(["stores", "publish", "narrow", "one", "much too long", "three"]) == Exit.BAD_REQUEST
     said = capsys.readouterr().err
-    assert "larger than the store takes" in said
+    assert "too large for the store" in said
     assert "kept_messages=1 kept_through_seq=1" in said
     assert "three" not in shell.run("browse", "narrow/work"), "what is behind a refused one was not kept"
 

@@ -22,7 +22,7 @@ from holdfast.server.metrics import ServerMetrics
 from holdfast.server.stores import operations as operations_module
 from holdfast.server.stores.statistics import Statistics
 from holdfast.stores.storage.index import Checkpoint, Index
-from holdfast.stores.storage.message_log import MessageLog
+from holdfast.stores.storage.log import MessageLog
 
 SHARED: dict[str, object] = {"type": "shared"}
 STANDARD: dict[str, object] = {"type": "standard"}

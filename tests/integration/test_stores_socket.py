@@ -41,7 +41,7 @@ def test_messages_come_as_far_as_credit_goes(tmp_path: Path) -> None:
             }
             subscriber.send(type="credit", messages=3)
             assert bodies(await subscriber.messages(3)) == ["0", "1", "2"]
-            assert stores.opened.state.stores["orders"].durables["work"].holdings.held == 3
+            assert stores.opened.state.stores["orders"].durables["work"].leases.held == 3
             subscriber.send(type="credit", messages=100)
             assert bodies(await subscriber.messages(7)) == [str(number) for number in range(3, 10)]
 
@@ -310,7 +310,7 @@ def test_a_reader_that_does_not_read_is_given_no_more_than_its_connection_holds(
             slow.send(type="credit", messages=300)
             (subscriber,) = stores.opened.deliveries.connected("orders", "work")
             await until(lambda: subscriber.paused)
-            held = stores.opened.state.stores["orders"].durables["work"].holdings.held
+            held = stores.opened.state.stores["orders"].durables["work"].leases.held
             assert held <= 300
             slow.client.writer.transport.resume_reading()  # type: ignore[attr-defined]
             assert (await slow.next())["type"] == "attached"
@@ -339,7 +339,7 @@ def test_who_asks_and_reads_no_answer_is_let_go(tmp_path: Path, monkeypatch: pyt
                 deaf.send(type="ack", ranges=nothing, id=number)
             await until(lambda: not stores.host.sockets)
             durable = stores.opened.state.stores["orders"].durables["work"]
-            await until(lambda: not durable.holdings.of)
+            await until(lambda: not durable.leases.of)
             assert durable.pending == 300
 
     run(scenario)
@@ -385,7 +385,7 @@ def test_who_loses_the_right_to_subscribe_gets_nothing_more(tmp_path: Path, how:
             closed = await subscriber.next()
             assert (closed["type"], closed["code"], closed["reason"]) == ("closed", 4403, "permission_denied")
             durable = service.state.stores["orders"].durables["work"]
-            await until(lambda: not durable.holdings.of)
+            await until(lambda: not durable.leases.of)
             assert durable.pending == (2 if how == "delivery" else 1)
 
     run(scenario)

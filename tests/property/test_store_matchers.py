@@ -7,8 +7,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.stores.matching.matcher import Matcher
-from holdfast.stores.matching.matcher_index import MatcherIndex
+from holdfast.stores.matching import Matcher, MatcherIndex
 
 NAMES = st.sampled_from(["a", "b", "c"])
 TEXTS = st.sampled_from(["", "x", "xy", "y", "1"])

@@ -12,8 +12,8 @@ import resource
 import sys
 from collections import deque
 
+from holdfast.stores import checkpoints
 from holdfast.stores.service import StoreService
-from holdfast.stores.storage import checkpoints
 from holdfast.stores.values.commands import Define, Publish, Result
 from holdfast.stores.values.messages import Message
 

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.stores.definitions.words import DurableType
+from holdfast.stores.definitions.cluster import DurableType
 
 DOCUMENTS = Path(__file__).parents[2] / "docs" / "reference"
 EVERY_TYPE = frozenset(DurableType)

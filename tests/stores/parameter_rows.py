@@ -21,7 +21,7 @@ from typing import Any
 from tests.integration.http_harness import run
 from tests.integration.stores_harness import StoresServing, stores_serving, text64
 
-from holdfast.stores.definitions.definitions import PARAMETER_TYPES
+from holdfast.stores.definitions.cluster import PARAMETER_TYPES
 
 Json = dict[str, Any]
 Seen = Callable[[StoresServing], Awaitable[Any]]

@@ -17,7 +17,7 @@ from tests.stores.parameter_rows import (
     swapped_files,
 )
 
-from holdfast.stores.storage.message_log import MessageLog
+from holdfast.stores.storage.log import MessageLog
 
 CLUSTER = Table("cluster")
 row = CLUSTER.row

@@ -6,11 +6,10 @@ import json
 
 from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
 
-from holdfast.stores.dead_letters import dead_letter_of
 from holdfast.stores.machine.state import State
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Acknowledged, Attached, Command, Delivered, Published
-from holdfast.stores.values.effects import Dying, Effect
+from holdfast.stores.values.effects import DeadLettering, Effect, dead_letter_of
 from holdfast.stores.values.messages import Message
 
 Definition = dict[str, object]
@@ -95,7 +94,7 @@ class Machine:
 
     def bury(self) -> int:
         """Carry out the dying messages of the last command; returns how many."""
-        dying = [effect for effect in self.effects if isinstance(effect, Dying)]
+        dying = [effect for effect in self.effects if isinstance(effect, DeadLettering)]
         for item in dying:
             letter = dead_letter_of(Message(), item)
             self.do(

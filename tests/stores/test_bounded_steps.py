@@ -10,9 +10,9 @@ import pytest
 from tests.stores.state_harness import Machine
 
 from holdfast.stores.durables.backlog import SCAN_MAX
-from holdfast.stores.durables.keyed_residue import STEP_ENTRIES as STEP
+from holdfast.stores.durables.keyed import STEP_ENTRIES as STEP
 from holdfast.stores.machine.state import State
-from holdfast.stores.storage.entry_cache import EntryCache
+from holdfast.stores.storage.caches import EntryCache
 from holdfast.stores.storage.volatile import VolatileEntries
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import EXPIRE_LOOKS, Deliver, Expire, Expired
@@ -368,7 +368,7 @@ def test_what_was_retained_is_given_back_in_bounded_steps(matcher: dict[str, str
         machine.deliver("work", "ann", 4 * KEYS)
     machine.settle("work", "ann", ack=[(1, 2 * KEYS)])
     machine.settle("work", "ann", nack=[(20_001, 0)])
-    held = machine.durable("work").holdings.held
+    held = machine.durable("work").leases.held
     pending = machine.durable("work").pending
     assert machine.durable("work").backlog.delayed_total == 2_400
     machine.state.check()
@@ -386,7 +386,7 @@ def test_what_was_retained_is_given_back_in_bounded_steps(matcher: dict[str, str
     acknowledged = pending + 1 - machine.durable("work").pending
     assert machine.kept == machine.durable("work").pending
     assert acknowledged <= 2
-    assert machine.durable("work").holdings.held > held
+    assert machine.durable("work").leases.held > held
 
 
 def test_delayed_messages_are_purged_in_bounded_steps() -> None:
@@ -421,7 +421,7 @@ def test_messages_whose_delay_ends_together_are_woken_in_bounded_steps() -> None
     machine.settle("work", "ann", nack=[(seq, 1_000) for seq in range(1, 2 * KEYS + 1)])
     machine.now_ms += 1_000
     machine.do(Expire(machine.now_ms))
-    assert len(machine.durable("work").returned.later) == 2 * KEYS - SCAN_MAX
+    assert len(machine.durable("work").redelivery.later) == 2 * KEYS - SCAN_MAX
     assert machine.state.next_deadline_ms() == machine.now_ms
     assert len(machine.deliver("work", "ann", 2 * KEYS)) == SCAN_MAX
     assert len(machine.deliver("work", "ann", 2 * KEYS)) == 2 * KEYS - SCAN_MAX
@@ -514,13 +514,13 @@ def test_what_lapses_together_comes_back_in_bounded_steps_and_one_message_counts
     machine.restart()
     while (due := machine.state.next_deadline_ms()) is not None and due <= machine.now_ms:
         steps.do(Expire(machine.now_ms))
-        if machine.durable("work").holdings.held == 2 * KEYS - EXPIRE_LOOKS:
+        if machine.durable("work").leases.held == 2 * KEYS - EXPIRE_LOOKS:
             machine.restart()
     assert machine.durable("work").tally.lapsed == 2 * KEYS
-    assert machine.durable("work").holdings.held == 0
+    assert machine.durable("work").leases.held == 0
     assert steps.most <= STEPS_MAX
     machine.state.check()
-    assert machine.durable("work").returned.runs == [(1, 1, 1), (2, 2 * KEYS, -1)]
+    assert machine.durable("work").redelivery.runs == [(1, 1, 1), (2, 2 * KEYS, -1)]
 
 
 def test_a_lapse_in_parts_counts_what_was_started() -> None:
@@ -530,10 +530,10 @@ def test_a_lapse_in_parts_counts_what_was_started() -> None:
     machine.deliver("work", "ann")
     machine.settle("work", "ann", started=[(1, 1), (4, 4)])
     machine.now_ms += 2_000
-    while machine.durable("work").holdings.held:
+    while machine.durable("work").leases.held:
         machine.do(Expire(machine.now_ms, 1_000, looks=2))
         machine.restart()
-    assert machine.durable("work").returned.runs == [(1, 1, 1), (2, 3, -1), (4, 4, 1), (5, 6, -1)]
+    assert machine.durable("work").redelivery.runs == [(1, 1, 1), (2, 3, -1), (4, 4, 1), (5, 6, -1)]
 
 
 @pytest.mark.parametrize("rules", [2, 3])
@@ -546,11 +546,11 @@ def test_a_renewed_message_counts_when_it_lapses_itself(rules: int) -> None:
     machine.now_ms += 500
     machine.settle("work", "ann", extend=[(1, 1)])
     machine.now_ms += 600
-    while machine.durable("work").holdings.held > 1:
+    while machine.durable("work").leases.held > 1:
         machine.do(Expire(machine.now_ms, 1_000, looks=2))
-    assert machine.durable("work").returned.runs == [(2, 6, -1)]
+    assert machine.durable("work").redelivery.runs == [(2, 6, -1)]
     machine.later(1_000)
-    assert machine.durable("work").returned.runs == [(1, 1, 1), (2, 6, -1)]
+    assert machine.durable("work").redelivery.runs == [(1, 1, 1), (2, 6, -1)]
 
 
 @pytest.mark.parametrize("rules", [2, 3])
@@ -585,7 +585,7 @@ def test_a_key_ordered_delivery_searches_in_bounded_steps() -> None:
     assert machine.state.ready_for("s", "some", "ann"), "so it asks again"
     for _ in range(5):
         steps.do(Deliver(machine.now_ms, "s", "some", "ann", 1))
-    assert machine.durable("some").holdings.held == 2
+    assert machine.durable("some").leases.held == 2
     assert steps.most <= SCAN_MAX + BLOCK_MESSAGES
     machine.state.check()
 

@@ -10,7 +10,6 @@ from tests.integration.stores_harness import stores_serving
 from tests.stores.state_harness import Machine
 
 from holdfast.server.stores.operations import LOOKS_MAX
-from holdfast.stores.durables.administration import browse_page
 from holdfast.stores.durables.backlog import CHUNK
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.values.messages import Message
@@ -56,7 +55,7 @@ def pages(machine: Machine, name: str, count: int) -> list[list[int]]:
     while after is not None:
         read = 0
         if isinstance(durable, Consumption):
-            page, after, left = browse_page(durable, after, count, LOOKS)
+            page, after, left = durable.browse_page(after, count, LOOKS)
             found.append([seq for seq, _ in page])
         else:
             entries, after, left = durable.keyed.browse_page(after, count, LOOKS)
@@ -94,7 +93,7 @@ def test_blocks_that_nobody_keeps_are_passed_in_one_look() -> None:
         machine.ack("all", "me", *numbers)
     durable = machine.durable("few")
     assert isinstance(durable, Consumption)
-    assert browse_page(durable, 0, 10, 2_100)[:2] == ([(1, 0), (4_002, 0)], None)
+    assert durable.browse_page(0, 10, 2_100)[:2] == ([(1, 0), (4_002, 0)], None)
 
 
 def test_a_browse_that_found_nothing_yet_says_where_to_go_on(tmp_path: Path) -> None:

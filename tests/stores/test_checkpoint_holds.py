@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.stores.test_storage_service import WORK, Slow, answered_or_held, document, publish, run
 
+from holdfast.stores import checkpoints as checkpoints_module
 from holdfast.stores.service import StoreService
-from holdfast.stores.storage import checkpoints as checkpoints_module
 from holdfast.stores.storage.index import Checkpoint, Index
 from holdfast.stores.values.commands import Published
 

@@ -11,12 +11,10 @@ import pytest
 
 from holdfast.errors import Unavailable
 from holdfast.server.stores.figures import figures_of
-from holdfast.stores.clock import PACE_BITS, TRUSTED_MS, Boot, StoreClock
-from holdfast.stores.clock_anchor import ANCHOR_NAME, Anchor, read_anchor
+from holdfast.stores.clock import ANCHOR_NAME, PACE_BITS, TRUSTED_MS, Anchor, Boot, StoreClock, read_anchor
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.repair.backup import restore
-from holdfast.stores.service import StoreService
-from holdfast.stores.timer import WAIT_MS_MAX
+from holdfast.stores.service import WAIT_MS_MAX, StoreService
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Published
 from holdfast.stores.values.messages import Message
@@ -80,7 +78,7 @@ async def hold(service: StoreService) -> None:
 def held(service: StoreService) -> int:
     durable = service.state.stores["o"].durables["w"]
     assert isinstance(durable, Consumption)
-    return durable.holdings.held
+    return durable.leases.held
 
 
 async def is_locked(service: StoreService) -> bool:
@@ -329,7 +327,7 @@ def test_times_of_day_that_clients_give_are_converted(tmp_path: Path) -> None:
 
 
 def test_the_anchor_is_written_again_while_the_service_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.stores.clock_keeper.LOOK_S", 0.01)
+    monkeypatch.setattr("holdfast.stores.clock.LOOK_S", 0.01)
 
     async def main() -> None:
         machine = Machine()

@@ -9,11 +9,10 @@ from tests.stores.state_harness import Machine
 
 from holdfast.errors import Code, Conflict, InvalidRequest
 from holdfast.server.stores.definition_edits import patched, patched_part, patched_store, with_part
-from holdfast.stores.definitions.changes import beside
-from holdfast.stores.definitions.definitions import definition_of, with_known_prefetch
-from holdfast.stores.definitions.parts import full_parts, with_parts
+from holdfast.stores.definitions.cluster import definition_of, with_known_prefetch
+from holdfast.stores.definitions.parts import full_parts, keep_sections, with_parts
 from holdfast.stores.definitions.permissions import OPEN
-from holdfast.stores.machine import definition_losses
+from holdfast.stores.machine import redefine as definition_losses
 from holdfast.stores.values.commands import Define, MapChange, Purge
 from holdfast.stores.values.messages import Message
 
@@ -127,9 +126,9 @@ def test_a_patch_removes_a_subscriber_with_null_and_keeps_the_others() -> None:
 
 def test_a_file_without_a_section_leaves_that_section_as_it_is() -> None:
     current = definition_of({"cluster": {"message_limit": 5}, "permissions": PERMISSIONS})
-    found = beside(current, definition_of({"stores": {"s": {}}}))
+    found = keep_sections(current, definition_of({"stores": {"s": {}}}))
     assert (found.permissions, found.message_limit, list(found.stores)) == (current.permissions, 5, ["s"])
-    assert beside(current, definition_of({"permissions": {"enabled": False}})).permissions == OPEN
+    assert keep_sections(current, definition_of({"permissions": {"enabled": False}})).permissions == OPEN
 
 
 def test_a_patch_with_null_for_a_store_names_it_and_says_how_to_remove_it() -> None:

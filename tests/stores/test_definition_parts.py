@@ -12,9 +12,9 @@ from tests.stores.state_harness import Machine
 from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.stores.definitions import definitions
+from holdfast.stores.definitions import cluster as definitions
 from holdfast.stores.definitions import parts as definition_parts
-from holdfast.stores.definitions.definitions import ClusterDefinition, DurableDefinition, definition_of
+from holdfast.stores.definitions.cluster import ClusterDefinition, DurableDefinition, definition_of
 from holdfast.stores.definitions.parts import changed_paths, full_parts, parts_between, undoing, with_parts
 from holdfast.stores.machine.redefine import definition_at
 from holdfast.stores.machine.state import State

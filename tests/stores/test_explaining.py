@@ -9,8 +9,8 @@ import pytest
 from tests.stores.state_harness import Machine
 
 from holdfast.errors import NotFound
-from holdfast.stores.durables.holdings import HANDED_OUT_MAX
-from holdfast.stores.machine.explaining import FATES, LETTERS_MAX, POSSIBLE, explain
+from holdfast.stores.durables.leases import HANDED_OUT_MAX
+from holdfast.stores.machine.explain import FATES, LETTERS_MAX, POSSIBLE, explain
 from holdfast.stores.values import commands
 from holdfast.stores.values.messages import Message
 

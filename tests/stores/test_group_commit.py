@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from holdfast.stores.group_commit import HERE_BYTES_MAX, LONE_GROUPS, QUICK_GROUPS, QUICK_SECONDS, GroupCommit
+from holdfast.stores.group_commit import FAST_GROUPS, FAST_SECONDS, LOOP_BYTES_MAX, SINGLE_GROUPS, GroupCommit
 
-ENOUGH = max(QUICK_GROUPS, LONE_GROUPS)
+ENOUGH = max(FAST_GROUPS, SINGLE_GROUPS)
 
 
 class Log:
@@ -39,7 +39,7 @@ class Log:
         assert self.may_sync.wait(30)
         if self.slow_syncs:
             self.slow_syncs -= 1
-            self.now += 2 * QUICK_SECONDS
+            self.now += 2 * FAST_SECONDS
         self.synced = len(self.groups)
         if mark:
             self.marked = self.synced
@@ -61,7 +61,7 @@ class Loop:
         self.groups = GroupCommit(
             self.log,  # type: ignore[arg-type]  # what is called of a log is there
             closing=self._closing,
-            settled=lambda: None,
+            completed=lambda: None,
             failed=self.failures.append,
             clock=lambda: self.log.now,
         )
@@ -105,7 +105,7 @@ def run(scenario: Callable[[Loop], Awaitable[None]]) -> None:
 
 def test_what_comes_in_one_turn_of_the_loop_is_one_group() -> None:
     async def scenario(here: Loop) -> None:
-        await here.alone(LONE_GROUPS - 1)
+        await here.alone(SINGLE_GROUPS - 1)
         here.add("a")
         here.add("b")
         await here.groups.drain()
@@ -121,7 +121,7 @@ def test_what_comes_in_one_turn_of_the_loop_is_one_group() -> None:
 
 def test_who_is_alone_again_and_again_waits_for_nobody() -> None:
     async def scenario(here: Loop) -> None:
-        await here.alone(LONE_GROUPS)
+        await here.alone(SINGLE_GROUPS)
         closings = here.closings
         here.add("a")
         assert here.closings == closings + 1
@@ -139,7 +139,7 @@ def test_who_is_alone_again_and_again_waits_for_nobody() -> None:
 
 def test_who_is_alone_is_answered_after_the_sync_and_never_before_add_returns() -> None:
     async def scenario(here: Loop) -> None:
-        await here.alone(LONE_GROUPS)
+        await here.alone(SINGLE_GROUPS)
         here.log.may_sync.clear()
         here.add("a")
         await asyncio.to_thread(here.log.appended.wait, 30)
@@ -151,7 +151,7 @@ def test_who_is_alone_is_answered_after_the_sync_and_never_before_add_returns() 
     run(scenario)
 
 
-@pytest.mark.parametrize("lone", [0, LONE_GROUPS])
+@pytest.mark.parametrize("lone", [0, SINGLE_GROUPS])
 def test_what_breaks_before_a_group_is_told_to_all_and_never_before_add_returns(lone: int) -> None:
     async def scenario(here: Loop) -> None:
         await here.alone(lone)
@@ -172,7 +172,7 @@ def test_what_breaks_before_a_group_is_told_to_all_and_never_before_add_returns(
 
 def test_who_is_not_to_be_taken_at_once_is_not() -> None:
     async def scenario(here: Loop) -> None:
-        await here.alone(LONE_GROUPS)
+        await here.alone(SINGLE_GROUPS)
         closings = here.closings
         here.groups.add(b"a", lambda _: None)
         assert here.closings == closings
@@ -214,10 +214,10 @@ def test_after_a_slow_group_the_thread_writes_until_many_were_quick() -> None:
     async def scenario(here: Loop) -> None:
         await here.alone(ENOUGH)
         here.log.slow_syncs = 1
-        for _ in range(QUICK_GROUPS + 1):
+        for _ in range(FAST_GROUPS + 1):
             here.add("a")
             await here.groups.drain()
-        assert here.log.writers == ["loop"] + QUICK_GROUPS * ["thread"]
+        assert here.log.writers == ["loop"] + FAST_GROUPS * ["thread"]
 
     run(scenario)
 
@@ -236,7 +236,7 @@ def test_a_disk_that_is_always_slow_never_stops_the_loop() -> None:
 def test_a_large_frame_is_the_threads() -> None:
     async def scenario(here: Loop) -> None:
         await here.alone(ENOUGH)
-        here.add("a" * (HERE_BYTES_MAX + 1))
+        here.add("a" * (LOOP_BYTES_MAX + 1))
         await here.groups.drain()
         assert here.log.writers == ["thread"]
 
@@ -307,11 +307,11 @@ def test_what_is_asked_for_before_the_loop_writes_is_in_the_group() -> None:
 def test_who_is_held_is_not_written_by_the_loop_until_released() -> None:
     async def scenario(here: Loop) -> None:
         await here.alone(ENOUGH)
-        here.groups.hold()
+        here.groups.pause()
         here.add("a")
         await asyncio.sleep(0)
         assert (here.log.groups, here.told) == ([], [])
-        here.groups.release()
+        here.groups.resume()
         await here.groups.drain()
         assert here.told == [("a", None, 1)]
 
@@ -357,7 +357,7 @@ def test_a_failure_that_closing_tells_is_never_told_before_add_returns() -> None
     run(scenario)
 
 
-@pytest.mark.parametrize("behind", ["nothing", "an answer", "a hold"])
+@pytest.mark.parametrize("behind", ["nothing", "an answer", "a pause"])
 def test_no_mark_is_left_behind(behind: str) -> None:
     async def scenario(here: Loop) -> None:
         await here.alone(ENOUGH)
@@ -365,8 +365,8 @@ def test_no_mark_is_left_behind(behind: str) -> None:
         if behind == "an answer":
             here.groups.add(None, lambda _: None)
             await here.groups.drain()
-        elif behind == "a hold":
-            here.groups.hold()
+        elif behind == "a pause":
+            here.groups.pause()
             here.add("b")
             for _ in range(3):  # its answer, then the turn of the group that is held
                 await asyncio.sleep(0)
@@ -374,7 +374,7 @@ def test_no_mark_is_left_behind(behind: str) -> None:
         else:
             await here.groups.drain()
         assert (here.log.synced, here.log.marked) == (1, 1)
-        here.groups.release()
+        here.groups.resume()
 
     run(scenario)
 

@@ -17,13 +17,13 @@ from tests.stores.parameters_cluster import CLUSTER
 from tests.stores.parameters_durable import DURABLE, TEMPLATE
 from tests.stores.parameters_store import STORE
 
-from holdfast.stores.definitions.definitions import (
+from holdfast.stores.definitions.cluster import (
     PARAMETER_TYPES,
     ClusterDefinition,
     DurableDefinition,
+    DurableType,
     StoreDefinition,
 )
-from holdfast.stores.definitions.words import DurableType
 
 TABLES = (CLUSTER, STORE, DURABLE, TEMPLATE)
 ROWS = [row for table in TABLES for row in table.rows]

@@ -9,9 +9,9 @@ import pytest
 
 from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.repair.repair import accept_recorded
+from holdfast.stores.repair.damage import accept_recorded
 from holdfast.stores.storage.frames import encode_record
-from holdfast.stores.storage.message_log import MessageLog
+from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values.commands import (
     RULES,

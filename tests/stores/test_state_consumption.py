@@ -8,7 +8,7 @@ from tests.stores.state_harness import Machine
 from holdfast.errors import Code, HoldfastError, InvalidRequest, NotFound
 from holdfast.stores.durables import key_ordered
 from holdfast.stores.values import commands
-from holdfast.stores.values.effects import Advise, Displaced, Dying, Ready
+from holdfast.stores.values.effects import Advise, DeadLettering, Displaced, Ready
 from holdfast.stores.values.messages import Message
 
 SHARED = {"type": "shared"}
@@ -95,7 +95,7 @@ def test_a_range_that_runs_backwards_is_refused_and_changes_nothing(how: str) ->
     with pytest.raises(InvalidRequest, match="begins with its lowest"):
         machine.settle("a", "one", **{"ack": [(1, 1)], how: [(5, 2)]})
     machine.state.check()
-    assert machine.durable("a").pending == machine.durable("a").holdings.held == 6
+    assert machine.durable("a").pending == machine.durable("a").leases.held == 6
     assert machine.settle("a", "one", ack=[(1, 6)]) == commands.Acknowledged(6, [])
 
 
@@ -162,7 +162,7 @@ def test_after_max_delivery_a_message_dies_and_its_letter_keeps_the_cause() -> N
     for number in (1, 2):
         assert machine.deliver("a", "one") == [(1, number)]
         machine.settle("a", "one", nack=[(1, 0)])
-    assert machine.effects[0] == Dying("s", "a", 1, "max_delivery", 2, "dead")
+    assert machine.effects[0] == DeadLettering("s", "a", 1, "max_delivery", 2, "dead")
     assert machine.kept == 1
     assert machine.bury() == 1
     assert machine.kept == 0
@@ -188,9 +188,9 @@ def test_a_dying_message_is_told_again_until_it_is_buried() -> None:
     machine.deliver("a", "one")
     machine.settle("a", "one", reject=[1])
     machine.restart()
-    assert machine.state.pending_effects() == [Dying("s", "a", 1, "rejected", 1, "dead")]
+    assert machine.state.pending_effects() == [DeadLettering("s", "a", 1, "rejected", 1, "dead")]
     machine.later(10_000)
-    assert Dying("s", "a", 1, "rejected", 1, "dead") in machine.effects
+    assert DeadLettering("s", "a", 1, "rejected", 1, "dead") in machine.effects
     assert machine.bury() == 1
     with pytest.raises(NotFound):
         machine.do(commands.DeadLetter(machine.now_ms, "s", "a", 1, Message(), "dead"))
@@ -211,7 +211,7 @@ def test_what_waits_to_be_a_dead_letter_stays_when_its_store_is_taken_from_the_d
     machine.later(60_000)
     assert machine.kept == 2, "nothing is lost"
     machine.define(a={**SHARED, "dead_letter_store": "dead"})
-    assert [effect.seq for effect in machine.effects if isinstance(effect, Dying)] == [1]
+    assert [effect.seq for effect in machine.effects if isinstance(effect, DeadLettering)] == [1]
     assert machine.bury() == 1
     assert (machine.kept, machine.state.stores["dead"].counts.live) == (1, 1)
 
@@ -240,7 +240,7 @@ def test_a_dead_letter_that_no_durable_wants_stays_where_it_is() -> None:
     with pytest.raises(NotFound, match="wants"):
         machine.bury()
     assert machine.state.snapshot() == before
-    assert machine.state.pending_effects() == [Dying("s", "a", 1, "rejected", 1, "dead")]
+    assert machine.state.pending_effects() == [DeadLettering("s", "a", 1, "rejected", 1, "dead")]
 
 
 def test_the_newest_subscriber_of_a_standard_durable_wins() -> None:

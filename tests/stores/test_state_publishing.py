@@ -8,7 +8,7 @@ import pytest
 from tests.stores.state_harness import Machine
 
 from holdfast.errors import Code, Conflict, HoldfastError, InvalidRequest, LimitExceeded, NotFound
-from holdfast.stores.machine import publishers
+from holdfast.stores.machine import store as publishers
 from holdfast.stores.values import commands
 from holdfast.stores.values.effects import Advise
 from holdfast.stores.values.messages import Message

@@ -17,11 +17,11 @@ from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, Memory
 
 from holdfast.errors import HoldfastError
 from holdfast.stores.durables import backlog, residue
-from holdfast.stores.durables.look_ahead import LookAhead
+from holdfast.stores.durables.backlog import ReadAhead
 from holdfast.stores.machine.state import State
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import RULES, Command, Record
-from holdfast.stores.values.effects import Dying
+from holdfast.stores.values.effects import DeadLettering
 from holdfast.stores.values.messages import Message
 
 SEEDS = range(2_000 if os.environ.get("HOLDFAST_PROVE") else 32)
@@ -85,26 +85,26 @@ class World:
         self.state = State(self.messages, self.blocks, self.entries)
         self.now_ms = 1_000
         self.next_number = 1
-        self.dying: list[Dying] = []
+        self.dying: list[DeadLettering] = []
         self.log: list[Record] = []
-        self.ahead: dict[str, LookAhead] = {}
+        self.ahead: dict[str, ReadAhead] = {}
         self.has_times = self.rng.random() < 0.5
 
     def apply(self, command: Command) -> None:
         before = self.state.snapshot()
-        self.state.look_ahead = self.ahead.get(command.durable) if isinstance(command, commands.Rewind) else None
+        self.state.read_ahead = self.ahead.get(command.durable) if isinstance(command, commands.Rewind) else None
         try:
             applied = self.state.apply(command)
         except HoldfastError:
             assert self.state.snapshot() == before, f"a refusal changes nothing: {command}"
             return
         finally:
-            self.state.look_ahead = None
+            self.state.read_ahead = None
         if not applied.changed:
             assert self.state.snapshot() == before, f"unchanged is unchanged: {command}"
         else:
             self.log.append(Record(command, applied.result, RULES))
-        self.dying += [effect for effect in applied.effects if isinstance(effect, Dying)]
+        self.dying += [effect for effect in applied.effects if isinstance(effect, DeadLettering)]
         self.state.check()
 
     def restart(self) -> None:
@@ -131,7 +131,7 @@ class World:
             self.restart()
         if rng.random() < 0.02:
             self.apply(self.redefine())
-        self.look_ahead()
+        self.read_ahead()
         self.apply(rng.choice(self.choices())())
         due_ms = self.state.next_deadline_ms()
         if due_ms is not None and due_ms <= self.now_ms and rng.random() < 0.7:
@@ -182,8 +182,8 @@ class World:
         rng = self.rng
         found = self.state.stores["main"].durables.get(durable)
         held = []
-        if found is not None and hasattr(found, "holdings") and subscriber in found.holdings.of:
-            held = [(run[0], run[1]) for run in found.holdings.of[subscriber].runs]
+        if found is not None and hasattr(found, "leases") and subscriber in found.leases.of:
+            held = [(run[0], run[1]) for run in found.leases.of[subscriber].runs]
         command = commands.Acknowledge(self.now_ms, "main", durable, subscriber, [], [], [], [])
         for first, last in [*held, (1, 2)]:
             match rng.choice(["ack", "ack", "ack", "part", "nack", "reject", "extend", "none"]):
@@ -232,12 +232,12 @@ class World:
         seq = self.rng.randrange(1, self.state.stores["main"].counts.next_seq + 1)
         return commands.Drop(self.now_ms, "main", self.place()[0], seq)
 
-    def look_ahead(self) -> None:
+    def read_ahead(self) -> None:
         """Look ahead of some rewind, or go on; the log is played again without."""
         command = self.rewind()
         if self.rng.random() < 0.2:
             with suppress(HoldfastError):
-                self.ahead[command.durable] = self.state.looking_ahead(command)
+                self.ahead[command.durable] = self.state.reading_ahead(command)
         if command.durable in self.ahead and self.rng.random() < 0.7:
             self.ahead[command.durable].read_on()
 

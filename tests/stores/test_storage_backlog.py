@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.stores.backlog_process import BODY_BYTES, LOG_BYTES, MEMORY_BYTES
 
-from holdfast.stores.storage.checkpoints import OVERDUE
+from holdfast.stores.checkpoints import OVERDUE
 from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values.commands import Attach, Deliver, Delivered
 

@@ -14,7 +14,7 @@ import pytest
 from holdfast.errors import AlreadyOpen, Code, CorruptData, HoldfastError, NotFound, Unavailable
 from holdfast.stores.repair.backup import restore, verify
 from holdfast.stores.service import StoreService
-from holdfast.stores.storage.message_log import MessageLog
+from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values.commands import Attach, Define, Deliver, Delivered, Publish
 from holdfast.stores.values.messages import Message
@@ -125,7 +125,7 @@ def test_a_directory_without_stores_and_an_index_without_a_log_are_told_apart(br
 
 
 def test_stores_are_no_backup_and_that_is_said(broken: Path, tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="no whole backup") as refused:
+    with pytest.raises(NotFound, match="the backup of stores is incomplete") as refused:
         restore(str(broken), str(tmp_path / "new"))
     assert "stores themselves" in refused.value.hint
 
@@ -209,7 +209,7 @@ def test_a_kept_message_of_which_the_index_knows_no_place_is_damage_and_not_pass
         service = await StoreService.open(str(tmp_path), page_bytes=PAGE_BYTES)
         try:
             await service.submit(Attach(0, "s", "d", "one"))
-            with pytest.raises(CorruptData, match="kept is not in the log"):
+            with pytest.raises(CorruptData, match="a kept message is not in the log"):
                 await deliver_all(service)
         finally:
             await service.close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import CorruptData, Unavailable
-from holdfast.stores.storage.block_cache import BlockCache, decode_block, encode_block
+from holdfast.stores.storage.caches import BlockCache, decode_block, encode_block
 from holdfast.stores.storage.index import Checkpoint, Index
 from holdfast.stores.storage.locations import LocationChanges
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Entry

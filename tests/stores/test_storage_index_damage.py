@@ -17,10 +17,10 @@ from holdfast.errors import CorruptData
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.map import Map
 from holdfast.stores.repair.backup import verify
-from holdfast.stores.repair.reading import StoreReader
+from holdfast.stores.repair.reader import StoreReader
 from holdfast.stores.service import StoreService
+from holdfast.stores.storage.caches import row_crc
 from holdfast.stores.storage.index import Index
-from holdfast.stores.storage.row_checksum import row_crc
 from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values.commands import Acknowledge, Attach, Define, Deliver, Delivered, MapChange, Publish
 from holdfast.stores.values.messages import Message

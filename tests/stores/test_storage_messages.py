@@ -12,8 +12,8 @@ from holdfast.errors import CorruptData
 from holdfast.stores.storage.frames import MessageRun, Relocated, decode_frame, encode_record, encode_relocated
 from holdfast.stores.storage.index import Checkpoint, Index
 from holdfast.stores.storage.locations import Locations
-from holdfast.stores.storage.message_log import MessageLog
-from holdfast.stores.storage.stored_messages import StoredMessages
+from holdfast.stores.storage.log import MessageLog
+from holdfast.stores.storage.messages import StoredMessages
 from holdfast.stores.values.commands import Publish, Published, Record
 from holdfast.stores.values.messages import Message
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Block

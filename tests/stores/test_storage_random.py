@@ -12,12 +12,11 @@ import pytest
 from tests.stores.test_state_random import World
 
 from holdfast.errors import HoldfastError
+from holdfast.stores.checkpoints import Checkpoints, Compaction
 from holdfast.stores.group_commit import GroupCommit
-from holdfast.stores.storage.checkpoints import Checkpoints
-from holdfast.stores.storage.compaction import Compaction
 from holdfast.stores.storage.frames import encode_record
 from holdfast.stores.storage.index import Index
-from holdfast.stores.storage.message_log import MessageLog
+from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values.commands import RULES, Command, Record
 

@@ -20,9 +20,9 @@ from holdfast.errors import AlreadyOpen, CorruptData, HoldfastError
 from holdfast.server.stores.store_metrics import store_metrics
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.map import Map
-from holdfast.stores.machine.drop_lost import CAUSE
+from holdfast.stores.machine.repairs import CAUSE
 from holdfast.stores.repair.backup import verify
-from holdfast.stores.repair.repair import repair, survey
+from holdfast.stores.repair.damage import repair, survey
 from holdfast.stores.service import StoreService
 from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values.commands import (

@@ -26,16 +26,16 @@ from holdfast.errors import (
     Unavailable,
 )
 from holdfast.queue.files.local import LocalFiles
+from holdfast.stores import checkpoints as checkpoints_module
+from holdfast.stores import checkpoints as compaction_module
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.group_commit import LONE_GROUPS
+from holdfast.stores.group_commit import SINGLE_GROUPS
 from holdfast.stores.repair import backup as backup_module
 from holdfast.stores.repair.backup import MANIFEST_NAME, restore, verify
 from holdfast.stores.service import StoreService
-from holdfast.stores.storage import checkpoints as checkpoints_module
-from holdfast.stores.storage import compaction as compaction_module
 from holdfast.stores.storage.disk_limit import DiskUse
 from holdfast.stores.storage.index import Checkpoint, Index
-from holdfast.stores.storage.message_log import MessageLog
+from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values.commands import (
     Acknowledge,
@@ -137,15 +137,15 @@ def test_nobody_is_asked_for_deliveries_while_who_publishes_is_still_at_it(tmp_p
             await answer
             await service._groups.drain()
 
-        for _ in range(LONE_GROUPS + 1):  # so that the next ones are expected to be alone, too
+        for _ in range(SINGLE_GROUPS + 1):  # so that the next ones are expected to be alone, too
             await publish_alone()
         assert asked == []
         await service.submit(Attach(0, "orders", "work", "s"))
         await service._groups.drain()
         asked.clear()
-        for _ in range(LONE_GROUPS + 1):
+        for _ in range(SINGLE_GROUPS + 1):
             await publish_alone()
-        assert asked == [False] * (LONE_GROUPS + 1)
+        assert asked == [False] * (SINGLE_GROUPS + 1)
 
     run(tmp_path, check, document(orders={"durables": WORK}))
 
@@ -235,7 +235,7 @@ def test_after_a_failed_sync_by_the_loop_everyone_is_told_and_nothing_more_is_ac
 
         await publish(service, 1)
         groups = service._groups
-        groups._lone_groups = groups._quick_groups = 1_000
+        groups._single_groups = groups._fast_groups = 1_000
         writers: list[threading.Thread] = []
         monkeypatch.setattr(LocalFiles, "sync_data", fail)
         for expected in (OutcomeUnknown, Closed):
@@ -921,7 +921,7 @@ def test_a_backup_under_which_pages_go_counts_for_nothing(tmp_path: Path, monkey
             await service.backup(str(tmp_path / "copy"))
 
     run(tmp_path / "stores", check, document(orders={"durables": WORK}))
-    with pytest.raises(NotFound, match="no whole backup"):
+    with pytest.raises(NotFound, match="the backup of stores is incomplete"):
         restore(str(tmp_path / "copy"), str(tmp_path / "x"))
 
 
@@ -968,7 +968,7 @@ def test_a_backup_that_is_cut_short_or_damaged_is_refused(tmp_path: Path) -> Non
         with pytest.raises(CorruptData, match="damaged"):
             damaged()
     os.unlink(tmp_path / "copy" / MANIFEST_NAME)
-    with pytest.raises(NotFound, match="no whole backup"):
+    with pytest.raises(NotFound, match="the backup of stores is incomplete"):
         restore(str(tmp_path / "copy"), str(tmp_path / "x"))
 
 
@@ -993,9 +993,9 @@ def test_a_restore_that_was_cut_short_is_not_taken_for_stores(tmp_path: Path, mo
         target = tmp_path / f"cut-{cut}"
         with pytest.raises(OSError, match="the process ended"):
             restore(str(tmp_path / "copy"), str(target))
-        with pytest.raises(CorruptData, match="not put back here to its end"):
+        with pytest.raises(CorruptData, match="did not finish"):
             run(target, some_work)
-        with pytest.raises(CorruptData, match="not put back here to its end"):
+        with pytest.raises(CorruptData, match="did not finish"):
             verify(str(target))
     monkeypatch.setattr(backup_module, "_copy", copy)
     restore(str(tmp_path / "copy"), str(tmp_path / "whole"))

@@ -32,7 +32,7 @@ from holdfast.server.http.responses import LeaderHint, error_answer, error_body,
 from holdfast.server.stores import hosting, socket_frames
 from holdfast.server.view.messages import Damage
 from holdfast.stores import service
-from holdfast.stores.storage.log_errors import not_done
+from holdfast.stores.storage.log import not_done
 
 SOURCES: Final = Path(errors.__file__).parent
 PARTS: Final = ("it failed", "slot=7", "cause=refused", "wait, then look")
@@ -165,10 +165,10 @@ def test_a_log_line_of_a_service_shows_each_part_once() -> None:
 
 def test_a_log_line_of_the_stores_shows_each_part_once(caplog: pytest.LogCaptureFixture) -> None:
     dying = types.SimpleNamespace(store="s", durable="d", seq=1)
-    teller = types.SimpleNamespace(_told="")
+    teller = types.SimpleNamespace(_reported="")
     with caplog.at_level(logging.ERROR):
-        service.StoreService._tell_unreadable(teller, dying, failure(CorruptData))  # type: ignore[arg-type]
-        service.StoreService._tell_unreadable(teller, dying, failure(CorruptData))  # type: ignore[arg-type]
+        service.StoreService._report_unreadable(teller, dying, failure(CorruptData))  # type: ignore[arg-type]
+        service.StoreService._report_unreadable(teller, dying, failure(CorruptData))  # type: ignore[arg-type]
     assert len(caplog.records) == 1
     assert_once(caplog.text)
 

@@ -26,7 +26,7 @@ from holdfast.cli.service import store_asking
 from holdfast.cli.transactions import LOCAL
 from holdfast.errors import Code, Conflict, InvalidRequest, NotFound, PermissionDenied
 from holdfast.settings.documents import read_document
-from holdfast.stores.definitions.definitions import definition_of
+from holdfast.stores.definitions.cluster import definition_of
 
 if TYPE_CHECKING:
     from holdfast.client.stores import StoreClient

@@ -1,7 +1,7 @@
 """``holdfast stores backup``, ``compact``, ``repair``, ``restore``, ``verify``: the files behind message stores.
 
 Owns: their options and what they print. Does not own: the group (``stores``), copying and checking
-(``holdfast.stores.repair.backup``), repair (``holdfast.stores.repair.repair``). A command loads them when it runs.
+(``holdfast.stores.repair.backup``), repair (``holdfast.stores.repair.damage``). A command loads them when it runs.
 
 ``backup`` and ``compact`` ask a running service, which goes on serving. The others work on directories and need no
 service, but ``holdfastdb[server]``.
@@ -98,8 +98,8 @@ def verify(
 ) -> None:
     """Read stores or a backup from end to end, and change nothing."""
     from holdfast.cli.queue_files import system_errors
-    from holdfast.stores.repair.backup import MANIFEST_NAME
     from holdfast.stores.repair.backup import verify as check
+    from holdfast.stores.storage.storage import MANIFEST_NAME
 
     try:
         _require_unused(directory)
@@ -149,8 +149,8 @@ def repair(
 ) -> None:
     """Tell which messages cannot be read, or go on without them. Copy the directory before."""
     from holdfast.cli.queue_files import system_errors
-    from holdfast.stores.repair.repair import repair as let_go
-    from holdfast.stores.repair.repair import survey
+    from holdfast.stores.repair.damage import repair as let_go
+    from holdfast.stores.repair.damage import survey
 
     _require_unused(directory)
     if accept_recorded:
@@ -181,7 +181,7 @@ def repair(
 
 def _accept_recorded(directory: Path, backup: Path, *, as_json: bool) -> None:
     from holdfast.cli.queue_files import system_errors
-    from holdfast.stores.repair.repair import accept_recorded
+    from holdfast.stores.repair.damage import accept_recorded
 
     with system_errors(str(directory)):
         accepted = accept_recorded(str(directory), str(backup))
@@ -201,7 +201,7 @@ def _require_unused(directory: Path) -> None:
     Takes no lock, which could turn a service away that starts now.
     """
     from holdfast.cli.queue_files import opened_files, writer_of
-    from holdfast.stores.storage.message_log import LOG_NAME
+    from holdfast.stores.storage.log import LOG_NAME
 
     with suppress(NotFound, InvalidRequest), opened_files(str(directory / LOG_NAME)) as pages:
         if pid := writer_of(pages):

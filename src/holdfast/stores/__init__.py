@@ -1,14 +1,27 @@
-"""Message stores and durables: messages kept for named subscribers until they are consumed.
+"""Message stores: messages kept for named subscribers until they are consumed.
 
-A *store* keeps one stream of messages, numbered from 1. A *durable* in it keeps one subscriber identity's interest,
-what was delivered to whom, and what was acknowledged. A *map* is a durable of keys and values.
+A *store* keeps one stream of messages, numbered from 1. A *durable* in it keeps the interest of one subscriber
+identity: which messages it wants, which were delivered to whom, and which were acknowledged. A *map* is a durable of
+keys and values.
 
-    messages     a message, as published and as kept            commands     what changes the state, and its results
-    matcher      which messages a durable is interested in      definitions  stores, durables, templates as configured
-    store        one store's state machine                      durables/    one module per type of durable
-    state        all stores of a cluster: apply(command)        ports        what the machine reads of what is stored
-    message_log  commands on the embedded queue's pages         index        the checkpointed state, in SQLite
-    service      the shell: commands, commit, deadlines         deliveries   who is connected, and for how many messages
+The state machine is pure. Its log is the log of its commands with their results, and recovery applies them again.
 
-The state machine is pure. Its log is the log of its commands with their results; a service is a cluster of one.
+Read in this order; each package imports only those before it:
+
+1. ``values``: messages, commands and their results, effects, and the ports through which the machine reads
+2. ``matching``: which messages a durable wants, by their fields
+3. ``definitions``: clusters, stores and durables as an administrator configures them
+4. ``durables``: one class per type of durable; ``Consumption`` is where most messages are
+5. ``machine``: ``State.apply(command)`` for all stores of a cluster
+6. ``storage``: the log of commands, the index in SQLite, and the ports on top of both
+7. ``clock``, ``group_commit``, ``checkpoints``: time, replies after the sync, space
+8. ``service``: the shell that joins them; ``repair``: backup, restore, repair, and reading the files directly
+
+The shell's loop is, for each command::
+
+    applied = state.apply(command)            # raises HoldfastError where it is refused
+    log.append(command, applied.result)       # unless nothing changed
+    wait until the log has it                 # as the cluster's persistence demands
+    reply(applied.result)
+    for effect in applied.effects: ...        # carrying one out twice is harmless
 """

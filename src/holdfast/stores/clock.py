@@ -1,36 +1,69 @@
-"""The time of the stores: it goes on from where it was, and no step of the machine's clock moves it.
-
-Owns: how the stores' time relates to the machine's clocks. Does not own: the file between two starts
-(``clock_anchor``), deadlines, which are times of this clock (``state``), when the next one is (``alarm``).
-
-Failure model: the time never falls within a process, and never below the last time that the log has. It is taken:
+"""The time of the stores: it never goes back, and a step of the machine's clock does not move it.
 
 | known at a start | the time is |
 |---|---|
 | nothing: new stores, also with an unreadable anchor | the machine's |
-| an anchor of this boot | the anchor's, and what the kernel has counted since |
-| an anchor of another boot or machine, or an unreadable one | the last known: nobody can tell what passed |
-| no anchor, as older code left it | the machine's where that is within ``TRUSTED_MS``, else the last of the log |
-| any, and the operator says ``wall`` | the machine's, or the above where that is later |
+| an anchor of this boot | the anchor's, plus the time that the kernel has counted since |
+| an anchor of another boot or machine, or an unreadable one | the last known: the time that passed is unknown |
+| no anchor (older code) | the machine's if that is within ``TRUSTED_MS``, else the last of the log |
+| any, and the operator says ``wall`` | the machine's, or the above if that is later |
 
-From there a clock counts that runs through suspend and that nobody can set. Where the machine's clock differs by up to
-``TRUSTED_MS``, the stores' time approaches it by 1 part in ``2 ** PACE_BITS``: meanwhile a lease of 30 s ends half a
-second early or late. Where it differs by more, one of the two is wrong, and it is not followed.
+Then a clock counts that includes suspend and that cannot be set. If the machine's clock differs by up to
+``TRUSTED_MS``, the stores' time approaches it by 1 part in ``2 ** PACE_BITS``; if by more, it is not followed.
+
+The anchor is the file ``clock.json``: ``{"store_ms": t, "boot": name, "counts_ms": [a, b], "aim_ms": d}``, replaced
+whole and synced. It holds the stores' time, the kernel's boot id, the boot's age by its clock and by its uptime, and
+the remaining correction. An unreadable anchor counts as one of another boot with the time 0.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from holdfast.stores.clock_anchor import Anchor
+import msgspec
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from holdfast.private_files import private
 
-__all__ = ["PACE_BITS", "TRUSTED_MS", "Boot", "StoreClock"]
+ANCHOR_NAME: Final = "clock.json"
+SIZE_MAX: Final = 4_096
+
+
+class Anchor(msgspec.Struct, frozen=True):
+    """One moment, by the stores' time and by the kernel's counts. ``boot`` is "" where it was not known."""
+
+    store_ms: int
+    boot: str
+    counts_ms: tuple[int, int]
+    aim_ms: int = 0
+
+
+def read_anchor(directory: str) -> Anchor | None:
+    """None where there is none, as older code left it."""
+    try:
+        with open(os.path.join(directory, ANCHOR_NAME), "rb") as file:
+            return msgspec.json.decode(file.read(SIZE_MAX), type=Anchor)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError):
+        return Anchor(0, "", (0, 0))
+
+
+def write_anchor(directory: str, anchor: Anchor) -> None:
+    """*Raises*: ``OSError``, and the old one is there. *Cost*: one sync."""
+    path = os.path.join(directory, ANCHOR_NAME)
+    unfinished = path + ".new"
+    with open(unfinished, "wb", opener=private) as file:
+        file.write(msgspec.json.encode(anchor))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
+
 
 MS_NS = 1_000_000
 TRUSTED_MS: Final = 86_400_000
@@ -63,7 +96,7 @@ _STEADY: Final = _suspended_too_ms if hasattr(time, "CLOCK_BOOTTIME") else _stea
 
 
 def _this_boot() -> Boot | None:
-    """None where the system does not tell.
+    """None if the system does not report it.
 
     A container or a library may show another clock or another uptime than the kernel's; seldom both alike.
     """
@@ -119,7 +152,7 @@ class StoreClock:
         self.look()
 
     def _since(self, anchor: Anchor) -> int:
-        """What has passed since the anchor was made, 0 where nobody can tell."""
+        """What has passed since the anchor was made, 0 if that is unknown."""
         boot = self._boot()
         if boot is None or boot.name != anchor.boot:
             return 0
@@ -158,3 +191,67 @@ def _paced(passed_ms: int, aim_ms: int) -> int:
     """What the stores' time counts of real time, while it approaches a clock that is ``aim_ms`` ahead. Never falls."""
     step_ms = passed_ms >> PACE_BITS
     return passed_ms + (min(aim_ms, step_ms) if aim_ms > 0 else max(aim_ms, -step_ms))
+
+
+LOOK_S: Final = 3_600.0
+"""Between two looks at the machine's clock. After a reboot an idle service's time is behind by up to this."""
+
+_logger = logging.getLogger(__name__)
+
+
+class ClockKeeper:
+    """Of the stores in one directory. ``start`` and ``close`` do file I/O and belong on a thread."""
+
+    def __init__(self, clock: StoreClock, directory: str) -> None:
+        self._clock = clock
+        self._directory = directory
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Task[None] | None = None
+
+    def start(self, last_ms: int) -> None:
+        """Set the clock, and warn where it is far off."""
+        self._clock.start(last_ms, read_anchor(self._directory))
+        self._write(self._look())
+
+    def keep(self) -> None:
+        """Look again from time to time. On the event loop."""
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._keep)
+
+    def _keep(self) -> None:
+        anchor = self._look()
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(asyncio.to_thread(self._write, anchor))
+        self.keep()
+
+    def _look(self) -> Anchor:
+        anchor = self._clock.anchor()
+        self._warn()
+        return anchor
+
+    def _write(self, anchor: Anchor) -> None:
+        try:
+            write_anchor(self._directory, anchor)
+        except OSError as error:
+            _logger.warning("the anchor of the stores' clock could not be written error=%s", error)
+
+    def _warn(self) -> None:
+        behind_ms = self._clock.behind_ms
+        if abs(behind_ms) > TRUSTED_MS:
+            _logger.warning(
+                "the machine's clock is far from the stores' time: deadlines go on by the stores' time "
+                "clock_ahead_seconds=%d hint=%s",
+                behind_ms // 1000,
+                "set the machine's clock right; where it is right, start once with stores.clock = wall: deadlines that "
+                "have passed by it then end at once",
+            )
+
+    async def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    def close(self) -> None:
+        """Write the last anchor, while the directory is still this service's."""
+        self._write(self._clock.anchor())

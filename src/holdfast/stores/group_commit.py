@@ -1,60 +1,46 @@
-"""Answers that wait until the log has what they say.
+"""Group commit: replies wait until the log has the frames of their commands.
 
-Owns: which frames are one group, who writes them, the order of answers. Does not own: the log
-(``message_log``), commands and their results (``service``), what happens after a failure (``service``).
+A reply is given once, in the order of the commands, and never before the log holds the command as the persistence
+demands. After a failed write or sync the content of the disk is unknown and memory is ahead of it: every waiting and
+later reply gets that error, and ``failed`` is called once. The same if ``closing`` or a reply raises.
 
-Failure model: an answer is given once, in the order in which its command was applied, and never before the log holds
-the command as the persistence demands. When a write or a sync fails nobody knows what is on the disk, and memory is
-ahead of it: every answer that waits, and every later one, is that error, and ``failed`` is called once. The same when
-``closing`` or an answer raises: what it was about to do is half done.
+Frames gather while the thread writes the previous group; then they are the next group: one write, one sync, one wake-up
+of the loop. So a reply waits for two syncs at most. While nothing is written, a group is taken in the loop's next turn,
+with everything that is ready in this turn.
 
-How syncs are shared: frames gather while the thread writes the group before. When it is done, and ``closing`` has been
-called, all that has gathered is the next group: one write, one sync, one wake-up of the loop. An answer so waits for
-two syncs at most.
-
-Where nothing is being written, a group is taken in the loop's next turn, so that whatever is ready in this one comes
-along. Where group after group had one answer, and none came behind it, nobody else is expected, and a group is taken at
-once: a turn of the loop costs as much as writing the group does.
-
-Who writes: the thread, and where nobody else is expected, the loop itself, because to wake a thread and to be woken by
-it costs such a group an eighth of its time. The loop stands still meanwhile, so it does that only after
-``QUICK_GROUPS`` groups in a row that were synced and answered within ``QUICK_SECONDS``: on a disk that syncs quickly,
-and while nothing else keeps the loop busy. The first group that takes longer, or was not synced, gives the work back to
-the thread, and so does a checkpoint while it is written. A disk that hangs in the middle of a group stops everything
-that the process does, as it does where a backlog is read (docs/decisions/0027).
+Fast path: after ``SINGLE_GROUPS`` groups of one reply, with nothing waiting after them, a group is taken at once. After
+``FAST_GROUPS`` groups in a row that were synced and replied to within ``FAST_SECONDS``, the loop itself writes and
+syncs such a group, because waking the thread costs an eighth of its time. The first slower group, one without sync, and
+a checkpoint in progress give the work back to the thread. A disk that hangs then stops the process (decision 0027).
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from time import perf_counter
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from holdfast.stores.storage.log import MessageLog
 
-    from holdfast.stores.storage.message_log import MessageLog
+_Group = tuple[list[bytes], bool, list[Callable[[BaseException | None], None]], float]
 
-    _Group = tuple[list[bytes], bool, list[Callable[[BaseException | None], None]], float]
 
-__all__ = ["LONE_GROUPS", "QUICK_GROUPS", "QUICK_SECONDS", "GroupCommit"]
-
-LONE_GROUPS = 4
-"""After so many groups of one answer with none behind them, the next one is not expected to have more."""
-QUICK_SECONDS = 0.001
+SINGLE_GROUPS = 4
+"""After this many groups of one reply with none after them, the next group is expected to be single, too."""
+FAST_SECONDS = 0.001
 """From taking a group to its answers: where it is more, the loop is not to stand still for it."""
-QUICK_GROUPS = 32
+FAST_GROUPS = 32
 """So many in a row have to be quick before the loop writes one itself."""
-HERE_BYTES_MAX = 64 << 10
+LOOP_BYTES_MAX = 64 << 10
 """What the loop writes itself at most."""
 
 
 class GroupCommit:
     """One log, one thread, one event loop. Every method belongs on the loop.
 
-    ``closing`` is called before each group is taken, and may add to it; ``settled`` when its answers were given.
-    ``failed`` gets the error that ends it all. ``clock`` tells seconds.
+    ``closing`` is called before each group is taken, and may add to it; ``completed`` when its replies were given.
+    ``failed`` gets the error that ends it all. ``clock`` returns seconds.
     With ``syncs`` a group counts when it is on the disk, else when the operating system has it.
     """
 
@@ -63,7 +49,7 @@ class GroupCommit:
         log: MessageLog,
         *,
         closing: Callable[[], None],
-        settled: Callable[[], None],
+        completed: Callable[[], None],
         failed: Callable[[BaseException], None],
         clock: Callable[[], float] = perf_counter,
     ) -> None:
@@ -71,7 +57,7 @@ class GroupCommit:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._closing = closing
-        self._settled = settled
+        self._completed = completed
         self._failed = failed
         self.disk_is_busy = False
         """While it is, the thread writes all groups: what others write may make a sync take long."""
@@ -82,20 +68,20 @@ class GroupCommit:
         self.waiting_bytes = 0
         """Of frames that are not written yet."""
         self._frames: list[bytes] = []
-        self._answers: list[Callable[[BaseException | None], None]] = []
+        self._replies: list[Callable[[BaseException | None], None]] = []
         self._busy = False
-        self._lone_groups = 0
-        self._quick_groups = 0
-        self._held = self._parked = False
+        self._single_groups = 0
+        self._fast_groups = 0
+        self._paused = self._parked = False
         self._idle: list[asyncio.Future[None]] = []
         self._group: _Group | None = None
         """What the thread is to write, whether it syncs, who waits for it and since when; None that it is to end. It
-        looks when ``_given`` is released.
+        looks when ``_handed_over`` is released.
 
         There is one group at a time, and a lock wakes a thread at less than a queue does.
         """
-        self._given = threading.Lock()
-        self._given.acquire()
+        self._handed_over = threading.Lock()
+        self._handed_over.acquire()
         self._thread = threading.Thread(target=self._write_groups, name="holdfast-stores-log", daemon=True)
         self._thread.start()
 
@@ -109,22 +95,20 @@ class GroupCommit:
         self._owes_sync = self._owes_sync or self._syncs
         self._syncs = syncs
 
-    def add(
-        self, frame: bytes | None, answer: Callable[[BaseException | None], None], *, at_once: bool = False
-    ) -> None:
-        """Write ``frame``, then call ``answer`` with None; with the error if it could not be written. Never before this
+    def add(self, frame: bytes | None, reply: Callable[[BaseException | None], None], *, at_once: bool = False) -> None:
+        """Write ``frame``, then call ``reply`` with None; with the error if it could not be written. Never before this
         returns.
 
-        Without a frame the answer only waits its turn: it may rest on what was applied before it. ``at_once``: a group
+        Without a frame the reply only waits its turn: it may rest on what was applied before it. ``at_once``: a group
         may be taken before this returns, so ``closing`` may be called.
         """
         if frame is not None:
             self._frames.append(frame)
             self.waiting_bytes += len(frame)
-        self._answers.append(answer)
+        self._replies.append(reply)
         if self._busy:
             return
-        if at_once and frame is not None and self._lone_groups >= LONE_GROUPS and self.failure is None:
+        if at_once and frame is not None and self._single_groups >= SINGLE_GROUPS and self.failure is None:
             self._busy = True
             self._take(adding=True)
         else:
@@ -138,31 +122,31 @@ class GroupCommit:
             self._loop.call_soon(self._take)
 
     def _take(self, *, adding: bool = False) -> None:
-        """``adding``: nobody may hear of it before this returns."""
-        lone = len(self._answers) == 1
+        """``adding``: no reply may be given before this returns."""
+        single = len(self._replies) == 1
         if self.failure is None:
             try:
                 self._closing()
-            except Exception as error:  # noqa: BLE001 - told to everyone who waits, or they would wait for ever
+            except Exception as error:  # noqa: BLE001 - reported to every waiting caller, or they would wait forever
                 self._fail(error)
                 self._loop.call_soon(self._take)  # who has just come hears of it when its call has returned
                 return
-        if self._held and self.failure is None:
+        if self._paused and self.failure is None:
             self._parked = True
             self._log.write_mark()
             return
-        self._lone_groups = self._lone_groups + 1 if lone else 0
-        frames, answers = self._frames, self._answers
-        self._frames, self._answers = [], []
+        self._single_groups = self._single_groups + 1 if single else 0
+        frames, replies = self._frames, self._replies
+        self._frames, self._replies = [], []
         if not frames or self.failure is not None:
             if adding:
-                self._loop.call_soon(self._finish, answers, self.failure)
+                self._loop.call_soon(self._finish, replies, self.failure)
             else:
-                self._finish(answers, self.failure)
+                self._finish(replies, self.failure)
             return
-        group = frames, self._syncs or self._owes_sync, answers, self._clock()
+        group = frames, self._syncs or self._owes_sync, replies, self._clock()
         self._owes_sync = False
-        if self._may_write_here(frames):
+        if self._may_write_on_loop(frames):
             caught = self._write(group, mark=False)
             interrupted = isinstance(caught, KeyboardInterrupt | SystemExit)
             if adding or interrupted:
@@ -173,32 +157,32 @@ class GroupCommit:
                 raise caught
         else:
             self._group = group
-            self._given.release()
+            self._handed_over.release()
 
-    def _may_write_here(self, frames: list[bytes]) -> bool:
+    def _may_write_on_loop(self, frames: list[bytes]) -> bool:
         """Whether the loop may stand still for these."""
         return (
-            self._lone_groups > LONE_GROUPS
-            and self._quick_groups >= QUICK_GROUPS
+            self._single_groups > SINGLE_GROUPS
+            and self._fast_groups >= FAST_GROUPS
             and not self.disk_is_busy
-            and sum(map(len, frames)) <= HERE_BYTES_MAX
+            and sum(map(len, frames)) <= LOOP_BYTES_MAX
         )
 
-    def hold(self) -> None:
-        """Take no more groups: everyone waits, until ``release``."""
-        self._held = True
+    def pause(self) -> None:
+        """Take no more groups: everyone waits, until ``resume``."""
+        self._paused = True
 
-    def release(self) -> None:
-        """Go on after ``hold``."""
-        self._held = False
+    def resume(self) -> None:
+        """Go on after ``pause``."""
+        self._paused = False
         if self._parked:
             self._parked = False
             self._loop.call_soon(self._take)
 
     def _write_groups(self) -> None:
-        """On the thread, until it is told to end."""
+        """On the thread, until ``close``."""
         while True:
-            self._given.acquire()
+            self._handed_over.acquire()
             if self._group is None:
                 return
             self._loop.call_soon_threadsafe(self._written, self._group, self._write(self._group, mark=True))
@@ -210,34 +194,34 @@ class GroupCommit:
             self._log.append(frames)
             if sync:
                 self._log.sync(mark=mark)
-        except BaseException as caught:  # noqa: BLE001 - told to those who wait
+        except BaseException as caught:  # noqa: BLE001 - reported to the waiting callers
             return caught
         return None
 
     def _written(self, group: _Group, error: BaseException | None) -> None:
-        frames, synced, answers, since = group
-        quick = synced and self._clock() - since <= QUICK_SECONDS
-        self._quick_groups = self._quick_groups + 1 if quick else 0
+        frames, synced, replies, since = group
+        fast = synced and self._clock() - since <= FAST_SECONDS
+        self._fast_groups = self._fast_groups + 1 if fast else 0
         self.waiting_bytes -= sum(map(len, frames))
-        self._finish(answers, error)
+        self._finish(replies, error)
 
-    def _finish(self, answers: list[Callable[[BaseException | None], None]], error: BaseException | None) -> None:
+    def _finish(self, replies: list[Callable[[BaseException | None], None]], error: BaseException | None) -> None:
         if error is not None:
             self._fail(error)
         self.groups += 1
-        for answer in answers:
+        for reply in replies:
             try:
-                answer(self.failure)
-            except Exception as bug:  # noqa: BLE001 - told to everyone: who waits for the rest must not wait for ever
+                reply(self.failure)
+            except Exception as bug:  # noqa: BLE001 - reported to every waiting caller, or the rest would wait forever
                 self._fail(bug)
         if self.failure is None:
-            self._settled()
-        if self._frames or self._answers:
-            self._lone_groups = 0
+            self._completed()
+        if self._frames or self._replies:
+            self._single_groups = 0
             self._loop.call_soon(self._take)
             return
         self._busy = False
-        self._log.write_mark()  # what the loop wrote itself has none yet: nobody was to wait for it
+        self._log.write_mark()  # what the loop wrote itself has none yet, because no reply waits for it
         for waiting in self._idle:
             if not waiting.done():
                 waiting.set_result(None)
@@ -252,7 +236,7 @@ class GroupCommit:
         """Memory is not to be trusted any more: write nothing of it, and give every answer that waits this error."""
         self._frames = []
         self._fail(error)
-        self.release()
+        self.resume()
         self.wake()
 
     async def turn(self) -> None:
@@ -273,5 +257,5 @@ class GroupCommit:
         """Give every answer, then end the thread."""
         await self.drain()
         self._group = None
-        self._given.release()
+        self._handed_over.release()
         await self._loop.run_in_executor(None, self._thread.join)

@@ -1,48 +1,41 @@
-"""The stores of one service: commands in, answers out when the log has them.
+"""The stores of one service: it takes commands and replies when the log has them.
 
-Owns: time, the order of commands, what is done about deadlines and dying messages, the end after a failure. Does not
-own: what commands do (``state``), when the next deadline is (``alarm``), when the log has them (``group_commit``), the
-files (``storage``), who is connected.
+A command is refused with nothing changed (``HoldfastError``), or applied in memory at once and replied to when its
+record is as safe as the cluster's ``persistence`` says. All on one event loop, with the writing mostly on a thread:
 
-Failure model: a command is refused with nothing changed (``HoldfastError``), or applied in memory at once and answered
-when its record is as safe as the cluster's ``persistence`` says. When a write or a sync fails, memory is ahead of the
-log, and nobody knows what that has. What was applied and waits is then answered ``outcome_unknown``. A refusal that
-waits, as it may rest on what is not safe, becomes ``closed``, and so is answered all that comes later: it was not done.
-``on_failure`` is told, so that the process can end; the next start finds what the log holds. Of a store that lives in
-memory only nothing is logged, and answers come in the next turn of the loop.
-
-The way of a command, all on one event loop, and the writing mostly on a thread:
-
-1. ``submit`` gives it the time, which never goes back within one log, and applies it;
-2. its record waits for the group. Just before the group is taken, ``on_ready`` is called for each durable that somebody
-   could be served from; a ``Deliver`` submitted then is in the same group, so a message needs one sync until it is with
-   its subscriber;
+1. ``submit`` gives the command its time, which never goes back within one log, and applies it;
+2. its record waits for the group. Just before the group is taken, ``on_ready`` is called for each durable that can
+   serve a subscriber; a ``Deliver`` submitted then joins the same group, so a message needs one sync to its subscriber;
 3. the group is written and synced;
-4. answers are given and ``on_effect`` is called, in the order of the commands.
+4. replies are given and ``on_effect`` is called, in the order of the commands.
+
+After a failed write or sync, memory is ahead of the log. Waiting commands that were applied get ``outcome_unknown``,
+refusals that wait and all later commands get ``closed``, and ``on_failure`` is called so that the process can end.
+Commands of stores in memory are not logged; their replies come in the next turn of the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Final
 
 from msgspec.structs import force_setattr, replace
 
 from holdfast.errors import Closed, CorruptData, HoldfastError, InvalidRequest, NotFound
-from holdfast.stores.clock import StoreClock
-from holdfast.stores.clock_keeper import ClockKeeper
-from holdfast.stores.dead_letters import dead_letter_of
-from holdfast.stores.definitions.definitions import Persistence
+from holdfast.stores.checkpoints import Checkpoints, Compaction, SpaceUse
+from holdfast.stores.clock import ClockKeeper, StoreClock
+from holdfast.stores.definitions.cluster import Persistence
 from holdfast.stores.group_commit import GroupCommit
+from holdfast.stores.machine.state import State
 from holdfast.stores.repair.backup import Manifest, copy_stores
-from holdfast.stores.storage.checkpoints import Checkpoints
-from holdfast.stores.storage.compaction import Compaction, SpaceUse
 from holdfast.stores.storage.disk_limit import DiskLimit
 from holdfast.stores.storage.frames import encode_record
-from holdfast.stores.storage.log_errors import not_done, own_failure, perhaps_done
-from holdfast.stores.timer import Alarm
+from holdfast.stores.storage.log import not_done, own_failure, perhaps_done
+from holdfast.stores.storage.storage import Storage
 from holdfast.stores.values.commands import (
     RULES,
     Command,
@@ -59,20 +52,74 @@ from holdfast.stores.values.commands import (
     Result,
     Rewind,
 )
-from holdfast.stores.values.effects import Dying, Effect, Ready
+from holdfast.stores.values.deadlines import earlier
+from holdfast.stores.values.effects import DeadLettering, Effect, Ready, dead_letter_of
 from holdfast.stores.values.messages import Delivery
-from holdfast.stores.values.ports import Unread
+from holdfast.stores.values.ports import ReadUnavailable
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from collections.abc import Set as AbstractSet
+WAIT_MS_MAX: Final = 60_000
+"""The clock is looked at again at least this often: in a suspended machine it goes on, and the timer does not."""
 
-    from holdfast.stores.machine.state import State
-    from holdfast.stores.storage.storage import Storage
-    from holdfast.stores.values.commands import Rewind
+_OF_ANY_STORE: Final = Expire, Define, Redefine, Restarted
 
-__all__ = ["StoreService"]
+
+class DeadlineTimer:
+    """``on_timer`` is called when something is due; ``now_ms`` gives the time by which it is. One event loop."""
+
+    def __init__(self, state: State, *, now_ms: Callable[[], int], on_timer: Callable[[], None]) -> None:
+        self._state = state
+        self._now_ms = now_ms
+        self._on_timer = on_timer
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._touched: dict[str, None] | None = None
+        """Stores of which something was applied since ``arm`` looked, None for any of them."""
+        self.due_ms: int | None = None
+        """When it fires, None for never."""
+
+    def touch(self, command: Command) -> None:
+        """This command was applied."""
+        touched = self._touched
+        if touched is None or isinstance(command, _OF_ANY_STORE):
+            self._touched = None
+            return
+        touched[command.store] = None
+        if isinstance(command, DeadLetter | Resend):
+            touched[command.to_store] = None
+
+    def arm(self) -> None:
+        """Wake for the next deadline. *Cost*: O(stores touched); O(stores) after an ``Expire`` or a ``Define``."""
+        due_ms, armed_ms = self._next_ms(), self.due_ms
+        if armed_ms is not None and (due_ms is None or due_ms >= armed_ms):
+            return
+        self.stop()
+        self.due_ms = due_ms
+        if due_ms is not None:
+            wait_ms = min(max(0, due_ms - self._now_ms()), WAIT_MS_MAX)
+            self._timer = self._loop.call_later(wait_ms / 1000, self._wake)
+
+    def _next_ms(self) -> int | None:
+        state, touched = self._state, self._touched
+        self._touched = {}
+        if touched is None:
+            return earlier(state.next_deadline_ms(), state.next_deadline_ms(volatile=True))
+        found = earlier(state.deadlines.next_ms(), state.volatile_deadlines.next_ms())
+        for name in touched:
+            store = state.stores.get(name)
+            if store is not None:
+                found = earlier(found, state.store_deadline_ms(store))
+        return found
+
+    def _wake(self) -> None:
+        self._timer = self.due_ms = self._touched = None
+        self._on_timer()
+
+    def stop(self) -> None:
+        """Wake no more, until it is armed again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
 
 _logger = logging.getLogger(__name__)
 _GROWING: Final = (Publish, MapChange)
@@ -94,7 +141,7 @@ class StoreService:
         self._volatile = storage.volatile_names
         self._last_ms = storage.last_ms
         self._keeper: ClockKeeper | None = None
-        self._groups = GroupCommit(storage.log, closing=self._before_group, settled=self._arm, failed=self._fail)
+        self._groups = GroupCommit(storage.log, closing=self._before_group, completed=self._arm, failed=self._fail)
         self._checkpoints = Checkpoints(storage, self._groups)
         self.compaction = Compaction(storage, self._groups, self._checkpoints)
         self._checkpoints.after = self.compaction.consider
@@ -104,12 +151,12 @@ class StoreService:
         self._effect_callbacks: list[Callable[[Effect], None]] = []
         self._failure_callbacks: list[Callable[[BaseException], None]] = []
         self._lapse_callbacks: list[Callable[[int], None]] = []
-        self._alarm = Alarm(storage.state, now_ms=self._time_ms, ring=self._expire)
+        self._timer = DeadlineTimer(storage.state, now_ms=self._time_ms, on_timer=self._expire)
         self.written_bytes = 0
         """Bytes of the records written to the log since the service was opened."""
         self._at_once: list[Callable[[BaseException | None], None]] = []
         self._closed = False
-        self._told = ""  # which damage was told last
+        self._reported = ""  # the damage that was reported last
         self._configure()
 
     @classmethod
@@ -161,7 +208,7 @@ class StoreService:
 
         def done(outcome: Result | HoldfastError) -> None:
             if answer.done():
-                return  # nobody waits any more
+                return  # the caller was cancelled
             if isinstance(outcome, HoldfastError):
                 answer.set_exception(outcome)
             else:
@@ -189,8 +236,8 @@ class StoreService:
             if not volatile and isinstance(command, _GROWING):
                 self._check_disk(command, now_ms)
             applied = self._storage.apply(command)
-        except BaseException as error:  # noqa: BLE001 - told to everyone who waits
-            if not isinstance(error, HoldfastError) or isinstance(error, CorruptData | Unread):
+        except BaseException as error:  # noqa: BLE001 - reported to every waiting caller
+            if not isinstance(error, HoldfastError) or isinstance(error, CorruptData | ReadUnavailable):
                 self._give_up(error, done)
             else:
                 self._answer(None, _Answer(done, error, (), self), volatile=volatile)
@@ -201,7 +248,7 @@ class StoreService:
             self._storage.note_frame(len(frame))
             self.written_bytes += len(frame)
             self._storage.messages.next_frame += 1
-        self._alarm.touch(command)
+        self._timer.touch(command)
         effects = applied.effects
         if effects:
             effects = self._note_ready(effects)
@@ -235,12 +282,12 @@ class StoreService:
             # Perhaps the messages are older than the difference of the clocks: more is delivered again, never less.
             force_setattr(command, "time_ms", max(1, command.time_ms - self.clock_behind_ms))
         with suppress(InvalidRequest, NotFound):  # as the command will be refused
-            ahead = self.state.looking_ahead(command)
+            ahead = self.state.reading_ahead(command)
             while not self._closed and ahead.read_on():  # noqa: ASYNC110  # waits for nothing
                 await asyncio.sleep(0)
-            self.state.look_ahead = ahead
+            self.state.read_ahead = ahead
         answer = self.submit(command)
-        self.state.look_ahead = None
+        self.state.read_ahead = None
         return await answer
 
     def _give_up(self, error: BaseException, done: Callable[[Result | HoldfastError], None]) -> None:
@@ -249,9 +296,9 @@ class StoreService:
         self._loop.call_soon(done, own_failure(error))
 
     def when_safe(self, store: str, done: Callable[[], None]) -> None:
-        """Call back when everything of the store that was applied until now is safe and was told; never where it fails.
+        """Call back when everything applied to the store so far is safe and reported; never after a failure.
 
-        Whatever is applied later is told later.
+        Later changes are reported later.
         """
 
         def answer(error: BaseException | None) -> None:
@@ -263,7 +310,7 @@ class StoreService:
     def _answer(self, frame: bytes | None, answer: Callable[[BaseException | None], None], *, volatile: bool) -> None:
         """Answer when the log has the frame, and all before it; of a store in memory in the next turn of the loop."""
         if not volatile:
-            # At once only where nobody is asked for deliveries first: who submits may be about to give credit.
+            # At once only if no deliveries are requested first: the caller may be about to give credit.
             self._groups.add(frame, answer, at_once=not self._ready)
             return
         self._at_once.append(answer)
@@ -271,7 +318,7 @@ class StoreService:
             self._loop.call_soon(self._answer_at_once)
 
     def _answer_at_once(self) -> None:
-        # What raises here is told to everyone, as by the group: who waits for the rest must not wait for ever.
+        # An error here is reported to every waiting caller, as by the group, or the rest would wait forever.
         try:
             self._ask_for_deliveries()
         except Exception as error:  # noqa: BLE001
@@ -348,7 +395,7 @@ class StoreService:
         return self._groups.failure
 
     def _fail(self, error: BaseException) -> None:
-        self._alarm.stop()
+        self._timer.stop()
         for callback in self._failure_callbacks:
             callback(error)
 
@@ -377,7 +424,7 @@ class StoreService:
 
     def _arm(self) -> None:
         if not self._closed and self._groups.failure is None:
-            self._alarm.arm()
+            self._timer.arm()
 
     def _time_ms(self) -> int:
         return max(self._clock(), self._last_ms)
@@ -402,26 +449,26 @@ class StoreService:
             self._ready[effect] = None
             self._groups.wake()
             return
-        if type(effect) is Dying:
+        if type(effect) is DeadLettering:
             self._bury(effect)
         for callback in self._effect_callbacks:
             callback(effect)
 
-    def _bury(self, dying: Dying) -> None:
-        """Move a message that nobody could take to where the dead letters go."""
+    def _bury(self, dying: DeadLettering) -> None:
+        """Move a message that could not be delivered to its dead-letter store."""
         try:
             found = self._messages.message(dying.store, dying.seq)
         except CorruptData as error:
-            # It stays with the dying, who are told again: everybody else goes on, and an operator decides.
-            self._tell_unreadable(dying, error)
+            # It stays with the dying messages and is reported again; the rest continues, and an operator decides.
+            self._report_unreadable(dying, error)
             return
         if found is None:
-            return  # it was let go meanwhile
+            return  # it was released meanwhile
         letter = dead_letter_of(found[0], dying)
         to_store = dying.dead_letter_store
         if to_store in self.state.stores and (to_store in self._volatile) is not (dying.store in self._volatile):
-            # One is in the log and the other is not, so it takes two commands: kept there first, then let go here.
-            # Where it is refused, or nobody wants it, the message stays with the dying, who are told again.
+            # One is in the log and the other is not, so it takes two commands: keep it there, then release it here.
+            # If it is refused, or no durable wants it, the message stays with the dying ones and is reported again.
             def kept(outcome: Result | HoldfastError) -> None:
                 if isinstance(outcome, Published) and not outcome.unmatched:
                     self.submit_nowait(DeadLetter(0, dying.store, dying.durable, dying.seq, letter, ""), _ignore)
@@ -430,10 +477,10 @@ class StoreService:
             return
         self.submit_nowait(DeadLetter(0, dying.store, dying.durable, dying.seq, letter, to_store), _ignore)
 
-    def _tell_unreadable(self, dying: Dying, error: CorruptData) -> None:
-        """Once for each damage: many messages may lie there, and each is tried again and again."""
-        if str(error) != self._told:
-            self._told = str(error)
+    def _report_unreadable(self, dying: DeadLettering, error: CorruptData) -> None:
+        """Once for each damage: it may affect many messages, and each is retried."""
+        if str(error) != self._reported:
+            self._reported = str(error)
             _logger.error(
                 "a dead letter cannot be read store=%s durable=%s seq=%d error=%s hint=%s",
                 dying.store,
@@ -453,7 +500,7 @@ class StoreService:
             raise self._refusal()
 
     async def checkpoint(self) -> None:
-        """Bring the index up to the commands applied so far, and let pages go that nobody needs.
+        """Bring the index up to the commands applied so far, and remove pages that are not needed.
 
         *Raises*: ``Closed`` when the log has failed or a backup is being made; ``sqlite3.Error`` and ``OSError`` where
         the index could not be written, which is tried again.
@@ -461,7 +508,7 @@ class StoreService:
         await self._checkpoints.now()
 
     async def compact(self) -> SpaceUse:
-        """Give back the space of what nobody keeps, as far as that goes; clients go on. Returns what is used then.
+        """Free the space of messages that are not kept, while clients work. Returns the use after it.
 
         *Raises*: as ``checkpoint``. *Cost*: what is kept is written once more.
         """
@@ -491,7 +538,7 @@ class StoreService:
         if self._closed:
             return
         self._closed = True
-        self._alarm.stop()
+        self._timer.stop()
         while self._at_once:
             self._answer_at_once()
         await self.compaction.close()
@@ -505,7 +552,7 @@ class StoreService:
 
 
 class _Answer:
-    """What is told when a command is safe."""
+    """What is reported when a command is safe."""
 
     __slots__ = ("_done", "_effects", "_outcome", "_service")
 
@@ -531,7 +578,7 @@ class _Answer:
 
 
 def _is_volatile(command: Command, names: AbstractSet[str]) -> bool:
-    """Whether a command is of stores in memory only, which the log does not tell of."""
+    """Whether a command is of stores in memory only, which are not in the log."""
     if isinstance(command, Expire):
         return command.volatile
     if isinstance(command, Resend):

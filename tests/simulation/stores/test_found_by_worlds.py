@@ -7,7 +7,7 @@ from tests.worlds.stores.machine import Machine
 from tests.worlds.stores.stage import Stage
 from tests.worlds.stores.world import run_world
 
-from holdfast.stores.definitions.definitions import definition_of
+from holdfast.stores.definitions.cluster import definition_of
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Command, Result

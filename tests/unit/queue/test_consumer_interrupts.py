@@ -151,7 +151,7 @@ def test_an_interrupt_at_any_point_loses_no_message(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an alarm in a finalizer
-def test_alarms_lose_no_message_of_threads_that_share_a_consumer(tmp_path: Path) -> None:
+def test_timers_lose_no_message_of_threads_that_share_a_consumer(tmp_path: Path) -> None:
     """Real signals, anywhere in a loop that takes and commits."""
 
     def interrupt(*_: object) -> None:

@@ -8,8 +8,7 @@ from dataclasses import fields
 import pytest
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.stores.definitions.changes import beside, check_change, differences
-from holdfast.stores.definitions.definitions import (
+from holdfast.stores.definitions.cluster import (
     BUILT_IN_TEMPLATES,
     PARAMETER_TYPES,
     ClusterDefinition,
@@ -20,8 +19,8 @@ from holdfast.stores.definitions.definitions import (
     durable_of,
     parse_definition,
 )
-from holdfast.stores.definitions.parts import changed_paths
-from holdfast.stores.matching.matcher import Matcher
+from holdfast.stores.definitions.parts import changed_paths, check_change, differences, keep_sections
+from holdfast.stores.matching import Matcher
 
 KI, MI, GI = 1 << 10, 1 << 20, 1 << 30
 
@@ -346,12 +345,12 @@ def test_a_durable_reads_back_as_itself(name: str) -> None:
 def test_a_definition_beside_another_takes_nothing_away() -> None:
     current = definition_of(EVERYTHING)
     wanted = definition_of({"stores": {"s": {"bytelimit": 7, "durables": {"new": {"type": "map"}}}, "other": {}}})
-    both = beside(current, wanted)
+    both = keep_sections(current, wanted)
     assert sorted(both.stores) == sorted({*current.stores, "other"})
     assert both.stores["s"].bytelimit == 7
     assert sorted(both.stores["s"].durables) == sorted({*current.stores["s"].durables, "new"})
     assert both.stores["s"].templates == current.stores["s"].templates
-    assert beside(both, wanted) == both
+    assert keep_sections(both, wanted) == both
 
 
 def check(before: ClusterDefinition, after: ClusterDefinition) -> None:

@@ -9,14 +9,13 @@ import pytest
 from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, MemoryMessages
 
 from holdfast.errors import Backpressure, Code, Conflict, HoldfastError, InvalidRequest, LimitExceeded, Unavailable
-from holdfast.stores.definitions.definitions import Discard, DurableDefinition, DurableType
-from holdfast.stores.durables import locks
+from holdfast.stores.definitions.cluster import Discard, DurableDefinition, DurableType
+from holdfast.stores.durables import map as locks
 from holdfast.stores.durables.backlog import Shelf
 from holdfast.stores.durables.last_value import LastValue
-from holdfast.stores.durables.locks import Locks
-from holdfast.stores.durables.map import Change, Map
+from holdfast.stores.durables.map import Change, Locks, Map
 from holdfast.stores.values.commands import MapChange
-from holdfast.stores.values.expiry import Budget
+from holdfast.stores.values.deadlines import Budget
 from holdfast.stores.values.messages import Message
 from holdfast.stores.values.ports import BLOCK_MESSAGES
 from holdfast.stores.values.reference_counts import ReferenceCounts

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from holdfast.errors import InvalidRequest
-from holdfast.stores.matching.matcher import ALTERNATIVES_MAX, EVERYTHING, VALUES_MAX, Matcher, Test
-from holdfast.stores.matching.matcher_index import MatcherIndex
+from holdfast.stores.matching import ALTERNATIVES_MAX, EVERYTHING, VALUES_MAX, Matcher, MatcherIndex, Test
 from holdfast.stores.values.messages import FieldValue
 
 

@@ -7,7 +7,7 @@ import pytest
 from holdfast.errors import Code, InvalidRequest, PermissionDenied
 from holdfast.server.http.auth import Authenticator, Role
 from holdfast.server.stores.access import StoreAccess
-from holdfast.stores.definitions.definitions import definition_of
+from holdfast.stores.definitions.cluster import definition_of
 from holdfast.stores.definitions.permissions import CLUSTER, OPEN, RIGHTS, Permissions, Right, right_for, token_hash
 from holdfast.stores.values import commands
 

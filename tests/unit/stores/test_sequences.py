@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.worlds.stores.memory_ports import MemoryBlocks
 
-from holdfast.stores.durables.holdings import Holding, Holdings
-from holdfast.stores.durables.returned import Returned
-from holdfast.stores.values.expiry import Deadlines
+from holdfast.stores.durables.leases import Holder, Leases
+from holdfast.stores.durables.redelivery import RedeliveryQueue
+from holdfast.stores.values.deadlines import Deadlines
 from holdfast.stores.values.ports import BLOCK_MESSAGES
 from holdfast.stores.values.reference_counts import ReferenceCounts
 from holdfast.stores.values.sequence_set import SequenceSet
@@ -58,7 +58,7 @@ def test_deadlines_come_in_order_and_each_key_has_its_last(changes: list[tuple[i
 def test_what_came_back_goes_out_lowest_first_with_its_deliveries(
     items: list[tuple[int, int, int]], data: st.DataObject
 ) -> None:
-    found = Returned()
+    found = RedeliveryQueue()
     plain: dict[int, tuple[int, int]] = {}
     for seq, deliveries, delay in items:
         if delay:
@@ -82,8 +82,8 @@ def test_what_came_back_goes_out_lowest_first_with_its_deliveries(
 
 @given(st.lists(st.tuples(st.booleans(), RUNS, st.integers(0, 9)), max_size=30), st.integers(0, 9))
 def test_holdings_know_who_holds_what_until_when(changes: list[tuple[bool, tuple[int, int], int]], now: int) -> None:
-    found = Holdings()
-    found.of = {"a": Holding(), "b": Holding()}
+    found = Leases()
+    found.of = {"a": Holder(), "b": Holder()}
     plain: dict[int, tuple[str, int]] = {}
     for is_held, (first, last), deadline in changes:
         name = "a" if deadline % 2 else "b"
@@ -97,7 +97,7 @@ def test_holdings_know_who_holds_what_until_when(changes: list[tuple[bool, tuple
             for seq in seqs:
                 del plain[seq]
         found.check()
-    assert [found.holder(seq) for seq in range(1, 50)] == [plain.get(seq, (None, 0))[0] for seq in range(1, 50)]
+    assert [found.holder_of(seq) for seq in range(1, 50)] == [plain.get(seq, (None, 0))[0] for seq in range(1, 50)]
     oldest = {min((seq for seq, (of, _) in plain.items() if of == name), default=0) for name in "ab"}
     lapsed = {(seq, seq in counting) for run, counting in found.lapsed(now, 1_000) for seq in range(run[0], run[1] + 1)}
     assert lapsed == {(seq, seq in oldest) for seq, (_, deadline) in plain.items() if 0 < deadline <= now}

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 
-from holdfast.stores.durables import keyed_residue
-from holdfast.stores.values import expiry, ports
+from holdfast.stores.durables import keyed as keyed_residue
+from holdfast.stores.values import deadlines as expiry
+from holdfast.stores.values import ports
 
 __all__ = ["block_messages", "set_block_messages"]
 

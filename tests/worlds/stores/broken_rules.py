@@ -19,30 +19,27 @@ from holdfast.errors import Backpressure, Code, HoldfastError
 from holdfast.stores.durables.aging import without_expired
 from holdfast.stores.durables.backlog import Backlog, Fate, fate
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.consumption_state import ConsumptionState
 from holdfast.stores.durables.key_ordered import KeyOrdered
-from holdfast.stores.durables.keyed import KeyedMessages, KeyedState
-from holdfast.stores.durables.keyed_residue import KeyedResidue, KeyedResidueState
-from holdfast.stores.durables.locks import Lock, Locks, LocksState
-from holdfast.stores.durables.map import Map, Plan
-from holdfast.stores.durables.returned import Returned
-from holdfast.stores.machine.publishers import Publishers, PublisherState
+from holdfast.stores.durables.keyed import KeyedMessages, KeyedResidue, KeyedResidueState, KeyedState
+from holdfast.stores.durables.map import Lock, Locks, LocksState, Map, Plan
+from holdfast.stores.durables.pending import ConsumptionState
+from holdfast.stores.durables.redelivery import RedeliveryQueue
+from holdfast.stores.machine.store import Publishers, PublisherState
 from holdfast.stores.values.ports import BLOCK_MESSAGES
 from holdfast.stores.values.reference_counts import ReferenceCounts
 from holdfast.stores.values.sequence_set import SequenceSet
 
 if TYPE_CHECKING:
-    from holdfast.stores.durables.holdings import Held, Holding
+    from holdfast.stores.durables.leases import Holder, Lease
     from holdfast.stores.machine.store import Store
-    from holdfast.stores.values.batch import Batch
     from holdfast.stores.values.commands import MapChange
     from holdfast.stores.values.effects import Effect
-    from holdfast.stores.values.messages import Message
+    from holdfast.stores.values.messages import Batch, Message
     from holdfast.stores.values.ports import Entry, Kept
 
 _state = Consumption.state
 _restore = Consumption.restore
-_add = Returned.add
+_add = RedeliveryQueue.add
 _give_back = Consumption._give_back
 _die = Consumption._die
 _duplicates = Publishers.duplicates
@@ -63,13 +60,13 @@ def state_without_holdings(self: Consumption) -> ConsumptionState:
 
 def state_without_returned(self: Consumption) -> ConsumptionState:
     """A snapshot forgets what came back."""
-    return msgspec.structs.replace(_state(self), returned=[], later=[])
+    return msgspec.structs.replace(_state(self), redelivery=[], later=[])
 
 
 def acknowledged_comes_back(self: Consumption, first: int, last: int, now_ms: int) -> None:
     """An acknowledgement only puts the message back."""
     del now_ms
-    self.returned.add(first, last, 1)
+    self.redelivery.add(first, last, 1)
 
 
 def deadlines_move(self: Consumption, state: ConsumptionState) -> None:
@@ -81,29 +78,29 @@ def deadlines_move(self: Consumption, state: ConsumptionState) -> None:
 
 
 def hand_out_in_reverse(
-    self: Consumption, holding: Holding, room: int, now_ms: int, runs: list[tuple[int, int, int]]
+    self: Consumption, holder: Holder, room: int, now_ms: int, runs: list[tuple[int, int, int]]
 ) -> None:
     """Of what the cursor passes, the last is handed out, and what is before it waits."""
     deadline_ms = now_ms + self.definition.ack_wait_ms
     found = [seq for first, last in self.scan(room + 1, now_ms).runs for seq in range(first, last + 1)]
     for seq in found[:-room]:
-        self.returned.add(seq, seq, 0)
+        self.redelivery.add(seq, seq, 0)
     for seq in found[-room:]:
-        self.holdings.hold(holding, (seq, seq, 1, deadline_ms))
+        self.leases.hold(holder, (seq, seq, 1, deadline_ms))
         runs.append((seq, seq, 1))
     left = room - len(found[-room:])
-    while left > 0 and (run := self.returned.take(left)) is not None:
-        self.holdings.hold(holding, (run[0], run[1], run[2] + 1, deadline_ms))
+    while left > 0 and (run := self.redelivery.take(left)) is not None:
+        self.leases.hold(holder, (run[0], run[1], run[2] + 1, deadline_ms))
         runs.append((run[0], run[1], run[2] + 1))
         left -= run[1] - run[0] + 1
 
 
-def count_from_one(self: Returned, first: int, last: int, deliveries: int) -> None:
+def count_from_one(self: RedeliveryQueue, first: int, last: int, deliveries: int) -> None:
     """What comes back is delivered as if for the first time."""
     _add(self, first, last, deliveries * 0)
 
 
-def no_delay(self: Returned, at_ms: int, seq: int, deliveries: int) -> None:
+def no_delay(self: RedeliveryQueue, at_ms: int, seq: int, deliveries: int) -> None:
     """A message put back with a delay can be handed out at once."""
     del at_ms
     self.add(seq, seq, deliveries)
@@ -130,12 +127,12 @@ def restore_without_dying(self: Consumption, state: ConsumptionState) -> None:
     _restore(self, msgspec.structs.replace(state, dying=[], pending=state.pending - len(state.dying)))
 
 
-def once_more(self: Consumption, run: Held, now_ms: int, effects: list[Effect], delay_ms: int = 0) -> None:
+def once_more(self: Consumption, run: Lease, now_ms: int, effects: list[Effect], delay_ms: int = 0) -> None:
     """A message is delivered once more than ``max_delivery``."""
     maximum = self.definition.max_delivery
     if maximum and run[2] == maximum:
         for first, last in without_expired(self, run[0], run[1], now_ms):
-            self.returned.add(first, last, run[2])
+            self.redelivery.add(first, last, run[2])
         return
     _give_back(self, run, now_ms, effects, delay_ms)
 
@@ -199,10 +196,10 @@ def replaced_is_kept(self: KeyedMessages, entry: Entry) -> None:
     self.bytes -= entry.size
 
 
-def every_key_is_free(self: KeyOrdered, holding: Holding) -> Iterator[tuple[int, int]]:
+def every_key_is_free(self: KeyOrdered, holder: Holder) -> Iterator[tuple[int, int]]:
     """The messages of one key go to several subscribers at a time."""
-    del holding
-    for first, last, deliveries in self.returned.runs:
+    del holder
+    for first, last, deliveries in self.redelivery.runs:
         for seq in range(first, last + 1):
             yield seq, deliveries
 
@@ -228,12 +225,12 @@ def wants_everything(self: Backlog, kept: Kept) -> bool:
     return kept.seq not in self.excluded
 
 
-def everything_held_counts(self: Holding) -> SequenceSet:
+def everything_held_counts(self: Holder) -> SequenceSet:
     """What waits in the prefetch window counts as delivered to the application."""
     return SequenceSet((run[0], run[1]) for run in self.runs)
 
 
-def restart_counts(self: Holding) -> bool:
+def restart_counts(self: Holder) -> bool:
     """A start of the service leaves what was reported, and the oldest message counts."""
     del self
     return False

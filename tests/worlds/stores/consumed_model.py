@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from tests.worlds.stores.promises import promise
 
-from holdfast.stores.definitions.definitions import Discard, DurableDefinition, DurableType
-from holdfast.stores.matching.matcher import Matcher
+from holdfast.stores.definitions.cluster import Discard, DurableDefinition, DurableType
+from holdfast.stores.matching import Matcher
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Delivered, Redeliver, Redelivered
 from holdfast.stores.values.messages import Message
 

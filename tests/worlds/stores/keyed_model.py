@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from tests.worlds.stores.promises import promise
 
 from holdfast.errors import Code
-from holdfast.stores.definitions.definitions import Discard, DurableDefinition
-from holdfast.stores.durables import keyed_residue
+from holdfast.stores.definitions.cluster import Discard, DurableDefinition
+from holdfast.stores.durables import keyed as keyed_residue
 from holdfast.stores.values.commands import Delivered, MapChange, MapLock, MapUnlock
 from holdfast.stores.values.effects import Advise, Effect
 from holdfast.stores.values.messages import Message

@@ -18,21 +18,18 @@ from tests.worlds.stores import broken_rules as broken
 from tests.worlds.stores.shape import DEAD, STORE
 from tests.worlds.stores.world import run_world
 
-from holdfast.stores.durables import administration, aging, backlog, consumption_state, retention
+from holdfast.stores.durables import aging, backlog, pending
 from holdfast.stores.durables.backlog import Backlog
-from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.holdings import Holding, Holdings
+from holdfast.stores.durables.consumption import Consumption, Standard
 from holdfast.stores.durables.key_ordered import KeyOrdered
-from holdfast.stores.durables.keyed import KeyedMessages
-from holdfast.stores.durables.keyed_residue import KeyedResidue
-from holdfast.stores.durables.locks import Locks
-from holdfast.stores.durables.map import Map
-from holdfast.stores.durables.returned import Returned
-from holdfast.stores.durables.standard import Standard
+from holdfast.stores.durables.keyed import KeyedMessages, KeyedResidue
+from holdfast.stores.durables.leases import Holder, Leases
+from holdfast.stores.durables.map import Locks, Map
+from holdfast.stores.durables.pending import PendingMessages
+from holdfast.stores.durables.redelivery import RedeliveryQueue
 from holdfast.stores.machine import map_commands, redefine
 from holdfast.stores.machine import state as state_module
-from holdfast.stores.machine.publishers import Publishers
-from holdfast.stores.machine.store import Store
+from holdfast.stores.machine.store import Publishers, Store
 from holdfast.stores.values.reference_counts import ReferenceCounts
 
 __all__ = ["MUTANTS", "SEEDS_MAX", "SMALL_BLOCK", "Caught", "Mutant", "catch"]
@@ -133,13 +130,13 @@ _REGISTRY: Final = (
     Mutant(
         "snapshot_without_holdings",
         "nothing confirmed is lost",
-        ((Consumption, "state", broken.state_without_holdings),),
+        ((PendingMessages, "state", broken.state_without_holdings),),
         FORGETFUL,
     ),
     Mutant(
         "snapshot_without_returned",
         "nothing confirmed is lost",
-        ((Consumption, "state", broken.state_without_returned),),
+        ((PendingMessages, "state", broken.state_without_returned),),
         FORGETFUL,
     ),
     Mutant(
@@ -169,7 +166,7 @@ _REGISTRY: Final = (
     Mutant(
         "count_from_one",
         "delivery counts are exact",
-        ((Returned, "add", broken.count_from_one),),
+        ((RedeliveryQueue, "add", broken.count_from_one),),
         CALM,
     ),
     Mutant(
@@ -181,13 +178,13 @@ _REGISTRY: Final = (
     Mutant(
         "deadlines_move",
         "deadlines do not move",
-        ((Consumption, "restore", broken.deadlines_move),),
+        ((PendingMessages, "restore", broken.deadlines_move),),
         FORGETFUL,
     ),
     Mutant(
         "no_delay",
         "nothing early, nothing late",
-        ((Returned, "add_later", broken.no_delay),),
+        ((RedeliveryQueue, "add_later", broken.no_delay),),
         CALM,
     ),
     Mutant(
@@ -204,8 +201,7 @@ _REGISTRY: Final = (
             broken.expires_from_publication,
             aging,
             backlog,
-            consumption_state,
-            retention,
+            pending,
             state_module,
         ),
         CALM,
@@ -213,7 +209,7 @@ _REGISTRY: Final = (
     Mutant(
         "never_woken",
         "nothing early, nothing late",
-        ((Holdings, "next_ms", broken.never_woken),),
+        ((Leases, "next_ms", broken.never_woken),),
         CALM,
     ),
     Mutant(
@@ -231,7 +227,7 @@ _REGISTRY: Final = (
     Mutant(
         "restore_without_dying",
         "dead letters keep their cause",
-        ((Consumption, "restore", broken.restore_without_dying),),
+        ((PendingMessages, "restore", broken.restore_without_dying),),
         FORGETFUL,
     ),
     Mutant(
@@ -303,13 +299,13 @@ _REGISTRY: Final = (
     Mutant(
         "everything_held_counts",
         "delivery counts are exact",
-        ((Holding, "counting", broken.everything_held_counts),),
+        ((Holder, "counting", broken.everything_held_counts),),
         CALM,
     ),
     Mutant(
         "restart_counts",
         "delivery counts are exact",
-        ((Holding, "restarted", broken.restart_counts),),
+        ((Holder, "restarted", broken.restart_counts),),
         FORGETFUL,
     ),
     Mutant(
@@ -327,7 +323,7 @@ _REGISTRY: Final = (
     Mutant(
         "put_back_is_lost",
         "nothing confirmed is lost",
-        ((administration, "_put_back", broken.put_back_is_lost),),
+        ((Consumption, "_put_back", broken.put_back_is_lost),),
         CALM,
     ),
     Mutant(
@@ -339,7 +335,7 @@ _REGISTRY: Final = (
     Mutant(
         "state_without_marks",
         "replay is the same",
-        ((Consumption, "state", broken.state_without_marks),),
+        ((PendingMessages, "state", broken.state_without_marks),),
         FORGETFUL,
     ),
     Mutant(
@@ -357,7 +353,7 @@ _REGISTRY: Final = (
     Mutant(
         "each_part_decides",
         "delivery counts are exact",
-        ((Holding, "lapses_on", broken.each_part_decides),),
+        ((Holder, "lapses_on", broken.each_part_decides),),
         CALM,
     ),
     Mutant(
@@ -370,7 +366,7 @@ _REGISTRY: Final = (
     Mutant(
         "removals_after_changes",
         "watchers are told every change in order",
-        ((map_commands, "_tell_first", broken.removals_after_changes),),
+        ((map_commands, "_notify_first", broken.removals_after_changes),),
         MAPS,
         SMALL_BLOCK,
     ),
@@ -398,7 +394,7 @@ _REGISTRY: Final = (
     Mutant(
         "snapshot_without_cursor_ms",
         "replay is the same",
-        ((Consumption, "state", broken.snapshot_without_cursor_ms),),
+        ((PendingMessages, "state", broken.snapshot_without_cursor_ms),),
         FORGETFUL,
         SMALL_BLOCK,
     ),

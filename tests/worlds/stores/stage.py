@@ -28,12 +28,12 @@ from tests.worlds.stores.shape import NO_FOCUS, Shape, draw_shape, focused
 from tests.worlds.stores.store_model import ClusterModel
 
 from holdfast.errors import HoldfastError
-from holdfast.stores.definitions.definitions import definition_of
+from holdfast.stores.definitions.cluster import definition_of
 from holdfast.stores.definitions.parts import parts_between
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Command, Record
-from holdfast.stores.values.effects import Dying, Effect, Ready
+from holdfast.stores.values.effects import DeadLettering, Effect, Ready
 
 __all__ = ["EXPIRES_MAX", "CrashedError", "Stage"]
 
@@ -119,7 +119,7 @@ class Stage:
             real = self.machine.state.stores[store].durables.get(name)
             if isinstance(real, Consumption):
                 held = {item.seq for subscriber in durable.subscribers for item in durable.held(subscriber)}
-                back[store, name] = {seq for seq in held if real.holdings.holder(seq) is None}
+                back[store, name] = {seq for seq in held if real.leases.holder(seq) is None}
         return back
 
     def _counts_what_is_left(self) -> bool:
@@ -146,7 +146,11 @@ class Stage:
 
     def _count(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
-            kind = f"{type(effect).__name__}: {effect.cause}" if isinstance(effect, Dying) else type(effect).__name__
+            kind = (
+                f"{type(effect).__name__}: {effect.cause}"
+                if isinstance(effect, DeadLettering)
+                else type(effect).__name__
+            )
             self.seen[f"effect {kind}"] += 1
 
     def _sync(self) -> None:
@@ -225,7 +229,7 @@ class Stage:
             promise(
                 recovered.state.next_deadline_ms() == self.machine.state.next_deadline_ms(), "deadlines do not move"
             )
-            told = [effect for effect in recovered.state.pending_effects() if isinstance(effect, Dying)]
+            told = [effect for effect in recovered.state.pending_effects() if isinstance(effect, DeadLettering)]
             expected = self.model.dying()
             again = {(effect.store, effect.durable, effect.seq): effect for effect in told}
             promise(not self.model.settled or again == expected, "who dies is announced again", told=told)

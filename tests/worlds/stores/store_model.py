@@ -21,7 +21,7 @@ from tests.worlds.stores.keyed_model import LastValueModel, MapModel
 from tests.worlds.stores.promises import promise
 
 from holdfast.errors import Code, HoldfastError
-from holdfast.stores.definitions.definitions import (
+from holdfast.stores.definitions.cluster import (
     ClusterDefinition,
     DurableDefinition,
     DurableType,
@@ -30,7 +30,7 @@ from holdfast.stores.definitions.definitions import (
 )
 from holdfast.stores.values import commands
 from holdfast.stores.values.commands import Command, Result
-from holdfast.stores.values.effects import Changed, Dying, Effect
+from holdfast.stores.values.effects import Changed, DeadLettering, Effect
 from holdfast.stores.values.messages import Message
 
 __all__ = ["ClusterModel", "DurableModel", "StoreModel", "size_of"]
@@ -123,7 +123,7 @@ class ClusterModel:
         """The time of the last ``Expire`` that left something due."""
         self.swept_ms = 0
         """When every deadline was last carried out."""
-        self._told: dict[tuple[str, str, int], Dying] | None = {}
+        self._told: dict[tuple[str, str, int], DeadLettering] | None = {}
         """Who was announced as dying since the model was last settled; None where that is not known."""
 
     # ---- questions --------------------------------------------------------------------------------------------------
@@ -137,10 +137,10 @@ class ClusterModel:
             if isinstance(durable, ConsumedModel)
         ]
 
-    def dying(self) -> dict[tuple[str, str, int], Dying]:
+    def dying(self) -> dict[tuple[str, str, int], DeadLettering]:
         """Every message that waits for its dead letter, as it must be announced."""
         return {
-            (store, name, item.seq): Dying(
+            (store, name, item.seq): DeadLettering(
                 store, name, item.seq, item.cause, item.deliveries, durable.definition.dead_letter_store
             )
             for store, name, durable in self.consumed()
@@ -228,7 +228,7 @@ class ClusterModel:
             self._told = None if not self.settled else {}
             return
         if self._told is not None:
-            self._told.update(((e.store, e.durable, e.seq), e) for e in effects if isinstance(e, Dying))
+            self._told.update(((e.store, e.durable, e.seq), e) for e in effects if isinstance(e, DeadLettering))
         if self.settled and self._told is not None:
             self._check_dying(before, self._told)
         self._told = {} if self.settled else self._told
@@ -260,7 +260,7 @@ class ClusterModel:
                             durable.told_later(change)
 
     def _check_dying(
-        self, before: Collection[tuple[str, str, int]], told: Mapping[tuple[str, str, int], Dying]
+        self, before: Collection[tuple[str, str, int]], told: Mapping[tuple[str, str, int], DeadLettering]
     ) -> None:
         now = self.dying()
         for key, effect in told.items():

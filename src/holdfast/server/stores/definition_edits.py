@@ -15,10 +15,10 @@ from typing import Final, cast
 import msgspec
 
 from holdfast.errors import Code, InvalidRequest, NotFound
-from holdfast.stores.definitions.definitions import ClusterDefinition, DurableType, StoreDefinition
+from holdfast.stores.definitions.cluster import ClusterDefinition, DurableType, StoreDefinition
 from holdfast.stores.definitions.parts import DURABLES, TEMPLATES, durable_at
 from holdfast.stores.definitions.permissions import permissions_document
-from holdfast.stores.definitions.values import Reader, raise_problems
+from holdfast.stores.definitions.reader import Reader, raise_problems
 from holdfast.stores.values.commands import Part
 
 __all__ = [

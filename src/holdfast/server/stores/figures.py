@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from holdfast.stores.definitions.definitions import TemplateDefinition
+from holdfast.stores.definitions.cluster import TemplateDefinition
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.last_value import LastValue
 from holdfast.stores.machine.store import Durable, Store
@@ -104,15 +104,15 @@ def figures_of(durable: Durable) -> DurableFigures:
     if isinstance(durable, Consumption):
         found = DurableFigures(durable.pending, durable.pending_bytes)
         tally = durable.tally
-        found.backlog = durable.pending - durable.holdings.held - len(durable.dying)
-        found.unacknowledged = durable.holdings.held
+        found.backlog = durable.pending - durable.leases.held - len(durable.dying)
+        found.unacknowledged = durable.leases.held
         if durable.parks:
             found.parked = len(durable.dying)
         else:
             found.dying = len(durable.dying)
         found.delivered, found.redelivered = tally.delivered, tally.redelivered
         found.acknowledged, found.lapsed, found.dead_letters = tally.acknowledged, tally.lapsed, tally.dead_letters
-        found.subscribers = len(durable.holdings.of)
+        found.subscribers = len(durable.leases.of)
         found.causes = durable.causes
         found.oldest_ms = durable.oldest_ms()
         return found
@@ -161,7 +161,7 @@ def _subscribers(opened: OpenStores, store: str, name: str, durable: Durable) ->
     connected = {subscriber.name: subscriber for subscriber in opened.deliveries.connected(store, name)}
     held = dict.fromkeys(attached_names(durable), 0)
     if isinstance(durable, Consumption):
-        held = {subscriber: holding.held for subscriber, holding in durable.holdings.of.items()}
+        held = {subscriber: holding.held for subscriber, holding in durable.leases.of.items()}
     return [_subscriber(subscriber, count, connected.get(subscriber)) for subscriber, count in held.items()]
 
 
@@ -183,7 +183,7 @@ def _subscriber(name: str, held: int, connected: Subscriber | None) -> Json:
 def attached_names(durable: Durable) -> list[str]:
     """The subscribers that the state machine counts as attached, in the order they came."""
     if isinstance(durable, Consumption):
-        return list(durable.holdings.of)
+        return list(durable.leases.of)
     return [subscriber for subscriber, _ in durable.subscribers()] if isinstance(durable, LastValue) else []
 
 
@@ -196,7 +196,7 @@ def waiting(store: Store, name: str) -> tuple[int, int]:
     """How many messages of a durable nobody holds, and the bytes of one on average."""
     durable = store.durables.get(name)
     if isinstance(durable, Consumption):
-        return durable.pending - durable.holdings.held, durable.pending_bytes // (durable.pending or 1)
+        return durable.pending - durable.leases.held, durable.pending_bytes // (durable.pending or 1)
     return 1, 0
 
 
@@ -213,7 +213,7 @@ def still_held(store: Store, name: str, subscriber: str, run: tuple[int, int, in
     durable = store.durables.get(name)
     if not isinstance(durable, Consumption):
         return [run]  # of a last value nothing is held back: the newest is told in any case
-    holding = durable.holdings.of.get(subscriber)
+    holding = durable.leases.of.get(subscriber)
     runs = holding.runs if holding is not None else []
     first, last, deliveries = run
     found: list[tuple[int, int, int]] = []

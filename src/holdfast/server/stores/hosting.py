@@ -38,7 +38,7 @@ from holdfast.stores.values.messages import Delivery
 
 if TYPE_CHECKING:
     from holdfast.server.stores.socket import SubscribeSocket
-    from holdfast.stores.durables.holdings import Holding
+    from holdfast.stores.durables.leases import Holder
     from holdfast.stores.machine.state import State
 
 __all__ = ["OpenStores", "StoreHost"]
@@ -114,16 +114,16 @@ class _StateBacklog:
     def lapses_ms(self, store: str, durable: str) -> int | None:
         """See ``Backlog``."""
         found = self._consumption(store, durable)
-        return None if found is None else found.holdings.next_ms()
+        return None if found is None else found.leases.next_ms()
 
     def displaces(self, store: str, durable: str) -> bool:
         """See ``Backlog``."""
         found = self._consumption(store, durable)
         return found is not None and found.exclusive
 
-    def _holding(self, store: str, durable: str, subscriber: str) -> Holding | None:
+    def _holding(self, store: str, durable: str, subscriber: str) -> Holder | None:
         found = self._consumption(store, durable)
-        return None if found is None else found.holdings.of.get(subscriber)
+        return None if found is None else found.leases.of.get(subscriber)
 
     def _consumption(self, store: str, durable: str) -> Consumption | None:
         stores = self._state.stores
@@ -207,7 +207,7 @@ class StoreHost:
         for store, durable, subscriber in opened.state.subscribers():
             seconds = opened.definitions.durable(store, durable).subscriber_timeout_ms / 1000
             found = opened.state.stores[store].durables[durable]
-            polls = isinstance(found, Consumption) and found.holdings.of[subscriber].polls
+            polls = isinstance(found, Consumption) and found.leases.of[subscriber].polls
             opened.deliveries.expect(store, durable, subscriber, seconds, polls=polls)
 
     def suspend(self) -> None:

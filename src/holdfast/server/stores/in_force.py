@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from holdfast.errors import NotFound
-from holdfast.stores.definitions.definitions import (
+from holdfast.stores.definitions.cluster import (
     ClusterDefinition,
     DurableDefinition,
     StoreDefinition,

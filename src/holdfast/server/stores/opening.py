@@ -22,14 +22,13 @@ from holdfast.server.stores.hosting import StoreHost
 from holdfast.settings import StoresSettings
 from holdfast.settings.documents import read_document
 from holdfast.stores.clock import StoreClock
-from holdfast.stores.definitions.changes import beside, differences
-from holdfast.stores.definitions.definitions import (
+from holdfast.stores.definitions.cluster import (
     ClusterDefinition,
     StoreDefinition,
     definition_of,
     with_known_prefetch,
 )
-from holdfast.stores.definitions.parts import parts_between
+from holdfast.stores.definitions.parts import differences, keep_sections, parts_between
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import Redefine
 
@@ -183,7 +182,7 @@ async def _put_in_force(service: StoreService, wanted: ClusterDefinition, author
     Raises ``InvalidRequest`` (``deletes_messages``) where that would delete messages: a start deletes nothing.
     """
     state = service.state
-    wanted = beside(state.definition, with_known_prefetch(state.definition, wanted))
+    wanted = keep_sections(state.definition, with_known_prefetch(state.definition, wanted))
     changes = differences(state.definition, wanted)
     if not changes:
         return

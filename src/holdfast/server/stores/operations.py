@@ -32,13 +32,13 @@ from holdfast.server.stores.wire import (
     published_bytes,
     ranges_of,
 )
-from holdfast.stores.definitions.definitions import DurableDefinition, DurableType, PublisherMode
-from holdfast.stores.durables.administration import Browsed, browse_page
+from holdfast.stores.definitions.cluster import DurableDefinition, DurableType, PublisherMode
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.map import Map
+from holdfast.stores.durables.pending import Browsed
 from holdfast.stores.machine.state import State
 from holdfast.stores.machine.store import Durable
-from holdfast.stores.matching.matcher import Matcher
+from holdfast.stores.matching import Matcher
 from holdfast.stores.values.commands import (
     Acknowledge,
     Acknowledged,
@@ -286,7 +286,7 @@ class StoreOperations:
 def _numbers(durable: Durable, after: int, count: int, looks: int) -> Browsed:
     """Numbers and deliveries of the messages that a durable keeps, and how to go on."""
     if isinstance(durable, Consumption):
-        return browse_page(durable, after, count, looks)
+        return durable.browse_page(after, count, looks)
     if isinstance(durable, Map):
         raise InvalidRequest("the keys of a map are read instead", code=Code.TYPE_MISMATCH)
     entries, reached, left = durable.keyed.browse_page(after, count, looks)

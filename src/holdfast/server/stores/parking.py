@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from holdfast.stores.durables.consumption import SET_APART_MAX
+from holdfast.stores.durables.pending import SET_APART_MAX
 
 __all__ = ["LINE_EVERY_SECONDS", "ParkingLog"]
 

@@ -19,11 +19,11 @@ from holdfast.server.http.routes import Answer
 from holdfast.server.stores.hosting import OpenStores
 from holdfast.server.stores.store_call import StoreCall
 from holdfast.server.stores.wire import MESSAGES_MAX, Sequence
-from holdfast.stores.dead_letters import origin_of
 from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.matching.matcher import Matcher
+from holdfast.stores.matching import Matcher
 from holdfast.stores.values.commands import Drop, Published, Redeliver, Redelivered, Resend
+from holdfast.stores.values.effects import origin_of
 from holdfast.stores.values.messages import Delivery
 from holdfast.stores.values.sequence_set import SequenceSet
 

@@ -24,10 +24,11 @@ from holdfast.server.stores.filtering import filtered
 from holdfast.server.stores.hosting import StoreHost
 from holdfast.server.stores.routes_messages import NothingMore, flag
 from holdfast.server.stores.store_call import DOCUMENT, StoreCall, parameter, store_route
-from holdfast.stores.definitions.definitions import ClusterDefinition, DurableType, definition_of, with_known_prefetch
+from holdfast.stores.definitions.cluster import ClusterDefinition, DurableType, definition_of, with_known_prefetch
 from holdfast.stores.definitions.parts import full_parts, parts_between
 from holdfast.stores.definitions.permissions import Right
-from holdfast.stores.machine.redefine import Revision, definition_at
+from holdfast.stores.machine.cluster import Revision
+from holdfast.stores.machine.redefine import definition_at
 from holdfast.stores.values.commands import Attach, Attached, Detach, Done, Part, Redefine, Unsubscribe
 
 __all__ = ["definition_routes"]

@@ -33,7 +33,7 @@ from holdfast.server.stores.wire import (
 )
 from holdfast.stores.definitions.permissions import Right
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.machine.explaining import explain
+from holdfast.stores.machine.explain import explain
 from holdfast.stores.values.commands import Done, Drop, Purge, Purged, Rewind
 from holdfast.stores.values.messages import KEY_BYTES_MAX, Delivery
 

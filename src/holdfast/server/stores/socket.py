@@ -67,7 +67,7 @@ from holdfast.server.stores.socket_frames import (
 )
 from holdfast.server.stores.subscribers import Subscriber, address_of
 from holdfast.server.stores.wire import WireFormat, ranges_of
-from holdfast.stores.definitions.definitions import DurableDefinition, DurableType
+from holdfast.stores.definitions.cluster import DurableDefinition, DurableType
 from holdfast.stores.definitions.permissions import Permissions, Right
 from holdfast.stores.values.commands import Acknowledge, Acknowledged, Attach, Attached, Result
 from holdfast.stores.values.messages import Delivery

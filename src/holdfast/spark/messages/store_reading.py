@@ -30,7 +30,7 @@ import pyarrow as pa
 from holdfast.errors import Code, NotFound
 from holdfast.spark.messages.store_options import StoreOptions
 from holdfast.spark.source.partition import StorePartition
-from holdfast.stores.repair.reading import Placed, StoredMessage, StoreReader
+from holdfast.stores.repair.reader import Placed, StoredMessage, StoreReader
 from holdfast.stores.storage.locations import Extent
 
 __all__ = ["STORE_TYPES", "pieces_of", "plan_store", "seq_before", "store_rows"]

@@ -29,7 +29,7 @@ from holdfast.errors import Code, InvalidRequest, NotFound
 from holdfast.spark.messages.store_options import StoreOptions
 from holdfast.spark.messages.store_reading import pieces_of, plan_store, seq_before, store_rows
 from holdfast.spark.source.partition import StorePartition
-from holdfast.stores.repair.reading import Placed, StoreReader
+from holdfast.stores.repair.reader import Placed, StoreReader
 from holdfast.stores.storage.locations import Extent
 
 __all__ = ["HoldfastStoreReader", "HoldfastStoreStreamReader", "store_schema"]

@@ -1,21 +1,15 @@
-"""Permissions: who may publish to, subscribe to, browse and administer which store.
-
-Owns: users, roles, what a role grants, and the decision. Does not own: how a token comes in, or what is answered
-(the server).
+"""Permissions: which user may publish to, subscribe to, browse and administer which store.
 
     {"enabled": true,
      "users": {"alice": {"token_sha256": "9f86…", "roles": ["traders"]}},
      "roles": {"traders": {"stores": {"orders": ["publish", "subscribe"], "audit-*": ["browse"]},
                            "cluster": ["browse"]}}}
 
-Off, everything is allowed. On, everything is refused that no role of the user grants; no right contains another. One
-names a store exactly, by a prefix with ``*`` at its end, or as ``*`` for all. What each right allows is in ``RIGHTS``.
+Disabled, everything is allowed. Enabled, only what a role of the user grants is allowed; no right contains another. A
+role names a store exactly, by a prefix that ends with ``*``, or as ``*`` for all. ``RIGHTS`` lists what each allows.
 
-Definitions are kept, shown and logged, so they hold the SHA-256 of a token and never the token. A ``token`` is accepted
-in what is sent and turned into its hash at once; it has at least 16 characters and is meant to be random: a plain hash
-protects no password that can be guessed.
-
-Failure model: pure. ``require`` raises ``PermissionDenied``, which no retry mends, before anything is done.
+Definitions are kept, shown and logged, so they hold the SHA-256 of a token, never the token. A ``token`` in a request
+is hashed at once; it must have at least 16 characters and be random, because a plain hash does not protect a password.
 """
 
 from __future__ import annotations
@@ -29,22 +23,8 @@ from types import MappingProxyType
 from typing import Final, cast
 
 from holdfast.errors import Code, PermissionDenied
-from holdfast.stores.definitions.values import Reader
+from holdfast.stores.definitions.reader import Reader
 from holdfast.stores.values import commands
-
-__all__ = [
-    "CLUSTER",
-    "OPEN",
-    "RIGHTS",
-    "Permissions",
-    "Right",
-    "Role",
-    "User",
-    "permissions_document",
-    "read_permissions",
-    "right_for",
-    "token_hash",
-]
 
 CLUSTER: Final = ""
 """Stands for the cluster itself where a store is asked for; no store has an empty name."""
@@ -142,7 +122,7 @@ class Permissions:
     roles: Mapping[str, Role] = field(default_factory=dict[str, Role])
 
     def user_of(self, token: str) -> str | None:
-        """The user with this token, or None. Hashes are compared, so the time taken tells nothing of the token."""
+        """The user with this token, or None. Hashes are compared, so the time taken reveals nothing about the token."""
         digest = token_hash(token)
         return next((name for name, user in self.users.items() if user.token_sha256 == digest), None)
 

@@ -1,10 +1,9 @@
-"""One module per type of durable, and what standard and shared ones have in common.
+"""The types of durable: standard, shared, key-ordered, last value and map.
 
-standard     one subscriber                            backlog            what was never handed out, as one number
-shared       many subscribers                          holdings           who holds what, until when
-key_ordered  one key with one of them at a time        returned           what waits to be handed out again
-consumption  delivery, acknowledgement, coming back    aging, retention   what goes, and what stays, by time
-last_value   the newest message of each key            discarding         what goes because of limits
-map, locks   keys and values, and who may change them  administration     purge, delete, browse
-keyed        what last values and maps share           consumption_state  snapshots and checks
+Read ``backlog`` first: the messages that a durable was never given, as one cursor. ``redelivery`` has those that wait
+to be handed out again, ``leases`` those that subscribers hold. ``PendingMessages`` (``pending``) joins the three, and
+``aging`` ends messages by time. ``Consumption`` has the transitions of standard and shared durables; ``key_ordered``
+changes only which messages a subscriber may be given. ``residue`` gives back what a purge has left, in steps.
+
+``keyed`` keeps one message for each key; ``last_value`` and ``map`` are built on it.
 """

@@ -1,46 +1,35 @@
-"""The end of messages by time: a durable's time-to-live, and messages' own.
+"""The end of messages by time: time-to-live, retention, and rewinding to what is retained.
 
-Owns: which of a durable's messages have expired, and letting them go. Does not own: when it is done (``consumption``
-for one durable, ``state`` for all), delays and retention. Failure model: pure.
-
-What a subscriber holds is not taken from it: it is looked at again when it comes back. A delayed message begins to live
+What a subscriber holds is not taken from it: it is examined again when it comes back. A delayed message begins to live
 when it is due.
+
+Retained are the acknowledged messages from the backlog's ``floor`` up to its cursor: those that the durable wants and
+that are in no place of ``pending``. There is no list of them: what left without an acknowledgement is in ``excluded``.
 """
 
 from __future__ import annotations
 
-from holdfast.stores.durables.arrivals import Arrivals
-from holdfast.stores.durables.backlog import Found, expires_ms
-from holdfast.stores.values.expiry import Deadlines, earlier
-from holdfast.stores.values.ports import BLOCK_MESSAGES
+from collections.abc import Iterator, Sequence
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from holdfast.stores.durables.backlog import Backlog, Found, MessageTimes, ReadAhead, expires_ms
+from holdfast.stores.durables.pending import PendingMessages
+from holdfast.stores.durables.redelivery import Arrivals
+from holdfast.stores.durables.residue import Residue
+from holdfast.stores.values.commands import Rewind
+from holdfast.stores.values.deadlines import Budget, Deadlines, earlier
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Kept
+from holdfast.stores.values.sequence_set import SequenceSet
 
-    from holdfast.stores.durables.consumption import Consumption
-    from holdfast.stores.values.expiry import Budget
-    from holdfast.stores.values.ports import Kept
+RETENTION_STEP_MS = 1_000
+"""Messages whose retention has ended are released at most this often, so that it is done for many at once."""
+REPLAYED_RUNS_MAX = 1_024
+"""Of more rewinds to places apart the oldest is forgotten: its messages do not say that they are replayed."""
+_HIGH = 1 << 62
 
-__all__ = [
-    "arrived_ms",
-    "expire_backlog",
-    "expire_newly_parked",
-    "expire_own",
-    "expire_parked",
-    "expire_returned",
-    "is_swept",
-    "release_one_retained",
-    "retain",
-    "ttl_next_ms",
-    "wake_ms",
-    "wants",
-    "without_expired",
-    "without_old",
-]
+# ---- time-to-live ---------------------------------------------------------------------------------------------------
 
 
-def ttl_next_ms(durable: Consumption) -> int | None:
+def ttl_next_ms(durable: PendingMessages) -> int | None:
     """When the next message may be older than the durable's time-to-live, or None."""
     ttl_ms = durable.definition.message_ttl_ms
     if not ttl_ms:
@@ -53,24 +42,24 @@ def ttl_next_ms(durable: Consumption) -> int | None:
     return found
 
 
-def _earliest_ms(durable: Consumption) -> int | None:
+def _earliest_ms(durable: PendingMessages) -> int | None:
     """When the first to begin to live of those that came back did so, or None. Cost: as ``Arrivals``."""
-    returned = durable.returned
-    if returned.arrivals is None and returned.runs:
-        returned.arrivals = Arrivals(durable.shelf, returned)
-    return returned.arrivals.earliest_ms() if returned.arrivals is not None else None
+    redelivery = durable.redelivery
+    if redelivery.arrivals is None and redelivery.runs:
+        redelivery.arrivals = Arrivals(durable.shelf, redelivery)
+    return redelivery.arrivals.earliest_ms() if redelivery.arrivals is not None else None
 
 
-def _parked_next_ms(durable: Consumption) -> int | None:
+def _parked_next_ms(durable: PendingMessages) -> int | None:
     """When the first to begin to live of those that are parked did so, or None. Dying ones wait for their letter."""
     if not durable.dying or not durable.parks:
         return None
     if durable.parked_ms is None:
-        durable.parked_ms = Deadlines({seq: arrived_ms(durable, seq) for seq in durable.dying})
+        durable.parked_ms = Deadlines({seq: durable.arrived_ms(seq) for seq in durable.dying})
     return durable.parked_ms.next_ms()
 
 
-def expire_parked(durable: Consumption, now_ms: int, budget: Budget) -> None:
+def expire_parked(durable: PendingMessages, now_ms: int, budget: Budget) -> None:
     """Remove what is parked and too old. Cost: O(log parked) for each message that goes."""
     ttl_ms = durable.definition.message_ttl_ms
     while not budget.is_spent and (next_ms := _parked_next_ms(durable)) is not None and next_ms + ttl_ms <= now_ms:
@@ -83,31 +72,20 @@ def expire_parked(durable: Consumption, now_ms: int, budget: Budget) -> None:
         budget.looks -= 1
 
 
-def expire_newly_parked(durable: Consumption, now_ms: int) -> None:
+def expire_newly_parked(durable: PendingMessages, now_ms: int) -> None:
     """Remove what expired while it waited for its dead letter, which now has no place to go. Cost: O(parked)."""
     for seq in list(durable.dying) if durable.parks else ():
         if not without_expired(durable, seq, seq, now_ms):
             durable.take_dying(seq)
 
 
-def wake_ms(durable: Consumption, seq: int, at_ms: int) -> int:
+def wake_ms(durable: PendingMessages, seq: int, at_ms: int) -> int:
     """When a message that is put back until ``at_ms`` is looked at again: before that, if it expires before."""
     ttl_ms = durable.definition.message_ttl_ms
-    return min(at_ms, arrived_ms(durable, seq) + ttl_ms) if ttl_ms else at_ms
+    return min(at_ms, durable.arrived_ms(seq) + ttl_ms) if ttl_ms else at_ms
 
 
-def arrived_ms(durable: Consumption, seq: int) -> int:
-    """When a message that is kept began to live: when it was published, or became due."""
-    block = durable.shelf.counts.block(seq // BLOCK_MESSAGES)
-    if block is None:
-        return 0
-    if block.timed:
-        for kept in durable.shelf.messages.read(durable.shelf.store, seq, seq):
-            return max(kept.published_ms, kept.deliver_at_ms)
-    return block.published_ms[seq % BLOCK_MESSAGES]
-
-
-def without_expired(durable: Consumption, first: int, last: int, now_ms: int) -> list[tuple[int, int]]:
+def without_expired(durable: PendingMessages, first: int, last: int, now_ms: int) -> list[tuple[int, int]]:
     """Let those go that have expired among messages the durable has; returns the others as runs."""
     ttl_ms = durable.definition.message_ttl_ms
     left = Found()
@@ -128,7 +106,7 @@ def without_expired(durable: Consumption, first: int, last: int, now_ms: int) ->
     return left.runs
 
 
-def _sort_expired(durable: Consumption, messages: Sequence[Kept], now_ms: int, left: Found) -> None:
+def _sort_expired(durable: PendingMessages, messages: Sequence[Kept], now_ms: int, left: Found) -> None:
     ttl_ms = durable.definition.message_ttl_ms
     for kept in messages:
         end_ms = expires_ms(kept)
@@ -140,7 +118,7 @@ def _sort_expired(durable: Consumption, messages: Sequence[Kept], now_ms: int, l
             left.add(kept.seq, kept.seq)
 
 
-def without_old(durable: Consumption, runs: list[tuple[int, int]], now_ms: int) -> list[tuple[int, int]]:
+def without_old(durable: PendingMessages, runs: list[tuple[int, int]], now_ms: int) -> list[tuple[int, int]]:
     """Of what the cursor has just found, ascending, let those go that are older than the durable's time-to-live.
 
     There are none, and nothing is read, unless more is too old than one delivery looks through.
@@ -151,23 +129,23 @@ def without_old(durable: Consumption, runs: list[tuple[int, int]], now_ms: int) 
     return [live for first, last in runs for live in without_expired(durable, first, last, now_ms)]
 
 
-def expire_returned(durable: Consumption, now_ms: int, budget: Budget) -> None:
+def expire_returned(durable: PendingMessages, now_ms: int, budget: Budget) -> None:
     """Remove what waits to be handed out again and is too old. Cost: a look for each message that is too old."""
     cutoff_ms = now_ms - durable.definition.message_ttl_ms
-    old = [run for run in durable.returned.runs if durable.shelf.counts.published_ms(run[0]) <= cutoff_ms]
+    old = [run for run in durable.redelivery.runs if durable.shelf.counts.published_ms(run[0]) <= cutoff_ms]
     for first, last, deliveries in old:
         if budget.is_spent:
             return
         end = min(last, first + max(0, budget.looks - 1))
-        durable.returned.take_run(first, end)
+        durable.redelivery.take_run(first, end)
         budget.looks -= end - first + 1
         before = durable.pending
         for live_first, live_last in without_expired(durable, first, end, now_ms):
-            durable.returned.add(live_first, live_last, deliveries)
+            durable.redelivery.add(live_first, live_last, deliveries)
         budget.messages -= before - durable.pending
 
 
-def expire_backlog(durable: Consumption, now_ms: int, budget: Budget) -> None:
+def expire_backlog(durable: PendingMessages, now_ms: int, budget: Budget) -> None:
     """Move the cursor over what is older than the durable's time-to-live, as far as the budget goes.
 
     Where nothing has to be read, a block costs one look.
@@ -189,7 +167,7 @@ def expire_backlog(durable: Consumption, now_ms: int, budget: Budget) -> None:
         budget.looks -= end - cursor if is_read else 1
 
 
-def expire_own(durable: Consumption, kept: Kept) -> bool:
+def expire_own(durable: PendingMessages, kept: Kept) -> bool:
     """A message's own time-to-live has ended; whether the durable let it go. Not while somebody holds it."""
     seq = kept.seq
     if seq in durable.dying:
@@ -198,27 +176,17 @@ def expire_own(durable: Consumption, kept: Kept) -> bool:
         durable.take_dying(seq)
         durable.gone(seq, seq, "own_ttl")
         return True
-    if not wants(durable, kept) or durable.holdings.holder(seq) is not None:
+    if not durable.wants(kept) or durable.leases.holder_of(seq) is not None:
         return False
-    if durable.returned.remove(seq) is None and seq < durable.backlog.cursor:
+    if durable.redelivery.remove(seq) is None and seq < durable.backlog.cursor:
         if not durable.backlog.is_passed_delayed(kept.seq, kept.deliver_at_ms):
-            return release_one_retained(durable, seq)
+            return durable.release_one_retained(seq)
         durable.backlog.delayed_total -= 1
     durable.gone(seq, seq, "own_ttl")
     return True
 
 
-def release_one_retained(durable: Consumption, seq: int) -> bool:
-    """Retain one acknowledged message no more; whether the durable did."""
-    floor = durable.backlog.floor
-    if floor is None or seq < floor:
-        return False
-    durable.shelf.counts.release(seq, seq)
-    durable.backlog.exclude(seq, seq)
-    return True
-
-
-def retain(durable: Consumption, first: int, last: int, now_ms: int) -> None:
+def retain(durable: PendingMessages, first: int, last: int, now_ms: int) -> None:
     """Acknowledged messages stay, but for those whose own time has ended while they were held."""
     while first <= last:
         number = first // BLOCK_MESSAGES
@@ -232,12 +200,210 @@ def retain(durable: Consumption, first: int, last: int, now_ms: int) -> None:
         first = end
 
 
-def wants(durable: Consumption, kept: Kept) -> bool:
-    """Whether a message that somebody keeps was given to this durable."""
-    return durable.backlog.wants(kept, durable.shelf.counts.block(kept.seq // BLOCK_MESSAGES))
+# ---- retention ------------------------------------------------------------------------------------------------------
 
 
-def is_swept(durable: Consumption, kept: Kept) -> bool:
-    """Whether a message that nobody holds was let go when its own time ended."""
-    block = durable.shelf.counts.block(kept.seq // BLOCK_MESSAGES)
-    return block is None or 0 < expires_ms(kept) <= block.swept_ms
+def retained(durable: PendingMessages, first: int, end: int, ahead: ReadAhead | None = None) -> list[tuple[int, int]]:
+    """The retained messages of ``first..end - 1``, which is below the cursor.
+
+    Cost: O(blocks); where there is a matcher or the block is timed, reads those that ``ahead`` has not.
+    """
+    backlog = durable.backlog
+    unsettled = SequenceSet(
+        sorted(
+            [
+                *((run[0], run[1]) for run in durable.leases.runs()),
+                *((run[0], run[1]) for run in durable.redelivery.all_runs()),
+                *((seq, seq) for seq in durable.dying),
+            ]
+        )
+    )
+    found = Found()
+    while first < end:
+        number = first // BLOCK_MESSAGES
+        stop = min(end, (number + 1) * BLOCK_MESSAGES)
+        block = durable.shelf.counts.block(number)
+        if block is not None and block.live:
+            # A timed block may have a map's values, which a matcher cannot distinguish from messages.
+            runs = ahead.runs(first, stop) if ahead is not None and not block.timed else None
+            if backlog.arithmetic and not block.timed:
+                runs = [(first, stop - 1)]
+            if runs is None:
+                _read(durable, block, unsettled, first, stop, found, ahead)
+            elif _has_none(unsettled, first, stop) and _has_none(backlog.excluded, first, stop):
+                for run in runs:
+                    found.add(*run)
+            else:
+                for run in runs:
+                    _without(unsettled, backlog.excluded, run[0], run[1] + 1, found)
+        first = stop
+    return found.runs
+
+
+def _has_none(numbers: SequenceSet, first: int, end: int) -> bool:
+    return numbers.next_member(first, end) == end
+
+
+def _without(unsettled: SequenceSet, excluded: SequenceSet, first: int, end: int, found: Found) -> None:
+    while first < end:
+        first = excluded.after(unsettled.after(first))
+        if first in unsettled:
+            continue
+        stop = min(unsettled.next_member(first, end), excluded.next_member(first, end))
+        if first < stop:
+            found.add(first, stop - 1)
+        first = max(stop, first)
+
+
+def _read(
+    durable: PendingMessages,
+    block: Block,
+    unsettled: SequenceSet,
+    first: int,
+    end: int,
+    found: Found,
+    ahead: ReadAhead | None,
+) -> None:
+    backlog = durable.backlog
+    looked = ahead.messages(first, end) if ahead is not None else None
+    for seq, end_ms, deliver_at_ms in _look(backlog, first, end) if looked is None else looked:
+        if seq in unsettled or not backlog.wants_matching(seq, block):
+            continue
+        if not (end_ms and end_ms <= block.swept_ms) and not backlog.is_passed_delayed(seq, deliver_at_ms):
+            found.add(seq, seq)
+
+
+def _look(backlog: Backlog, first: int, end: int) -> Iterator[MessageTimes]:
+    for kept in backlog.shelf.messages.read(backlog.shelf.store, first, end - 1):
+        if backlog.matcher.matches(kept.fields):
+            yield MessageTimes(kept.seq, expires_ms(kept), kept.deliver_at_ms)
+
+
+def retention_next_ms(durable: PendingMessages) -> int | None:
+    """When the oldest retained message may be released, or None."""
+    floor = durable.backlog.floor
+    if floor is None or floor >= durable.backlog.cursor:
+        return None
+    due_ms = durable.backlog.floor_ms + durable.definition.retention_time_ms
+    return max(due_ms, durable.retention_done_ms + RETENTION_STEP_MS)
+
+
+def expire_retained(durable: PendingMessages, now_ms: int, budget: Budget) -> int:
+    """Release what was published ``retention_time`` ago, as far as the budget goes. Returns how many went."""
+    next_ms = retention_next_ms(durable)
+    if next_ms is None or next_ms > now_ms or budget.is_spent:
+        return 0
+    backlog = durable.backlog
+    assert backlog.floor is not None, "only a durable that retains has a deadline"
+    # A look for each number bounds what is read where there is a matcher, or a block is timed.
+    high = min(backlog.cursor, backlog.floor + min(budget.messages, budget.looks))
+    cutoff_ms = now_ms - durable.definition.retention_time_ms
+    end = durable.shelf.counts.first_since(cutoff_ms + 1, backlog.floor, high)
+    if end < high or end == backlog.cursor:
+        durable.retention_done_ms = now_ms
+    budget.looks -= end - backlog.floor
+    total = release_retained(durable, end)
+    budget.messages -= total
+    return total
+
+
+def release_retained(durable: PendingMessages, end: int) -> int:
+    """Retain nothing below ``end`` any more. Returns how many messages went."""
+    backlog = durable.backlog
+    if backlog.floor is None:
+        return 0
+    total = 0
+    for first, last in retained(durable, backlog.floor, min(end, backlog.cursor)):
+        durable.shelf.counts.release(first, last)
+        total += last - first + 1
+    floor = max(backlog.floor, min(end, backlog.cursor))
+    backlog.move_floor(floor)
+    backlog.forget_passed()
+    if durable.replayed:
+        durable.replayed.forget_below(min([floor, *durable.oldest_apart()]))
+    return total
+
+
+def reading_ahead(durable: PendingMessages, command: Rewind) -> ReadAhead:
+    """What reads what this rewind would read, as things are."""
+    return ReadAhead(durable.backlog, _target(durable.backlog, command))
+
+
+def _target(backlog: Backlog, command: Rewind) -> int:
+    assert backlog.floor is not None, "only a durable that retains is rewound"
+    if command.time_ms:
+        return backlog.shelf.counts.first_since(command.time_ms, backlog.floor, backlog.cursor)
+    return max(command.seq, backlog.floor)
+
+
+def rewind(durable: PendingMessages, command: Rewind, ahead: ReadAhead | None = None) -> bool:
+    """Deliver again from a number or a time on, as far back as is retained; delivery counts start again.
+
+    What subscribers hold from there on is theirs no more. Returns whether anything changed. ``ahead`` spares it reading
+    and changes nothing else.
+    *Cost*: one step, and everybody waits for it: some 10 microseconds for each block that is passed; without ``ahead``
+    also up to 10 for each message of a block that is timed, or of any where there is a matcher, because it is read.
+    """
+    backlog = durable.backlog
+    target = _target(backlog, command)
+    if target >= backlog.cursor:
+        return False
+    if ahead is not None and not ahead.is_of(backlog):
+        ahead = None
+    for first, last in retained(durable, target, backlog.cursor, ahead):
+        durable.pending += last - first + 1
+        durable.pending_bytes += durable.shelf.counts.size(first, last)
+    for holder in durable.leases.of.values():
+        for run in durable.leases.take(holder, target, _HIGH):
+            # Their own time may have ended while they were held; the cursor would take that for carried out.
+            without_expired(durable, run[0], run[1], command.at_ms)
+    durable.redelivery.clear_from(target)
+    for dying in [seq for seq in durable.dying if seq >= target]:
+        if durable.parks:
+            durable.take_dying(dying)
+        else:
+            backlog.exclude(dying, dying)
+    durable.forget(target, _HIGH)
+    _mark_replayed(durable, target, backlog.cursor - 1)
+    backlog.go_back(target)
+    return True
+
+
+def _mark_replayed(durable: PendingMessages, first: int, last: int) -> None:
+    durable.replayed.add(first, last)
+    runs = durable.replayed.runs()
+    if len(runs) > REPLAYED_RUNS_MAX:
+        durable.replayed.forget_below(runs[1][0])
+
+
+def leave_retained(durable: PendingMessages, now_ms: int) -> Residue:
+    """What is below the cursor and settled, uncounted: the residue's when the floor moves. Cost: O(not settled)."""
+    old = durable.backlog
+    floor = old.cursor if old.floor is None else old.floor
+    backlog = Backlog(durable.shelf, old.matcher, floor)
+    backlog.excluded = SequenceSet(old.excluded.runs())
+    unsettled = [(run[0], run[1]) for run in durable.leases.runs()]
+    unsettled += [(first, last) for first, last, _ in durable.redelivery.all_runs()]
+    unsettled += [(seq, seq) for seq in durable.dying]
+    if not durable.is_stepwise:
+        unsettled += [(kept.seq, kept.seq) for kept in old.passed_delayed()]
+    for first, last in sorted(unsettled):
+        backlog.exclude(first, last)
+    return Residue(backlog, old.cursor, None, now_ms, dict(old.scanned_ms) if durable.is_stepwise else None)
+
+
+def set_retention(durable: PendingMessages, retention_ms: int, now_ms: int) -> Residue | None:
+    """The definition retains for another time, or not at all; returns what is to be given back in steps."""
+    backlog = durable.backlog
+    if retention_ms and backlog.floor is None:
+        backlog.move_floor(backlog.cursor)
+    elif not retention_ms and backlog.floor is not None:
+        if durable.is_stepwise:
+            residue = leave_retained(durable, now_ms)
+            backlog.move_floor(None)
+            backlog.forget_passed()
+            durable.replayed.forget_below(min([backlog.cursor, *durable.oldest_apart()]))
+            return None if residue.is_done else residue
+        release_retained(durable, backlog.cursor)
+        backlog.move_floor(None)
+    return None

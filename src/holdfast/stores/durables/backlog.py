@@ -1,41 +1,33 @@
-"""What a durable was never handed: everything from its cursor on that it wants, as one number.
+"""The messages that a durable was never given: all that it wants from its cursor on, as one number.
 
-Owns: the cursor; which messages above it are not the durable's although they match; delayed messages that the cursor
-passed. Does not own: counts of who keeps what (``reference_counts``), what becomes of what is found (``consumption``).
+Whether a durable wants a message is decided when it is published, because then it is counted, and found again when the
+cursor gets there. Both decisions use the same facts: the matcher, which never changes; ``excluded``, which has the
+messages that were refused then or removed since; and the block's ``swept_ms``, up to which own times were carried out.
 
-Failure model: pure. What a durable wants is decided when a message is published, because that is when it is counted,
-and found again when the cursor gets there; both decide by the same facts:
+Without a matcher and own times the cursor is arithmetic. Memory: a run for each gap in ``excluded``, and an item for
+each block with delayed messages that the cursor passed.
 
-- its matcher, which never changes;
-- ``excluded``: what was refused it then, or taken from it since;
-- an own time-to-live that was carried out meanwhile is behind its block's ``swept_ms``.
-
-Without a matcher and without own times the cursor is arithmetic. Memory: a run for each gap in ``excluded``, and an
-item for each block with delayed messages that the cursor passed, whatever the backlog.
+``ReadAhead`` reads the messages of a rewind in portions before the rewind, which then reads nothing. It is a hint and
+not part of the state: kept messages and the matcher never change, and a rewind reads the blocks that it lacks.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final, NamedTuple
 
+from holdfast.stores.matching import Matcher
 from holdfast.stores.values.commands import RULES
-from holdfast.stores.values.expiry import Deadlines
+from holdfast.stores.values.deadlines import Deadlines
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Kept, Messages
-from holdfast.stores.values.reference_counts import MAP_VALUE
+from holdfast.stores.values.reference_counts import MAP_VALUE, ReferenceCounts
 from holdfast.stores.values.sequence_set import SequenceSet
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from holdfast.stores.matching.matcher import Matcher
-    from holdfast.stores.values.reference_counts import ReferenceCounts
-
-__all__ = ["SCAN_MAX", "Backlog", "Fate", "Found", "Shelf", "expires_ms", "fate"]
-
 SCAN_MAX = 16_384
-"""Messages looked at by one scan; what is behind them is the next command's."""
+"""Messages examined by one scan; the next command continues after them."""
 CHUNK = 256
 _ALL = 1 << 62
 
@@ -220,7 +212,7 @@ class Backlog:
 
     def look(self, after: int, count: int, looks: int) -> tuple[list[int], int | None, int]:
         """As ``peek``, and after about ``looks`` messages that were looked at it stops; also answers above which number
-        to go on, None where there is nothing behind, and how many looks are left."""
+        to go on, None at the end, and how many looks are left."""
         counts = self.shelf.counts
         seq, found = max(self.cursor, after + 1), list[int]()
         while seq < counts.next_seq and len(found) < count and looks > 0:
@@ -342,4 +334,105 @@ class Backlog:
         assert set(self.delayed.items()) == set(self.scanned_ms), "a block with delayed messages has a time"
         assert len(self.passed_delayed()) == self.delayed_total, "delayed messages are counted"
         assert self.cursor <= self.shelf.counts.next_seq, "the cursor is not ahead of the store"
-        assert self.floor is None or self.floor <= self.cursor, "what is retained lies below the cursor"
+        assert self.floor is None or self.floor <= self.cursor, "retained messages are below the cursor"
+
+
+BYTES_MAX: Final = 64 << 20
+"""Enough for a hundred million messages that all match, or twenty-five million of which each second one does."""
+_BLOCK_BYTES: Final = 600
+_TIMES_BYTES: Final = 200
+
+
+class MessageTimes(NamedTuple):
+    """A message that the matcher takes: its number, when its own time-to-live ends (0 for never) and when it is due."""
+
+    seq: int
+    expires_ms: int
+    deliver_at_ms: int
+
+
+class _Block:
+    """What was found of ``first..end - 1``. ``firsts`` and ``lasts`` are runs, as places in the block."""
+
+    __slots__ = ("end", "first", "firsts", "lasts", "times")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.end = first
+        self.firsts = array("H")
+        self.lasts = array("H")
+        self.times: dict[int, tuple[int, int]] = {}
+
+    def add(self, place: int) -> None:
+        if self.lasts and self.lasts[-1] == place - 1:
+            self.lasts[-1] = place
+        else:
+            self.firsts.append(place)
+            self.lasts.append(place)
+
+
+class ReadAhead:
+    """The messages of a backlog from ``seq`` up to its cursor."""
+
+    __slots__ = ("_backlog", "_blocks", "_bytes", "_matcher", "_next")
+
+    def __init__(self, backlog: Backlog, seq: int) -> None:
+        self._backlog = backlog
+        self._matcher = backlog.matcher
+        self._next = seq
+        self._blocks: dict[int, _Block] = {}
+        self._bytes = 0
+
+    def read_on(self) -> bool:
+        """Read the next block that has to be read; whether there may be more. Cost: up to 1,024 messages are read."""
+        backlog = self._backlog
+        while self._next < backlog.cursor and self._bytes < BYTES_MAX:
+            first, number = self._next, self._next // BLOCK_MESSAGES
+            end = self._next = min(backlog.cursor, (number + 1) * BLOCK_MESSAGES)
+            block = backlog.shelf.counts.block(number)
+            if block is None or not block.live or (backlog.arithmetic and not block.timed):
+                continue
+            looked = self._blocks.get(number)
+            if looked is None or looked.end != first:
+                looked = self._blocks[number] = _Block(first)
+            for kept in backlog.shelf.messages.read(backlog.shelf.store, first, end - 1):
+                if self._matcher.matches(kept.fields):
+                    looked.add(kept.seq % BLOCK_MESSAGES)
+                    if kept.ttl_ms or kept.deliver_at_ms:
+                        looked.times[kept.seq] = expires_ms(kept), kept.deliver_at_ms
+            looked.end = end
+            self._bytes += _BLOCK_BYTES + 4 * len(looked.firsts) + _TIMES_BYTES * len(looked.times)
+            return True
+        return False
+
+    def is_of(self, backlog: Backlog) -> bool:
+        """Whether it was read for this backlog, and not for one of another life of the durable."""
+        return backlog is self._backlog and backlog.matcher is self._matcher
+
+    def runs(self, first: int, end: int) -> list[tuple[int, int]] | None:
+        """The runs among ``first..end - 1``, numbers of one block; None where not all were read or some have times."""
+        looked = self._found(first, end)
+        if looked is None or looked.times:
+            return None
+        base = first - first % BLOCK_MESSAGES
+        return [
+            (max(first, base + low), min(end - 1, base + high))
+            for low, high in zip(looked.firsts, looked.lasts, strict=True)
+            if first <= base + high and base + low < end
+        ]
+
+    def messages(self, first: int, end: int) -> Iterator[MessageTimes] | None:
+        """The messages of ``first..end - 1``, numbers of one block; None where not all of them were read."""
+        looked = self._found(first, end)
+        if looked is None:
+            return None
+        base = first - first % BLOCK_MESSAGES
+        return (
+            MessageTimes(seq, *looked.times.get(seq, (0, 0)))
+            for low, high in zip(looked.firsts, looked.lasts, strict=True)
+            for seq in range(max(first, base + low), min(end, base + high + 1))
+        )
+
+    def _found(self, first: int, end: int) -> _Block | None:
+        looked = self._blocks.get(first // BLOCK_MESSAGES)
+        return looked if looked is not None and looked.first <= first and end <= looked.end else None

@@ -1,13 +1,11 @@
-"""Messages kept by key, one for each: what last-value durables and maps have in common.
+"""Messages kept by key, one for each: common to last-value durables and maps.
 
-Owns: which message is a key's, the release of the one it replaces, totals, age. Does not own: when a key is set
-(``last_value``, ``map``), where entries lie (``ports.Entries``).
+Memory is a few numbers, however many keys there are. Ageing needs no list: numbers rise with time, so a cursor over the
+store finds the oldest entries. It passes every message once, and blocks without kept messages in one step. The deadline
+follows from the cursor's own time, ``oldest_ms``, never from what other durables keep.
 
-Memory is a few numbers whatever the count of keys. Age needs no list either: numbers rise with time, so a cursor over
-the store finds the oldest entries; it passes every message of the store once, and blocks that nobody keeps in one step.
-The deadline follows from the cursor's own time, ``oldest_ms``, and never from what other durables keep.
-
-Failure model: pure.
+A clear takes effect at once: the durable continues with its entries under another name, and a ``KeyedResidue`` gives
+the old entries back in steps. Until it is done its messages count against the limits of the store and the cluster.
 """
 
 from __future__ import annotations
@@ -18,12 +16,81 @@ from typing import Final
 import msgspec
 
 from holdfast.stores.durables.backlog import Shelf
-from holdfast.stores.durables.keyed_residue import KeyedResidue, KeyedResidueState
 from holdfast.stores.values.commands import STEPWISE_RULES
-from holdfast.stores.values.expiry import Budget
+from holdfast.stores.values.deadlines import Budget
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Entries, Entry, Kept
 
-__all__ = ["KeyedMessages", "KeyedState", "key_of"]
+STEP_ENTRIES = 1_024
+"""Entries that one step gives back at most."""
+
+
+class KeyedResidueState(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A residue in a snapshot. Append only."""
+
+    durable: str
+    place: str
+    left: int
+    since_ms: int
+    is_map: bool = False
+    cause: str = ""
+    """The cause that watchers of the map receive for each key; empty: they receive nothing."""
+    revision: int = 0
+    """The revision of the change that removed the keys; 0: each key is reported with its own revision."""
+    after: str = ""
+    """The last key that was given back in order."""
+
+
+class KeyedResidue:
+    """The entries at ``place``, which were those of ``durable``."""
+
+    __slots__ = ("_entries", "_shelf", "after", "left", "of")
+
+    def __init__(self, of: KeyedResidueState, shelf: Shelf, entries: Entries) -> None:
+        self.of = of
+        self.left = of.left
+        self.after = of.after
+        self._shelf = shelf
+        self._entries = entries
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything was given back."""
+        return not self.left
+
+    def step(self, most: int | None = None) -> list[Entry]:
+        """Give back up to ``most`` entries and ``STEP_ENTRIES``, in the order of their keys; returns them."""
+        count = STEP_ENTRIES if most is None else min(most, STEP_ENTRIES)
+        taken = self._entries.take_after(self._shelf.store, self.of.place, self.after, count)
+        for entry in taken:
+            self._give_back(entry)
+            self.after = entry.key
+        assert taken or not self.left, "the place has every entry that is left"
+        return taken
+
+    def take(self, key: str) -> Entry | None:
+        """Give the entry of one key back now; None where there is none."""
+        entry = self._entries.get(self._shelf.store, self.of.place, key)
+        if entry is not None:
+            self._entries.remove(self._shelf.store, self.of.place, key)
+            self._give_back(entry)
+        return entry
+
+    def silence(self) -> None:
+        """Report nothing more to watchers: the durable was deleted, and that was reported."""
+        self.of = msgspec.structs.replace(self.of, cause="")
+
+    def _give_back(self, entry: Entry) -> None:
+        self._shelf.counts.release(entry.revision, entry.revision)
+        self.left -= 1
+
+    def kept(self) -> list[Entry]:
+        """Every entry that is not given back yet. Cost: O(left); for checks and repairs."""
+        return list(self._entries.scan(self._shelf.store, self.of.place))
+
+    def state(self) -> KeyedResidueState:
+        """What a snapshot keeps besides the entries."""
+        return msgspec.structs.replace(self.of, left=self.left, after=self.after)
+
 
 CHUNK: Final = 256
 
@@ -95,9 +162,9 @@ class KeyedMessages:
     def browse_page(self, after: int, count: int, looks: int) -> tuple[list[Entry], int | None, int]:
         """Up to ``count`` entries by revision, above ``after``; about ``looks`` messages are looked at for them.
 
-        Also answers above which revision to go on, None where there is nothing behind, and how many looks are left.
+        Also answers above which revision to go on, None at the end, and how many looks are left.
         Changes nothing.
-        Cost: about 10 microseconds for each message of the store that is looked at; blocks that nobody keeps are one.
+        Cost: about 10 microseconds for each message of the store examined; a block without kept messages is one.
         """
         counts, store = self._shelf.counts, self._shelf.store
         seq, found = max(self.oldest, after + 1), list[Entry]()

@@ -1,12 +1,8 @@
-"""A last-value durable: of every key its newest message, and who follows which key.
+"""A last-value durable: the newest message of each key, and the subscribers of each key.
 
-Owns: what a publication changes, what a subscriber has not seen yet. Does not own: the entries (``keyed``).
-
-A subscriber follows one key. It is given the current value at once, then each newer one; values that it had no credit
-for are passed over, because only the last one counts. There is nothing to acknowledge: what is delivered is forgotten,
-and a subscriber that comes again is given the current value again.
-
-Failure model: pure.
+A subscriber follows one key. It gets the current value at once, then each newer one; values for which it had no credit
+are skipped, because only the last one counts. There are no acknowledgements: a delivered value is forgotten, and a
+subscriber that attaches again gets the current value again.
 """
 
 from __future__ import annotations
@@ -14,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.errors import InvalidRequest, NotFound
-from holdfast.stores.definitions.definitions import DurableDefinition
+from holdfast.stores.definitions.cluster import DurableDefinition
 from holdfast.stores.durables.backlog import Shelf
 from holdfast.stores.durables.keyed import KeyedMessages, KeyedState
-from holdfast.stores.values.expiry import Budget
+from holdfast.stores.values.deadlines import Budget
 from holdfast.stores.values.messages import KEY_BYTES_MAX, Message
 from holdfast.stores.values.ports import Entries, Entry, Kept
-
-__all__ = ["LastValue", "LastValueState"]
 
 LastValueState = tuple[KeyedState, list[tuple[str, str, int]]]
 """The entries' totals; subscribers with their key and the revision that each was given last."""
@@ -46,7 +40,7 @@ class LastValue:
     def key_for(self, message: Message) -> str | None:
         """The key that a message would set here; None where the durable does not want it, so does not count it.
 
-        A delayed message is for nobody before its time, and at its time it would replace newer values: last-value
+        A delayed message must not be seen before its time, and at its time it would replace newer values: last-value
         durables do not take it.
         """
         if message.deliver_at_ms or not self.definition.matcher.matches(message.fields):
@@ -79,7 +73,7 @@ class LastValue:
         """The key that a subscriber gave. Raises ``InvalidRequest`` where it gave none, or one out of bounds."""
         if key is None or not 0 < len(key.encode()) <= KEY_BYTES_MAX:
             raise InvalidRequest(
-                "a subscriber of a last-value durable follows one key",
+                "a subscriber of a last-value durable must name one key",
                 hint=f"give key=, a text of 1 to {KEY_BYTES_MAX} bytes",
                 durable=definition.name,
             )

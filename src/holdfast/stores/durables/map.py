@@ -1,33 +1,175 @@
 """A map: keys with a value each, changed on conditions, watched, and locked.
 
-Owns: the conditions of a change, its limits, what watchers are told. Does not own: the entries (``keyed``), the locks
-(``locks``), the store's and the cluster's limits (``limits``), who watches (the shell).
+A change has two steps, so that a refusal changes nothing: ``plan`` checks every condition and returns what the change
+would add; if the store agrees, ``change`` gives every changed key its revision, a number of the store. A removal takes
+a number too, so that watchers have one order.
 
-A change is two steps, so that a refusal changes nothing: ``plan`` checks every condition and tells what the change
-would add; where the store agrees, ``change`` gives every changed key its revision, which is a number of the store. A
-removal takes a number, too, so that watchers have one order.
-
-Failure model: pure.
+A lock is a lease: it ends at its deadline unless extended, because its owner may never come back. The *fence* protects
+the data. It rises with every new owner of any lock of the map, and a change that carries it is refused unless exactly
+that lock is still held. The empty key locks the whole map. Changes without a fence ignore locks.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.errors import Backpressure, Code, Conflict, InvalidRequest
-from holdfast.stores.definitions.definitions import Discard, DurableDefinition
+from holdfast.errors import Backpressure, Code, Conflict, InvalidRequest, LimitExceeded, Unavailable
+from holdfast.stores.definitions.cluster import Discard, DurableDefinition
+from holdfast.stores.definitions.reader import TIME_MS_MAX
 from holdfast.stores.durables.backlog import Shelf
 from holdfast.stores.durables.keyed import KeyedMessages, KeyedState
-from holdfast.stores.durables.locks import Locks, LocksState
 from holdfast.stores.values.commands import MapChange
-from holdfast.stores.values.expiry import Budget
+from holdfast.stores.values.deadlines import Budget, Deadlines
 from holdfast.stores.values.messages import KEY_BYTES_MAX, Message
 from holdfast.stores.values.ports import Entries, Entry, Kept
 
-__all__ = ["Change", "Map", "MapState", "Plan"]
+LOCKS_MAX: Final = 65_536
+"""Locks of one map at a time; one more is refused."""
+WHOLE_MAP: Final = ""
+
+LocksState = tuple[int, list[tuple[str, str, int, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """One lock: it is free again at ``until_ms``, not before."""
+
+    key: str
+    owner: str
+    fence: int
+    until_ms: int
+
+
+class Locks:
+    """The locks of one map. *Cost*: O(1); of the whole map's lock O(locks)."""
+
+    __slots__ = ("_due", "_held", "fence")
+
+    def __init__(self) -> None:
+        self.fence = 0
+        """The highest token given out."""
+        self._held: dict[str, Lock] = {}
+        self._due: Deadlines[str] = Deadlines()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def held(self, key: str, now_ms: int) -> Lock | None:
+        """The lock on exactly this key, if it has not ended."""
+        lock = self._held.get(key)
+        return lock if lock is not None and now_ms < lock.until_ms else None
+
+    def next_ms(self) -> int | None:
+        """When the next lock ends."""
+        return self._due.next_ms()
+
+    def take(self, key: str, owner: str, ttl_ms: int, now_ms: int, *, steal: bool = False) -> tuple[Lock, list[Lock]]:
+        """Take a lock, or extend one's own (its fence stays). Returns it and those taken away by ``steal``.
+
+        What has ended should be taken out with ``expire`` before, so that its owner is notified.
+
+        Raises ``Unavailable`` (code ``lock_held``, with when it is free at the latest) where another owner has it, or
+        has one that excludes it; ``InvalidRequest`` for a time out of bounds; ``LimitExceeded`` at ``LOCKS_MAX``.
+        """
+        if not 0 < ttl_ms <= TIME_MS_MAX or not owner:
+            raise InvalidRequest("a lock has an owner and a time", owner=owner, ttl_ms=ttl_ms, max=TIME_MS_MAX)
+        others = [lock for lock in self._excluding(key) if lock.owner != owner and now_ms < lock.until_ms]
+        if others and not steal:
+            until_ms = max(lock.until_ms for lock in others)
+            raise Unavailable(
+                "the lock is held",
+                code=Code.LOCK_HELD,
+                retry_after_ms=until_ms - now_ms,
+                key=key,
+                owner=others[0].owner,
+                until_ms=until_ms,
+            )
+        mine = self.held(key, now_ms)
+        extends = mine is not None and mine.owner == owner
+        if not extends and key not in self._held and len(self._held) - len(others) >= LOCKS_MAX:
+            raise LimitExceeded("the map has too many locks", max=LOCKS_MAX)
+        for lock in others:
+            self._forget(lock.key)
+        if mine is None or not extends:
+            self.fence += 1
+        fence = mine.fence if mine is not None and extends else self.fence
+        lock = Lock(key, owner, fence, now_ms + ttl_ms)
+        self._held[key] = lock
+        self._due.set(key, lock.until_ms)
+        return lock, others
+
+    def release(self, key: str, owner: str, fence: int, now_ms: int) -> None:
+        """Give a lock back. Raises ``Conflict`` (code ``not_holder``) where it is not, or no more, this one."""
+        lock = self.held(key, now_ms)
+        if lock is None or (lock.owner, lock.fence) != (owner, fence):
+            raise _not_holder(key, fence, lock)
+        self._forget(key)
+
+    def require(self, fence: int, keys: Iterable[str], now_ms: int) -> None:
+        """Nothing where ``fence`` is of a lock, held now, on each key or on the whole map; else as ``release``."""
+        whole = self.held(WHOLE_MAP, now_ms)
+        if whole is not None and whole.fence == fence:
+            return
+        for key in keys:
+            lock = self.held(key, now_ms)
+            if lock is None or lock.fence != fence:
+                raise _not_holder(key, fence, lock or whole)
+
+    def release_owner(self, owner: str) -> list[Lock]:
+        """The owner is gone: every lock of it is free. Returns them, by key."""
+        lost = [lock for _, lock in sorted(self._held.items()) if lock.owner == owner]
+        for lock in lost:
+            self._forget(lock.key)
+        return lost
+
+    def expire(self, now_ms: int, count: int) -> list[Lock]:
+        """Up to ``count`` locks whose time has ended, by deadline; they are forgotten."""
+        ended: list[Lock] = []
+        while len(ended) < count and (key := self._due.pop(now_ms)) is not None:
+            ended.append(self._held.pop(key))
+        return ended
+
+    def state(self) -> LocksState:
+        """What a snapshot keeps."""
+        return self.fence, [(lock.key, lock.owner, lock.fence, lock.until_ms) for lock in self._held.values()]
+
+    def restore(self, state: LocksState) -> None:
+        """Take up ``state``."""
+        self.fence, locks = state
+        for key, owner, fence, until_ms in locks:
+            self._held[key] = Lock(key, owner, fence, until_ms)
+            self._due.set(key, until_ms)
+
+    def check(self) -> None:
+        """Each lock has its own token and a deadline; no lock of another excludes one. O(n)."""
+        fences = [lock.fence for lock in self._held.values()]
+        assert len(set(fences)) == len(fences) and all(0 < fence <= self.fence for fence in fences), "tokens are unique"
+        assert self._due.items() == {key: lock.until_ms for key, lock in self._held.items()}, "each lock has its end"
+        assert all(key == lock.key for key, lock in self._held.items()), "a lock is under its key"
+
+    def _excluding(self, key: str) -> list[Lock]:
+        if key == WHOLE_MAP:
+            return [lock for _, lock in sorted(self._held.items())]
+        return [lock for name in (key, WHOLE_MAP) if (lock := self._held.get(name)) is not None]
+
+    def _forget(self, key: str) -> None:
+        del self._held[key]
+        self._due.set(key, None)
+
+
+def _not_holder(key: str, fence: int, lock: Lock | None) -> Conflict:
+    return Conflict(
+        "the lock is not held with this token",
+        code=Code.NOT_HOLDER,
+        hint="another may hold it since: take it again, and read again what it protects",
+        key=key,
+        fence=fence,
+        held_with=lock.fence if lock is not None else None,
+    )
+
 
 MapState = tuple[KeyedState, LocksState]
 ROOM_LOOKS: Final = 16_384
@@ -37,7 +179,7 @@ _ALL: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What watchers are told of one key. ``cause``: set, removed, expired, discarded, deleted (see ``Changed``)."""
+    """What watchers receive for one key. ``cause``: set, removed, expired, discarded, deleted (see ``Changed``)."""
 
     key: str
     revision: int
@@ -51,7 +193,7 @@ class Plan:
 
     keys: tuple[str, ...]
     messages: list[Message]
-    """What the store keeps under each number; a removal is a message without a body that nobody keeps."""
+    """What the store keeps under each number; a removal is a message without a body that is not kept."""
     sizes: array[int]
     references: array[int]
     """1 for a value that is set, 0 for a removal."""

@@ -1,10 +1,8 @@
-"""What is left of a durable that was purged or deleted, of its backlog and of what it retained: given back in steps.
+"""What a purged or deleted durable still has to give back of its backlog and of its retained messages, in steps.
 
-Owns: ``Residue``. Does not own: when the next step is taken (``state``, with ``Expire``).
-
-Failure model: pure. A purge is done at once for everybody who looks at the durable, and its answer is exact. To give a
-large backlog's messages back one has to pass all of them, and read them where there is a matcher; one command does not
-hold up every other for that. Until it is done the messages count against the store's limits.
+A purge takes effect at once and its result is exact. To give back a large backlog, every message must be passed, and
+read if there is a matcher; one command must not block all others for that. Until the residue is done its messages count
+against the store's limits.
 """
 
 from __future__ import annotations
@@ -13,17 +11,10 @@ from typing import Final
 
 import msgspec
 
-from holdfast.stores.durables.backlog import SCAN_MAX, Backlog, expires_ms
-from holdfast.stores.matching.matcher import Matcher
-from holdfast.stores.values.ports import BLOCK_MESSAGES
+from holdfast.stores.durables.backlog import SCAN_MAX, Backlog, Shelf, expires_ms
+from holdfast.stores.matching import Matcher
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Kept
 from holdfast.stores.values.sequence_set import SequenceSet
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from holdfast.stores.durables.backlog import Shelf
-    from holdfast.stores.values.ports import Kept
-
-__all__ = ["STEP_MESSAGES", "Residue", "ResidueState"]
 
 STEP_MESSAGES: Final = 262_144
 """Messages given back in one step where nothing is read for it; else ``backlog.SCAN_MAX`` are looked at."""
@@ -47,7 +38,7 @@ class ResidueState(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Residue:
     """The messages of ``backlog`` from its cursor up to ``end``. ``since_ms`` is when it was left.
 
-    ``left`` is how many they are, None where nobody has counted: what was retained. ``delayed`` has the blocks with
+    ``left`` is how many they are, None if not counted (retained messages). ``delayed`` has the blocks with
     delayed messages that the durable keeps: those that are due later than the time given there. ``only_delayed``: the
     residue has these, and no others.
     """

@@ -1,56 +1,42 @@
-"""The commands of maps: change, lock, unlock, and the end of values, locks and sessions.
-
-Owns: joining a map with its store's numbers, limits and deadlines, and what watchers are told. Does not own: conditions
-and locks themselves (``durables.map``, ``durables.locks``). Failure model: pure; a refusal changes nothing.
-"""
+"""The commands of maps: change, lock, unlock, and the end of values, locks and sessions. A refusal changes nothing."""
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 
 from holdfast.errors import Code, InvalidRequest, LimitExceeded, NotFound
-from holdfast.stores.durables.map import Change, Map
-from holdfast.stores.machine.limits import check_store
-from holdfast.stores.values.commands import Done, MapChange, MapChanged, MapLock, MapLocked, MapUnlock
-from holdfast.stores.values.effects import Advise, Changed
+from holdfast.stores.durables.keyed import KeyedResidue
+from holdfast.stores.durables.map import Change, Lock, Map
+from holdfast.stores.machine.cluster import Cluster
+from holdfast.stores.machine.store import Store, check_store
+from holdfast.stores.values.commands import Done, MapChange, MapChanged, MapLock, MapLocked, MapUnlock, Result
+from holdfast.stores.values.deadlines import Budget
+from holdfast.stores.values.effects import Advise, Changed, Effect
 from holdfast.stores.values.messages import Message
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from holdfast.stores.durables.keyed_residue import KeyedResidue
-    from holdfast.stores.durables.locks import Lock
-    from holdfast.stores.machine.state import State
-    from holdfast.stores.machine.store import Store
-    from holdfast.stores.values.commands import Result
-    from holdfast.stores.values.effects import Effect
-    from holdfast.stores.values.expiry import Budget
-    from holdfast.stores.values.ports import Entry
-
-__all__ = ["change", "clear", "detach", "expire", "give_back", "lock", "tell_deleted", "unlock"]
+from holdfast.stores.values.ports import Entry
 
 
 def _map(store: Store, name: str) -> Map:
     durable = store.durable(name)
     if not isinstance(durable, Map):
         raise InvalidRequest(
-            "this durable is no map", code=Code.TYPE_MISMATCH, durable=name, type=str(durable.definition.type)
+            "the durable is not a map", code=Code.TYPE_MISMATCH, durable=name, type=str(durable.definition.type)
         )
     return durable
 
 
-def change(state: State, command: MapChange, effects: list[Effect]) -> tuple[Result, bool]:
+def change(cluster: Cluster, command: MapChange, effects: list[Effect]) -> tuple[Result, bool]:
     """Set or remove keys. Raises what ``Map.plan`` does, and the limits of message, store and cluster."""
-    store = state.store(command.store)
+    store = cluster.store(command.store)
     found = _map(store, command.map)
     if command.remove_all and found.keyed.is_stepwise:
-        return _remove_all(state, store, found, command, effects)
+        return _remove_all(cluster, store, found, command, effects)
     plan = found.plan(command)
     size_max = store.definition.max_message_size
     if any(size > size_max for size in plan.sizes):
         raise LimitExceeded(
-            "a value is larger than the store takes",
+            "value is too large for the store",
             code=Code.MESSAGE_TOO_LARGE,
             facts={"bytes": max(plan.sizes), "max": size_max},
         )
@@ -59,13 +45,13 @@ def change(state: State, command: MapChange, effects: list[Effect]) -> tuple[Res
     store.room(plan.added_messages, plan.added_bytes)
     check_store(store.definition, store.counts, plan.added_messages, plan.added_bytes)
     first = store.counts.append_values(plan.sizes, plan.references, command.at_ms)
-    state.messages.add(store.name, first, command.at_ms, plan.messages, plan.sizes)
+    cluster.messages.add(store.name, first, command.at_ms, plan.messages, plan.sizes)
     for key in plan.keys if store.keyed_residues else ():
-        _tell_first(store, command.map, key, effects)
-    _tell(store, command.map, found.change(plan, first), effects)
+        _notify_first(store, command.map, key, effects)
+    _notify(store, command.map, found.change(plan, first), effects)
     if not found.sessions:
         store.idle_since_ms[command.map] = command.at_ms
-    state.arm(store, command.map)
+    cluster.arm(store, command.map)
     absent: list[int] = []
     if len(plan.keys) < len(command.changes):
         changed = set(plan.keys)
@@ -74,7 +60,7 @@ def change(state: State, command: MapChange, effects: list[Effect]) -> tuple[Res
 
 
 def _remove_all(
-    state: State, store: Store, found: Map, command: MapChange, effects: list[Effect]
+    cluster: Cluster, store: Store, found: Map, command: MapChange, effects: list[Effect]
 ) -> tuple[Result, bool]:
     """Remove every key, under one revision. Cost: one step; ``Expire`` takes the others."""
     found.check_change(command)
@@ -82,11 +68,11 @@ def _remove_all(
     if not messages:
         return MapChanged(0, 0), False
     revision = store.counts.append_values(array("I", [0]), array("H", [0]), command.at_ms)
-    state.messages.add(store.name, revision, command.at_ms, [Message()], array("I", [0]))
+    cluster.messages.add(store.name, revision, command.at_ms, [Message()], array("I", [0]))
     clear(store, found, command.at_ms, "removed", revision, effects)
     if not found.sessions:
         store.idle_since_ms[command.map] = command.at_ms
-    state.arm(store, command.map)
+    cluster.arm(store, command.map)
     return MapChanged(revision, messages), True
 
 
@@ -94,7 +80,7 @@ def clear(store: Store, found: Map, now_ms: int, cause: str, revision: int, effe
     """Forget every key of a map. Watchers receive ``cause`` for the keys of the first step now, for the rest later."""
     residue = store.leave(found.definition.name, now_ms, cause, revision)
     if residue is not None:
-        _tell_given_back(store, residue, residue.step(), effects)
+        _notify_given_back(store, residue, residue.step(), effects)
         store.forget_done()
 
 
@@ -103,56 +89,56 @@ def give_back(store: Store, budget: Budget, effects: list[Effect]) -> int:
     residue = store.keyed_residues[0]
     entries = residue.step(min(budget.messages, budget.looks))
     budget.looks -= len(entries)
-    _tell_given_back(store, residue, entries, effects)
+    _notify_given_back(store, residue, entries, effects)
     store.forget_done()
     return len(entries)
 
 
-def _tell_first(store: Store, name: str, key: str, effects: list[Effect]) -> None:
+def _notify_first(store: Store, name: str, key: str, effects: list[Effect]) -> None:
     """Report the removal of a key before its next change: a watcher sees the changes of one key in order."""
     for residue in store.keyed_residues:
         if residue.of.cause and residue.of.durable == name and (entry := residue.take(key)) is not None:
-            _tell_given_back(store, residue, [entry], effects)
+            _notify_given_back(store, residue, [entry], effects)
     store.forget_done()
 
 
-def _tell_given_back(store: Store, residue: KeyedResidue, entries: Iterable[Entry], effects: list[Effect]) -> None:
+def _notify_given_back(store: Store, residue: KeyedResidue, entries: Iterable[Entry], effects: list[Effect]) -> None:
     of = residue.of
     if of.cause:
         changes = [Change(entry.key, of.revision or entry.revision, of.cause) for entry in entries]
-        _tell(store, of.durable, changes, effects)
+        _notify(store, of.durable, changes, effects)
 
 
-def lock(state: State, command: MapLock, effects: list[Effect]) -> tuple[Result, bool]:
+def lock(cluster: Cluster, command: MapLock, effects: list[Effect]) -> tuple[Result, bool]:
     """Take, extend or steal a lock. Raises what ``Locks.take`` does."""
-    store = state.store(command.store)
+    store = cluster.store(command.store)
     found = _map(store, command.map)
     taken, lost = found.locks.take(command.key, command.owner, command.ttl_ms, command.at_ms, steal=command.steal)
-    _tell_lost(store, command.map, lost, "stolen", effects)
-    state.arm(store, command.map)
+    _notify_lost(store, command.map, lost, "stolen", effects)
+    cluster.arm(store, command.map)
     return MapLocked(taken.fence, taken.until_ms), True
 
 
-def unlock(state: State, command: MapUnlock, effects: list[Effect]) -> tuple[Result, bool]:
+def unlock(cluster: Cluster, command: MapUnlock, effects: list[Effect]) -> tuple[Result, bool]:
     """Give a lock back. Raises ``Conflict`` (not_holder)."""
     del effects
-    store = state.store(command.store)
+    store = cluster.store(command.store)
     _map(store, command.map).locks.release(command.key, command.owner, command.fence, command.at_ms)
-    state.arm(store, command.map)
+    cluster.arm(store, command.map)
     return Done(), True
 
 
 def detach(store: Store, found: Map, subscriber: str, effects: list[Effect]) -> None:
     """A session ends, and with it the locks of its name. Raises ``NotFound`` where there is no such session.
 
-    Whoever comes again under the name is told ``not_holder`` by what it does with its old token: the fence of the next
+    A session that comes again under the name gets ``not_holder`` for its old token: the fence of the next
     holder is higher, so what was under way when the connection went cannot write over that holder.
     """
     name = found.definition.name
     if subscriber not in found.sessions:
         raise NotFound("this subscriber is not attached", durable=name, subscriber=subscriber)
     del found.sessions[subscriber]
-    _tell_lost(store, name, found.locks.release_owner(subscriber), "disconnected", effects)
+    _notify_lost(store, name, found.locks.release_owner(subscriber), "disconnected", effects)
 
 
 def expire(store: Store, found: Map, now_ms: int, budget: Budget, effects: list[Effect]) -> int:
@@ -160,24 +146,24 @@ def expire(store: Store, found: Map, now_ms: int, budget: Budget, effects: list[
     name = found.definition.name
     ended = found.locks.expire(now_ms, budget.looks)
     budget.looks -= len(ended)
-    _tell_lost(store, name, ended, "expired", effects)
+    _notify_lost(store, name, ended, "expired", effects)
     changes = found.expire(now_ms, budget)
-    _tell(store, name, changes, effects)
+    _notify(store, name, changes, effects)
     return len(changes)
 
 
-def tell_deleted(store: Store, found: Map, entries: Iterable[Entry], effects: list[Effect]) -> None:
+def notify_deleted(store: Store, found: Map, entries: Iterable[Entry], effects: list[Effect]) -> None:
     """Tell watchers what an administrator takes out."""
-    _tell(store, found.definition.name, [Change(entry.key, entry.revision, "deleted") for entry in entries], effects)
+    _notify(store, found.definition.name, [Change(entry.key, entry.revision, "deleted") for entry in entries], effects)
 
 
-def _tell(store: Store, name: str, changes: Iterable[Change], effects: list[Effect]) -> None:
-    told = tuple((item.key, item.revision, item.cause) for item in changes)
-    if told:
-        effects.append(Changed(store.name, name, told))
+def _notify(store: Store, name: str, changes: Iterable[Change], effects: list[Effect]) -> None:
+    reported = tuple((item.key, item.revision, item.cause) for item in changes)
+    if reported:
+        effects.append(Changed(store.name, name, reported))
 
 
-def _tell_lost(store: Store, name: str, locks: Iterable[Lock], cause: str, effects: list[Effect]) -> None:
+def _notify_lost(store: Store, name: str, locks: Iterable[Lock], cause: str, effects: list[Effect]) -> None:
     for lost in locks:
         facts = (("key", lost.key), ("fence", lost.fence), ("cause", cause))
         effects.append(Advise(store.name, name, lost.owner, "lock_lost", facts))

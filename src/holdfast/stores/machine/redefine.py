@@ -1,114 +1,255 @@
-"""Carrying a definition out: which stores and durables come, stay and go.
+"""Carries out a definition: adds, changes and deletes stores and durables, and refuses unwanted losses.
 
-Owns: the commands ``Define`` and ``Redefine``, the history of definitions. Does not own: what a definition may say
-(``definitions``), its parts (``definition_parts``), which changes are possible (``definition_changes``), what they
-would delete (``definition_losses``). Failure model: pure; a definition is checked whole before anything changes.
+A definition is checked whole before anything changes. Without ``delete`` a change that would delete messages is
+refused. Counted are unacknowledged and retained messages, values of maps and last values: of a removed durable or
+store, above a limit that discards old ones, and those that end at once because ``message_ttl``, ``retention_time`` or
+``durable_ttl`` is shorter. Not counted are messages that subscribers hold, and those that end later.
+
+The count reads at most ``LOOKS_MAX`` messages; above that it is a lower bound, and a durable of which nothing is known
+counts as a loss.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
 from holdfast.errors import Code, Conflict, InvalidRequest
-from holdfast.stores.definitions.changes import check_change
-from holdfast.stores.definitions.definitions import parse_definition, with_earlier_prefetch
-from holdfast.stores.definitions.parts import DURABLES, Path, changed_paths, undoing, with_parts
-from holdfast.stores.durables.aging import expire_newly_parked
+from holdfast.stores.definitions.cluster import (
+    ClusterDefinition,
+    Discard,
+    DurableDefinition,
+    StoreDefinition,
+    parse_definition,
+    with_earlier_prefetch,
+)
+from holdfast.stores.definitions.parts import DURABLES, Path, changed_paths, check_change, undoing, with_parts
+from holdfast.stores.durables.aging import expire_newly_parked, retained, set_retention
 from holdfast.stores.durables.consumption import DYING_RETRY_MS, Consumption
-from holdfast.stores.durables.retention import set_retention
-from holdfast.stores.machine.definition_losses import Losses
-from holdfast.stores.machine.limits import check_cluster
-from holdfast.stores.machine.store import Store
-from holdfast.stores.values.commands import FIRST_RULES, STEPWISE_RULES, Define, Done, Part, Redefine
-from holdfast.stores.values.effects import Advise
+from holdfast.stores.durables.keyed import KeyedMessages
+from holdfast.stores.machine.cluster import Cluster, Revision
+from holdfast.stores.machine.store import Durable, Store
+from holdfast.stores.values.commands import FIRST_RULES, STEPWISE_RULES, Define, Done, Redefine, Result
+from holdfast.stores.values.effects import Advise, Effect
 from holdfast.stores.values.reference_counts import REFERENCES_MAX
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from holdfast.stores.definitions.definitions import ClusterDefinition, DurableDefinition, StoreDefinition
-    from holdfast.stores.machine.state import State
-    from holdfast.stores.values.commands import Result
-    from holdfast.stores.values.effects import Effect
+LOOKS_MAX: Final = 16_384
+PLACES_SHOWN_MAX: Final = 20
+"""Places that an error names."""
 
-__all__ = [
-    "Revision",
-    "define",
-    "definition_at",
-    "make_store",
-    "redefine",
-    "restored_history",
-    "whole_history",
-]
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    messages: int = 0
+    is_exact: bool = True
+
+    def __bool__(self) -> bool:
+        return self.messages > 0 or not self.is_exact
+
+    def __str__(self) -> str:
+        if self.is_exact:
+            return str(self.messages)
+        return f"at least {self.messages}" if self.messages else "an unknown number"
+
+    def __add__(self, other: _Loss) -> _Loss:
+        return _Loss(self.messages + other.messages, self.is_exact and other.is_exact)
+
+
+class Losses:
+    """What one change at ``now_ms`` would delete, by place."""
+
+    def __init__(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        self._looks = LOOKS_MAX
+        self._of: dict[str, _Loss] = {}
+
+    def remove_store(self, store: Store) -> None:
+        """The store goes, with every durable."""
+        loss = sum((self._kept(durable) for durable in store.durables.values()), _Loss())
+        # ``live`` includes what a purge has left to give back, and has each message of several durables once.
+        self._of[store.name] = _Loss(min(loss.messages, store.counts.live), loss.is_exact)
+
+    def remove(self, store: Store, durable: Durable) -> None:
+        """The durable goes."""
+        self._of[f"{store.name}/{durable.definition.name}"] = self._kept(durable)
+
+    def change(self, store: Store, durable: Durable, after: DurableDefinition) -> None:
+        """The durable gets another definition."""
+        if durable.definition != after:
+            self._of[f"{store.name}/{after.name}"] = self._changed(store, durable, after)
+
+    def refuse(self) -> None:
+        """Raises ``Conflict`` where any message would go."""
+        lost = {place: loss for place, loss in self._of.items() if loss}
+        if not lost:
+            return
+        shown = ", ".join(f"{place} ({loss})" for place, loss in islice(lost.items(), PLACES_SHOWN_MAX))
+        more = f" and {len(lost) - PLACES_SHOWN_MAX} more" if len(lost) > PLACES_SHOWN_MAX else ""
+        raise Conflict(
+            f"the change would delete messages of {shown}{more}",
+            code=Code.DELETES_MESSAGES,
+            facts={"messages": sum(loss.messages for loss in lost.values()), "places": len(lost)},
+            hint="delete=true allows it",
+        )
+
+    def _kept(self, durable: Durable) -> _Loss:
+        if not isinstance(durable, Consumption):
+            return _Loss(durable.keyed.messages)
+        floor = durable.backlog.floor
+        settled = _Loss() if floor is None else self._retained(durable, floor, durable.backlog.cursor)
+        return _Loss(durable.pending) + settled
+
+    def _changed(self, store: Store, durable: Durable, after: DurableDefinition) -> _Loss:
+        before, now_ms = durable.definition, self._now_ms
+        idle_ms = store.idle_since_ms.get(after.name)
+        if idle_ms is not None and _ends(idle_ms, after.durable_ttl_ms, now_ms):
+            return _Loss() if _ends(idle_ms, before.durable_ttl_ms, now_ms) else self._kept(durable)
+        over = _Loss(max(0, _over(durable, after) - _over(durable, before)))
+        expired = self._expired(store, durable, before.message_ttl_ms, after.message_ttl_ms)
+        # Both end the oldest ones, so the larger includes the smaller.
+        first = expired if expired.messages >= over.messages else _Loss(over.messages, expired.is_exact)
+        return first + self._ended_retained(durable, after.retention_time_ms)
+
+    # ---- by time ----------------------------------------------------------------------------------------------------
+
+    def _expired(self, store: Store, durable: Durable, before_ms: int, after_ms: int) -> _Loss:
+        if not after_ms or 0 < before_ms <= after_ms:
+            return _Loss()
+        low_ms, high_ms = self._now_ms - before_ms if before_ms else -1, self._now_ms - after_ms
+        if not isinstance(durable, Consumption):
+            return self._expired_values(store, durable.keyed, low_ms, high_ms)
+        backlog, counts = durable.backlog, store.counts
+        apart = [(first, last) for first, last, _ in durable.redelivery.all_runs()]
+        apart += [(seq, seq) for seq in durable.dying] if durable.parks else []
+        loss = self._arrived(durable, apart, low_ms, high_ms)
+        first = counts.first_since(max(0, low_ms + 1), backlog.cursor, counts.next_seq)
+        end = counts.first_since(max(0, high_ms + 1), first, counts.next_seq)
+        looks = min(self._looks, end - first)
+        seqs, reached, left = backlog.look(first - 1, looks, looks)
+        self._looks -= looks - max(0, left)
+        found = self._arrived(durable, [(seq, seq) for seq in seqs if seq < end], low_ms, high_ms)
+        return loss + found + _Loss(0, first == end or reached is None or reached >= end - 1)
+
+    def _arrived(self, durable: Consumption, runs: Iterable[tuple[int, int]], low_ms: int, high_ms: int) -> _Loss:
+        """Those that began to live after ``low_ms`` and up to ``high_ms``."""
+        found = 0
+        for first, last in runs:
+            if durable.shelf.counts.published_ms(first) > high_ms:
+                continue
+            for seq in range(first, last + 1):
+                if self._looks <= 0:
+                    return _Loss(found, is_exact=False)
+                self._looks -= 1
+                found += low_ms < durable.arrived_ms(seq) <= high_ms
+        return _Loss(found)
+
+    def _expired_values(self, store: Store, keyed: KeyedMessages, low_ms: int, high_ms: int) -> _Loss:
+        if not keyed.messages:
+            return _Loss()
+        counts = store.counts
+        first = counts.first_since(max(0, low_ms + 1), keyed.oldest, counts.next_seq)
+        end = counts.first_since(max(0, high_ms + 1), first, counts.next_seq)
+        looks = min(self._looks, end - first)
+        entries, reached, left = keyed.browse_page(first - 1, looks, looks)
+        self._looks -= looks - max(0, left)
+        found = sum(entry.revision < end for entry in entries)
+        return _Loss(found, first == end or reached is None or reached >= end - 1 or found == keyed.messages)
+
+    def _ended_retained(self, durable: Durable, after_ms: int) -> _Loss:
+        """Retained messages that a shorter ``retention_time`` ends, or none at all."""
+        if not isinstance(durable, Consumption) or durable.backlog.floor is None:
+            return _Loss()
+        before_ms, floor, cursor = durable.definition.retention_time_ms, durable.backlog.floor, durable.backlog.cursor
+        if before_ms <= after_ms:
+            return _Loss()
+        first_since = durable.shelf.counts.first_since
+        first = first_since(max(0, self._now_ms - before_ms + 1), floor, cursor)
+        end = first_since(max(0, self._now_ms - after_ms + 1), first, cursor) if after_ms else cursor
+        return self._retained(durable, first, end)
+
+    def _retained(self, durable: Consumption, first: int, end: int) -> _Loss:
+        stop = min(end, first + max(0, self._looks))
+        self._looks -= max(0, stop - first)
+        found = sum(high - low + 1 for low, high in retained(durable, first, stop)) if first < stop else 0
+        return _Loss(found, stop >= end)
+
+
+def _ends(since_ms: int, ttl_ms: int, now_ms: int) -> bool:
+    return 0 < ttl_ms <= now_ms - since_ms
+
+
+def _over(durable: Durable, wanted: DurableDefinition) -> int:
+    """How many messages a limit would discard; about as many, where it is one of bytes."""
+    if wanted.discard is not Discard.OLD:
+        return 0
+    if isinstance(durable, Consumption):
+        messages, size = durable.pending, durable.pending_bytes
+    else:
+        messages, size = durable.keyed.messages, durable.keyed.bytes
+    over = max(0, messages - wanted.message_limit) if wanted.message_limit else 0
+    if wanted.bytelimit and size > wanted.bytelimit:
+        average = max(1, size // max(1, messages))
+        over = max(over, -(-(size - wanted.bytelimit) // average))
+    return over
 
 
 HISTORY_BYTES_MAX = 4 << 20
 
 
-class Revision(msgspec.Struct, frozen=True, array_like=True):
-    """One definition of the history. See ``definition_at``."""
-
-    revision: int
-    at_ms: int
-    author: str
-    definitions: bytes
-    """The whole as JSON, or empty where it is made of the next one. A snapshot has that of the last one."""
-    undo: list[Part] | None = None
-    """What makes the one before of this one; None where a whole definition was given, and the one before is whole."""
-
-
-def define(state: State, command: Define, effects: list[Effect]) -> tuple[Result, bool]:
+def define(cluster: Cluster, command: Define, effects: list[Effect]) -> tuple[Result, bool]:
     """Replace the definition of the cluster. Raises ``InvalidRequest``; ``Conflict`` where another one was quicker."""
-    _check_revision(state, command)
+    _check_revision(cluster, command)
     definition, whole = parse_definition(command.definitions), command.definitions
-    if state.rules == FIRST_RULES:
+    if cluster.rules == FIRST_RULES:
         definition = with_earlier_prefetch(definition)
         whole = definition.json()
-    paths = changed_paths(state.definition, definition)
-    _check(state, command, definition, paths)
-    if state.history and not state.history[-1].definitions:
-        state.history[-1] = replace(state.history[-1], definitions=state.definition.json())
-    _put_in_force(state, command, definition, paths, effects)
-    _keep(state, Revision(command.revision, command.at_ms, command.author, whole))
+    paths = changed_paths(cluster.definition, definition)
+    _check(cluster, command, definition, paths)
+    if cluster.history and not cluster.history[-1].definitions:
+        cluster.history[-1] = replace(cluster.history[-1], definitions=cluster.definition.json())
+    _put_in_force(cluster, command, definition, paths, effects)
+    _keep(cluster, Revision(command.revision, command.at_ms, command.author, whole))
     return Done(), True
 
 
-def redefine(state: State, command: Redefine, effects: list[Effect]) -> tuple[Result, bool]:
+def redefine(cluster: Cluster, command: Redefine, effects: list[Effect]) -> tuple[Result, bool]:
     """Change parts of the definition. Raises as ``define``. *Cost*: what changes, and two copies of a store's names."""
-    _check_revision(state, command)
-    before = state.definition
+    _check_revision(cluster, command)
+    before = cluster.definition
     definition = with_parts(before, command.parts)
     paths = list(dict.fromkeys(part.path for part in command.parts))
-    _check(state, command, definition, paths)
-    _put_in_force(state, command, definition, paths, effects)
+    _check(cluster, command, definition, paths)
+    _put_in_force(cluster, command, definition, paths, effects)
     undo = undoing(before, definition, paths)
-    _keep(state, Revision(command.revision, command.at_ms, command.author, b"", undo))
+    _keep(cluster, Revision(command.revision, command.at_ms, command.author, b"", undo))
     return Done(), True
 
 
-def definition_at(state: State, revision: int) -> ClusterDefinition | None:
+def definition_at(cluster: Cluster, revision: int) -> ClusterDefinition | None:
     """The definition with this number, None where it is not in the history. *Cost*: the changes since."""
-    places = [place for place, kept in enumerate(state.history) if kept.revision == revision]
+    places = [place for place, kept in enumerate(cluster.history) if kept.revision == revision]
     if not places:
         return None
-    wanted, definition = places[0], state.definition
-    for place in range(len(state.history) - 1, wanted, -1):
-        whole = state.history[place - 1].definitions
-        definition = parse_definition(whole) if whole else with_parts(definition, state.history[place].undo or ())
+    wanted, definition = places[0], cluster.definition
+    for place in range(len(cluster.history) - 1, wanted, -1):
+        whole = cluster.history[place - 1].definitions
+        definition = parse_definition(whole) if whole else with_parts(definition, cluster.history[place].undo or ())
     return definition
 
 
-def whole_history(state: State) -> list[Revision]:
+def whole_history(cluster: Cluster) -> list[Revision]:
     """The history as a snapshot has it: its last item holds the whole definition."""
-    if not state.history or state.history[-1].definitions:
-        return state.history
-    known = state.encoded_definition
-    if known is None or known[0] is not state.definition:
-        known = state.encoded_definition = state.definition, state.definition.json()
-    return [*state.history[:-1], replace(state.history[-1], definitions=known[1])]
+    if not cluster.history or cluster.history[-1].definitions:
+        return cluster.history
+    known = cluster.encoded_definition
+    if known is None or known[0] is not cluster.definition:
+        known = cluster.encoded_definition = cluster.definition, cluster.definition.json()
+    return [*cluster.history[:-1], replace(cluster.history[-1], definitions=known[1])]
 
 
 def restored_history(kept: list[Revision], rules: int) -> list[Revision]:
@@ -124,37 +265,41 @@ def _with_earlier_prefetch(kept: Revision) -> Revision:
     return replace(kept, definitions=with_earlier_prefetch(parse_definition(kept.definitions)).json())
 
 
-def _check_revision(state: State, command: Define | Redefine) -> None:
-    if command.revision != state.revision + 1:
+def _check_revision(cluster: Cluster, command: Define | Redefine) -> None:
+    if command.revision != cluster.revision + 1:
         raise Conflict(
             "the definition was changed meanwhile",
             code=Code.REVISION_MISMATCH,
-            facts={"revision": state.revision, "given": command.revision},
+            facts={"revision": cluster.revision, "given": command.revision},
             hint="read it again; the next revision is one above the current one",
         )
 
 
-def _check(state: State, command: Define | Redefine, definition: ClusterDefinition, paths: list[Path]) -> None:
-    check_change(state.definition, definition, paths)
+def _check(cluster: Cluster, command: Define | Redefine, definition: ClusterDefinition, paths: list[Path]) -> None:
+    check_change(cluster.definition, definition, paths)
     for name, of_store in _by_store(paths).items():
         if name in definition.stores:
-            _check_dynamic(state, definition.stores[name], of_store.durables)
-    _check_losses(state, command, definition, paths)
+            _check_dynamic(cluster, definition.stores[name], of_store.durables)
+    _check_losses(cluster, command, definition, paths)
 
 
 def _put_in_force(
-    state: State, command: Define | Redefine, definition: ClusterDefinition, paths: list[Path], effects: list[Effect]
+    cluster: Cluster,
+    command: Define | Redefine,
+    definition: ClusterDefinition,
+    paths: list[Path],
+    effects: list[Effect],
 ) -> None:
     touched = _by_store(paths)
-    for name in [name for name in touched if name not in definition.stores and name in state.stores]:
-        _delete_store(state, name, effects)
-    state.definition, state.revision = definition, command.revision
+    for name in [name for name in touched if name not in definition.stores and name in cluster.stores]:
+        _delete_store(cluster, name, effects)
+    cluster.definition, cluster.revision = definition, command.revision
     for name, of_store in touched.items():
         wanted = definition.stores.get(name)
         if wanted is not None:
-            if name not in state.stores:
-                make_store(state, wanted)
-            _change_store(state, state.stores[name], wanted, of_store, command.at_ms, effects)
+            if name not in cluster.stores:
+                cluster.make_store(wanted)
+            _change_store(cluster, cluster.stores[name], wanted, of_store, command.at_ms, effects)
 
 
 class _Touched(NamedTuple):
@@ -177,13 +322,15 @@ def _by_store(paths: list[Path]) -> dict[str, _Touched]:
     return found
 
 
-def _check_losses(state: State, command: Define | Redefine, definition: ClusterDefinition, paths: list[Path]) -> None:
+def _check_losses(
+    cluster: Cluster, command: Define | Redefine, definition: ClusterDefinition, paths: list[Path]
+) -> None:
     """Raises ``Conflict`` where messages would go. Records of older rules were accepted by what was counted then."""
-    if command.delete or state.rules < STEPWISE_RULES:
+    if command.delete or cluster.rules < STEPWISE_RULES:
         return
     losses = Losses(command.at_ms)
     for name, of_store in _by_store(paths).items():
-        store = state.stores.get(name)
+        store = cluster.stores.get(name)
         if store is None:
             continue
         if name not in definition.stores:
@@ -198,11 +345,11 @@ def _check_losses(state: State, command: Define | Redefine, definition: ClusterD
     losses.refuse()
 
 
-def _keep(state: State, revision: Revision) -> None:
+def _keep(cluster: Cluster, revision: Revision) -> None:
     """Add to the history; forget the oldest, those above the count or above so many bytes: each snapshot has them."""
-    history = state.history
+    history = cluster.history
     history.append(revision)
-    del history[: -state.definition.max_deployment_history]
+    del history[: -cluster.definition.max_deployment_history]
     while len(history) > 1 and sum(map(_size, history)) > HISTORY_BYTES_MAX:
         del history[0]
 
@@ -211,9 +358,9 @@ def _size(kept: Revision) -> int:
     return len(kept.definitions) + sum(len(part.document) for part in kept.undo or ())
 
 
-def _check_dynamic(state: State, definition: StoreDefinition, durables: list[str]) -> None:
+def _check_dynamic(cluster: Cluster, definition: StoreDefinition, durables: list[str]) -> None:
     """A static durable that takes the place of a dynamic one keeps what that keeps, so it must be of its kind."""
-    store = state.stores.get(definition.name)
+    store = cluster.stores.get(definition.name)
     known = store.durables if store is not None else {}
     wanted_durables = [definition.durables[name] for name in durables if name in definition.durables]
     count = len(known) + sum(wanted.name not in known for wanted in wanted_durables)
@@ -236,28 +383,14 @@ def _check_dynamic(state: State, definition: StoreDefinition, durables: list[str
             )
 
 
-def make_store(state: State, definition: StoreDefinition) -> Store:
-    """An empty store."""
-
-    def room(messages: int, size: int) -> None:
-        cluster = state.definition
-        if cluster.message_limit or cluster.bytelimit:
-            check_cluster(cluster, (store.counts for store in state.stores.values()), messages, size)
-
-    store = Store(definition, state.messages, state.blocks, state.entries, room)
-    store.shelf.rules = state.rules
-    state.stores[definition.name] = store
-    return store
-
-
-def _delete_store(state: State, name: str, effects: list[Effect]) -> None:
-    store = state.stores.pop(name)
+def _delete_store(cluster: Cluster, name: str, effects: list[Effect]) -> None:
+    store = cluster.stores.pop(name)
     for durable in store.durables:
         effects.append(Advise(name, durable, "", "durable_deleted", (("cause", "store_deleted"),)))
-        state.deadlines_of(store).set((name, durable), None)
-    state.entries.forget(name)
-    state.messages.forget_store(name)
-    state.blocks.forget_store(name)
+        cluster.deadlines_of(store).set((name, durable), None)
+    cluster.entries.forget(name)
+    cluster.messages.forget_store(name)
+    cluster.blocks.forget_store(name)
 
 
 def _reached(store: Store, wanted: StoreDefinition, touched: _Touched) -> list[tuple[str, DurableDefinition | None]]:
@@ -283,21 +416,23 @@ def _reached(store: Store, wanted: StoreDefinition, touched: _Touched) -> list[t
 
 
 def _change_store(
-    state: State, store: Store, wanted: StoreDefinition, touched: _Touched, now_ms: int, effects: list[Effect]
+    cluster: Cluster, store: Store, wanted: StoreDefinition, touched: _Touched, now_ms: int, effects: list[Effect]
 ) -> None:
     reached = _reached(store, wanted, touched)
     store.definition = wanted
     for name, definition in reached:
         if definition is None:
-            state.delete(store, name, "not_defined", now_ms, effects)
+            cluster.delete(store, name, "not_defined", now_ms, effects)
         elif name in store.durables:
-            _change_durable(state, store, definition, now_ms, effects)
+            _change_durable(cluster, store, definition, now_ms, effects)
         else:
             store.add(definition, now_ms)
-            state.arm(store, name)
+            cluster.arm(store, name)
 
 
-def _change_durable(state: State, store: Store, wanted: DurableDefinition, now_ms: int, effects: list[Effect]) -> None:
+def _change_durable(
+    cluster: Cluster, store: Store, wanted: DurableDefinition, now_ms: int, effects: list[Effect]
+) -> None:
     durable = store.durables[wanted.name]
     if durable.definition == wanted:
         return
@@ -306,7 +441,7 @@ def _change_durable(state: State, store: Store, wanted: DurableDefinition, now_m
     durable.definition = wanted
     if isinstance(durable, Consumption):
         if not wanted.message_ttl_ms:
-            durable.parked_ms = durable.returned.arrivals = None
+            durable.parked_ms = durable.redelivery.arrivals = None
         if letters_moved:
             # What waits goes to the new place at once; where there is none it stays.
             effects += durable.dying_effects()
@@ -321,4 +456,4 @@ def _change_durable(state: State, store: Store, wanted: DurableDefinition, now_m
     if isinstance(durable, Consumption) and durable.ready():
         # Windows may be wider now.
         effects.append(durable.ready_effect)
-    state.arm(store, wanted.name)
+    cluster.arm(store, wanted.name)

@@ -1,11 +1,8 @@
-"""The bytes of the state: everything that the ports do not keep.
-
-Owns: the format. Does not own: what the items mean (each class's ``state``). Failure model: bytes that are no snapshot
-raise ``CorruptData``, and nothing was changed.
+"""The bytes of a snapshot: everything that the ports do not keep.
 
 One msgpack array; every item below is an array of its own fields in the order of its class, append-only like the
 commands. It is valid if it decodes to ``_State`` with ``format`` 2 (or 1, which has no rules), its last definition is
-valid, and its stores are those of that definition that do not live in memory only.
+valid, and its stores are those of that definition that are not in memory only.
 
 | item | holds |
 |---|---|
@@ -19,28 +16,23 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.errors import CorruptData, InvalidRequest, statement_of
-from holdfast.stores.definitions.definitions import (
+from holdfast.stores.definitions.cluster import (
     ClusterDefinition,
     DurableDefinition,
     durable_of,
     parse_definition,
     with_earlier_prefetch,
 )
-from holdfast.stores.durables.consumption import Consumption, ConsumptionState
-from holdfast.stores.durables.keyed_residue import KeyedResidue, KeyedResidueState
+from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.durables.keyed import KeyedResidue, KeyedResidueState
 from holdfast.stores.durables.last_value import LastValue, LastValueState
 from holdfast.stores.durables.map import Map, MapState
+from holdfast.stores.durables.pending import ConsumptionState
 from holdfast.stores.durables.residue import Residue, ResidueState
-from holdfast.stores.machine.publishers import PublisherState
-from holdfast.stores.machine.redefine import Revision, make_store, restored_history, whole_history
+from holdfast.stores.machine.cluster import Cluster, Revision
+from holdfast.stores.machine.redefine import restored_history, whole_history
+from holdfast.stores.machine.store import PublisherState, Store
 from holdfast.stores.values.commands import FIRST_RULES, RULES
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from holdfast.stores.machine.state import State
-    from holdfast.stores.machine.store import Store
-
-__all__ = ["restore", "snapshot"]
 
 FORMAT = 2
 WITHOUT_RULES = 1
@@ -113,15 +105,17 @@ _decoder = msgspec.msgpack.Decoder(_State)
 _encoder = msgspec.msgpack.Encoder()
 
 
-def snapshot(state: State) -> bytes:
+def snapshot(cluster: Cluster) -> bytes:
     """The state's bytes.
 
     Cost: O(durables, what is not settled, publishers), on the caller's thread: about 5 microseconds a durable and one a
     publisher, 50 milliseconds for 10,000 durables.
     """
     # A store that lives in memory only is empty after a start.
-    stores = [_store(store) for store in state.stores.values() if not state.definition.is_volatile(store.definition)]
-    return _encoder.encode((FORMAT, state.at_ms, state.revision, whole_history(state), stores, state.rules))
+    stores = [
+        _store(store) for store in cluster.stores.values() if not cluster.definition.is_volatile(store.definition)
+    ]
+    return _encoder.encode((FORMAT, cluster.at_ms, cluster.revision, whole_history(cluster), stores, cluster.rules))
 
 
 def _store(store: Store) -> _Written:
@@ -167,7 +161,7 @@ def _array_of(count: int) -> bytes:
     return b"\xdc" + count.to_bytes(2, "big") if count < 65_536 else b"\xdd" + count.to_bytes(4, "big")
 
 
-def restore(state: State, data: bytes) -> None:
+def restore(cluster: Cluster, data: bytes) -> None:
     """Make an empty state what the snapshot says. Raises ``CorruptData``."""
     try:
         found = _decoder.decode(data)
@@ -180,7 +174,7 @@ def restore(state: State, data: bytes) -> None:
             for durable in store.durables
         }
     except (msgspec.DecodeError, InvalidRequest, KeyError) as error:
-        raise CorruptData("this is no snapshot of the stores", facts={"reason": statement_of(error)}) from error
+        raise CorruptData("the snapshot of the stores is not valid", facts={"reason": statement_of(error)}) from error
     if (
         found.format not in (WITHOUT_RULES, FORMAT)
         or found.rules > RULES
@@ -189,21 +183,21 @@ def restore(state: State, data: bytes) -> None:
         raise CorruptData(
             "this snapshot of the stores is of another version", facts={"format": found.format, "rules": found.rules}
         )
-    assert not state.stores, "a snapshot is taken up by an empty state"
-    state.rules = found.rules
-    state.definition, state.revision, state.history = (
+    assert not cluster.stores, "a snapshot is taken up by an empty state"
+    cluster.rules = found.rules
+    cluster.definition, cluster.revision, cluster.history = (
         definition,
         found.revision,
         restored_history(found.history, found.rules),
     )
-    state.at_ms = found.at_ms
+    cluster.at_ms = found.at_ms
     for name in sorted(definition.volatile_stores):
-        store = make_store(state, definition.stores[name])
+        store = cluster.make_store(definition.stores[name])
         for static in store.definition.durables.values():
             store.add(static, found.at_ms)
-            state.arm(store, static.name)
+            cluster.arm(store, static.name)
     for kept in found.stores:
-        store = make_store(state, definition.stores[kept.name])
+        store = cluster.make_store(definition.stores[kept.name])
         counts = store.counts
         counts.next_seq, counts.live, counts.live_bytes = kept.next_seq, kept.live, kept.live_bytes
         for number, at_ms in kept.due_blocks:
@@ -214,7 +208,7 @@ def restore(state: State, data: bytes) -> None:
         store.keyed_residues = [KeyedResidue(of, store.shelf, store.entries) for of in kept.keyed_residues]
         for durable in kept.durables:
             _restore_durable(store, durable, definitions[kept.name, durable.name])
-            state.arm(store, durable.name)
+            cluster.arm(store, durable.name)
 
 
 def _definition(cluster: ClusterDefinition, store: str, durable: _Durable) -> DurableDefinition:
@@ -226,15 +220,15 @@ def _definition(cluster: ClusterDefinition, store: str, durable: _Durable) -> Du
 def _restore_durable(store: Store, kept: _Durable, definition: DurableDefinition) -> None:
     durable = store.add(definition, 0)
     match kept.state:
-        case _Consumed(state):
+        case _Consumed(cluster):
             assert isinstance(durable, Consumption), "a durable has its type's state"
-            durable.restore(state)
-        case _LastValued(state):
+            durable.restore(cluster)
+        case _LastValued(cluster):
             assert isinstance(durable, LastValue), "a durable has its type's state"
-            durable.restore(state)
-        case _Mapped(state, sessions):
+            durable.restore(cluster)
+        case _Mapped(cluster, sessions):
             assert isinstance(durable, Map), "a durable has its type's state"
-            durable.restore(state)
+            durable.restore(cluster)
             durable.sessions = dict.fromkeys(sessions)
     if kept.idle_since_ms is None:
         store.idle_since_ms.pop(kept.name, None)

@@ -1,46 +1,41 @@
-"""All stores of a cluster: the state machine that commands drive.
+"""The state machine of a cluster: ``apply(command)`` changes the state and returns a result.
 
-Owns: which command does what to which durable, the deadlines of all durables. Does not own: what happens inside a store
-(``store``, ``durables``), how a definition is carried out (``redefine``), maps' commands (``map_commands``), what a
-snapshot holds (``snapshots``), time (commands bring it), the log.
-
-Failure model: pure. Two rules:
-
-- ``apply`` is the only way to change the state, in operation and at a start alike. It carries a command out whole, or
+- ``apply`` is the only way to change the state, in operation and during recovery. It carries a command out whole, or
   raises ``HoldfastError`` and has changed nothing.
-- What it does follows from the state, the command, and what the ports have under the numbers that it asks for.
+- The result depends on the state, the command, and the messages that the ports return, and on nothing else.
+
+``redefine`` and ``map_commands`` have their own commands, ``snapshots`` has the bytes of the state.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import cast
 
 from holdfast.errors import Code, InvalidRequest, NotFound
-from holdfast.stores.definitions.definitions import (
+from holdfast.stores.definitions.cluster import (
     BUILT_IN_TEMPLATES,
     PREFETCH_UNSET,
-    ClusterDefinition,
     DurableDefinition,
     DurableType,
     StoreDefinition,
 )
-from holdfast.stores.definitions.values import check_name
-from holdfast.stores.durables import administration, retention
-from holdfast.stores.durables.backlog import expires_ms
+from holdfast.stores.definitions.reader import check_name
+from holdfast.stores.durables import aging
+from holdfast.stores.durables.backlog import ReadAhead, expires_ms
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.last_value import LastValue
 from holdfast.stores.durables.map import Map
 from holdfast.stores.machine import map_commands, redefine, snapshots
-from holdfast.stores.machine.store import Store
-from holdfast.stores.matching.matcher import Matcher
+from holdfast.stores.machine.cluster import Cluster
+from holdfast.stores.machine.store import Durable, Store
+from holdfast.stores.matching import Matcher
 from holdfast.stores.values import commands
-from holdfast.stores.values.batch import Batch
 from holdfast.stores.values.commands import (
     FIRST_RULES,
-    RULES,
     Acknowledged,
     Attached,
     Command,
@@ -49,21 +44,12 @@ from holdfast.stores.values.commands import (
     Expired,
     Published,
     Purged,
+    Result,
 )
-from holdfast.stores.values.effects import Advise, Applied, Displaced, Effect, Ready
-from holdfast.stores.values.expiry import Budget, Deadlines, earlier
-from holdfast.stores.values.ports import BLOCK_MESSAGES
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from holdfast.stores.durables.look_ahead import LookAhead
-    from holdfast.stores.machine.store import Durable
-    from holdfast.stores.values.commands import Result
-    from holdfast.stores.values.ports import Blocks, Entries, Kept, Messages
-
-__all__ = ["State"]
+from holdfast.stores.values.deadlines import Budget
+from holdfast.stores.values.effects import Applied, Displaced, Effect, Ready
+from holdfast.stores.values.messages import Batch
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Blocks, Entries, Kept, Messages
 
 _Outcome = tuple["Result", bool]
 """A result, and whether anything changed."""
@@ -71,31 +57,15 @@ DEAD_LETTER_BYTES_MAX = 1 << 31
 """A dead letter is never refused for its size: it was accepted once, and has a few fields more now."""
 
 
-class State:
+class State(Cluster):
     """The whole state. ``apply`` changes it; everything else only looks.
 
-    ``stores`` is for looking: see ``Store`` and the durables for what they tell.
+    ``stores`` is for looking: see ``Store`` and the durables for what they report.
     """
 
     def __init__(self, messages: Messages, blocks: Blocks, entries: Entries) -> None:
-        self.messages = messages
-        self.blocks = blocks
-        self.entries = entries
-        self.definition = ClusterDefinition()
-        self.revision = 0
-        self.history: list[redefine.Revision] = []
-        """The last definitions, oldest first; the newest is in force."""
-        self.encoded_definition: tuple[ClusterDefinition, bytes] | None = None
-        """The bytes that the last snapshot needed: making them again takes as long as the rest of a snapshot."""
-        self.stores: dict[str, Store] = {}
-        self._rules = RULES
-        self.at_ms = 0
-        """The time of the last command that changed anything."""
-        self.deadlines: Deadlines[tuple[str, str]] = Deadlines()
-        """When each durable has something to do next, by store and durable."""
-        self.volatile_deadlines: Deadlines[tuple[str, str]] = Deadlines()
-        """The same of the stores that live in memory only: what the log does not tell must not move what it does."""
-        self.look_ahead: LookAhead | None = None  # for the rewind that comes now: a hint, and no part of the state
+        super().__init__(messages, blocks, entries)
+        self.read_ahead: ReadAhead | None = None  # for the rewind that comes now: a hint, and no part of the state
         self._handlers = self._table()
 
     def _table(self) -> dict[type, Callable[[Command, list[Effect]], _Outcome]]:
@@ -122,20 +92,6 @@ class State:
         }
         # Each handler takes the command that it is filed under.
         return cast("dict[type, Callable[[Command, list[Effect]], _Outcome]]", handlers)
-
-    @property
-    def rules(self) -> int:
-        """The rules that commands follow: ``commands.RULES``, or older ones while a replay applies older records."""
-        return self._rules
-
-    @rules.setter
-    def rules(self, rules: int) -> None:
-        if rules != self._rules:
-            self._rules = rules
-            for store in self.stores.values():
-                store.shelf.rules = rules
-                for name in store.durables:
-                    self.arm(store, name)
 
     # ---- the transition ---------------------------------------------------------------------------------------------
 
@@ -185,7 +141,7 @@ class State:
         template = store.template(command.template)
         if template is None:
             raise NotFound(
-                "there is no such durable, and no template to make it of",
+                "durable does not exist, and no template is given to create it",
                 facts={"store": store.name, "durable": command.durable, "template": command.template or None},
                 hint="define the durable, or name a template such as shared",
             )
@@ -212,10 +168,10 @@ class State:
             )
 
     def _detach(self, command: commands.Detach, effects: list[Effect]) -> _Outcome:
-        store, durable = self._found(command.store, command.durable)
+        store, durable = self.find(command.store, command.durable)
         if isinstance(durable, Consumption):
             durable.detach(command.subscriber, command.at_ms, effects)
-            alone = not durable.holdings.of
+            alone = not durable.leases.of
         elif isinstance(durable, LastValue):
             if not durable.detach(command.subscriber):
                 raise NotFound(
@@ -231,7 +187,7 @@ class State:
         return Done(), True
 
     def _unsubscribe(self, command: commands.Unsubscribe, effects: list[Effect]) -> _Outcome:
-        store, durable = self._found(command.store, command.durable)
+        store, durable = self.find(command.store, command.durable)
         if not durable.definition.dynamic:
             raise InvalidRequest(
                 "a static durable is deleted by a definition without it", store=store.name, durable=command.durable
@@ -239,14 +195,8 @@ class State:
         self.delete(store, command.durable, "unsubscribed", command.at_ms, effects)
         return Done(), True
 
-    def delete(self, store: Store, name: str, cause: str, now_ms: int, effects: list[Effect]) -> None:
-        """Delete a durable with what it keeps, and tell its subscribers."""
-        effects.append(Advise(store.name, name, "", "durable_deleted", (("cause", cause),)))
-        store.remove(name, now_ms)
-        self.deadlines_of(store).set((store.name, name), None)
-
     def _deliver(self, command: commands.Deliver, effects: list[Effect]) -> _Outcome:
-        store, durable = self._found(command.store, command.durable)
+        store, durable = self.find(command.store, command.durable)
         if isinstance(durable, Consumption):
             before = durable.position()
             runs = durable.deliver(command.subscriber, command.count, command.at_ms, effects)
@@ -260,7 +210,7 @@ class State:
         return Delivered([(entry.revision, entry.revision, 1)] if entry is not None else []), entry is not None
 
     def _acknowledge(self, command: commands.Acknowledge, effects: list[Effect]) -> _Outcome:
-        store, durable = self._found(command.store, command.durable)
+        store, durable = self.find(command.store, command.durable)
         if not isinstance(durable, Consumption):
             # There is nothing to settle; a client that acknowledges everything need not know the type.
             return Acknowledged(0, []), False
@@ -272,7 +222,7 @@ class State:
         return result, result.acknowledged > 0 or bool(command.extend) or command.started is not None
 
     def _dead_letter(self, command: commands.DeadLetter, effects: list[Effect]) -> _Outcome:
-        store, durable = self._found(command.store, command.durable)
+        store, durable = self.find(command.store, command.durable)
         if not isinstance(durable, Consumption) or command.seq not in durable.dying:
             raise NotFound("this message is not dying", store=store.name, durable=command.durable, seq=command.seq)
         result = Published(0, 0, 0, 0)
@@ -280,7 +230,7 @@ class State:
             target = self.store(command.to_store)
             batch = Batch([command.message], DEAD_LETTER_BYTES_MAX, command.at_ms)
             if not target.wants(batch):
-                # It stays with the dying, who are told again: a dead letter that nobody keeps would be a loss.
+                # It stays with the dying messages and is reported again: an unwanted dead letter would be lost.
                 raise NotFound("no durable of the dead-letter store wants the message", store=target.name)
             seq, unmatched = target.accept(batch, effects)
             result = Published(seq, seq, 0, unmatched)
@@ -297,26 +247,26 @@ class State:
         changed = False
         for store in self.stores.values():
             for durable in store.durables.values():
-                for holding in durable.holdings.of.values() if isinstance(durable, Consumption) else ():
-                    changed |= holding.restarted()
+                for holder in durable.leases.of.values() if isinstance(durable, Consumption) else ():
+                    changed |= holder.restarted()
         return Done(), changed
 
     def _redeliver(self, command: commands.Redeliver, effects: list[Effect]) -> _Outcome:
-        store, durable = self._found(command.store, command.durable)
+        store, durable = self.find(command.store, command.durable)
         for first, last in command.messages:
             if first > last:
                 raise InvalidRequest("a range of numbers begins with its lowest", first=first, last=last)
         if not isinstance(durable, Consumption):
             raise _not_for(durable, "only a standard or shared durable redelivers messages")
         before = durable.pending
-        result = administration.redeliver(durable, command)
+        result = durable.redeliver(command)
         if result.messages and durable.ready():
             effects.append(durable.ready_effect)
         self.arm(store, command.durable)
         return result, result.messages > 0 or durable.pending < before
 
     def _resend(self, command: commands.Resend, effects: list[Effect]) -> _Outcome:
-        target, durable = self._found(command.to_store, command.to_durable)
+        target, durable = self.find(command.to_store, command.to_durable)
         if not isinstance(durable, Consumption):
             raise _not_for(durable, "a dead letter goes back to a standard or shared durable")
         letter = self._letter(command) if command.store else None
@@ -330,10 +280,10 @@ class State:
         return Published(seq, seq, 0, 0), True
 
     def _letter(self, command: commands.Resend) -> tuple[Consumption, Kept]:
-        """The durable of a dead letter, and the letter. Raises ``NotFound`` where nobody may take it from there."""
-        store, durable = self._found(command.store, command.durable)
+        """The durable of a dead letter, and the letter. Raises ``NotFound`` where it cannot be taken from there."""
+        store, durable = self.find(command.store, command.durable)
         kept = self.messages.read(store.name, command.seq, command.seq)
-        if not isinstance(durable, Consumption) or not kept or not administration.is_waiting(durable, command.seq):
+        if not isinstance(durable, Consumption) or not kept or not durable.is_waiting(command.seq):
             raise NotFound(
                 "the durable has no such message that no subscriber holds",
                 store=store.name,
@@ -343,19 +293,19 @@ class State:
         return durable, kept[0]
 
     def _purge(self, command: commands.Purge, effects: list[Effect]) -> _Outcome:
-        store, durable = self._found(command.store, command.durable)
+        store, durable = self.find(command.store, command.durable)
         if isinstance(durable, Map) and durable.keyed.is_stepwise:
             messages, size = durable.keyed.messages, durable.keyed.bytes
             map_commands.clear(store, durable, command.at_ms, "deleted", 0, effects)
         else:
             if isinstance(durable, Map):
-                map_commands.tell_deleted(store, durable, durable.keyed.scan(), effects)
+                map_commands.notify_deleted(store, durable, durable.keyed.scan(), effects)
             messages, size = store.purge(command.durable, command.at_ms)
         self.arm(store, command.durable)
         return Purged(messages, size), True
 
     def _drop(self, command: commands.Drop, effects: list[Effect]) -> _Outcome:
-        store, durable = self._found(command.store, command.durable)
+        store, durable = self.find(command.store, command.durable)
         kept = self.messages.read(store.name, command.seq, command.seq)
         if isinstance(durable, Consumption):
             done = bool(kept) and store.counts.is_kept(command.seq) and durable.drop(kept[0])
@@ -363,7 +313,7 @@ class State:
             dropped = durable.drop(kept)
             done = dropped is not None
             if dropped is not None and isinstance(durable, Map):
-                map_commands.tell_deleted(store, durable, [dropped], effects)
+                map_commands.notify_deleted(store, durable, [dropped], effects)
         if not done:
             raise NotFound(
                 "the durable has no such message", store=store.name, durable=command.durable, seq=command.seq
@@ -375,53 +325,19 @@ class State:
         return Done(), True
 
     def _rewind(self, command: commands.Rewind, effects: list[Effect]) -> _Outcome:
-        store, found = self._found(command.store, command.durable)
+        store, found = self.find(command.store, command.durable)
         durable = _retaining(found)
-        changed = retention.rewind(durable, command, self.look_ahead)
+        changed = aging.rewind(durable, command, self.read_ahead)
         if changed and durable.ready():
             effects.append(durable.ready_effect)
         self.arm(store, command.durable)
         return Done(), changed
 
-    def looking_ahead(self, command: commands.Rewind) -> LookAhead:
+    def reading_ahead(self, command: commands.Rewind) -> ReadAhead:
         """What reads what this rewind would read. Raises: what the rewind is refused with."""
-        return retention.looking_ahead(_retaining(self._found(command.store, command.durable)[1]), command)
+        return aging.reading_ahead(_retaining(self.find(command.store, command.durable)[1]), command)
 
     # ---- deadlines --------------------------------------------------------------------------------------------------
-
-    def deadlines_of(self, store: Store) -> Deadlines[tuple[str, str]]:
-        """The deadlines that those of this store's durables are among."""
-        return self.volatile_deadlines if self.definition.is_volatile(store.definition) else self.deadlines
-
-    def next_deadline_ms(self, *, volatile: bool = False) -> int | None:
-        """When an ``Expire`` has something to do, or None; that of the stores in memory where ``volatile``.
-
-        Cost: O(stores).
-        """
-        found = (self.volatile_deadlines if volatile else self.deadlines).next_ms()
-        for store in self.stores.values():
-            if self.definition.is_volatile(store.definition) is volatile:
-                found = earlier(found, self.store_deadline_ms(store))
-        return found
-
-    def store_deadline_ms(self, store: Store) -> int | None:
-        """When a store has something to do that is no durable's, or None. Only a command of this store, a letter that
-        it is sent, ``Expire`` and ``Define`` change it."""
-        left_ms = store.residues[0].since_ms if store.residues else None
-        if store.keyed_residues:
-            left_ms = earlier(left_ms, store.keyed_residues[0].of.since_ms)
-        found = earlier(left_ms, store.counts.due_blocks.next_ms())
-        return earlier(found, store.publishers.next_deadline_ms(self.definition.publisher_ttl_ms))
-
-    def arm(self, store: Store, name: str) -> None:
-        """Note when a durable has something to do next."""
-        self.deadlines_of(store).set((store.name, name), self._due_ms(store, name))
-
-    def _due_ms(self, store: Store, name: str) -> int | None:
-        durable = store.durables[name]
-        at_ms = durable.next_deadline_ms() if isinstance(durable, Consumption) else durable.next_ms()
-        ttl_ms = durable.definition.durable_ttl_ms
-        return earlier(at_ms, store.idle_since_ms[name] + ttl_ms if ttl_ms and name in store.idle_since_ms else None)
 
     def _expire(self, command: commands.Expire, effects: list[Effect]) -> _Outcome:
         due_ms = self.next_deadline_ms(volatile=command.volatile)
@@ -487,7 +403,7 @@ class State:
         return len(durable.expire(now_ms, budget))
 
     def _sweep(self, store: Store, number: int, now_ms: int) -> int:
-        """Carry out every own time-to-live of one block that has ended; returns how many messages durables let go."""
+        """Carry out every own time-to-live of one block that has ended; returns how many messages durables released."""
         block = store.counts.block(number)
         if block is None:
             return 0
@@ -509,7 +425,7 @@ class State:
             durable = store.durables[name]
             gone = False
             if isinstance(durable, Consumption):
-                gone = durable.expire_own(kept)
+                gone = aging.expire_own(durable, kept)
             elif isinstance(durable, LastValue):
                 gone = durable.keyed.lose_message(kept, "own_ttl") is not None
             if gone:
@@ -523,63 +439,6 @@ class State:
 
     # ---- questions --------------------------------------------------------------------------------------------------
 
-    def store(self, name: str) -> Store:
-        """A store. Raises ``NotFound``."""
-        store = self.stores.get(name)
-        if store is None:
-            raise NotFound("there is no such store", store=name)
-        return store
-
-    def _found(self, store: str, durable: str) -> tuple[Store, Durable]:
-        found = self.store(store)
-        return found, found.durable(durable)
-
-    def durable_definitions(self, store: str) -> Mapping[str, DurableDefinition]:
-        """Every durable of a store, the dynamic ones too, by name. Raises ``NotFound``."""
-        return {name: durable.definition for name, durable in self.store(store).durables.items()}
-
-    def ready(self, store: str, durable: str) -> bool:
-        """Whether a subscriber that is attached could be given something. Raises ``NotFound``."""
-        _, found = self._found(store, durable)
-        return found.ready() if isinstance(found, Consumption) else isinstance(found, LastValue) and found.ready
-
-    def ready_for(self, store: str, durable: str, subscriber: str) -> bool:
-        """Whether a ``Deliver`` for this subscriber would get on: give it something, or look further for it.
-
-        So an empty answer while this holds means that it should be asked again. False for one that is not attached.
-        """
-        found = self.stores[store].durables.get(durable) if store in self.stores else None
-        if isinstance(found, Consumption):
-            return subscriber in found.holdings.of and found.ready_for(subscriber)
-        return isinstance(found, LastValue) and subscriber in _attached(found) and found.unseen(subscriber) is not None
-
-    def subscribers(self) -> list[tuple[str, str, str]]:
-        """Everybody who is attached: store, durable, subscriber. After a start nobody of them is connected."""
-        return [
-            (store.name, name, subscriber)
-            for store in self.stores.values()
-            for name, durable in store.durables.items()
-            for subscriber in _attached(durable)
-        ]
-
-    def is_held(self) -> bool:
-        """Whether any subscriber holds a message. Cost: O(durables)."""
-        return any(
-            isinstance(durable, Consumption) and durable.holdings.held
-            for store in self.stores.values()
-            for durable in store.durables.values()
-        )
-
-    def pending_effects(self) -> list[Effect]:
-        """What waits to be carried out, to be told again after a start."""
-        return [
-            effect
-            for store in self.stores.values()
-            for durable in store.durables.values()
-            if isinstance(durable, Consumption)
-            for effect in durable.dying_effects()
-        ]
-
     # ---- snapshots --------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
@@ -589,21 +448,6 @@ class State:
     def restore(self, data: bytes) -> None:
         """Take up a snapshot, in a state just made. Raises ``CorruptData``."""
         snapshots.restore(self, data)
-
-    def check(self) -> None:
-        """Every invariant. Cost: O(everything that is kept); for tests and simulations."""
-        assert set(self.stores) == set(self.definition.stores), "stores are those that are defined"
-        for store in self.stores.values():
-            store.check()
-            for name in store.durables:
-                armed_ms = self.deadlines_of(store).get((store.name, name))
-                assert armed_ms == self._due_ms(store, name), "deadlines are those of the durables"
-
-
-def _attached(durable: Durable) -> list[str]:
-    if isinstance(durable, Consumption):
-        return list(durable.holdings.of)
-    return [name for name, _ in durable.subscribers()] if isinstance(durable, LastValue) else list(durable.sessions)
 
 
 def _retaining(durable: Durable) -> Consumption:

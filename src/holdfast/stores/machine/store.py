@@ -1,43 +1,216 @@
-"""One store: its durables, and what a publication does to them.
+"""One store: its durables, its publishers, and its limits.
 
-Owns: the set of durables, which of them a message is for, the numbering of publishers' messages. Does not own: what
-a durable does with its messages (``durables``), the change of its definition (``redefine``), commands (``state``).
+A publication is decided whole, then carried out: a refusal changes nothing. Limits count all that durables want of it;
+messages that it would push out of durables that discard old ones are not subtracted first.
 
-Failure model: pure. A publication is decided whole, then carried out: a refusal changes nothing.
+A message that is sent again is stored once. Of a publisher's numbers only the last one + 1 is new. A lower one is a
+duplicate and gets the number of its message, or the oldest number known if it is older than the last ``HISTORY_MAX``
+batches. A higher one would leave a gap. A publisher idle for ``publisher_ttl``, or the longest idle of more than
+``PUBLISHERS_MAX``, is forgotten. If one of the last ``FORGOTTEN_MAX`` forgotten continues with its numbers, it gets
+``unknown_publisher``, because duplicates cannot be found any more; number 1 starts again. A new one may start anywhere.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from holdfast.errors import Backpressure, Code, InvalidRequest, NotFound
-from holdfast.stores.definitions.definitions import DurableDefinition, DurableType, StoreDefinition
+from holdfast.errors import Backpressure, Code, Conflict, InvalidRequest, NotFound
+from holdfast.stores.definitions.cluster import ClusterDefinition, DurableDefinition, DurableType, StoreDefinition
 from holdfast.stores.durables.backlog import Shelf
-from holdfast.stores.durables.consumption import Consumption
+from holdfast.stores.durables.consumption import Consumption, Shared, Standard
 from holdfast.stores.durables.key_ordered import KeyOrdered
+from holdfast.stores.durables.keyed import KeyedResidue
 from holdfast.stores.durables.last_value import LastValue
 from holdfast.stores.durables.map import Map
-from holdfast.stores.durables.shared import Shared
-from holdfast.stores.durables.standard import Standard
-from holdfast.stores.machine.limits import check_store
-from holdfast.stores.machine.publishers import Publishers
-from holdfast.stores.matching.matcher_index import MatcherIndex
-from holdfast.stores.values.batch import Batch
+from holdfast.stores.durables.residue import Residue
+from holdfast.stores.matching import MatcherIndex
 from holdfast.stores.values.commands import Publish, Published
-from holdfast.stores.values.effects import Ready
+from holdfast.stores.values.effects import Effect, Ready
+from holdfast.stores.values.messages import Batch, FieldValue, Message
+from holdfast.stores.values.ports import Blocks, Entries, Messages
 from holdfast.stores.values.reference_counts import MAP_VALUE, REFERENCES_MAX, ReferenceCounts
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+HISTORY_MAX = 128
+"""Batches of one publisher whose numbers are known."""
+PUBLISHERS_MAX = 100_000
+"""Publishers of one store: all of them are in memory, and in each snapshot."""
+FORGOTTEN_MAX = 10_000
 
-    from holdfast.stores.durables.keyed_residue import KeyedResidue
-    from holdfast.stores.durables.residue import Residue
-    from holdfast.stores.values.effects import Effect
-    from holdfast.stores.values.messages import FieldValue
-    from holdfast.stores.values.ports import Blocks, Entries, Messages
+Run = tuple[int, int, int]
+"""First and last number of the publisher, and the first number in the store."""
+PublisherState = tuple[str, int, list[Run]]
+"""Name, when it last published, its history."""
 
-__all__ = ["Durable", "Store"]
+
+class _Publisher:
+    __slots__ = ("runs", "used_ms")
+
+    def __init__(self, used_ms: int, runs: Sequence[Run] = ()) -> None:
+        self.used_ms = used_ms
+        self.runs: deque[Run] = deque(runs, maxlen=HISTORY_MAX)
+
+
+class Publishers:
+    """The publishers of one store, the one that was idle for longest first."""
+
+    __slots__ = ("_forgotten", "_known")
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Publisher] = {}
+        self._forgotten: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def duplicates(self, publisher: str, messages: Sequence[Message]) -> int:
+        """How many of the first messages are stored already. Changes nothing.
+
+        *Raises*: ``InvalidRequest`` for numbers that do not rise by one; ``Conflict`` (sequence_gap,
+        unknown_publisher).
+        """
+        first = messages[0].publisher_seq
+        if not publisher:
+            if any(message.publisher_seq for message in messages):
+                raise InvalidRequest("numbered messages have a publisher_id")
+            return 0
+        if first < 1 or (
+            len(messages) > 1
+            and [message.publisher_seq for message in messages] != list(range(first, first + len(messages)))
+        ):
+            raise InvalidRequest("a publisher numbers its messages, rising by one", publisher=publisher, first=first)
+        known = self._known.get(publisher)
+        if known is None:
+            if first > 1 and publisher in self._forgotten:
+                raise Conflict(
+                    "this publisher was idle for too long and is forgotten",
+                    code=Code.UNKNOWN_PUBLISHER,
+                    publisher=publisher,
+                    publisher_seq=first,
+                    hint="start again with number 1, or use another publisher_id",
+                )
+            return 0
+        last = known.runs[-1][1]
+        if first > last + 1:
+            raise Conflict(
+                "messages of this publisher are missing before these",
+                code=Code.SEQUENCE_GAP,
+                publisher=publisher,
+                publisher_seq=first,
+                expected=last + 1,
+                hint="send the missing ones first",
+            )
+        return min(len(messages), last - first + 1)
+
+    def seq_of(self, publisher: str, publisher_seq: int) -> int:
+        """Where a message that is stored is."""
+        runs = self._known[publisher].runs
+        for first, last, seq in reversed(runs):
+            if first <= publisher_seq <= last:
+                return seq + publisher_seq - first
+        return runs[0][2]
+
+    def accepted(self, publisher: str, first: int, count: int, first_seq: int, at_ms: int) -> None:
+        """``count`` messages from number ``first`` on are stored from ``first_seq`` on."""
+        known = self._known.pop(publisher, None)
+        if known is None:
+            known = _Publisher(at_ms)
+            self._forgotten.pop(publisher, None)
+        self._known[publisher] = known  # at the end: the one that was used last
+        known.used_ms = at_ms
+        runs = known.runs
+        if runs and runs[-1][2] + first - runs[-1][0] == first_seq:
+            runs[-1] = (runs[-1][0], first + count - 1, runs[-1][2])
+        else:
+            runs.append((first, first + count - 1, first_seq))
+        while len(self._known) > PUBLISHERS_MAX:
+            self._forget_first()
+
+    def next_deadline_ms(self, ttl_ms: int) -> int | None:
+        """When the next publisher is forgotten, or None."""
+        for known in self._known.values():
+            return known.used_ms + ttl_ms
+        return None
+
+    def expire(self, now_ms: int, ttl_ms: int) -> None:
+        """Forget those who were idle for ``ttl_ms``."""
+        while self._known:
+            if self._known[next(iter(self._known))].used_ms + ttl_ms > now_ms:
+                return
+            self._forget_first()
+
+    def _forget_first(self) -> None:
+        """Forget the one that was idle for longest."""
+        name = next(iter(self._known))
+        del self._known[name]
+        self._forgotten[name] = None
+        if len(self._forgotten) > FORGOTTEN_MAX:
+            del self._forgotten[next(iter(self._forgotten))]
+
+    def state(self) -> tuple[list[PublisherState], list[str]]:
+        """Everything, in the order of use."""
+        return [(name, known.used_ms, list(known.runs)) for name, known in self._known.items()], list(self._forgotten)
+
+    def restore(self, known: Sequence[PublisherState], forgotten: Sequence[str]) -> None:
+        """As ``state`` gave it."""
+        self._known = {
+            name: _Publisher(used_ms, [(run[0], run[1], run[2]) for run in runs]) for name, used_ms, runs in known
+        }
+        self._forgotten = dict.fromkeys(forgotten)
+
+    def check(self) -> None:
+        """Publishers are in the order of use, and each one's history rises."""
+        used = [known.used_ms for known in self._known.values()]
+        assert used == sorted(used), "the one that was idle for longest is first"
+        for known in self._known.values():
+            assert known.runs, "a publisher has published"
+            ends = [run[1] for run in known.runs]
+            assert ends == sorted(set(ends)), "a history rises"
+
+
+_HINT = "consume, purge, or raise the limit; a publisher with a retry duration waits for that by itself"
+
+
+def check_store(definition: StoreDefinition, counts: ReferenceCounts, messages: int, size: int) -> None:
+    """Whether a store takes so many messages and bytes more. Raises ``Backpressure`` (store_full)."""
+    if 0 < definition.message_limit < counts.live + messages and messages > 0:
+        exceeded = {"messages": counts.live, "message_limit": definition.message_limit}
+    elif 0 < definition.bytelimit < counts.live_bytes + size and size > 0:
+        exceeded = {"bytes": counts.live_bytes, "bytelimit": definition.bytelimit}
+    else:
+        return
+    raise Backpressure(
+        "the store is full",
+        code=Code.STORE_FULL,
+        hint=_HINT,
+        facts={"store": definition.name, "added_messages": messages, "added_bytes": size, **exceeded},
+    )
+
+
+def check_cluster(cluster: ClusterDefinition, stores: Iterable[ReferenceCounts], messages: int, size: int) -> None:
+    """Whether all stores together take so much more. Raises ``Backpressure`` (cluster_full). Cost: O(stores)."""
+    if not cluster.message_limit and not cluster.bytelimit:
+        return
+    live = live_bytes = 0
+    for counts in stores:
+        live += counts.live
+        live_bytes += counts.live_bytes
+    if 0 < cluster.message_limit < live + messages and messages > 0:
+        raise Backpressure(
+            "the cluster is full",
+            code=Code.CLUSTER_FULL,
+            hint=_HINT,
+            facts={"messages": live, "added_messages": messages, "message_limit": cluster.message_limit},
+        )
+    if 0 < cluster.bytelimit < live_bytes + size and size > 0:
+        raise Backpressure(
+            "the cluster is full",
+            code=Code.CLUSTER_FULL,
+            hint=_HINT,
+            facts={"bytes": live_bytes, "added_bytes": size, "bytelimit": cluster.bytelimit},
+        )
+
 
 Durable = Consumption | LastValue | Map
 
@@ -80,7 +253,7 @@ class Store:
         self.publishers = Publishers()
         self.durables: dict[str, Durable] = {}
         self.idle_since_ms: dict[str, int] = {}
-        """Durables that nobody is attached to, and since when; of maps since their last change at the earliest."""
+        """Durables without subscribers, and since when; of maps since their last change at the earliest."""
         self.ageing: dict[str, None] = {}
         """Durables whose deadlines a publication changes."""
         self.residues: list[Residue] = []
@@ -132,7 +305,7 @@ class Store:
 
     def _too_many(self, count: int, limit: int) -> Backpressure:
         return Backpressure(
-            "the store has as many durables as it may",
+            "the store has too many durables",
             code=Code.TOO_MANY_DURABLES,
             facts={"store": self.name, "durables": count, "limit": limit},
         )
@@ -245,7 +418,7 @@ class Store:
         return Published(first, last, duplicates, unmatched)
 
     def accept(self, batch: Batch, effects: list[Effect]) -> tuple[int, int]:
-        """Number and keep a batch; returns its first number and how many messages nobody wanted."""
+        """Number and keep a batch; returns its first number, and how many messages no durable wanted."""
         count = len(batch.sizes)
         references = array("H", [len(self._plain)]) * count
         candidates = self._candidates(batch) if self._limited or len(self._matched) else {}
@@ -282,7 +455,7 @@ class Store:
         fields = batch.messages[0].fields
         if not durable.backlog.matcher.matches(fields):
             raise InvalidRequest(
-                "the durable's matcher does not take this message",
+                "message does not match the durable's matcher",
                 code=Code.MATCHER_MISMATCH,
                 facts={"store": self.name, "durable": durable.name},
             )

@@ -1,1 +1,1 @@
-"""Backup, verification and repair of a store's files."""
+"""Work on the files of stores: ``backup`` makes and restores copies, ``damage`` repairs, ``reader`` reads messages."""

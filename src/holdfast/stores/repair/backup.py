@@ -1,23 +1,14 @@
-"""Copies of the stores: taken while they work, checked, and put back.
+"""Backups of the stores: made while the service works, verified, and restored.
 
-Owns: what is in a copy and in which order it is made, its manifest, checking stores or a copy from end to end. Does not
-own: the files' contents (``message_log``, ``index``), pausing checkpoints (``service``).
+1. a checkpoint is written, and no other until the end, so that no page that the index needs is removed;
+2. the index of that checkpoint is copied;
+3. the log's write position is copied, then its pages in order: a page holds at least what the position says. Frames
+   appended during the copy may be in it; the end may be torn, as after a crash, and recovery takes the whole frames.
 
-Failure model: a copy counts when its manifest is there, which is written last and synced; without it the copy was cut
-short, and it is refused. Restoring writes into an empty directory only, and a restore that was cut short leaves a mark
-there with which it is not taken for stores. A damaged file is found by its checksum before anything is restored.
-
-How a copy is made, beside the traffic:
-
-1. a checkpoint, then no other until the end: nothing that the index needs is removed from the log meanwhile;
-2. the index, as of that checkpoint;
-3. the log's mark, then its pages in order: a page holds at least what the mark copied before it tells. What is appended
-   during the copy may be in it; the end may be torn, as after a crash, and recovery takes the whole frames.
-
-So a copy has every command that was answered before it was asked for, and some prefix of the later ones. Should pages
-go nevertheless, because the service stops or its directory is opened elsewhere meanwhile, the copy fails.
-
-The manifest ``backup.json`` is ``{"format": 1, "frame": n, "at_ms": t, "files": {name: [bytes, crc32]}}``.
+So a backup has every command that was replied to before it was requested, and a prefix of the later ones. It counts
+once its manifest ``backup.json`` is there, which is written last and synced:
+``{"format": 1, "frame": n, "at_ms": t, "files": {name: [bytes, crc32]}}``. Restoring checks every checksum first and
+writes into an empty directory only; after an interrupted restore a marker keeps the directory from being opened.
 """
 
 from __future__ import annotations
@@ -32,17 +23,12 @@ import msgspec
 
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound
 from holdfast.private_files import make_private_directory, private
-from holdfast.stores.clock_anchor import Anchor, write_anchor
+from holdfast.stores.clock import Anchor, write_anchor
 from holdfast.stores.storage.frames import decode_frame
 from holdfast.stores.storage.index import INDEX_NAME
+from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.storage.storage import MANIFEST_NAME, UNFINISHED_NAME, Storage, require_stores
 from holdfast.stores.values.ports import BLOCK_MESSAGES
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from holdfast.stores.storage.message_log import MessageLog
-
-__all__ = ["MANIFEST_NAME", "Manifest", "Verified", "copy_stores", "restore", "verify"]
 
 FORMAT: Final = 1
 CHUNK_BYTES: Final = 1 << 20
@@ -68,7 +54,7 @@ class Verified:
     index: bool = True
     """Whether there was an index; else the state was made of the log alone, as a start would."""
     damaged: int = 0
-    """Frames that cannot be read, and that nothing which is kept needs: what a repair left behind, for one."""
+    """Frames that cannot be read, and that nothing which is kept needs: for example, what a repair has left."""
 
 
 def copy_stores(storage: Storage, target: str) -> Manifest:
@@ -91,7 +77,7 @@ def copy_stores(storage: Storage, target: str) -> Manifest:
             files[name] = _copy(os.path.join(source, name), os.path.join(target, name))
         except FileNotFoundError:
             if not name.endswith(".idx"):
-                raise  # an index of a page is made anew where it is missing, a page is not
+                raise  # a missing index of a page is made again, a page is not
     manifest = Manifest(FORMAT, loaded.frame, loaded.at_ms, files)
     _write_synced(os.path.join(target, MANIFEST_NAME), msgspec.json.encode(manifest))
     _sync_directory(target)
@@ -110,7 +96,7 @@ def _log_files(log: MessageLog) -> list[str]:
 def restore(source: str, directory: str) -> Manifest:
     """Put a copy back into an empty directory, from which the stores are then opened.
 
-    *Raises*: ``NotFound`` where ``source`` is no whole copy; ``CorruptData`` where a file of it is damaged;
+    *Raises*: ``NotFound`` where ``source`` is not a whole copy; ``CorruptData`` where a file of it is damaged;
     ``InvalidRequest`` where ``directory`` has files already; ``OSError``.
     """
     manifest = check_copy(source)
@@ -120,7 +106,7 @@ def restore(source: str, directory: str) -> Manifest:
     _sync_directory(directory)
     for name in manifest.files:
         _copy(os.path.join(source, name), os.path.join(directory, name))
-    # Nobody knows how long ago it was made by a clock that is right: deadlines go on from the copy's time.
+    # The true age of the copy is unknown: deadlines go on from the copy's time.
     write_anchor(directory, Anchor(manifest.at_ms, "", (0, 0)))
     _sync_directory(directory)
     os.unlink(unfinished)
@@ -137,7 +123,7 @@ def check_copy(source: str) -> Manifest:
     except FileNotFoundError as error:
         stores = os.path.exists(os.path.join(source, INDEX_NAME))
         raise NotFound(
-            "this is no whole backup of stores",
+            "the backup of stores is incomplete",
             path=source,
             missing=MANIFEST_NAME,
             hint="it looks like stores themselves, which a service can serve as they are" if stores else "",
@@ -167,7 +153,7 @@ def verify(directory: str) -> Verified:
 
     Checked: the copy's checksums, the index, every frame of the log (one that is damaged and that nobody needs any more
     is counted), that every kept message can be read, that applying
-    the commands behind the index gives the results that they had, and the state's own laws.
+    the commands after the index gives the results that they had, and the state's invariants.
     Without an index the state is made of the log alone, in a temporary folder.
     *Raises*: what is wrong, as ``CorruptData``; ``NotFound``; ``OSError``. *Cost*: reads everything twice.
     """
@@ -212,7 +198,7 @@ def _check_messages(storage: Storage) -> int:
             missing = [seq for seq in expected if seq not in found]
             if missing:
                 raise CorruptData(
-                    "a message that is kept is not in the log",
+                    "a kept message is not in the log",
                     code=Code.CORRUPT_LOG,
                     store=store,
                     seq=missing[0],

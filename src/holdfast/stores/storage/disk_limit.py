@@ -1,30 +1,22 @@
 """How full the disk may get before publishers are refused.
 
-Owns: the rule, the look at the file system. Does not own: which commands are refused (``service``).
+The used bytes of the file system, as ``df`` counts them, are compared with ``fraction`` of its capacity; blocks
+reserved for the administrator are not capacity. Above it publishes are refused with ``disk_limit``; acknowledgements,
+which free space, continue. 0 turns the limit off. It applies only if the persistence is not ``none``.
 
-Failure model: a file system that cannot be asked refuses nothing. The limit is soft: it is looked at every
-``LOOK_MS`` or ``LOOK_BYTES``, and what others write in between still goes through; so does the page that the log takes
-next. It recovers by itself, because it is looked at again.
-
-The rule: what everybody uses of the file system that the stores are on, against ``fraction`` of what can be used of it,
-as ``df`` counts: blocks that only the administrator may fill are not room. Above it publishes are refused with
-``disk_limit``; acknowledgements, which give space back, go on. 0 switches it off. It is enforced only where the
-persistence is not ``none``.
+The limit is soft: it is checked every ``LOOK_MS`` or ``LOOK_BYTES``, and what is written in between goes through. If
+the
+file system cannot be asked, nothing is refused.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from holdfast.errors import Code, InvalidRequest, Unavailable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["FRACTION", "DiskLimit", "DiskUse", "disk_use"]
 
 FRACTION: Final = 0.95
 LOOK_MS: Final = 100
@@ -67,7 +59,7 @@ class DiskLimit:
 
     @property
     def fraction(self) -> float:
-        """The part of the capacity that may be used; 0 where there is no limit."""
+        """The part of the capacity that may be used; 0 for no limit."""
         return self._fraction
 
     @fraction.setter
@@ -98,7 +90,7 @@ class DiskLimit:
             try:
                 self._use = self._look(self._directory)
             except OSError:
-                self._use = None  # refused by nobody: if the disk is ill, the log will say so
+                self._use = None  # not refused: if the disk fails, the log reports it
         use = self._use
         if use is not None and use.used + waiting > self._fraction * use.capacity:
             self.refused += 1

@@ -1,10 +1,4 @@
-"""What one frame of the stores' log says, in bytes, and which messages it carries.
-
-Owns: the two kinds of frame. Does not own: pages, checksums and numbers of frames (``holdfast.queue``), what commands
-do (``state``), where a frame lies (``locations``).
-
-Failure model: pure. Bytes that are no frame raise ``CorruptData``; a kind from a later version does too, because to
-leave it out would be to lose what it says.
+"""The content of one frame of the stores' log, in bytes, and the messages that it carries.
 
 One frame is one message of the log's queue:
 
@@ -13,8 +7,8 @@ One frame is one message of the log's queue:
 | 1 | ``Record``: [command, result] | a command that was applied |
 | 2 | ``Relocated``: [store, first, last, runs] | compaction: the messages of ``first..last`` are these now |
 
-Both are arrays that only ever get items at their ends. A relocation changes no state: it says that what is still kept
-of a stretch of messages is here, so that the pages where it was may go.
+Both arrays only ever get items at their ends. A relocation changes no state: what is still kept of these messages is
+here now, so their old pages may be removed. Invalid bytes and unknown kinds raise ``CorruptData``.
 """
 
 from __future__ import annotations
@@ -27,8 +21,6 @@ from holdfast.errors import Code, CorruptData
 from holdfast.stores.values.commands import DeadLetter, MapChange, MapChanged, Publish, Published, Record, Resend
 from holdfast.stores.values.messages import Message
 
-__all__ = ["MessageRun", "Relocated", "decode_frame", "encode_record", "encode_relocated", "runs_of"]
-
 RECORD: Final = b"\x01"
 RELOCATED: Final = b"\x02"
 
@@ -36,7 +28,7 @@ RELOCATED: Final = b"\x02"
 class MessageRun(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Messages of one store with consecutive numbers from ``first_seq`` on, all published at ``published_ms``.
 
-    A tuple, because the collector of cycles lets go of tuples without any, and there are many of them in memory.
+    A tuple, because the garbage collector stops tracking tuples without cycles, and there are many.
     """
 
     store: str

@@ -1,34 +1,30 @@
-"""The index of the stores: what the state machine reads of what is stored, as of the last checkpoint, in SQLite.
+"""The index of the stores in SQLite: the state of the last checkpoint.
 
-Owns: the tables, the transaction of a checkpoint. Does not own: checking rows (``index_rows``), what has changed since
-(``block_cache``, ``entry_cache``, ``locations``), when a checkpoint is taken and what it lets go (``storage``).
+A checkpoint is one transaction. It is written after the log is durable up to its frame, so the index is never ahead of
+the log; frames that the index needs are removed only after the next one is durable. It has the checksum of its last
+frame, so an index of another log is refused. A file that SQLite finds damaged is ``CorruptData``; one that cannot be
+opened (full disk, lock) is ``Unavailable``.
 
-Failure model: a checkpoint is one transaction, there or not. It is written only after the log is durable up to its
-frame, so the index is never ahead of the log; frames that the index needs are removed only after the next one is
-durable. It remembers the checksum of its last frame: one that was made of another log is refused. A file that SQLite
-finds damaged is ``CorruptData``: the index is then as lost as the log's oldest pages, and a backup has both. One that
-only cannot be opened (a full disk, a lock) is ``Unavailable``.
-
-SQLite's pages have no checksums, so every row has its own, in ``crc``: a row with a flipped bit is ``CorruptData`` when
-it is read. A row that is not found is told from one that never was, where that would matter:
+SQLite's pages have no checksums, so every row has its own, in ``crc``. Missing rows are detected too:
 
 - of a block, by ``runs``;
-- of an extent, by the blocks: they say that a message is kept, and then it must be found;
-- before pages may go, the table of extents and its order by frame must name the same first frame;
-- of an entry, by ``check_entries``, which counts them at a start, and by the rows beside its place.
+- of an extent, by the blocks, which say that a message is kept;
+- before pages are removed, the table of extents and its order by frame must name the same first frame;
+- of an entry, by ``check_entries``, which counts them at a start, and by the rows next to it.
 
 | table | key | what |
 |---|---|---|
 | ``meta`` | name | value, see below |
-| ``blocks`` | store, number | bytes, see ``block_cache``; crc |
+| ``blocks`` | store, number | bytes, see ``caches``; crc |
 | ``entries`` | store, durable, key | revision, size, expires_ms, crc |
 | ``extents`` | store, first_seq | last_seq, first_frame, last_frame, bytes, crc; see ``locations`` |
 
-``crc`` is ``row_checksum.row_crc`` of the row's other columns in their order. In ``meta`` are ``format`` (3);
-``frame``, the last one in here; ``at_ms``; ``state``; ``frame_crc``, the CRC-32 of that frame, where it is known;
-``runs``, which blocks there are, a msgpack map of store to [[first, last], ...]; ``rules``, the rules that the state
-follows (``commands.RULES``); and ``crc``, of the six values from ``frame`` to ``rules`` in this order, with nil for
-one that is missing.
+``crc`` is ``row_crc`` of the row's other columns in their order. In ``meta`` are ``format`` (3); ``frame``, the last
+one
+in here; ``at_ms``; ``state``; ``frame_crc``, the CRC-32 of that frame, if known; ``runs``, which blocks exist, a
+msgpack
+map of store to [[first, last], ...]; ``rules``, the rules that the state follows (``commands.RULES``); and ``crc``, of
+the six values from ``frame`` to ``rules`` in this order, with nil for a missing one.
 
 Format 2 has no ``rules``, and ``crc`` is of the other five values. It is read as it is, and the next checkpoint writes
 format 3. Format 1 has no checksums: a read-only index stays as it is, any other becomes format 3 when it is opened.
@@ -40,38 +36,123 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import msgspec
 
-from holdfast.errors import Code, CorruptData, HoldfastError, NotFound
+from holdfast.errors import Code, CorruptData, HoldfastError, NotFound, Unavailable
 from holdfast.private_files import make_private
-from holdfast.stores.storage.block_cache import BLOCKS_MAX, REPAIR, BlockCache, BlockChanges
-from holdfast.stores.storage.entry_cache import EntryCache, EntryChanges
-from holdfast.stores.storage.index_rows import (
-    COLUMNS,
-    UNREADABLE,
-    WITHOUT_CHECKSUMS,
-    Loaded,
-    Row,
-    checked_row,
-    damaged,
-    read_checkpoint,
-    runs_of,
-    unreadable,
+from holdfast.stores.storage.caches import (
+    BLOCKS_MAX,
+    REPAIR,
+    BlockCache,
+    BlockChanges,
+    EntryCache,
+    EntryChanges,
+    row_crc,
 )
 from holdfast.stores.storage.locations import Extent, LocationChanges
-from holdfast.stores.storage.row_checksum import row_crc
-from holdfast.stores.values.commands import RULES
-from holdfast.stores.values.ports import Entry, Unread
+from holdfast.stores.values.commands import FIRST_RULES, RULES
+from holdfast.stores.values.ports import Entry, ReadUnavailable
+from holdfast.stores.values.sequence_set import SequenceSet
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+WITHOUT_CHECKSUMS: Final = 1
+"""The format whose rows have none."""
+UNREADABLE: Final = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""What reading a damaged file may raise; the latter is of Python's module, where SQLite's message has bytes of it."""
+_PRIMARY: Final = 0xFF
+"""Of SQLite's codes: the rest only says more."""
+COLUMNS: Final = {
+    "blocks": "store, number, data",
+    "entries": "store, durable, key, revision, size, expires_ms",
+    "extents": "store, first_seq, last_seq, first_frame, last_frame, bytes",
+}
+Row = tuple[Any, ...]
+"""A row as SQLite gives it: its columns have the types of the schema, which ``crc`` holds for."""
 
-__all__ = ["INDEX_NAME", "Checkpoint", "Index"]
+
+class Loaded(NamedTuple):
+    """The last checkpoint: the last frame in it, the time of that, the state; None where there was none yet.
+
+    ``frame_crc`` is that frame's CRC-32, None where it is not known; ``runs`` the blocks that there are, None of an
+    index of format 1; ``rules`` the rules that the state follows (``commands.RULES``), 1 before format 3.
+    """
+
+    frame: int
+    at_ms: int
+    state: bytes
+    frame_crc: int | None
+    runs: bytes | None = None
+    rules: int = FIRST_RULES
+
+
+def read_checkpoint(database: sqlite3.Connection, path: str) -> Loaded | None:
+    """The last checkpoint of an index of any format, None where there was none yet.
+
+    *Raises*: ``CorruptData``, ``sqlite3.DatabaseError``.
+    """
+    found: dict[str, bytes | int] = dict(database.execute("SELECT name, value FROM meta").fetchall())
+    frame, at_ms, state, frame_crc, runs, rules = (found.get(name) for name in Loaded._fields)
+    if frame is None and "crc" not in found:
+        return None
+    values = (frame, at_ms, state, frame_crc, runs) if rules is None else (frame, at_ms, state, frame_crc, runs, rules)
+    if found.get("format") != WITHOUT_CHECKSUMS and row_crc(*values) != found.get("crc"):
+        raise damaged(path, "meta")
+    if isinstance(frame, int) and isinstance(at_ms, int) and isinstance(state, bytes):
+        return Loaded(
+            frame,
+            at_ms,
+            state,
+            frame_crc if isinstance(frame_crc, int) else None,
+            runs if isinstance(runs, bytes) else None,
+            rules if isinstance(rules, int) else FIRST_RULES,
+        )
+    return None
+
+
+def checked_row(row: Row, table: str, path: str) -> Row:
+    """A row without its last column, ``crc``, which holds for the others. *Raises*: ``CorruptData``."""
+    if row_crc(*row[:-1]) != row[-1]:
+        raise damaged(path, table)
+    return row[:-1]
+
+
+def damaged(path: str, table: str) -> CorruptData:
+    """What to raise where a table does not say what was written into it."""
+    return CorruptData("the index of the stores is damaged", code=Code.CORRUPT_LOG, path=path, table=table, hint=REPAIR)
+
+
+def runs_of(database: sqlite3.Connection) -> dict[str, list[tuple[int, int]]]:
+    """Which blocks the table has. *Cost*: reads all of it."""
+    found: dict[str, SequenceSet] = {}
+    for store, number in database.execute("SELECT store, number FROM blocks ORDER BY store, number"):
+        found.setdefault(store, SequenceSet()).add(number, number)
+    return {store: numbers.runs() for store, numbers in found.items()}
+
+
+def unreadable(path: str, error: Exception, otherwise: type[Unavailable] = Unavailable) -> HoldfastError:
+    """Damage where SQLite says so; else ``otherwise``: it is the disk's or somebody else's."""
+    # What Python's module refuses by itself has no code of SQLite's; a table that is missing is SQLite's plain error.
+    code = int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & _PRIMARY
+    if code not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
+        full = code == sqlite3.SQLITE_FULL
+        return otherwise(
+            f"the index of the stores cannot be read: {error}",
+            code=Code.DISK_FULL if full else Code.STORE_UNAVAILABLE,
+            hint="nothing is known to be damaged: see to the disk, or to who else has the file open, and start again",
+            path=path,
+        )
+    return CorruptData(
+        "the index of the stores cannot be read",
+        code=Code.CORRUPT_LOG,
+        path=path,
+        cause=str(error),
+        hint=REPAIR,
+    )
+
 
 INDEX_NAME: Final = "index.sqlite"
 SCRATCH_NAME: Final = "scratch.sqlite"
@@ -275,13 +356,13 @@ class Index:
     # ---- what the caches read ---------------------------------------------------------------------------------------
 
     def _select(self, query: str, values: tuple[str | int, ...]) -> list[Row]:
-        """Rows, not checked. *Raises*: ``CorruptData``; ``Unread`` where they cannot be read now."""
+        """Rows, not checked. *Raises*: ``CorruptData``; ``ReadUnavailable`` where they cannot be read now."""
         if self._format == WITHOUT_CHECKSUMS:
             query = query.replace(", crc FROM", ", NULL FROM")
         try:
             return self._reader.execute(query, values).fetchall()
         except UNREADABLE as error:
-            raise unreadable(self._path, error, Unread) from error
+            raise unreadable(self._path, error, ReadUnavailable) from error
 
     def _read(self, table: str, rest: str, values: tuple[str | int, ...]) -> list[Row]:
         """Rows without ``crc``, which held for them. *Raises*: as ``_select``."""
@@ -310,7 +391,7 @@ class Index:
         place = (store, durable, key)
         rows = self._read("entries", "WHERE store = ? AND durable = ? AND key = ?", place)
         if not rows:
-            # A row whose key was damaged lies where this one would: its checksum tells it from one that never was.
+            # A row with a damaged key is where this one would be; its checksum distinguishes it from a missing row.
             self._read("entries", _BELOW, place)
             self._read("entries", _ABOVE, place)
         return Entry(*rows[0][2:]) if rows else None
@@ -346,7 +427,7 @@ class Index:
         return Extent(*rows[0]) if rows else None
 
     def oldest_extents(self, limit: int) -> list[Extent]:
-        """The extents that lie first in the log, in that order."""
+        """The extents that are first in the log, in that order."""
         return [Extent(*row) for row in self._read("extents", "ORDER BY first_frame LIMIT ?", (limit,))]
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
@@ -370,9 +451,9 @@ class Index:
             database.execute("COMMIT")
         except sqlite3.DatabaseError as error:
             self._roll_back()
-            told = unreadable(self._path, error)
-            if isinstance(told, CorruptData) and not isinstance(error, sqlite3.ProgrammingError):
-                raise told from error  # to try again would be to try for ever
+            error_to_raise = unreadable(self._path, error)
+            if isinstance(error_to_raise, CorruptData) and not isinstance(error, sqlite3.ProgrammingError):
+                raise error_to_raise from error  # a retry would never succeed
             raise
         except BaseException:
             self._roll_back()
@@ -395,9 +476,9 @@ class Index:
         )
 
     def _first_needed(self, frame: int) -> int:
-        """The first frame that is needed: of the extents, or the one behind ``frame``.
+        """The first frame that is needed: of the extents, or the one after ``frame``.
 
-        What lies before it goes, and cannot be had again, so two trees have to say so.
+        Everything before it is removed for good, so two trees have to agree.
         *Cost*: where it is above what it was, a look at all extents.
         """
         needed = self._first_extent_frame("first_frame", frame)

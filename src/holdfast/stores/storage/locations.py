@@ -1,23 +1,17 @@
-"""Where in the log each message lies, a stretch of messages at a time.
-
-Owns: extents, joining neighbours into one, the changes since the last checkpoint. Does not own: the table on disk
-(``index``), reading (``stored_messages``).
-
-Failure model: in memory; what has changed since a checkpoint is found again by reading the log behind it. ``OSError``
-and errors of the table pass.
+"""Where in the log each message is stored, as extents.
 
 An *extent* says that messages ``first_seq..last_seq`` of a store, as far as they are kept, are in the frames
-``first_frame..last_frame``, in ascending order, among frames of others. An extent ends at 64 KiB of messages or where
-the log has grown by 256 KiB, so that one row serves many small messages, and one message costs one short read. Extents
-of a store do not overlap. Compaction moves an extent: the same messages, other frames.
+``first_frame..last_frame``, in ascending order, among frames of other stores. An extent ends at 64 KiB of messages or
+where the log has grown by 256 KiB, so that one row serves many small messages, and one message costs one short read.
+Extents of a store do not overlap. Compaction moves an extent: the same messages, other frames.
+
+Changes since the last checkpoint are in memory; after a crash the log is applied again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from typing import Final, NamedTuple, Protocol
-
-__all__ = ["Extent", "ExtentTable", "LocationChanges", "Locations"]
 
 EXTENT_BYTES: Final = 64 << 10
 EXTENT_SPAN_BYTES: Final = 256 << 10
@@ -140,7 +134,7 @@ class Locations:
             self._change(extent._replace(first_seq=last_seq + 1))
 
     def replace(self, extent: Extent, parts: list[Extent]) -> None:
-        """Of an extent, as ``find`` told it, these parts are left: what lies between them is nowhere."""
+        """Of an extent, as ``find`` returned it, these parts are left: the messages between them are gone."""
         self._close(extent.store, extent.first_seq)
         self._remove(extent.store, extent.first_seq)
         for part in parts:
@@ -168,7 +162,7 @@ class Locations:
         self._changed.setdefault(store, {})[first_seq] = None
 
     def forget_store(self, store: str) -> None:
-        """A store was deleted; one of the same name begins anew."""
+        """A store was deleted; one of the same name starts again."""
         self._open.pop(store, None)
         self._changed.pop(store, None)
         self._written.pop(store, None)
@@ -176,7 +170,7 @@ class Locations:
         self._forgotten[store] = False
 
     def find(self, store: str, seq: int) -> Extent | None:
-        """The extent that holds ``seq``, or the next one behind it, or None."""
+        """The extent that holds ``seq``, or the next one after it, or None."""
         self._settle(store)
         found = self._at(store, seq)
         if found is not None and found.last_seq >= seq:

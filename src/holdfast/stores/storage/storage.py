@@ -1,21 +1,18 @@
-"""What the stores keep on disk, opened and brought up to date.
+"""The files of the stores, opened and recovered.
 
-Owns: the order of opening and recovering, what a checkpoint holds, which pages it lets go. Does not own: the log
-(``message_log``), the index (``index``), when a checkpoint is taken (``checkpoints``), what commands do (``state``).
+Opening finds the state after every command that the log holds, or raises and changes nothing. A record whose command
+now gives another result is ``CorruptData``; the error names ``repair --accept-recorded``.
 
-Failure model: opening finds the state after every command that the log holds, or says why not and changes nothing. A
-record whose command gives another result than it had is ``CorruptData``, and names ``repair --accept-recorded``.
+The steps of a checkpoint, and the effect of a crash:
 
-How a checkpoint goes, and what a crash leaves:
+1. between two commands, all changes are frozen with the number of the last frame; a crash leaves the old index and the
+   log after it
+2. the log is synced up to that frame, then the index is written in one transaction; a crash before its end leaves the
+   same as 1, after it the new index and the log after it
+3. pages that no kept message and no frame after the index needs are removed; after a crash they are removed next time
 
-1. between two commands, all that has changed is frozen, with the number of the last frame: what was found is the old
-   index and all of the log behind it;
-2. the log is made durable up to that frame, then the index is written in one transaction: after a crash before its end
-   as 1, after it the new index and the log behind it;
-3. pages go that no kept message and no frame behind the index needs. A crash leaves some, and they go next time.
-
-What is kept is judged in step 1, by the state that goes into the index, never by a later one: a start applies the
-commands behind the index again, and these read what was kept then.
+Whether a message is kept is decided in step 1, by the state that goes into the index: a start applies the commands
+after the index again, and these read what was kept then.
 """
 
 from __future__ import annotations
@@ -25,31 +22,32 @@ from typing import Final
 
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound
 from holdfast.private_files import make_private_directory
-from holdfast.stores.definitions.definitions import parse_definition
+from holdfast.stores.definitions.cluster import parse_definition
 from holdfast.stores.definitions.parts import with_parts
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.machine.accepting import accept
+from holdfast.stores.machine.repairs import accept
 from holdfast.stores.machine.state import State
-from holdfast.stores.storage.block_cache import BLOCK_BYTES
+from holdfast.stores.storage.caches import BLOCK_BYTES
 from holdfast.stores.storage.frames import Relocated, decode_frame
-from holdfast.stores.storage.index import INDEX_NAME, Checkpoint, Index
-from holdfast.stores.storage.index_rows import UNREADABLE, Loaded
+from holdfast.stores.storage.index import INDEX_NAME, UNREADABLE, Checkpoint, Index, Loaded
 from holdfast.stores.storage.locations import Extent, Locations
-from holdfast.stores.storage.message_log import LOG_NAME, MessageLog
-from holdfast.stores.storage.routed import RoutedBlocks, RoutedEntries, RoutedMessages
-from holdfast.stores.storage.stored_messages import StoredMessages
-from holdfast.stores.storage.swap import Swap
-from holdfast.stores.storage.volatile import VolatileBlocks, VolatileEntries, VolatileMessages
-from holdfast.stores.values.commands import FIRST_RULES, RULES, Define, Expire, Expired, Redefine
-from holdfast.stores.values.expiry import Budget
-from holdfast.stores.values.ports import Unread
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from holdfast.stores.values.commands import Command, Record, Result
-    from holdfast.stores.values.effects import Applied, Effect
-
-__all__ = ["MANIFEST_NAME", "MEMORY_BYTES", "UNFINISHED_NAME", "Storage", "require_stores"]
+from holdfast.stores.storage.log import LOG_NAME, MessageLog
+from holdfast.stores.storage.messages import RoutedBlocks, RoutedEntries, RoutedMessages, StoredMessages
+from holdfast.stores.storage.volatile import Swap, VolatileBlocks, VolatileEntries, VolatileMessages
+from holdfast.stores.values.commands import (
+    FIRST_RULES,
+    RULES,
+    Command,
+    Define,
+    Expire,
+    Expired,
+    Record,
+    Redefine,
+    Result,
+)
+from holdfast.stores.values.deadlines import Budget
+from holdfast.stores.values.effects import Applied, Effect
+from holdfast.stores.values.ports import ReadUnavailable
 
 MANIFEST_NAME: Final = "backup.json"
 """What makes a backup one. See ``backup``."""
@@ -111,14 +109,14 @@ class Storage:
         ``accept_recorded``: where the replay of a record gives another result, take the recorded one (see
         ``accepting``) and list the record in ``accepted``.
 
-        ``index_directory``: where an index may be made of the log alone, to be read beside a directory without one.
+        ``index_directory``: where an index may be made of the log alone, to be read next to a directory without one.
 
         ``memory_bytes`` bounds what is held of messages and counts, whatever the backlog: half of it new messages, a
         quarter those read again, a quarter blocks. What the state itself needs comes on top.
 
         *Raises*: ``AlreadyOpen``; ``CorruptData``; ``NotFound`` when ``read_only`` and there are none;
         ``InvalidRequest`` for a backup, which is opened with ``read_only`` only; ``OSError``.
-        *Cost*: the state, the log behind the last checkpoint, and a look at the entries of maps and last
+        *Cost*: the state, the log after the last checkpoint, and a look at the entries of maps and last
         values; whatever the backlog.
         """
         _require_whole(directory)
@@ -155,7 +153,7 @@ class Storage:
         if loaded is not None:
             first = loaded.frame + 1
             self.state.restore(loaded.state)
-            # What formed the state came by commands that are not in the log any more, and time goes on behind them.
+            # What formed the state came by commands that are not in the log any more, and time goes on after them.
             self.last_ms = max(loaded.at_ms, self.state.at_ms)
             self.volatile_names |= self.state.definition.volatile_stores
             self.index.check_entries(self._entries_expected())
@@ -192,7 +190,7 @@ class Storage:
         return found
 
     def _is_of_this_log(self, loaded: Loaded | None) -> bool:
-        """Whether the index was made of this log, as far as can be told: its last frame may have gone since."""
+        """Whether the index was made of this log, as far as is known: its last frame may have been removed since."""
         if loaded is None or loaded.frame_crc is None:
             return True
         found = self.log.checksum(loaded.frame)
@@ -227,7 +225,7 @@ class Storage:
         found: Result | HoldfastError
         try:
             found = self._applied_again(record)
-        except Unread:
+        except ReadUnavailable:
             raise
         except HoldfastError as error:
             found = error
@@ -243,7 +241,7 @@ class Storage:
         """The result that a record's command gives now."""
         command, recorded = record.command, record.result
         if record.rules == FIRST_RULES and isinstance(command, Expire) and isinstance(recorded, Expired):
-            # By rules 1 a sweep began when deadlines said that were not part of the state, so it is told how far it
+            # By rules 1 a sweep began when deadlines said that were not part of the state, so it is given how far it
             # went. What it left is still due.
             count = recorded.messages if recorded.more else _EVERYTHING
             result = self.state.expire(command, Budget(max(1, count), _EVERYTHING), [])
@@ -350,7 +348,7 @@ def _require_whole(directory: str) -> None:
     """Raises ``CorruptData`` where a backup was begun to be put back, and not to its end."""
     if os.path.exists(os.path.join(directory, UNFINISHED_NAME)):
         raise CorruptData(
-            "a backup was not put back here to its end",
+            "the restore of a backup into this directory did not finish",
             code=Code.CORRUPT_LOG,
             path=directory,
             hint="holdfast stores restore BACKUP NEW again, into an empty directory",
@@ -383,7 +381,7 @@ def require_stores(directory: str) -> None:
 def _require_no_backup(directory: str) -> None:
     if os.path.exists(os.path.join(directory, MANIFEST_NAME)):
         raise InvalidRequest(
-            "this is a backup, which would be none once it is written to",
+            "the directory is a backup and must not be written to",
             path=directory,
             hint=f"holdfast stores restore {directory} NEW makes stores of it",
         )

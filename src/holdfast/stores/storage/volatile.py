@@ -1,37 +1,139 @@
-"""Stores that live in memory only: their messages, counts and entries, swapped to disk above a limit.
+"""Stores in memory only: their messages, counts and entries, and the swap file for large ones.
 
-Owns: what a store with ``replicated: false``, or any store where the persistence is ``none``, holds. Does not own: the
-swap file (``swap``), what the state machine does with it (``state``), which stores are such (``service``).
+This is a store with ``replicated: false``, or any store if the persistence is ``none``. Everything is gone when the
+process ends.
 
-Failure model: everything is gone when the process ends, which is what was asked for.
-
-A body goes to the swap file when the bytes that its store keeps, or those of one of its durables that has a limit of
-its own, are above ``swap_bytelimit`` when it arrives; a small record stays here. 0 swaps every body, -1 none.
+A body goes to the swap file if, when it arrives, its store or one of its durables with an own limit is above
+``swap_bytelimit``; a small record stays in memory. 0 swaps every body, -1 none. The swap file has segments of about
+``SEGMENT_BYTES`` without names, so that a dead process leaves nothing. A segment is freed when all of its bodies are.
+A full disk is ``Unavailable`` (disk_full).
 """
 
 from __future__ import annotations
 
+import errno
+import os
+from array import array
 from bisect import bisect_left, bisect_right, insort
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
-from holdfast.errors import Unavailable
+from holdfast.errors import Code, CorruptData, Unavailable
 from holdfast.stores.values.messages import Delivery, Message
 from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Entry, Kept
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from array import array
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+SEGMENT_BYTES: Final = 16 << 20
+SWAP_NAME: Final = "swap.tmp"
 
-    from holdfast.stores.storage.swap import Swap, Swapped
 
-__all__ = ["VolatileBlocks", "VolatileEntries", "VolatileMessages"]
+class Swapped(NamedTuple):
+    """Where a body is."""
+
+    segment: int
+    offset: int
+    length: int
+
+
+class _Segment:
+    __slots__ = ("bodies", "bytes", "file")
+
+    def __init__(self, file: int) -> None:
+        self.file = file
+        self.bytes = 0
+        self.bodies = 0
+
+
+class Swap:
+    """Bodies on disk, by where they are. One thread."""
+
+    __slots__ = ("_directory", "_number", "_segment_bytes", "_segments", "bodies", "bytes")
+
+    def __init__(self, directory: str, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._directory = directory
+        self._segment_bytes = segment_bytes
+        self._segments: dict[int, _Segment] = {}
+        self._number = 0
+        self.bodies = 0
+        self.bytes = 0
+
+    @property
+    def allocated(self) -> int:
+        """The bytes of all segments."""
+        return sum(segment.bytes for segment in self._segments.values())
+
+    def write(self, bodies: Sequence[bytes]) -> list[Swapped]:
+        """Keep bodies, all or none, in one write. *Raises*: ``Unavailable`` (disk_full)."""
+        segment = self._segments.get(self._number)
+        try:
+            if segment is None or segment.bytes >= self._segment_bytes:
+                segment = self._begin()
+            _write_all(segment.file, segment.bytes, b"".join(bodies))
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            raise Unavailable(
+                "a message could not be swapped to disk",
+                code=Code.DISK_FULL if full else Code.STORE_UNAVAILABLE,
+                cause=error.strerror,
+            ) from error
+        found: list[Swapped] = []
+        for body in bodies:
+            found.append(Swapped(self._number, segment.bytes, len(body)))
+            segment.bytes += len(body)
+            self.bytes += len(body)
+        segment.bodies += len(found)
+        self.bodies += len(found)
+        return found
+
+    def _begin(self) -> _Segment:
+        path = os.path.join(self._directory, SWAP_NAME)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.unlink(path)
+        self._drop_if_free(self._number)
+        self._number += 1
+        segment = self._segments[self._number] = _Segment(file)
+        return segment
+
+    def read(self, place: Swapped) -> bytes:
+        """A body. *Raises*: ``CorruptData`` where it is not all there; ``OSError``."""
+        data = os.pread(self._segments[place.segment].file, place.length, place.offset)
+        if len(data) != place.length:
+            raise CorruptData("a swapped message cannot be read", code=Code.CORRUPT_QUEUE, bytes=place.length)
+        return data
+
+    def forget(self, place: Swapped) -> None:
+        """A body is not needed any more."""
+        segment = self._segments[place.segment]
+        segment.bodies -= 1
+        self.bodies -= 1
+        self.bytes -= place.length
+        if place.segment != self._number:
+            self._drop_if_free(place.segment)
+
+    def _drop_if_free(self, number: int) -> None:
+        segment = self._segments.get(number)
+        if segment is not None and not segment.bodies:
+            os.close(segment.file)
+            del self._segments[number]
+
+    def close(self) -> None:
+        """Let everything go."""
+        for segment in self._segments.values():
+            os.close(segment.file)
+        self._segments.clear()
+
+
+def _write_all(file: int, offset: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(file, view, offset)
+        view, offset = view[written:], offset + written
+
 
 SWEEP: Final = 256
-"""Messages of one block that nobody keeps any more, before they are looked for."""
+"""Messages of one block that are no longer kept, before they are searched."""
 
 
-class _Held:
+class _StoredMessage:
     """One message; its body is here, or ``place`` says where."""
 
     __slots__ = ("message", "place", "published_ms", "size")
@@ -44,7 +146,7 @@ class _Held:
 
 
 class VolatileBlocks:
-    """Implements ``ports.Blocks`` in memory. ``changed`` is told of each block that was given to ``put``."""
+    """Implements ``ports.Blocks`` in memory. ``changed`` is called with each block that was given to ``put``."""
 
     __slots__ = ("_blocks", "_newest", "changed")
 
@@ -81,7 +183,7 @@ class VolatileBlocks:
 class VolatileMessages:
     """Implements ``ports.Messages`` in memory and a swap file.
 
-    ``swaps`` tells whether the next body of a store goes there.
+    ``swaps`` says whether the next body of a store goes there.
     """
 
     __slots__ = ("_blocks", "_held", "_swap", "_swapped", "kept_back", "swaps")
@@ -89,7 +191,9 @@ class VolatileMessages:
     def __init__(self, blocks: VolatileBlocks, swap: Swap, swaps: Callable[[str], bool]) -> None:
         self._blocks = blocks
         self._swap = swap
-        self._held: dict[tuple[str, int], dict[int, _Held]] = {}  # by store and number of the block, then message
+        self._held: dict[
+            tuple[str, int], dict[int, _StoredMessage]
+        ] = {}  # by store and number of the block, then message
         self._swapped: dict[str, tuple[int, int]] = {}  # messages and bytes by store
         self.swaps = swaps
         self.kept_back = 0
@@ -118,13 +222,13 @@ class VolatileMessages:
                     ttl_ms=message.ttl_ms,
                     deliver_at_ms=message.deliver_at_ms,
                 )
-                held[seq] = _Held(without, published_ms, size, places[place])
+                held[seq] = _StoredMessage(without, published_ms, size, places[place])
                 self._count(store, 1, places[place].length)
             else:
-                held[seq] = _Held(message, published_ms, size, None)
+                held[seq] = _StoredMessage(message, published_ms, size, None)
 
     def _sweep(self, store: str, block: Block) -> None:
-        """Let messages go that nobody keeps any more, some at a time."""
+        """Release messages that are no longer kept, some at a time."""
         key = (store, block.number)
         held = self._held.get(key)
         if held is None or (block.live and len(held) - block.live < SWEEP):
@@ -135,7 +239,7 @@ class VolatileMessages:
         if not held:
             del self._held[key]
 
-    def _forget(self, store: str, held: _Held) -> None:
+    def _forget(self, store: str, held: _StoredMessage) -> None:
         if held.place is not None:
             self._swap.forget(held.place)
             self._count(store, -1, -held.place.length)
@@ -152,7 +256,7 @@ class VolatileMessages:
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
-    def _between(self, store: str, first: int, last: int) -> Iterator[tuple[int, _Held]]:
+    def _between(self, store: str, first: int, last: int) -> Iterator[tuple[int, _StoredMessage]]:
         seq = first
         while seq <= last:
             number = seq // BLOCK_MESSAGES
@@ -185,7 +289,7 @@ class VolatileMessages:
                 )
         return found
 
-    def _body(self, held: _Held) -> bytes:
+    def _body(self, held: _StoredMessage) -> bytes:
         return held.message.body if held.place is None else self._swap.read(held.place)
 
     def deliveries(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
@@ -273,4 +377,4 @@ class VolatileEntries:
 
 
 def _nothing(_store: str, _block: Block) -> None:
-    """Nobody to tell."""
+    """The default: do nothing."""

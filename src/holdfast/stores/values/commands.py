@@ -1,11 +1,8 @@
-"""The commands that change the state of the stores, and what each answers.
+"""The commands that change the state of the stores, and their results.
 
-Owns: their fields and their bytes (msgpack arrays, append-only: a field is added at the end with a default, a tag
-never changes its meaning). Does not own: what they do (``state`` and below), how they are framed and synced
-(``message_log``).
-
-Every command carries ``at_ms``, the service's time, which never goes back within one log: the state machine reads no
-clock. A record of the log is a command with the result it had; replaying it must give that result again.
+Their bytes are msgpack arrays and append-only: a new field goes to the end with a default, and a tag never changes its
+meaning. Every command carries ``at_ms``, the service's time, which never goes back within one log: the state machine
+reads no clock. A log record is a command with its result; a replay must give the same result.
 """
 
 from __future__ import annotations
@@ -15,45 +12,6 @@ from typing import Final
 import msgspec
 
 from holdfast.stores.values.messages import Message
-
-__all__ = [
-    "FIRST_RULES",
-    "RULES",
-    "STEPWISE_RULES",
-    "Acknowledge",
-    "Acknowledged",
-    "Attach",
-    "Attached",
-    "Command",
-    "DeadLetter",
-    "Define",
-    "Deliver",
-    "Delivered",
-    "Detach",
-    "Done",
-    "Drop",
-    "Expire",
-    "Expired",
-    "MapChange",
-    "MapChanged",
-    "MapLock",
-    "MapLocked",
-    "MapUnlock",
-    "Part",
-    "Publish",
-    "Published",
-    "Purge",
-    "Purged",
-    "Record",
-    "Redefine",
-    "Redeliver",
-    "Redelivered",
-    "Resend",
-    "Restarted",
-    "Result",
-    "Rewind",
-    "Unsubscribe",
-]
 
 
 class _Command(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
@@ -166,7 +124,7 @@ class Acknowledge(_Command, frozen=True):
 class DeadLetter(_Command, frozen=True):
     """Move one dying message to the dead-letter store of its durable, with the cause kept; one step with its release.
 
-    ``message`` is what is published there: the original with its fields, and fields that tell where it came from.
+    ``message`` is what is published there: the original with its fields, and fields that say where it came from.
     ``to_store`` is that store, empty where there is none: then the message is dropped. The answer is ``Published``, in
     the numbers of ``to_store`` (0 and 0 where nothing was published).
     """
@@ -309,7 +267,7 @@ Command = (
 
 
 class Done(_Result, frozen=True):
-    """It is so now. There is nothing else to tell."""
+    """The command was carried out; there is no other result."""
 
 
 class Published(_Result, frozen=True):

@@ -1,16 +1,17 @@
-"""What the state machine asks of its shell, besides answering.
+"""Effects: what the state machine asks of its shell, in addition to the reply.
 
-Owns: the effects. Does not own: carrying them out (``service``, ``deliveries``). An effect waits for the same position
-of the log as the answer of its command, and carrying one out twice is harmless.
+An effect waits for the same position of the log as the reply of its command, and carrying one out twice is harmless.
 """
 
 from __future__ import annotations
 
+from itertools import islice
+from typing import Final
+
 import msgspec
 
 from holdfast.stores.values.commands import Result
-
-__all__ = ["Advise", "Applied", "Changed", "Displaced", "Dying", "Effect", "Ready"]
+from holdfast.stores.values.messages import FIELDS_MAX, Delivery, FieldValue, Message
 
 Fact = str | int | bool
 
@@ -40,8 +41,8 @@ class Displaced(msgspec.Struct, frozen=True):
     subscriber: str
 
 
-class Dying(msgspec.Struct, frozen=True):
-    """A message that nobody could take goes to ``dead_letter_store``: read it and submit its ``DeadLetter``.
+class DeadLettering(msgspec.Struct, frozen=True):
+    """A message that could not be delivered goes to ``dead_letter_store``: read it and submit its ``DeadLetter``.
 
     ``cause`` is ``max_delivery`` or ``rejected``. The durable keeps the message until then.
     """
@@ -55,7 +56,7 @@ class Dying(msgspec.Struct, frozen=True):
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """Keys of a map changed: tell whoever watches it. Triples of key, revision and cause, in order of revision.
+    """Keys of a map changed: notify its watchers. Triples of key, revision and cause, in order of revision.
 
     ``cause`` is ``set``, ``removed``, ``expired``, ``discarded`` or ``deleted``; the last three have the revision that
     the value had.
@@ -66,7 +67,7 @@ class Changed(msgspec.Struct, frozen=True):
     changes: tuple[tuple[str, int, str], ...]
 
 
-Effect = Ready | Advise | Displaced | Dying | Changed
+Effect = Ready | Advise | Displaced | DeadLettering | Changed
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -75,3 +76,39 @@ class Applied(msgspec.Struct, frozen=True):
     result: Result
     effects: list[Effect]
     changed: bool = True
+
+
+DEAD_FIELDS: Final = frozenset({"dead_store", "dead_durable", "dead_seq", "dead_cause", "dead_delivery_count"})
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where a dead letter came from, and the message that it was."""
+
+    store: str
+    durable: str
+    message: Message
+
+
+def origin_of(letter: Delivery) -> Origin | None:
+    """What a dead letter says of itself, None if the message is not a dead letter."""
+    store, durable = letter.fields.get("dead_store"), letter.fields.get("dead_durable")
+    if not isinstance(store, str) or not isinstance(durable, str):
+        return None
+    fields = {name: value for name, value in letter.fields.items() if name not in DEAD_FIELDS}
+    return Origin(store, durable, Message(body=letter.body, fields=fields, key=letter.key))
+
+
+def dead_letter_of(message: Message, dying: DeadLettering) -> Message:
+    """The message with its own key, body and fields, and what became of it.
+
+    The bound on fields holds for what is added too; those in front stay.
+    """
+    fields: dict[str, FieldValue] = {
+        **dict(islice(message.fields.items(), FIELDS_MAX - len(DEAD_FIELDS))),
+        "dead_store": dying.store,
+        "dead_durable": dying.durable,
+        "dead_seq": dying.seq,
+        "dead_cause": dying.cause,
+        "dead_delivery_count": dying.delivery_count,
+    }
+    return Message(body=message.body, fields=fields, key=message.key)

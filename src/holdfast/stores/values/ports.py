@@ -1,12 +1,8 @@
-"""What the state machine reads of what lies on disk, so that its memory is bounded whatever the backlog.
+"""What the state machine reads of the stored messages, so that its memory is bounded whatever the backlog.
 
-Owns: the shapes. Does not own: the disk (``index``, ``message_log``) nor the memory implementation of tests.
-
-A port raises ``CorruptData`` where what it reads is damaged, and ``Unread`` where it cannot be read now.
-
-What is read through a port follows from the commands alone, so the machine stays deterministic. It holds in memory: its
-definitions, per durable a cursor and what is delivered or set aside, per publisher a short history. It does not hold:
-messages, reference counts of older messages, entries of maps and last values.
+A port raises ``CorruptData`` for damage, and ``ReadUnavailable`` if the read fails now. The content follows from the
+commands alone, so the machine stays deterministic. In memory are only definitions, a cursor and the
+unacknowledged messages of each durable, and a short history of each publisher.
 """
 
 from __future__ import annotations
@@ -20,13 +16,11 @@ import msgspec
 from holdfast.errors import Unavailable
 from holdfast.stores.values.messages import FieldValue, Message
 
-__all__ = ["BLOCK_MESSAGES", "Block", "Blocks", "Entries", "Entry", "Kept", "Messages", "Unread"]
-
 BLOCK_MESSAGES: Final = 1_024
 """Messages of one block: those with ``seq // BLOCK_MESSAGES`` alike."""
 
 
-class Unread(Unavailable):
+class ReadUnavailable(Unavailable):
     """The disk does not give what is there. No refusal of a command: it may be half carried out."""
 
 
@@ -74,7 +68,7 @@ class Block:
     a message's own time-to-live in this block that was not carried out yet, 0 for none. ``published_ms`` has 8 bytes
     per message, ascending, 0 above the newest.
 
-    ``timed`` tells that some message in here has its own time-to-live or delivery time, or is a map's value: who
+    ``timed`` says that a message in here has its own time-to-live or delivery time, or is a map's value: who
     passes the block has to look at each. Deadlines of time-to-live up to ``swept_ms`` were carried out, by every
     durable but for what its subscribers hold: whoever passes such a message later must not give its reference back
     again.
@@ -146,7 +140,7 @@ class Entries(Protocol):
         ...
 
     def scan(self, store: str, durable: str, after: str = "") -> Iterator[Entry]:
-        """In the order of keys, from the first key above ``after``. The map may change meanwhile behind the scan."""
+        """In the order of keys, from the first key above ``after``. The map may change meanwhile after the scan."""
         ...
 
     def take_after(self, store: str, durable: str, after: str, count: int) -> list[Entry]:

@@ -1,10 +1,7 @@
-"""How many durables keep each message of one store, and what all of them take up.
+"""How many durables keep each message of one store, and the store's totals.
 
-Owns: the numbers of a store's messages, their counts, sizes and times, over ``Blocks``; the store's totals. Does not
-own: who keeps which message (``durables``), limits (``limits``). Failure model: pure.
-
-The store's totals are exact: a message counts, once, from its acceptance to the release by its last durable. A message
-that nobody wants takes a number and nothing else.
+The totals are exact: a message counts once, from its acceptance to the release by its last durable. A message that no
+durable wants takes a number and nothing else.
 """
 
 from __future__ import annotations
@@ -12,14 +9,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 
-from holdfast.stores.values.expiry import Deadlines
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Block
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from holdfast.stores.values.ports import Blocks
-
-__all__ = ["MAP_VALUE", "REFERENCES_MAX", "ReferenceCounts"]
+from holdfast.stores.values.deadlines import Deadlines
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Blocks
 
 REFERENCES_MAX = 65_534
 """Durables of one store: a count has two bytes."""
@@ -93,7 +84,7 @@ class ReferenceCounts:
     def first_since(self, at_ms: int, low: int, high: int) -> int:
         """The first of ``low..high - 1`` that was published at or after ``at_ms``; ``high`` where there is none.
 
-        Cost: O(blocks passed). A block that was forgotten, because nobody keeps anything in it, is passed.
+        Cost: O(blocks passed). A block that was forgotten, because no message in it is kept, is passed.
         """
         while low < high:
             number, place = divmod(low, BLOCK_MESSAGES)
@@ -187,7 +178,7 @@ class ReferenceCounts:
         return total
 
     def lose(self, seq: int) -> None:
-        """Nobody keeps a message any more, however many did."""
+        """Drop every reference to a message."""
         block = self._blocks.get(self._store, seq // BLOCK_MESSAGES)
         place = seq % BLOCK_MESSAGES
         if block is None or not block.references[place]:

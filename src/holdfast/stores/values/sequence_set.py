@@ -1,19 +1,9 @@
-"""A set of sequence numbers, as runs.
-
-Owns: ``SequenceSet``. Does not own: what its members mean. Failure model: pure.
-
-Memory and the cost of a change follow the number of runs, not of members.
-"""
+"""A set of sequence numbers, as runs. Memory and the cost of a change follow the number of runs, not of members."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-__all__ = ["SequenceSet"]
+from collections.abc import Iterable
 
 
 class SequenceSet:
@@ -110,7 +100,7 @@ class SequenceSet:
         return self._lasts[-1] if self._lasts else -1
 
     def after(self, seq: int) -> int:
-        """The first number from ``seq`` on that is no member."""
+        """The first number from ``seq`` on that is not a member."""
         place = bisect_right(self._firsts, seq) - 1
         return max(seq, self._lasts[place] + 1) if place >= 0 else seq
 
@@ -124,7 +114,7 @@ class SequenceSet:
         return min(end, self._firsts[place]) if place < len(self._firsts) else end
 
     def count(self, first: int, last: int) -> int:
-        """How many members lie in ``first..last``."""
+        """How many members are in ``first..last``."""
         place = bisect_right(self._lasts, first - 1)
         total = 0
         while place < len(self._firsts) and self._firsts[place] <= last:

@@ -13,9 +13,9 @@ import holdfast.client.sync.stores as blocking
 from holdfast.client.stores.options import PublisherOptions, SubscriberOptions
 from holdfast.errors import Code
 from holdfast.server.http.responses import STATUS_OF
-from holdfast.stores.definitions.definitions import PARAMETER_TYPES, ClusterDefinition, StoreDefinition
+from holdfast.stores.definitions.cluster import PARAMETER_TYPES, ClusterDefinition, StoreDefinition
 from holdfast.stores.definitions.permissions import Right
-from holdfast.stores.matching.matcher import Matcher
+from holdfast.stores.matching import Matcher
 
 DOCS = Path(__file__).resolve().parents[4] / "docs" / "reference"
 PAGE = (DOCS / "stores.md").read_text(encoding="utf-8")

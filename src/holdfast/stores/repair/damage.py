@@ -1,16 +1,11 @@
-"""Going on without messages that are damaged, where an operator has decided to.
+"""Repairs stores with damaged messages, after an operator has decided to do so.
 
-Owns: finding which kept messages cannot be read, and writing an index that does not need them. Does not own: taking
-them out of the state (``losing``), finding damage in pages (``holdfast.queue``), damage of the index (``index``), which
-cannot be mended so.
+The lost messages are reported one by one, and every other message of the same extent is kept. The damaged bytes stay
+until their page is removed. Damage of the index cannot be repaired this way.
 
-What is lost is named, message by message, and nothing else is: every other message of the same stretch is kept. The
-damaged bytes stay where they are until their page goes.
-
-Failure model: nothing is changed but by one checkpoint at the end, there or not; so it can be stopped anywhere and done
-again. Frames that the index does not have yet are commands that a start carries out again: where one of these is
-damaged, or reads what is damaged now, what came of it is not known, opening fails, and only a backup helps.
-``AlreadyOpen`` while a service has the stores.
+The only change is one checkpoint at the end, so a repair can be stopped at any point and run again. Frames that the
+index does not have are commands that a start applies again; if one of these is damaged, or reads damaged messages,
+opening fails and only a backup helps. ``AlreadyOpen`` while a service has the stores.
 """
 
 from __future__ import annotations
@@ -20,18 +15,12 @@ import shutil
 from typing import NamedTuple
 
 from holdfast.errors import CorruptData, InvalidRequest
-from holdfast.stores.machine.drop_lost import lose
-from holdfast.stores.storage.frames import decode_frame, runs_of
+from holdfast.stores.machine.repairs import drop_lost
+from holdfast.stores.storage.frames import MessageRun, decode_frame, runs_of
 from holdfast.stores.storage.locations import Extent
 from holdfast.stores.storage.storage import Storage, require_stores
 from holdfast.stores.values.ports import BLOCK_MESSAGES
 from holdfast.stores.values.sequence_set import SequenceSet
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from holdfast.stores.storage.frames import MessageRun
-
-__all__ = ["Loss", "accept_recorded", "missing_frames", "repair", "survey"]
 
 
 class Loss(NamedTuple):
@@ -56,7 +45,7 @@ class _Cut(NamedTuple):
 
 
 def survey(directory: str) -> list[Loss]:
-    """What ``repair`` would let go of; changes nothing.
+    """What ``repair`` would remove; changes nothing.
 
     *Raises*: ``CorruptData`` where only a backup helps; ``NotFound``; ``AlreadyOpen``; ``OSError``. *Cost*: reads the
     log once.
@@ -70,7 +59,7 @@ def survey(directory: str) -> list[Loss]:
 
 
 def repair(directory: str) -> list[Loss]:
-    """Let go of every message that is kept and cannot be read, so that everything behind it can be had.
+    """Remove every kept message that cannot be read, so that everything after it can be delivered.
 
     *Raises*: as ``survey``; ``InvalidRequest`` for a backup; ``sqlite3.Error``. *After a crash*: nothing was changed,
     or all of it.
@@ -85,7 +74,7 @@ def repair(directory: str) -> list[Loss]:
             for extent, parts in damaged:
                 storage.locations.replace(extent, parts)
             if lost:
-                losses.append(Loss(store, lost.runs(), lose(storage.state, store, lost)))
+                losses.append(Loss(store, lost.runs(), drop_lost(storage.state, store, lost)))
         if cuts:
             storage.write_checkpoint(storage.begin_checkpoint())
             storage.end_checkpoint()

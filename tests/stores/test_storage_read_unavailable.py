@@ -30,7 +30,7 @@ from holdfast.stores.values.commands import (
     Rewind,
 )
 from holdfast.stores.values.messages import Message
-from holdfast.stores.values.ports import Unread
+from holdfast.stores.values.ports import ReadUnavailable
 
 RETAINS = {"type": "shared", "prefetch": 60_000, "retention_time": "1h"}
 DEFINITION = {"stores": {"s": {"durables": {"a": RETAINS, "m": {"type": "map"}, "last": {"type": "last_value"}}}}}
@@ -115,7 +115,7 @@ def test_a_command_that_meets_a_failed_read_ends_the_service_or_changed_nothing(
             refused = error
         met, index._reader = reader.has_failed, reader.real
         if met:
-            assert isinstance(refused, Unread)
+            assert isinstance(refused, ReadUnavailable)
             assert service.failure is not None or service.state.snapshot() == before
         await service.close()
         again = await StoreService.open(str(directory), memory_bytes=MEMORY_BYTES)
@@ -161,7 +161,7 @@ def test_a_start_that_meets_a_failed_read_says_so_and_the_next_one_is_whole(
         await service.close()
 
     run(grow)
-    with pytest.raises(Unread) as told:
+    with pytest.raises(ReadUnavailable) as told:
         run(lambda: start(fails=True))
     assert "damaged" not in told.value.message
     run(lambda: start(fails=False))
@@ -215,12 +215,12 @@ def test_messages_that_are_half_moved_end_the_service(
             if fails:
 
                 def change(*_: object) -> None:
-                    raise Unread("the disk does not give it")
+                    raise ReadUnavailable("the disk does not give it")
 
                 patched.setattr(Locations, "_change", change)
                 with pytest.raises(HoldfastError):
                     await service.compact()
-                assert isinstance(service.failure, Unread)
+                assert isinstance(service.failure, ReadUnavailable)
             else:
                 await service.compact()
             await service.close()

@@ -1,22 +1,18 @@
-"""The messages of a store as another process finds them on disk, beside the service that has it open or without one.
+"""Reads the messages of a store from its files, also while a service has them open.
 
-Owns: which messages of a store are there, in which frames, and how far the log counts; finding again what was moved
-meanwhile. Does not own: the log (``message_log``), the index (``index``), what a frame says (``frames``).
+It sees messages that are durable, whether or not a durable still keeps them, while their pages exist. So a message that
+a durable keeps is always found, and a consumed one until its space is reused.
 
-What is seen: messages that are durable, whether a durable of the store still keeps them or not, as long as their pages
-are there; and of what compaction has moved, what was kept then. So a message that some durable keeps all the while is
-always found, and one that everybody has consumed is found until its space is given back.
+The index says, in one transaction, where the messages up to its checkpoint are; the log after that frame says the rest.
+The service may write a checkpoint and remove pages at any moment. Then:
 
-How: the index says, in one transaction, where the messages up to its checkpoint are; the log behind that frame, up to
-the last sync, says the rest. The service may write a checkpoint at any moment and let pages go. Then:
+1. a page of the plan is gone: its messages were consumed, or moved
+2. the index of that checkpoint knows which; the same numbers are looked up there, and read from their new place
+3. a store that was deleted and made again reuses the numbers: messages newer than the plan are left out
 
-1. a page that the plan named has gone: its messages were consumed by all, or moved
-2. the index of that checkpoint knows which; the same numbers are looked up there, and read at their new place
-3. a store that was deleted and made again has the same numbers for other messages: these were published after the
-   plan, so what is newer than the plan is left out
-
-Failure model: reads only. A store that is not there raises ``NotFound``, damage ``CorruptData``, and a log whose pages
-go faster than they are read, many times in a row, ``Unavailable``.
+*Raises*: ``NotFound`` for an unknown store, ``CorruptData`` for damage, ``Unavailable`` if pages are removed faster
+than
+they are read, many times in a row.
 """
 
 from __future__ import annotations
@@ -31,18 +27,15 @@ from urllib.parse import quote
 import msgspec
 
 from holdfast.errors import Code, CorruptData, InvalidRequest, NotFound, Unavailable, statement_of
-from holdfast.stores.definitions.definitions import ClusterDefinition, parse_definition
+from holdfast.stores.definitions.cluster import ClusterDefinition, parse_definition
 from holdfast.stores.definitions.parts import with_parts
-from holdfast.stores.machine.redefine import Revision
+from holdfast.stores.machine.cluster import Revision
 from holdfast.stores.storage.frames import Relocated, decode_frame, runs_of
-from holdfast.stores.storage.index import INDEX_NAME
-from holdfast.stores.storage.index_rows import UNREADABLE, checked_row, read_checkpoint
+from holdfast.stores.storage.index import INDEX_NAME, UNREADABLE, checked_row, read_checkpoint
 from holdfast.stores.storage.locations import EXTENT_BYTES, Extent
-from holdfast.stores.storage.message_log import MessageLog
+from holdfast.stores.storage.log import MessageLog
 from holdfast.stores.values.commands import STEPWISE_RULES, Define, MapChange, MapChanged, Part, Record, Redefine
 from holdfast.stores.values.messages import Message
-
-__all__ = ["Placed", "StoreReader", "StoredMessage"]
 
 ATTEMPTS_MAX: Final = 20
 
@@ -76,7 +69,7 @@ class _StoreBeginning(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Beginning(msgspec.Struct, frozen=True, array_like=True):
-    """The first fields of a snapshot of the state (see ``snapshots``); msgspec passes over those behind them."""
+    """The first fields of a snapshot of the state (see ``snapshots``); msgspec ignores the others."""
 
     format: int
     at_ms: int
@@ -120,10 +113,10 @@ class StoreReader:
         self._log.close()
 
     def place(self, after_seq: int = 0) -> Placed:
-        """Where the messages behind ``after_seq`` are now.
+        """Where the messages after ``after_seq`` are now.
 
         *Raises*: ``NotFound`` (no such store, or one that lives in memory only), ``CorruptData``, ``Unavailable``.
-        *Cost*: the rows of the index for these messages, and the log behind its checkpoint.
+        *Cost*: the rows of the index for these messages, and the log after its checkpoint.
         """
         for _ in range(ATTEMPTS_MAX):
             try:
@@ -133,7 +126,7 @@ class StoreReader:
         raise self._too_busy()
 
     def place_on(self, placed: Placed) -> Placed:
-        """Where the messages behind those of ``placed`` are, for who asks again and again.
+        """Where the messages after those of ``placed`` are, for a caller that polls.
 
         *Raises*: as ``place``; ``NotFound`` where the store was deleted meanwhile. *Cost*: the log since then.
         """
@@ -167,7 +160,7 @@ class StoreReader:
 
     def _too_busy(self) -> Unavailable:
         return Unavailable(
-            "the pages of the stores go faster than they are read",
+            "pages of the stores are removed faster than they are read",
             code=Code.STORE_UNAVAILABLE,
             store=self._store,
             attempts=ATTEMPTS_MAX,
@@ -243,7 +236,7 @@ class StoreReader:
         return NotFound("there is no such store", store=self._store, stores=", ".join(definition.stores) or "none")
 
     def _index(self, after_seq: int) -> _Known:
-        """The last checkpoint: its frame and time, what is defined, where the messages behind ``after_seq`` are."""
+        """The last checkpoint: its frame and time, what is defined, where the messages after ``after_seq`` are."""
         path = os.path.join(self._directory, INDEX_NAME)
         try:
             database = sqlite3.connect(f"file:{quote(os.path.abspath(path))}?mode=ro", uri=True, isolation_level=None)
@@ -299,7 +292,7 @@ class StoreReader:
         return [found[seq] for seq in sorted(found)], cleared
 
     def _look_up_again(self, extent: Extent) -> list[Extent]:
-        """Where the messages of an extent are now; nowhere, when nobody kept them any more."""
+        """Where the messages of an extent are now; empty if they are not kept any more."""
         try:
             placed = self.place(extent.first_seq - 1)
         except NotFound:

@@ -1,16 +1,11 @@
-"""Values of a definition, read with the path of each, so that every wrong one is named at once.
-
-Owns: the accepted spellings of sizes, times, names and words. Does not own: which parameter has which (``definitions``,
-``permissions``).
+"""Reads the values of a definition and notes every wrong one with its path.
 
     size    a whole number of bytes, or text: 100, "100", "100k", "100mb", "1g" (powers of 1024, in either case)
     time    a number of seconds, or text: 0.1, "30", "100ms", "30s", "5m", "2h", "7d"; kept in milliseconds
     name    1 to 256 letters, digits and . _ - : @ ~ of which the first is a letter or a digit
 
-Where a limit may be absent, null, "" and 0 mean none.
-
-Failure model: pure. A reader never raises on a wrong value: it notes the problem and goes on with the default, and
-``raise_problems`` refuses the whole.
+For an optional limit, null, "" and 0 mean none. A reader never raises on a wrong value: it notes the problem, continues
+with the default, and ``raise_problems`` refuses the whole definition.
 """
 
 from __future__ import annotations
@@ -22,18 +17,7 @@ from enum import StrEnum
 from typing import Final, TypeVar, cast
 
 from holdfast.errors import Code, InvalidRequest
-from holdfast.stores.matching.matcher import EVERYTHING, Matcher
-
-__all__ = [
-    "NAME_LENGTH_MAX",
-    "TIME_MS_MAX",
-    "Reader",
-    "byte_size",
-    "check_name",
-    "milliseconds",
-    "raise_problems",
-    "seconds_document",
-]
+from holdfast.stores.matching import EVERYTHING, Matcher
 
 NAME_LENGTH_MAX: Final = 256
 TIME_MS_MAX: Final = 10 * 365 * 86_400_000
@@ -64,7 +48,7 @@ def check_name(kind: str, name: object) -> str:
 
 
 def byte_size(value: object) -> int:
-    """Bytes of a size; ``ValueError`` tells what would be one.
+    """Bytes of a size; ``ValueError`` says what is valid.
 
     >>> byte_size("100k"), byte_size("100MB"), byte_size(7)
     (102400, 104857600, 7)
@@ -77,7 +61,7 @@ def byte_size(value: object) -> int:
 
 
 def milliseconds(value: object) -> int:
-    """Milliseconds of a time; ``ValueError`` tells what would be one. What is above 0 is never rounded to 0.
+    """Milliseconds of a time; ``ValueError`` says what is valid. What is above 0 is never rounded to 0.
 
     >>> milliseconds(0.1), milliseconds("30"), milliseconds("7d")
     (100, 30000, 604800000)
@@ -115,7 +99,7 @@ def raise_problems(problems: Sequence[str]) -> None:
 class Reader:
     """Reads the values of one object; problems go to a list that all readers of one definition share.
 
-    A value that is not given has its default. ``finish`` names what nobody asked for.
+    A value that is not given has its default. ``finish`` reports the names that were not read.
     """
 
     def __init__(self, document: object, path: str, problems: list[str]) -> None:

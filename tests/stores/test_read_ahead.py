@@ -12,9 +12,9 @@ from tests.stores.state_harness import Machine
 from tests.worlds.stores.memory_ports import MemoryMessages
 
 from holdfast.errors import Closed, CorruptData, InvalidRequest, NotFound
-from holdfast.stores.durables import look_ahead
+from holdfast.stores.durables import backlog as read_ahead
+from holdfast.stores.durables.backlog import ReadAhead
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.durables.look_ahead import LookAhead
 from holdfast.stores.service import StoreService
 from holdfast.stores.values.commands import (
     Acknowledge,
@@ -69,11 +69,11 @@ def take_all(machine: Machine) -> list[int]:
     return taken
 
 
-def rewind(machine: Machine, command: Rewind, ahead: LookAhead | None = None) -> list[int]:
+def rewind(machine: Machine, command: Rewind, ahead: ReadAhead | None = None) -> list[int]:
     """What is delivered after it."""
-    machine.state.look_ahead = ahead
+    machine.state.read_ahead = ahead
     machine.do(command)
-    machine.state.look_ahead = None
+    machine.state.read_ahead = None
     machine.state.check()
     pending = machine.durable("a").pending
     taken = take_all(machine)
@@ -81,9 +81,9 @@ def rewind(machine: Machine, command: Rewind, ahead: LookAhead | None = None) ->
     return taken
 
 
-def look(machine: Machine, command: Rewind) -> LookAhead:
+def look(machine: Machine, command: Rewind) -> ReadAhead:
     """To the end."""
-    ahead = machine.state.looking_ahead(command)
+    ahead = machine.state.reading_ahead(command)
     while ahead.read_on():
         pass
     return ahead
@@ -99,12 +99,12 @@ def test_a_rewind_that_was_looked_ahead_of_reads_nothing_and_does_the_same(seq: 
     command = Rewind(with_ahead.now_ms, "s", "a", seq)
     ahead = look(with_ahead, command)
     reads, all_reads = Reads(with_ahead.messages), Reads(without.messages)
-    with_ahead.state.look_ahead = ahead
+    with_ahead.state.read_ahead = ahead
     with_ahead.do(command)
     without.do(command)
     assert (reads.count, all_reads.count) == (0, MANY + 1 - max(seq, 1))
     assert with_ahead.state.snapshot() == without.state.snapshot()
-    with_ahead.state.look_ahead = None
+    with_ahead.state.read_ahead = None
     assert take_all(with_ahead) == take_all(without) == matching(seq)
 
 
@@ -123,7 +123,7 @@ def test_a_maps_values_are_not_taken_for_messages() -> None:
 
 
 def test_what_was_looked_at_takes_no_more_memory_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look_ahead, "BYTES_MAX", 1_000)
+    monkeypatch.setattr(read_ahead, "BYTES_MAX", 1_000)
     machine = retaining()
     command = Rewind(machine.now_ms, "s", "a", 0)
     reads = Reads(machine.messages)
@@ -156,10 +156,10 @@ def test_a_look_that_goes_on_after_the_cursor_went_on_knows_both_parts_of_a_bloc
     take_all(machine)
     assert ahead.read_on()
     reads = Reads(machine.messages)
-    machine.state.look_ahead = ahead
+    machine.state.read_ahead = ahead
     machine.do(command)
     assert reads.count == 0
-    machine.state.look_ahead = None
+    machine.state.read_ahead = None
     assert take_all(machine) == [*matching(0), *range(MANY + 1, MANY + 6)]
 
 
@@ -215,7 +215,7 @@ def test_others_have_their_turn_while_a_rewind_reads(tmp_path: Path) -> None:
         await rewinding
         others.cancel()
         assert pending(service) == 3_000
-        assert service.state.look_ahead is None
+        assert service.state.read_ahead is None
         await service.close()
 
     run(scenario)
@@ -243,7 +243,7 @@ def test_damage_that_a_look_ahead_meets_refuses_the_rewind_and_changes_nothing(
         before = service.state.snapshot()
 
         def unreadable(*_: object) -> list[Kept]:
-            raise CorruptData("a message that is kept is not in the log")
+            raise CorruptData("a kept message is not in the log")
 
         with monkeypatch.context() as damaged:
             damaged.setattr(type(service.state.messages), "read", unreadable)

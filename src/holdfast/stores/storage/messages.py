@@ -1,41 +1,34 @@
-"""The messages that are kept, wherever they lie: in memory while they are new, else in the log.
+"""The messages that are kept: the newest in memory, the rest in the log; and the choice of store kind.
 
-Owns: which messages stay in memory, reading the others, the ``Messages`` port of the state machine and what subscribers
-get. Does not own: where a message lies (``locations``), whether it is still kept (``index``), the log.
+The newest messages stay in memory up to ``recent_bytes``, and always until they are written. Messages that were read
+from the log stay for a while, up to ``reread_bytes``. A frame of a kept message that cannot be read is
+``CorruptData``; ``OSError`` from the log passes.
 
-Failure model: ``CorruptData`` where a frame that a kept message is in cannot be read, or no frame is known to have it;
-``OSError`` from the log passes.
-
-Two bounds, in bytes of messages: the newest ones stay in memory, up to ``recent_bytes``, except that what is not
-written yet always does; and what was read from the log stays a while, up to ``reread_bytes``.
+``Routed*`` present stores on disk and stores in memory (``volatile``) as one set of ports, by the store's name.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from holdfast.errors import Code, CorruptData, NotFound
+from holdfast.stores.storage.caches import BlockCache, EntryCache
 from holdfast.stores.storage.frames import MessageRun, Relocated, decode_frame, runs_of
+from holdfast.stores.storage.locations import Extent, Locations
+from holdfast.stores.storage.log import MessageLog
+from holdfast.stores.storage.volatile import VolatileBlocks, VolatileEntries, VolatileMessages
 from holdfast.stores.values.messages import Delivery, Message
-from holdfast.stores.values.ports import BLOCK_MESSAGES, Kept
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from array import array
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from holdfast.stores.storage.locations import Extent, Locations
-    from holdfast.stores.storage.message_log import MessageLog
-    from holdfast.stores.values.ports import Blocks
-
-__all__ = ["StoredMessages", "message_bytes"]
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Block, Blocks, Entry, Kept
 
 RECENT_BYTES: Final = 64 << 20
 REREAD_BYTES: Final = 32 << 20
 MESSAGE_OVERHEAD_BYTES: Final = 160
-"""What the objects of a message take beside its bytes, about."""
+"""About what the objects of a message take in addition to its bytes."""
 FIELD_OVERHEAD_BYTES: Final = 120
 
 
@@ -190,7 +183,7 @@ class StoredMessages:
         except NotFound as error:
             if self.is_kept(extent):
                 raise CorruptData(
-                    "messages that are kept are not in the log any more",
+                    "kept messages are not in the log any more",
                     code=Code.CORRUPT_LOG,
                     store=extent.store,
                     first_seq=extent.first_seq,
@@ -256,7 +249,7 @@ class StoredMessages:
     @staticmethod
     def _missing(store: str, first: int, last: int) -> CorruptData:
         return CorruptData(
-            "a message that is kept is not in the log",
+            "a kept message is not in the log",
             code=Code.CORRUPT_LOG,
             store=store,
             first_seq=first,
@@ -293,7 +286,7 @@ class StoredMessages:
         return found
 
     def message(self, store: str, seq: int) -> tuple[Message, int] | None:
-        """One message and when it was published, or None where nobody keeps it any more.
+        """One message and when it was published, or None if it is not kept any more.
 
         *Raises*: ``CorruptData`` where one that is kept is not there.
         """
@@ -323,3 +316,100 @@ def _clipped(runs: list[MessageRun], extent: Extent) -> list[MessageRun]:
 
 def _first_seq_of(run: MessageRun) -> int:
     return run.first_seq
+
+
+class RoutedMessages:
+    """Implements ``ports.Messages``; ``names`` are the stores in memory only."""
+
+    __slots__ = ("_names", "_stored", "_volatile")
+
+    def __init__(self, stored: StoredMessages, volatile: VolatileMessages, names: AbstractSet[str]) -> None:
+        self._stored = stored
+        self._volatile = volatile
+        self._names = names
+
+    def _of(self, store: str) -> StoredMessages | VolatileMessages:
+        return self._volatile if store in self._names else self._stored
+
+    def add(
+        self, store: str, first_seq: int, published_ms: int, messages: Sequence[Message], sizes: array[int]
+    ) -> None:
+        """See ``ports.Messages``."""
+        self._of(store).add(store, first_seq, published_ms, messages, sizes)
+
+    def read(self, store: str, first: int, last: int) -> list[Kept]:
+        """See ``ports.Messages``."""
+        return self._of(store).read(store, first, last)
+
+    def forget_store(self, store: str) -> None:
+        """See ``ports.Messages``."""
+        self._of(store).forget_store(store)
+
+    def deliveries(self, store: str, runs: Iterable[tuple[int, int, int]]) -> list[Delivery]:
+        """What a subscriber gets of these runs: triples of first, last and delivery count."""
+        return self._of(store).deliveries(store, runs)
+
+    def message(self, store: str, seq: int) -> tuple[Message, int] | None:
+        """One message and when it was published, or None where it is not there any more."""
+        return self._of(store).message(store, seq)
+
+
+class RoutedBlocks:
+    """Implements ``ports.Blocks``."""
+
+    __slots__ = ("_names", "_stored", "_volatile")
+
+    def __init__(self, stored: BlockCache, volatile: VolatileBlocks, names: AbstractSet[str]) -> None:
+        self._stored = stored
+        self._volatile = volatile
+        self._names = names
+
+    def get(self, store: str, number: int) -> Block | None:
+        """See ``ports.Blocks``."""
+        return (self._volatile if store in self._names else self._stored).get(store, number)
+
+    def put(self, store: str, block: Block) -> None:
+        """See ``ports.Blocks``."""
+        (self._volatile if store in self._names else self._stored).put(store, block)
+
+    def forget_store(self, store: str) -> None:
+        """See ``ports.Blocks``."""
+        (self._volatile if store in self._names else self._stored).forget_store(store)
+
+
+class RoutedEntries:
+    """Implements ``ports.Entries``."""
+
+    __slots__ = ("_names", "_stored", "_volatile")
+
+    def __init__(self, stored: EntryCache, volatile: VolatileEntries, names: AbstractSet[str]) -> None:
+        self._stored = stored
+        self._volatile = volatile
+        self._names = names
+
+    def _of(self, store: str) -> EntryCache | VolatileEntries:
+        return self._volatile if store in self._names else self._stored
+
+    def get(self, store: str, durable: str, key: str) -> Entry | None:
+        """See ``ports.Entries``."""
+        return self._of(store).get(store, durable, key)
+
+    def put(self, store: str, durable: str, entry: Entry) -> None:
+        """See ``ports.Entries``."""
+        self._of(store).put(store, durable, entry)
+
+    def remove(self, store: str, durable: str, key: str) -> None:
+        """See ``ports.Entries``."""
+        self._of(store).remove(store, durable, key)
+
+    def scan(self, store: str, durable: str, after: str = "") -> Iterator[Entry]:
+        """See ``ports.Entries``."""
+        return self._of(store).scan(store, durable, after)
+
+    def take_after(self, store: str, durable: str, after: str, count: int) -> list[Entry]:
+        """See ``ports.Entries``."""
+        return self._of(store).take_after(store, durable, after, count)
+
+    def forget(self, store: str, durable: str = "") -> None:
+        """See ``ports.Entries``."""
+        self._of(store).forget(store, durable)

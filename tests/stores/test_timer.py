@@ -13,7 +13,7 @@ from tests.worlds.stores.memory_ports import MemoryBlocks, MemoryEntries, Memory
 from holdfast.errors import HoldfastError
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.machine.state import State
-from holdfast.stores.timer import Alarm
+from holdfast.stores.service import DeadlineTimer
 from holdfast.stores.values import commands
 from holdfast.stores.values.messages import Message
 
@@ -29,11 +29,11 @@ SUBSCRIBERS = ("ann", "bob")
 class Stores:
     """A state with an alarm, which is armed after each command, as after each group."""
 
-    def __init__(self, stores: int, ring: Callable[[], None]) -> None:
+    def __init__(self, stores: int, on_timer: Callable[[], None]) -> None:
         blocks = MemoryBlocks(strict=True)
         self.state = State(MemoryMessages(blocks), blocks, MemoryEntries())
         self.now_ms = 1_000
-        self.alarm = Alarm(self.state, now_ms=lambda: self.now_ms, ring=ring)
+        self.timer = DeadlineTimer(self.state, now_ms=lambda: self.now_ms, on_timer=on_timer)
         self.names = [f"s{number}" for number in range(stores)]
         self.define(60)
 
@@ -54,7 +54,7 @@ class Stores:
             self.state.apply(command)
         except HoldfastError:
             return
-        self.alarm.touch(command)
+        self.timer.touch(command)
 
     def all_deadlines_ms(self) -> list[int]:
         found = [self.state.next_deadline_ms(), self.state.next_deadline_ms(volatile=True)]
@@ -76,7 +76,7 @@ def some_command(dice: random.Random, stores: Stores) -> Command:
         return commands.Deliver(now_ms, store, durable, subscriber, 3)
     found = stores.state.stores[store].durables.get(durable)
     if what < 0.85 and isinstance(found, Consumption):
-        held = [run[0] for holding in found.holdings.of.values() for run in holding.runs]
+        held = [run[0] for holding in found.leases.of.values() for run in holding.runs]
         return commands.Acknowledge(now_ms, store, durable, subscriber, reject=held[:2])
     if what < 0.9 and isinstance(found, Consumption) and found.dying:
         letter = Message(b"x", ttl_ms=dice.randrange(1, 5_000))
@@ -90,32 +90,32 @@ def some_command(dice: random.Random, stores: Stores) -> Command:
 def test_it_rings_no_later_than_anything_is_due(seed: int) -> None:
     async def main() -> None:
         dice = random.Random(seed)
-        stores = Stores(5, ring=lambda: None)
+        stores = Stores(5, on_timer=lambda: None)
         for _ in range(600):
             for _ in range(dice.randrange(1, 4)):
                 stores.do(some_command(dice, stores))
             if dice.random() < 0.02:
                 stores.define(dice.randrange(1, 60))
-            stores.alarm.arm()
+            stores.timer.arm()
             due = stores.all_deadlines_ms()
             if due:
-                assert stores.alarm.due_ms is not None
-                assert stores.alarm.due_ms <= min(due)
-            if stores.alarm.due_ms is not None and dice.random() < 0.1:
-                stores.now_ms = max(stores.now_ms, stores.alarm.due_ms)
-                stores.alarm._wake()  # pyright: ignore[reportPrivateUsage]  # as the loop would
+                assert stores.timer.due_ms is not None
+                assert stores.timer.due_ms <= min(due)
+            if stores.timer.due_ms is not None and dice.random() < 0.1:
+                stores.now_ms = max(stores.now_ms, stores.timer.due_ms)
+                stores.timer._wake()  # pyright: ignore[reportPrivateUsage]  # as the loop would
                 for volatile in (False, True):
                     stores.do(commands.Expire(stores.now_ms, volatile=volatile))
             stores.now_ms += dice.choice((0, 1, 1, 500))
-        stores.alarm.stop()
+        stores.timer.stop()
 
     asyncio.run(main())
 
 
 def test_a_command_of_one_store_has_it_look_at_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        stores = Stores(50, ring=lambda: None)
-        stores.alarm.arm()
+        stores = Stores(50, on_timer=lambda: None)
+        stores.timer.arm()
         looked: list[str] = []
         plain = State.store_deadline_ms
 
@@ -125,42 +125,42 @@ def test_a_command_of_one_store_has_it_look_at_no_other(monkeypatch: pytest.Monk
 
         monkeypatch.setattr(State, "store_deadline_ms", noted)
         stores.do(commands.Publish(stores.now_ms, "s7", "p", [Message(b"x", publisher_seq=1)]))
-        stores.alarm.arm()
+        stores.timer.arm()
         assert looked == ["s7"]
-        assert stores.alarm.due_ms == stores.now_ms + 60_000
-        stores.alarm.stop()
+        assert stores.timer.due_ms == stores.now_ms + 60_000
+        stores.timer.stop()
 
     asyncio.run(main())
 
 
 def test_it_wakes_and_is_armed_anew() -> None:
     async def main() -> None:
-        rung = asyncio.Event()
-        stores = Stores(2, ring=rung.set)
+        fired = asyncio.Event()
+        stores = Stores(2, on_timer=fired.set)
         stores.do(commands.Publish(stores.now_ms, "s1", "", [Message(b"x", ttl_ms=10)]))
         stores.now_ms += 10
-        stores.alarm.arm()
-        await asyncio.wait_for(rung.wait(), 10)
-        assert stores.alarm.due_ms is None
-        stores.alarm.arm()
-        assert stores.alarm.due_ms == stores.now_ms
-        stores.alarm.stop()
+        stores.timer.arm()
+        await asyncio.wait_for(fired.wait(), 10)
+        assert stores.timer.due_ms is None
+        stores.timer.arm()
+        assert stores.timer.due_ms == stores.now_ms
+        stores.timer.stop()
 
     asyncio.run(main())
 
 
 def test_a_letter_that_ends_soon_is_the_store_s_that_it_was_sent_to() -> None:
     async def main() -> None:
-        stores = Stores(2, ring=lambda: None)
+        stores = Stores(2, on_timer=lambda: None)
         stores.do(commands.Publish(stores.now_ms, "s1", "", [Message(b"x")]))
         stores.do(commands.Attach(stores.now_ms, "s1", "dying", "ann"))
         stores.do(commands.Deliver(stores.now_ms, "s1", "dying", "ann", 1))
         stores.do(commands.Acknowledge(stores.now_ms, "s1", "dying", "ann", reject=[1]))
-        stores.alarm.arm()
+        stores.timer.arm()
         letter = Message(b"x", ttl_ms=5)
         stores.do(commands.DeadLetter(stores.now_ms, "s1", "dying", 1, letter, "letters"))
-        stores.alarm.arm()
-        assert stores.alarm.due_ms == stores.now_ms + 5
-        stores.alarm.stop()
+        stores.timer.arm()
+        assert stores.timer.due_ms == stores.now_ms + 5
+        stores.timer.stop()
 
     asyncio.run(main())

@@ -1,9 +1,7 @@
-"""The fate of one message in every durable of its store.
+"""Explains the fate of one message in every durable of its store.
 
-A durable knows what it has. It does not record how each message left it: ``gone`` then comes with ``possible``, the
-causes that its counters and parameters allow. One possible cause is a certain one.
-
-Failure model: pure; changes nothing.
+A durable does not record how each message left it. So ``gone`` comes with ``possible``: the causes that the durable's
+counters and parameters allow. If there is one possible cause, it is certain.
 """
 
 from __future__ import annotations
@@ -11,21 +9,14 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.errors import InvalidRequest, NotFound
-from holdfast.stores.durables.aging import is_swept
+from holdfast.stores.durables.aging import retained
 from holdfast.stores.durables.consumption import Consumption
 from holdfast.stores.durables.keyed import key_of
 from holdfast.stores.durables.last_value import LastValue
-from holdfast.stores.durables.retention import retained
-from holdfast.stores.machine.drop_lost import CAUSE
-from holdfast.stores.values.ports import BLOCK_MESSAGES
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from holdfast.stores.machine.state import State
-    from holdfast.stores.machine.store import Durable
-    from holdfast.stores.values.ports import Kept
-
-__all__ = ["FATES", "LETTERS_MAX", "POSSIBLE", "explain"]
+from holdfast.stores.machine.repairs import CAUSE
+from holdfast.stores.machine.state import State
+from holdfast.stores.machine.store import Durable
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Kept
 
 Facts = dict[str, object]
 
@@ -136,7 +127,7 @@ def _consumed(durable: Consumption, seq: int, kept: Kept | None, now_ms: int) ->
         return {"fate": "earlier"}
     is_excluded = seq in backlog.excluded
     is_ahead = not is_excluded and (seq >= backlog.cursor or backlog.is_passed_delayed(seq, kept.deliver_at_ms))
-    if is_ahead and is_swept(durable, kept):
+    if is_ahead and durable.is_swept(kept):
         return {"fate": "expired"}
     if is_ahead and kept.deliver_at_ms > now_ms:
         return {"fate": "delayed", "until_ms": kept.deliver_at_ms, "delivery_count": 0}
@@ -152,17 +143,17 @@ def _set_apart(durable: Consumption, seq: int) -> Facts | None:
     if seq in durable.dying:
         cause, deliveries = durable.dying[seq]
         return {"fate": "parked" if durable.parks else "dying", "cause": cause, "delivery_count": deliveries}
-    for name, holding in durable.holdings.of.items():
-        for first, last, deliveries, lapses_ms in holding.runs:
+    for name, holder in durable.leases.of.items():
+        for first, last, deliveries, lapses_ms in holder.runs:
             if first <= seq <= last:
-                since_ms = holding.handed_out_ms(seq)
+                since_ms = holder.handed_out_ms(seq)
                 since: Facts = {} if since_ms is None else {"since_ms": since_ms}
                 held: Facts = {"fate": "held", "subscriber": name, "delivery_count": deliveries}
                 return {**held, **since, "until_ms": lapses_ms}
-    for first, last, deliveries in durable.returned.runs:
+    for first, last, deliveries in durable.redelivery.runs:
         if first <= seq <= last:
             return {"fate": "waiting", "delivery_count": max(deliveries, 0)}
-    for until_ms, later, deliveries in durable.returned.later:
+    for until_ms, later, deliveries in durable.redelivery.later:
         if later == seq:
             return {"fate": "delayed", "until_ms": until_ms, "delivery_count": max(deliveries, 0)}
     return None

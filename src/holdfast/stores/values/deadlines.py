@@ -1,15 +1,9 @@
-"""Deadlines by key: which is the next one.
-
-Owns: ``Deadlines``, the earlier of two times, the ``Budget`` of a sweep. Does not own: what happens at a deadline.
-Failure model: pure.
-"""
+"""Deadlines by key, and the budget of one expiry."""
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
-
-__all__ = ["DISCARD_LOOKS", "Budget", "Deadlines", "earlier"]
 
 KeyT = TypeVar("KeyT", int, str, tuple[str, str])
 """Keys that can be ordered, so that equal deadlines have one order."""

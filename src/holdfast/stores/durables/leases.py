@@ -1,27 +1,19 @@
-"""Who holds which messages of a durable, since which delivery, and until when.
+"""Leases: which subscriber holds which messages of a durable, since which delivery, and until when.
 
-Owns: runs of held messages by subscriber, and the deadlines at which they lapse. Does not own: what becomes of a
-message that is no longer held (``consumption``). Failure model: pure.
-
-A run is ``(first, last, delivery count, deadline)``; runs of one subscriber are ascending, and no message is in two
-runs of any. The number of runs is bounded by the number of messages held, so by windows.
+A ``Lease`` is a run ``(first, last, delivery count, deadline)``. The leases of one subscriber are ascending, and no
+message is in two leases. Their number is bounded by the number of messages held, so by windows.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import pairwise
 
 from holdfast.stores.values.sequence_set import SequenceSet
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-__all__ = ["Held", "Holding", "Holdings", "joined"]
-
-Held = tuple[int, int, int, int]
+Lease = tuple[int, int, int, int]
 """First, last, delivery count, deadline in milliseconds (0 for none)."""
 _HIGH = 1 << 62
 HANDED_OUT_MAX = 256
@@ -29,13 +21,13 @@ HANDED_OUT_MAX = 256
 oldest."""
 
 
-class Holding:
+class Holder:
     """What one subscriber holds."""
 
     __slots__ = ("_handed_out", "carried", "held", "key", "polls", "runs", "started")
 
     def __init__(self, key: str | None = None, *, polls: bool = False) -> None:
-        self.runs: list[Held] = []
+        self.runs: list[Lease] = []
         self.held = 0
         self.key = key
         self.polls = polls
@@ -67,9 +59,9 @@ class Holding:
         Without a report that is the oldest, on which the application most likely works. A restart of the service
         counts for nothing.
 
-        >>> holding = Holding()
-        >>> Holdings().hold(holding, (4, 9, 1, 0))
-        >>> holding.counting().runs()
+        >>> holder = Holder()
+        >>> Leases().hold(holder, (4, 9, 1, 0))
+        >>> holder.counting().runs()
         [(4, 4)]
         """
         if self.started is not None:
@@ -118,27 +110,27 @@ class Holding:
         return True
 
 
-class Holdings:
+class Leases:
     """What all subscribers of a durable hold. Cost of a range: O(log runs + runs touched)."""
 
     __slots__ = ("_deadlines", "_due", "held", "of")
 
     def __init__(self) -> None:
-        self.of: dict[str, Holding] = {}
+        self.of: dict[str, Holder] = {}
         self.held = 0
         self._due: dict[int, int] = {}
-        """How many messages lapse at each deadline: a deadline of messages that are all settled wakes nobody."""
+        """How many messages lapse at each deadline: a deadline without messages does not wake the timer."""
         self._deadlines: list[int] = []
 
-    def hold(self, holding: Holding, run: Held) -> None:
+    def hold(self, holder: Holder, run: Lease) -> None:
         """Give a run to a subscriber."""
         count = run[1] - run[0] + 1
-        holding.held += count
+        holder.held += count
         self.held += count
-        if not holding.runs or holding.runs[-1][1] < run[0]:
-            holding.runs.append(run)
+        if not holder.runs or holder.runs[-1][1] < run[0]:
+            holder.runs.append(run)
         else:
-            insort(holding.runs, run)
+            insort(holder.runs, run)
         deadline_ms = run[3]
         if deadline_ms:
             if deadline_ms in self._due:
@@ -147,33 +139,33 @@ class Holdings:
                 self._due[deadline_ms] = count
                 heappush(self._deadlines, deadline_ms)
 
-    def take(self, holding: Holding, first: int, last: int) -> list[Held]:
+    def take(self, holder: Holder, first: int, last: int) -> list[Lease]:
         """Take from a subscriber what it holds of ``first..last``, as runs."""
-        runs = holding.runs
+        runs = holder.runs
         if runs and runs[0][0] == first and runs[0][1] == last:
             taken = [runs.pop(0)]
         else:
             taken = _cut(runs, first, last)
         for run in taken:
             count = run[1] - run[0] + 1
-            holding.held -= count
+            holder.held -= count
             self.held -= count
             if run[3]:
                 self._forget_due(run[3], count)
-            if holding.started:
-                holding.started.remove(run[0], run[1])
-            if holding.carried:
-                holding.carried.remove(run[0], run[1])
+            if holder.started:
+                holder.started.remove(run[0], run[1])
+            if holder.carried:
+                holder.carried.remove(run[0], run[1])
         return taken
 
-    def renew(self, holding: Holding, first: int, last: int, deadline_ms: int) -> list[Held]:
+    def renew(self, holder: Holder, first: int, last: int, deadline_ms: int) -> list[Lease]:
         """Give what a subscriber holds of ``first..last`` another deadline; returns it as it was."""
-        started, carried = holding.started, holding.carried
-        holding.started, holding.carried = None, SequenceSet()
-        renewed = self.take(holding, first, last)
+        started, carried = holder.started, holder.carried
+        holder.started, holder.carried = None, SequenceSet()
+        renewed = self.take(holder, first, last)
         for run in renewed:
-            self.hold(holding, (run[0], run[1], run[2], deadline_ms))
-        holding.started, holding.carried = started, carried
+            self.hold(holder, (run[0], run[1], run[2], deadline_ms))
+        holder.started, holder.carried = started, carried
         return renewed
 
     def _forget_due(self, deadline_ms: int, count: int) -> None:
@@ -190,7 +182,7 @@ class Holdings:
             heappop(deadlines)
         return deadlines[0] if deadlines else None
 
-    def lapsed(self, now_ms: int, looks: int) -> list[tuple[Held, SequenceSet]]:
+    def lapsed(self, now_ms: int, looks: int) -> list[tuple[Lease, SequenceSet]]:
         """Take away up to ``looks`` messages whose deadline has come, as runs, each with the messages whose delivery
         counts. The others lapse with the next call, and count as if they lapsed now.
 
@@ -199,47 +191,47 @@ class Holdings:
         next_ms = self.next_ms()
         if next_ms is None or next_ms > now_ms:
             return []
-        found: list[tuple[Held, SequenceSet]] = []
-        for holding in self.of.values():
-            due = [run for run in holding.runs if 0 < run[3] <= now_ms]
-            counting = holding.counting() if due else SequenceSet()
+        found: list[tuple[Lease, SequenceSet]] = []
+        for holder in self.of.values():
+            due = [run for run in holder.runs if 0 < run[3] <= now_ms]
+            counting = holder.counting() if due else SequenceSet()
             for run in due:
                 last = min(run[1], run[0] + looks - 1)
                 looks -= last - run[0] + 1
-                found += [(part, counting) for part in self.take(holding, run[0], last)]
+                found += [(part, counting) for part in self.take(holder, run[0], last)]
                 if not looks:
-                    holding.lapses_on(now_ms)
+                    holder.lapses_on(now_ms)
                     return found
         return found
 
-    def holder(self, seq: int) -> str | None:
-        """Who holds a message."""
-        for name, holding in self.of.items():
-            place = bisect_right(holding.runs, (seq, _HIGH, 0, 0)) - 1
-            if place >= 0 and holding.runs[place][1] >= seq:
+    def holder_of(self, seq: int) -> str | None:
+        """The name of the subscriber that holds a message, or None."""
+        for name, holder in self.of.items():
+            place = bisect_right(holder.runs, (seq, _HIGH, 0, 0)) - 1
+            if place >= 0 and holder.runs[place][1] >= seq:
                 return name
         return None
 
-    def runs(self) -> Iterator[Held]:
+    def runs(self) -> Iterator[Lease]:
         """Every run of every subscriber."""
-        for holding in self.of.values():
-            yield from holding.runs
+        for holder in self.of.values():
+            yield from holder.runs
 
     def check(self) -> None:
         """Totals and deadlines are those of the runs, and no message is held twice."""
         total = 0
         due: dict[int, int] = {}
-        for holding in self.of.values():
-            assert holding.runs == sorted(holding.runs), "runs are ascending"
-            held = sum(run[1] - run[0] + 1 for run in holding.runs)
-            assert held == holding.held, "a subscriber's total is that of its runs"
-            holding.check()
-            marked = [*(holding.started.runs() if holding.started else ()), *holding.carried.runs()]
+        for holder in self.of.values():
+            assert holder.runs == sorted(holder.runs), "runs are ascending"
+            held = sum(run[1] - run[0] + 1 for run in holder.runs)
+            assert held == holder.held, "a subscriber's total is that of its runs"
+            holder.check()
+            marked = [*(holder.started.runs() if holder.started else ()), *holder.carried.runs()]
             for first, last in marked:
-                held_of = sum(high - low + 1 for low, high in holding.held_of(first, last))
+                held_of = sum(high - low + 1 for low, high in holder.held_of(first, last))
                 assert held_of == last - first + 1, "only what is held is marked"
             total += held
-            for run in holding.runs:
+            for run in holder.runs:
                 if run[3]:
                     due[run[3]] = due.get(run[3], 0) + run[1] - run[0] + 1
         assert total == self.held, "the total is that of all subscribers"
@@ -249,7 +241,7 @@ class Holdings:
         assert all(low[1] < high[0] for low, high in pairwise(runs)), "nothing is held twice"
 
 
-def joined(runs: Iterable[Held]) -> list[tuple[int, int]]:
+def joined(runs: Iterable[Lease]) -> list[tuple[int, int]]:
     """First and last of ascending runs; those that touch are one.
 
     >>> joined([(1, 2, 1, 0), (3, 3, 2, 500), (5, 6, 1, 0)])
@@ -264,7 +256,7 @@ def joined(runs: Iterable[Held]) -> list[tuple[int, int]]:
     return found
 
 
-def _cut(runs: list[Held], first: int, last: int) -> list[Held]:
+def _cut(runs: list[Lease], first: int, last: int) -> list[Lease]:
     """Remove ``first..last`` from ascending runs; returns what was removed."""
     low = bisect_left(runs, (first, 0, 0, 0))
     if low and runs[low - 1][1] >= first:
@@ -273,8 +265,8 @@ def _cut(runs: list[Held], first: int, last: int) -> list[Held]:
     touched = runs[low:high]
     if not touched:
         return []
-    taken: list[Held] = []
-    left: list[Held] = []
+    taken: list[Lease] = []
+    left: list[Lease] = []
     for run_first, run_last, count, deadline_ms in touched:
         if run_first < first:
             left.append((run_first, first - 1, count, deadline_ms))

@@ -1,8 +1,10 @@
-"""Messages that were handed out, or set apart, and wait to be handed out (again).
+"""Messages that wait to be handed out again, with their order, delivery counts and delays.
 
-Owns: their order, delivery counts and delays. Does not own: why they came back (``consumption``). Failure model: pure.
+A run is ``(first, last, deliveries so far)``. Messages with a delay are kept apart, by time.
 
-A run is ``(first, last, deliveries so far)``. What has a delay waits apart, by its time.
+``Arrivals`` is an index over the runs: when the first waiting message began to live. It is not part of the state, and
+is built when a durable with a time-to-live first asks. A block without own times has one entry, corrected when it is
+the earliest, because its times ascend; a message of any other block has an entry of its own.
 """
 
 from __future__ import annotations
@@ -11,11 +13,9 @@ from bisect import bisect_right
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from holdfast.stores.durables.arrivals import Arrivals
-
-__all__ = ["HANDED_OUT", "Returned", "Run", "count_after"]
+from holdfast.stores.durables.backlog import Shelf
+from holdfast.stores.values.deadlines import Deadlines, earlier
+from holdfast.stores.values.ports import BLOCK_MESSAGES
 
 Run = tuple[int, int, int]
 HANDED_OUT: Final = -1
@@ -24,7 +24,7 @@ _HIGH = 1 << 62
 
 
 def count_after(deliveries: int) -> int:
-    """How a delivery after so many tells its count: one below 0 is the first that counts, and not the first.
+    """The delivery count that is reported after this many deliveries; negative: the first that counts, not the first.
 
     >>> count_after(0), count_after(1), count_after(HANDED_OUT)
     (1, 2, -1)
@@ -32,7 +32,7 @@ def count_after(deliveries: int) -> int:
     return deliveries + 1 if deliveries >= 0 else -1
 
 
-class Returned:
+class RedeliveryQueue:
     """Ascending runs, lowest number first. Cost: O(log runs), and O(runs) to insert in the middle."""
 
     __slots__ = ("arrivals", "later", "runs", "total")
@@ -162,3 +162,80 @@ class Returned:
             before = last
         total = sum(last - first + 1 for first, last, _ in self.runs) + len(self.later)
         assert total == self.total, "the total is that of the runs"
+
+
+class Arrivals:
+    """*Cost*: O(log) for each block and each message with a time of its own, amortised; each of these is read once.
+
+    Entries of messages that do not wait any more are removed when they are the earliest, or are too many.
+    """
+
+    __slots__ = ("_by_block", "_by_message", "_redelivery", "_shelf")
+
+    def __init__(self, shelf: Shelf, redelivery: RedeliveryQueue) -> None:
+        self._shelf = shelf
+        self._redelivery = redelivery
+        self._by_block: Deadlines[int] = Deadlines()
+        self._by_message: Deadlines[int] = Deadlines()
+        for first, last, _ in redelivery.runs:
+            self.add(first, last)
+
+    def add(self, first: int, last: int) -> None:
+        """These wait now."""
+        while first <= last:
+            number = first // BLOCK_MESSAGES
+            end = min(last, (number + 1) * BLOCK_MESSAGES - 1)
+            block = self._shelf.counts.block(number)
+            if block is not None and block.timed:
+                self._add_each(first, end)
+            else:
+                known_ms, at_ms = self._by_block.get(number), self._shelf.counts.published_ms(first)
+                self._by_block.set(number, at_ms if known_ms is None else min(known_ms, at_ms))
+            first = end + 1
+        if len(self._by_message) > 64 + 2 * self._redelivery.total:
+            left = {seq: at_ms for seq, at_ms in self._by_message.items().items() if self._redelivery.waits(seq)}
+            self._by_message = Deadlines(left)
+
+    def _add_each(self, first: int, last: int) -> None:
+        if all(self._by_message.get(seq) is not None for seq in range(first, last + 1)):
+            return
+        found = {
+            kept.seq: max(kept.published_ms, kept.deliver_at_ms)
+            for kept in self._shelf.messages.read(self._shelf.store, first, last)
+        }
+        for seq in range(first, last + 1):
+            at_ms = found.get(seq)
+            self._by_message.set(seq, self._shelf.counts.published_ms(seq) if at_ms is None else at_ms)
+
+    def earliest_ms(self) -> int | None:
+        """When the first of those that wait began to live, None where none waits."""
+        return earlier(self._earliest_of_blocks(), self._earliest_of_messages())
+
+    def _earliest_of_messages(self) -> int | None:
+        found = self._by_message
+        while (at_ms := found.next_ms()) is not None:
+            seq = found.pop(at_ms)
+            assert seq is not None, "the earliest is there"
+            if self._redelivery.waits(seq):
+                found.set(seq, at_ms)
+                return at_ms
+        return None
+
+    def _earliest_of_blocks(self) -> int | None:
+        found, counts = self._by_block, self._shelf.counts
+        while (at_ms := found.next_ms()) is not None:
+            number = found.pop(at_ms)
+            assert number is not None, "the earliest is there"
+            begin, end = number * BLOCK_MESSAGES, (number + 1) * BLOCK_MESSAGES
+            block = counts.block(number)
+            if block is not None and block.timed:
+                # A later message of the block has a time of its own.
+                for first, last in self._redelivery.between(begin, end - 1):
+                    self._add_each(first, last)
+                continue
+            seq = self._redelivery.first_from(begin)
+            if seq is not None and seq < end:
+                found.set(number, counts.published_ms(seq))
+                if counts.published_ms(seq) == at_ms:
+                    return at_ms
+        return None

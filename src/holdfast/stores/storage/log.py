@@ -1,14 +1,12 @@
 """The log of the stores: frames on the embedded queue's pages.
 
-Owns: numbering frames, appending a group of them, reading them by number. Does not own: pages, checksums, recovery,
-syncs (``holdfast.queue``), what frames say (``frames``), who waits for what (``group_commit``).
+A frame is a message of the queue, its number the queue's sequence number: from 1, never repeated, removed only from the
+front (``trim``). A synced group survives everything but the loss of the disk, an appended one survives the death of the
+process. A start finds a prefix of what was appended. After a failed write or sync the log accepts nothing more, because
+the state in memory is ahead of it.
 
-Failure model: the queue's. A group that was synced survives everything but the loss of the disk; one that was appended
-survives the death of the process. What is found at a start is a prefix of what was appended. After a write or a sync
-that failed nothing is accepted any more: the state in memory is ahead of the log.
-
-A frame is a message of the queue, its number the queue's sequence number. Numbers begin at 1 and never repeat; frames
-go from the front alone (``trim``).
+The queue's errors are translated: users of the stores did not open a queue, so its hints do not help them. Class, code
+and facts stay, the directory is added.
 """
 
 from __future__ import annotations
@@ -16,21 +14,96 @@ from __future__ import annotations
 import os
 import zlib
 from bisect import bisect_left
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 
-from holdfast.errors import Code, CorruptData, HoldfastError, NotFound, Unavailable
+from holdfast.errors import (
+    AlreadyOpen,
+    Closed,
+    Code,
+    CorruptData,
+    HoldfastError,
+    InternalError,
+    NotFound,
+    OutcomeUnknown,
+    Unavailable,
+    statement_of,
+)
+from holdfast.queue.log.messages import Message as QueueMessage
+from holdfast.queue.log.reader import LogReader
 from holdfast.queue.stores_log import StoresLog
-from holdfast.stores.storage.log_errors import of_the_stores
-from holdfast.stores.values.ports import Unread
+from holdfast.stores.values.ports import ReadUnavailable
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+_START_AGAIN = "start the service again: it finds what the log holds"
 
-    from holdfast.queue.log.messages import Message as QueueMessage
-    from holdfast.queue.log.reader import LogReader
 
-__all__ = ["LOG_NAME", "MessageLog"]
+def of_the_stores(error: HoldfastError, directory: str) -> HoldfastError:
+    """The error to raise from ``error``, which the queue in ``directory`` raised.
+
+    >>> of_the_stores(CorruptData("messages are damaged", first=5), "d").hint
+    'holdfast stores repair d tells what is lost; holdfast stores restore BACKUP NEW makes stores of a backup'
+    """
+    facts = {**error.fields, "directory": directory}
+    message = f"the stores' log: {error.message}"
+    if isinstance(error, CorruptData):
+        # A later version is no damage, and there the queue's own advice holds.
+        hint = error.hint if "format_version" in error.fields else _repair(directory)
+        return CorruptData(message, code=error.code, hint=hint, facts=facts)
+    if isinstance(error, Closed):
+        return Closed(message, code=error.code, hint=_START_AGAIN, facts=facts)
+    if isinstance(error, AlreadyOpen):
+        return AlreadyOpen(message, code=error.code, hint=error.hint, facts=facts)
+    if isinstance(error, Unavailable):
+        full = error.code is Code.DISK_FULL
+        hint = "free some space, then start the service again: it finds what the log holds" if full else ""
+        return Unavailable(message, code=error.code, hint=hint, retry_after_ms=error.retry_after_ms, facts=facts)
+    if isinstance(error, NotFound):
+        return NotFound(message, code=error.code, facts=facts)
+    return error
+
+
+def not_done(failure: BaseException) -> HoldfastError:
+    """The answer to a command that changed nothing, because of the failure of the log: it can be sent again.
+
+    >>> not_done(Unavailable("the disk is full", code=Code.DISK_FULL)).code
+    <Code.CLOSED: 'closed'>
+    """
+    return Closed("the stores have failed, and this was not done", hint=_START_AGAIN, facts=_cause(failure))
+
+
+def perhaps_done(failure: BaseException) -> HoldfastError:
+    """The answer to a command that was applied when the log failed: what it wrote, or rests on, may be there or not.
+
+    >>> perhaps_done(Unavailable("the disk is full", code=Code.DISK_FULL)).statement()
+    'the stores have failed, and whether this was done is not known cause=the disk is full cause_code=disk_full'
+    """
+    return OutcomeUnknown(
+        "the stores have failed, and whether this was done is not known",
+        hint="start the service again, and look; what a publisher numbered can be sent again under its numbers",
+        facts=_cause(failure),
+    )
+
+
+def own_failure(error: BaseException) -> HoldfastError:
+    """The answer to the command that met the failure itself: nothing of it was written."""
+    if isinstance(error, HoldfastError):
+        return error
+    return InternalError("the stores have failed", cause=str(error))
+
+
+def _cause(failure: BaseException) -> dict[str, object]:
+    return {
+        "cause": statement_of(failure),
+        "cause_code": str(failure.code) if isinstance(failure, HoldfastError) else None,
+    }
+
+
+def _repair(directory: str) -> str:
+    return (
+        f"holdfast stores repair {directory} tells what is lost; "
+        "holdfast stores restore BACKUP NEW makes stores of a backup"
+    )
+
 
 LOG_NAME = "messages"
 """The name of the queue in the stores' directory."""
@@ -104,14 +177,14 @@ class MessageLog:
     def frames(self, first: int) -> Iterator[tuple[int, bytes]]:
         """All frames from ``first`` on, in order, up to the last one that was appended before.
 
-        *Raises*: ``CorruptData`` where frames are damaged; ``NotFound`` where ``first`` is no longer there; ``Unread``.
+        *Raises*: ``CorruptData`` for damaged frames; ``NotFound`` where ``first`` was removed; ``ReadUnavailable``.
         """
         number, last = max(first, self.first) - 1, self.last
         with self._reading():
             for message in self._queue.read(seq=number + 1):
                 yield message.seq, message.payload
                 number = message.seq
-        # A hole at the end is behind everything that can be read, so reading alone does not meet it.
+        # A hole at the end is after everything readable, so reading alone does not find it.
         if number < last:
             missing = CorruptData("frames are missing", code=Code.CORRUPT_LOG, first=number + 1, last=last)
             raise of_the_stores(missing, self.directory)
@@ -119,8 +192,8 @@ class MessageLog:
     def read(self, first: int, last: int) -> list[tuple[int, bytes]]:
         """The frames ``first`` to ``last``, all of them.
 
-        *Raises*: ``CorruptData`` where one is damaged or missing; ``Unread``. *Cost*: for the next frames after an
-        earlier read, their bytes; else a seek: the headers of some pages and some frames of one.
+        *Raises*: ``CorruptData`` for a damaged or missing one; ``ReadUnavailable``. *Cost*: after an earlier read of
+        the frames before, their bytes; else a seek: the headers of some pages and some frames of one.
         """
         with self._reading():
             return self._read(first, last)
@@ -132,7 +205,7 @@ class MessageLog:
             try:
                 return self._read_along(reader, waiting, first, last)
             except (NotFound, CorruptData):
-                pass  # what lay between its place and ``first`` was trimmed, or is damaged and nobody asked for it
+                pass  # what lay between its place and ``first`` was trimmed, or is damaged and was not requested
         return self._read_along(self._queue.reader(seq=first), [], first, last)
 
     def _read_along(
@@ -166,7 +239,7 @@ class MessageLog:
     def readable(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
         """Those of the frames ``first`` to ``last`` that can be read: what is missing among them is damaged, or gone.
 
-        For who looks for damage: everybody else has to be told of it.
+        To search for damage; every other reader needs the error.
         """
         first, last = max(first, self.first), min(last, self.last)
         if first > last:
@@ -192,7 +265,7 @@ class MessageLog:
         return next((zlib.crc32(message.payload) for message in found if message.seq == number), None)
 
     def trim(self, before: int) -> int:
-        """Remove pages whose frames are all before this one; returns how many. Call when nobody reads them."""
+        """Remove pages whose frames are all before this one; returns how many. Call while they are not read."""
         return self._queue.trim(before_seq=before)
 
     def page_bytes(self) -> list[int]:
@@ -210,12 +283,12 @@ class MessageLog:
 
     @contextmanager
     def _reading(self) -> Generator[None]:
-        """As ``_named``; what cannot be read now is told apart from a refusal."""
+        """As ``_named``; a failed read is distinguished from a refusal."""
         try:
             with self._named():
                 yield
         except Unavailable as error:
-            raise Unread(
+            raise ReadUnavailable(
                 error.message, code=error.code, hint=error.hint, retry_after_ms=error.retry_after_ms, facts=error.fields
             ) from error
 

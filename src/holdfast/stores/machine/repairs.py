@@ -1,18 +1,23 @@
-"""Accepting the recorded result of a command where a replay gives another one.
+"""Changes of a state that only a repair makes, before it writes the whole state again.
 
-A client has seen the recorded result. So what it says was acknowledged is removed, what it says was published is kept
-under the recorded number, and the message counts are this code's own. Where a number differs nothing can be accepted.
+``accept`` takes the recorded result of a command where a replay gives another one, because a client has seen the
+recorded result: acknowledged messages are removed, and published ones are kept under the recorded number. If a number
+differs, nothing can be accepted.
 
-Failure model: pure. It works on a state that a repair has just opened, and the repair writes all of it afterwards.
+``drop_lost`` removes messages that cannot be read. Without its fields, it is unknown which matchers took a message. So
+leases, redelivery queues, dying messages and keys are cleared of the lost ones, no durable keeps them any more, and
+what each durable still has is counted again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from holdfast.errors import Code, CorruptData, HoldfastError
 from holdfast.stores.durables.consumption import Consumption
-from holdfast.stores.values.batch import Batch
+from holdfast.stores.machine.state import State
+from holdfast.stores.machine.store import Durable, Store
 from holdfast.stores.values.commands import (
     Acknowledge,
     Acknowledged,
@@ -21,20 +26,13 @@ from holdfast.stores.values.commands import (
     MapChanged,
     Publish,
     Published,
+    Record,
     Resend,
+    Result,
 )
+from holdfast.stores.values.effects import Effect
+from holdfast.stores.values.messages import Batch, Message
 from holdfast.stores.values.sequence_set import SequenceSet
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from holdfast.stores.machine.state import State
-    from holdfast.stores.values.commands import Record, Result
-    from holdfast.stores.values.effects import Effect
-    from holdfast.stores.values.messages import Message
-
-__all__ = ["accept"]
 
 UNLIMITED_BYTES = 1 << 31
 
@@ -115,3 +113,80 @@ def _require_number(state: State, record: Record, name: str, last_seq: int) -> N
             next_seq=store.counts.next_seq,
             hint="holdfast stores restore BACKUP NEW makes stores of a backup",
         )
+
+
+CAUSE = "damaged"
+"""What the durables' counts of lost messages say."""
+PAGE = 4_096
+
+
+def drop_lost(state: State, name: str, lost: SequenceSet) -> dict[str, int]:
+    """Take these messages out of a store. Returns how many each durable lost, by its name, where it lost any.
+
+    *Cost*: reads the backlog of every durable of the store.
+    """
+    store = state.store(name)
+    before = {durable: _kept(found) for durable, found in store.durables.items()}
+    for durable in store.durables.values():
+        _take_out(durable, lost)
+    for residue in store.residues:
+        for first, last in lost.runs():
+            residue.backlog.exclude(first, last)
+    for left in store.keyed_residues:
+        for entry in [entry for entry in left.kept() if entry.revision in lost]:
+            left.take(entry.key)
+    store.forget_done()
+    for first, last in lost.runs():
+        for seq in range(first, last + 1):
+            store.counts.lose(seq)
+    losses: dict[str, int] = {}
+    for durable_name, found in store.durables.items():
+        if isinstance(found, Consumption):
+            _count(found)
+        if gone := before[durable_name] - _kept(found):
+            losses[durable_name] = gone
+            if isinstance(found, Consumption):
+                found.lose(CAUSE, gone)
+        state.arm(store, durable_name)
+    _count_residues(store)
+    return losses
+
+
+def _kept(durable: Durable) -> int:
+    return durable.pending if isinstance(durable, Consumption) else durable.keyed.messages
+
+
+def _take_out(durable: Durable, lost: SequenceSet) -> None:
+    """Take the lost messages out of every place in which the durable knows that it has them."""
+    if not isinstance(durable, Consumption):
+        for entry in [entry for entry in durable.keyed.scan() if entry.revision in lost]:
+            durable.keyed.lose(entry.key, CAUSE)
+        return
+    for first, last in lost.runs():
+        for holder in durable.leases.of.values():
+            for run in durable.leases.take(holder, first, last):
+                durable.release(run[0], run[1])
+        for seq in range(first, last + 1):
+            if durable.redelivery.remove(seq) is not None or durable.take_dying(seq) is not None:
+                durable.release(seq, seq)
+        durable.backlog.exclude(first, last)
+
+
+def _count(durable: Consumption) -> None:
+    """Count what the durable keeps: all of it but for what is retained."""
+    backlog = durable.backlog
+    backlog.delayed_total = len(backlog.passed_delayed())
+    counts, after = durable.shelf.counts, 0
+    durable.pending = durable.pending_bytes = 0
+    while page := durable.browse(after, PAGE):
+        durable.pending += len(page)
+        durable.pending_bytes += sum(counts.size(seq, seq) for seq, _ in page)
+        after = page[-1][0]
+    backlog.forget_passed()
+
+
+def _count_residues(store: Store) -> None:
+    for residue in store.residues:
+        if residue.left is not None:
+            residue.left = len(residue.kept())
+    store.residues = [residue for residue in store.residues if not residue.is_done]

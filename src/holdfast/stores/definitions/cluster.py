@@ -1,9 +1,5 @@
 """Stores, durables, templates and the cluster as an administrator configures them.
 
-Owns: every parameter, its default, which durables it applies to, and the rules between parameters. Does not own: the
-spellings of values (``definition_values``), users and roles (``permissions``), which change of a running cluster is
-possible (``definition_changes``), history and files (the server).
-
     {"cluster": {"name": "default", "persistence": "sync"},
      "stores": {"orders": {"bytelimit": "1g",
                            "durables": {"work": {"type": "shared", "max_delivery": 5, "dead_letter_store": "dead"}},
@@ -11,16 +7,15 @@ possible (``definition_changes``), history and files (the server).
                 "dead": {}},
      "permissions": {}}
 
-The same as TOML: ``[stores.orders.durables.work]``. Sizes and times have the spellings of ``definition_values``; in the
-classes below a size is in bytes and a time in milliseconds, 0 is no limit and no time.
-
-Failure model: pure. A definition is read whole or refused whole; the error names the path of every wrong value.
+``reader`` has the spellings of sizes and times. In the classes below a size is in bytes and a time in milliseconds; 0
+is no limit and no time. A definition is read whole or refused whole; the error names the path of every wrong value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from itertools import chain
 from types import MappingProxyType
 from typing import Final
@@ -29,37 +24,13 @@ import msgspec
 
 from holdfast.errors import Code, InvalidRequest
 from holdfast.stores.definitions.permissions import OPEN, Permissions, permissions_document, read_permissions
-from holdfast.stores.definitions.values import Reader, check_name, raise_problems, seconds_document
-from holdfast.stores.definitions.words import AckMode, Discard, DurableType, Persistence, PublisherMode
-from holdfast.stores.matching.matcher import EVERYTHING, Matcher
-
-__all__ = [
-    "BUILT_IN_TEMPLATES",
-    "PARAMETER_TYPES",
-    "PREFETCH_DEFAULT",
-    "PREFETCH_UNSET",
-    "SECTIONS",
-    "AckMode",
-    "ClusterDefinition",
-    "Discard",
-    "DurableDefinition",
-    "DurableType",
-    "Persistence",
-    "PublisherMode",
-    "StoreDefinition",
-    "TemplateDefinition",
-    "check_dead_letters",
-    "check_references",
-    "definition_of",
-    "durable_of",
-    "kept_prefetch",
-    "parse_definition",
-    "read_cluster",
-    "read_durable",
-    "read_store",
-    "with_earlier_prefetch",
-    "with_known_prefetch",
-]
+from holdfast.stores.definitions.reader import (
+    Reader,
+    check_name,
+    raise_problems,
+    seconds_document,
+)
+from holdfast.stores.matching import EVERYTHING, Matcher
 
 PREFETCH_DEFAULT: Final = 64
 PREFETCH_UNSET: Final = 1_024
@@ -72,6 +43,44 @@ MAX_DELIVERY_MAX: Final = 65_535
 DAY_MS: Final = 86_400_000
 SECTIONS: Final = frozenset({"cluster", "permissions"})
 """The sections of a definition that are not made of parts with names."""
+
+
+class DurableType(StrEnum):
+    """What a durable does with messages."""
+
+    STANDARD = "standard"
+    SHARED = "shared"
+    LAST_VALUE = "last_value"
+    MAP = "map"
+
+
+class AckMode(StrEnum):
+    """Whether a subscriber waits for its acknowledgements to be durable."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+
+
+class Discard(StrEnum):
+    """Which message goes when a durable is at its limit: its oldest, or the one that arrives."""
+
+    OLD = "old"
+    NEW = "new"
+
+
+class PublisherMode(StrEnum):
+    """Whether a publisher learns that the store has its message."""
+
+    CONFIRM = "store_confirm_send"
+    NO_CONFIRM = "store_send_noconfirm"
+
+
+class Persistence(StrEnum):
+    """When a message is confirmed: after a data sync, after the operating system has it, or at once."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+    NONE = "none"
 
 
 _CONSUMED: Final = frozenset({DurableType.STANDARD, DurableType.SHARED})
@@ -261,7 +270,7 @@ class ClusterDefinition:
     stores: Mapping[str, StoreDefinition] = field(default_factory=dict[str, StoreDefinition])
     permissions: Permissions = OPEN
     sections_given: frozenset[str] = field(default=SECTIONS, compare=False, repr=False)
-    """Which of ``SECTIONS`` the document that was read has; see ``definition_changes.beside``."""
+    """Which of ``SECTIONS`` the document that was read has; see ``parts.keep_sections``."""
 
     def is_volatile(self, store: StoreDefinition) -> bool:
         """Whether a store lives in memory only: it is not replicated, or nothing is persisted."""

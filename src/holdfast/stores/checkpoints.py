@@ -1,0 +1,363 @@
+"""Checkpoints of the index and compaction of the log, while clients work.
+
+``Checkpoints`` writes one checkpoint at a time. One that fails (full disk) is retried after ``RETRY_S``; meanwhile
+nothing new is frozen, the log grows, and ``failure`` says why. When more than ``OVERDUE`` times the due bytes were
+written and the last checkpoint is still being written, commits pause, so that memory and recovery stay bounded.
+
+``Compaction`` frees pages, from the front of the log only. When less than ``min_disk_inuse_ratio`` of the log is kept,
+it appends the kept messages of the front again, about ``STEP_BYTES`` in one group. A move is a frame like any other and
+the checkpoint after it releases the old copy, so a crash loses only the work of moving.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.errors import Closed, CorruptData, HoldfastError
+from holdfast.stores.group_commit import GroupCommit
+from holdfast.stores.storage.frames import MessageRun, Relocated, encode_relocated
+from holdfast.stores.storage.index import Checkpoint
+from holdfast.stores.storage.locations import Extent
+from holdfast.stores.storage.storage import Storage
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Block
+
+LOG_BYTES: Final = 32 << 20
+"""A checkpoint is due when this much was written since the last one was begun."""
+OVERDUE: Final = 4
+BLOCKS: Final = 1_024
+ENTRIES: Final = 50_000
+INTERVAL_S: Final = 10.0
+"""Space comes back this soon after the last change, however little was written."""
+RETRY_S: Final = 1.0
+
+_logger = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """The checkpoints of one storage. Every method belongs on the event loop.
+
+    ``after`` is called when one was written.
+    """
+
+    def __init__(self, storage: Storage, groups: GroupCommit) -> None:
+        self._storage = storage
+        self._groups = groups
+        self._loop = asyncio.get_running_loop()
+        self._running: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting: list[asyncio.Future[None]] = []
+        self._closed = False
+        self._held = 0
+        self._writing = False
+        """The one that runs rests on nothing that is not in the log: it waits for no group any more."""
+        self.after: Callable[[], None] = _nothing
+        self.failure: BaseException | None = None
+        self.count = 0
+        self.pages_removed = 0
+
+    def consider(self) -> None:
+        """Called between commands: begin a checkpoint if one is due."""
+        storage = self._storage
+        if self._running is not None:
+            if storage.log_bytes >= OVERDUE * LOG_BYTES and self._writing and self.failure is None:
+                self._groups.pause()
+            return
+        if not storage.log_bytes or self._closed or self._held:
+            return
+        index = storage.index
+        if storage.log_bytes >= LOG_BYTES or index.blocks.changes >= BLOCKS or index.entries.changes >= ENTRIES:
+            self._begin()
+        elif self._timer is None:
+            self._timer = self._loop.call_later(INTERVAL_S, self._begin_if_idle)
+
+    def _begin_if_idle(self) -> None:
+        self._timer = None
+        if self._running is None and not self._closed and not self._held and self._groups.failure is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        checkpoint = self._storage.begin_checkpoint()
+        appended: asyncio.Future[None] = self._loop.create_future()
+
+        def safe(error: BaseException | None) -> None:
+            if error is None and not appended.done():
+                appended.set_result(None)
+            else:
+                appended.cancel()
+
+        # The frames it rests on may not be written yet: it takes its turn after them.
+        self._groups.add(None, safe)
+        self._running = self._loop.create_task(self._write(checkpoint, appended))
+
+    async def _write(self, checkpoint: Checkpoint, appended: asyncio.Future[None]) -> None:
+        await appended
+        self._writing = self._groups.disk_is_busy = True
+        try:
+            written = await self._write_until_done(checkpoint)
+        finally:
+            # However it ended, also when cancelled: paused commits must not wait forever.
+            self._writing = self._groups.disk_is_busy = False
+            self._groups.resume()
+        if written:
+            self.failure = None
+            self.count += 1
+            self._running = None
+            self.after()
+
+    async def _write_until_done(self, checkpoint: Checkpoint) -> bool:
+        """Write it, however often that takes; whether the index has it."""
+        while True:
+            try:
+                self.pages_removed += await asyncio.to_thread(self._storage.write_checkpoint, checkpoint)
+                break
+            except Closed as error:
+                self._groups.poison(error)  # the log has failed
+                return False
+            except (sqlite3.Error, OSError) as error:
+                if self.failure is None:
+                    _logger.warning("the index of the stores could not be written error=%s", error)
+                self.failure = error
+                self._groups.resume()
+                for waiting in self._waiting:
+                    if not waiting.done():
+                        waiting.set_exception(error)
+                if self._closed:
+                    return False  # the next start applies the log instead
+                await asyncio.sleep(RETRY_S)
+            except Exception as bug:  # noqa: BLE001 - reported to every waiting caller, or they would wait forever
+                self._groups.poison(bug)
+                return False
+        try:
+            self._storage.end_checkpoint()
+        except Exception as error:  # noqa: BLE001 - reported to every caller: the frozen changes are half released
+            self._groups.poison(error)
+            return False
+        return True
+
+    async def now(self) -> None:
+        """Return when everything applied so far is in the index.
+
+        *Raises*: ``Closed`` when the log has failed or while ``held``; what kept the index from being written, which is
+        tried again.
+        """
+        await self._settle()
+        if self._held or self._groups.failure is not None:
+            raise Closed("no checkpoint can be taken now", hint="a backup is being made")
+        self._begin()
+        await self._settle()
+        if self._groups.failure is not None:
+            raise Closed("the log has failed", cause=str(self._groups.failure)) from self._groups.failure
+
+    @asynccontextmanager
+    async def held(self) -> AsyncGenerator[None]:
+        """A checkpoint, and then no other while this is entered: the files stay as they are, but for what is appended.
+
+        Memory grows with what changes meanwhile.
+        """
+        await self.now()
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+
+    async def _settle(self) -> None:
+        """Return when none is being written. *Raises*: what kept it from that, at the first try that failed."""
+        while (running := self._running) is not None and not running.done():
+            failed = self._loop.create_future()
+            self._waiting.append(failed)
+            try:
+                await asyncio.wait([running, failed], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                self._waiting.remove(failed)
+            if failed.done():
+                failed.result()
+        self._running = None
+
+    async def close(self) -> None:
+        """A last checkpoint, so that the next start has nothing to apply."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        # One that cannot be written is no reason not to close: the next start applies the log instead.
+        with suppress(sqlite3.Error, OSError):
+            await self._settle()
+            if self._storage.log_bytes and self._groups.failure is None and self.failure is None and not self._held:
+                self._begin()
+                await self._settle()
+        if self._running is not None:
+            await asyncio.wait([self._running])
+
+
+def _nothing() -> None:
+    """The default: do nothing."""
+
+
+STEP_BYTES: Final = 1 << 20
+PASS_EXTENTS: Final = 1_024
+"""Extents moved before a checkpoint lets pages go: about 64 MiB of messages."""
+MESSAGE_LOG_BYTES: Final = 48
+"""About what a message takes in the log in addition to its bytes: its share of a frame, names of its fields."""
+PAGES_MIN: Final = 4
+"""Logs shorter than this are left alone."""
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceUse:
+    """Bytes of the log: of all pages, and about what kept messages take of them. ``pages`` counts them."""
+
+    allocated: int
+    in_use: int
+    pages: int
+
+    @property
+    def ratio(self) -> float:
+        """The part that is kept, 1 for an empty log."""
+        return min(1.0, self.in_use / self.allocated) if self.allocated else 1.0
+
+
+class Compaction:
+    """Moves kept messages from the front of the log to its end. Every method belongs on the event loop."""
+
+    def __init__(self, storage: Storage, groups: GroupCommit, checkpoints: Checkpoints) -> None:
+        self._storage = storage
+        self._groups = groups
+        self._checkpoints = checkpoints
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self.automatic = True
+        self.ratio_min = 0.5
+        self.moved_bytes = 0
+        self.runs = 0
+        self._reported = ""  # the damage that was reported last: each run meets it again
+
+    @property
+    def running(self) -> bool:
+        """Whether it is at work."""
+        return self._task is not None
+
+    def space(self) -> SpaceUse:
+        """How much the log takes, and how much of it is kept. *Cost*: the size of each page."""
+        pages = self._storage.log.page_bytes()
+        return SpaceUse(sum(pages), self._storage.kept_bytes(MESSAGE_LOG_BYTES), len(pages))
+
+    def consider(self) -> None:
+        """Called after a checkpoint: begin if it is worth it."""
+        if self.automatic and self._task is None and not self._closed and self._is_worth_it():
+            self._task = asyncio.get_running_loop().create_task(self._run(all_of_it=False))
+
+    def _is_worth_it(self) -> bool:
+        use = self.space()
+        return use.pages >= PAGES_MIN and use.ratio < self.ratio_min
+
+    async def now(self) -> SpaceUse:
+        """Write all that is kept once more, at the end, and let the pages before it go; returns what is used then.
+
+        *Raises*: what a checkpoint raises; the failure of the log.
+        """
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(all_of_it=True))
+        await asyncio.shield(self._task)
+        return self.space()
+
+    async def _run(self, *, all_of_it: bool) -> None:
+        self.runs += 1
+        try:
+            await self._checkpoints.now()
+            end = self._storage.messages.next_frame
+            while not self._closed and self._groups.failure is None and (all_of_it or self._is_worth_it()):
+                extents = [
+                    extent for extent in self._storage.index.oldest_extents(PASS_EXTENTS) if extent.first_frame < end
+                ]
+                if not extents:
+                    break
+                await self._move_all(extents)
+                await self._checkpoints.now()
+        except (HoldfastError, OSError, sqlite3.Error) as error:
+            if all_of_it:
+                raise  # a caller waits for it; else a full disk is retried, and a failed log is reported elsewhere
+            if isinstance(error, CorruptData) and str(error) != self._reported:
+                # The space after it is never freed, and no caller waits for this error.
+                self._reported = str(error)
+                _logger.error(
+                    "messages that cannot be read cannot be moved error=%s hint=%s", error.statement(), error.hint
+                )
+        finally:
+            self._task = None
+
+    async def _move_all(self, extents: list[Extent]) -> None:
+        step = 0
+        for extent in extents:
+            if self._closed or self._groups.failure is not None:
+                return
+            # As it is now: while this waited it may have grown, moved, or gone.
+            current = self._storage.locations.current(extent)
+            if current is not None:
+                step += self._move(current)
+            if step >= STEP_BYTES:
+                step = 0
+                await self._groups.turn()
+
+    def _move(self, extent: Extent) -> int:
+        """Write what is kept of an extent again. Returns its bytes."""
+        storage = self._storage
+        runs = [
+            kept
+            for run in storage.messages.runs(extent.store, extent.first_seq, extent.last_seq)
+            for kept in self._kept(run, extent)
+        ]
+        if not runs:
+            return 0  # the next checkpoint finds that nothing is kept
+        relocated = Relocated(extent.store, extent.first_seq, extent.last_seq, runs)
+        frame = encode_relocated(relocated)
+        try:
+            storage.messages.relocate(relocated, storage.messages.next_frame)
+        except BaseException as error:
+            self._groups.poison(error)  # the locations may be half changed, which the log does not record
+            raise
+        storage.note_frame(len(frame))
+        storage.messages.next_frame += 1
+        self._groups.add(frame, _reported_elsewhere)
+        self.moved_bytes += len(frame)
+        return len(frame)
+
+    def _kept(self, run: MessageRun, extent: Extent) -> list[MessageRun]:
+        """The parts of a run that are kept, in runs without holes."""
+        found: list[MessageRun] = []
+        block: Block | None = None
+        number = first = -1
+        for seq in range(max(run.first_seq, extent.first_seq), min(run.last_seq, extent.last_seq) + 2):
+            kept = False
+            if seq <= run.last_seq and seq <= extent.last_seq:
+                if seq // BLOCK_MESSAGES != number:
+                    number = seq // BLOCK_MESSAGES
+                    block = self._storage.index.blocks.get(run.store, number)
+                kept = block is not None and block.references[seq % BLOCK_MESSAGES] > 0
+            if kept and first < 0:
+                first = seq
+            elif not kept and first >= 0:
+                part = run.messages[first - run.first_seq : seq - run.first_seq]
+                found.append(MessageRun(run.store, first, run.published_ms, part))
+                first = -1
+        return found
+
+    async def close(self) -> None:
+        """Stop after the step that is being done."""
+        self._closed = True
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+
+def _reported_elsewhere(_error: BaseException | None) -> None:
+    """The failure of a group is reported to every caller at once."""

@@ -1,0 +1,389 @@
+"""The messages of one standard or shared durable, and where each of them is.
+
+A message that is not acknowledged is in exactly one place: ``backlog`` (from the cursor on, or delayed), ``leases``
+(held by a subscriber), ``redelivery`` (to be handed out again) or ``dying`` (it waits for its dead letter, or is parked
+for an operator). The durable holds exactly one reference to it until it leaves the last place.
+
+``aging`` ends messages by time. ``consumption`` has the transitions between the places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from holdfast.stores.definitions.cluster import DurableDefinition
+from holdfast.stores.durables.backlog import Backlog, Found, Shelf, expires_ms
+from holdfast.stores.durables.leases import Holder, Leases
+from holdfast.stores.durables.redelivery import RedeliveryQueue
+from holdfast.stores.values.commands import FIRST_RULES, STEPWISE_RULES
+from holdfast.stores.values.deadlines import Budget, Deadlines
+from holdfast.stores.values.effects import Ready
+from holdfast.stores.values.ports import BLOCK_MESSAGES, Kept
+from holdfast.stores.values.sequence_set import SequenceSet
+
+SET_APART_MAX = 262_144
+"""Messages put back, delayed by a subscriber or dying; above it a durable hands out nothing new."""
+_HIGH = 1 << 62
+
+Browsed = tuple[list[tuple[int, int]], int | None, int]
+"""Numbers with their deliveries; above which number to go on, None for the end; how many looks are left."""
+Marks = tuple[str, bool, list[tuple[int, int]] | None, list[tuple[int, int]]]
+"""A subscriber, whether it polls, what it reported as started, what it held when the service started."""
+
+
+class ConsumptionState(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A durable in a snapshot. Append only."""
+
+    start: int
+    cursor: int
+    floor: int | None
+    excluded: list[tuple[int, int]]
+    delayed: list[tuple[int, int, int]]
+    delayed_total: int
+    subscribers: list[tuple[str, str | None, list[tuple[int, int, int, int]]]]
+    redelivery: list[tuple[int, int, int]]
+    later: list[tuple[int, int, int]]
+    dying: list[tuple[int, str, int]]
+    dying_retry_ms: int
+    retention_done_ms: int
+    pending: int
+    pending_bytes: int
+    tally: list[int]
+    causes: dict[str, int]
+    keys: list[tuple[int, str]] = []
+    cursor_ms: int | None = None
+    """None in a snapshot of rules 1, as the next."""
+    floor_ms: int | None = None
+    marks: list[Marks] = []
+    """Of the subscribers whose messages are marked."""
+    replayed: list[tuple[int, int]] = []
+    discards_ms: int = 0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened to a durable's messages since it was made."""
+
+    delivered: int = 0
+    redelivered: int = 0
+    acknowledged: int = 0
+    lapsed: int = 0
+    dead_letters: int = 0
+
+
+class PendingMessages:
+    """Base of ``Consumption``. ``pending`` and ``pending_bytes`` are what it keeps and is not acknowledged."""
+
+    __slots__ = (
+        "_woken",
+        "backlog",
+        "causes",
+        "definition",
+        "discards_ms",
+        "dying",
+        "dying_retry_ms",
+        "leases",
+        "name",
+        "parked_ms",
+        "pending",
+        "pending_bytes",
+        "ready_effect",
+        "replayed",
+        "retention_done_ms",
+        "redelivery",
+        "shelf",
+        "tally",
+    )
+
+    def __init__(self, definition: DurableDefinition, shelf: Shelf) -> None:
+        self.definition = definition
+        self.name = definition.name
+        self.shelf = shelf
+        self.backlog = Backlog(shelf, definition.matcher, shelf.counts.next_seq)
+        if definition.retention_time_ms:
+            self.backlog.move_floor(self.backlog.cursor)
+        self.leases = Leases()
+        self.redelivery = RedeliveryQueue()
+        self.dying: dict[int, tuple[str, int]] = {}
+        """Cause and deliveries of each, in the order in which they died."""
+        self.dying_retry_ms = 0
+        self.discards_ms = 0
+        """When a command left more than the limits allow, for ``Expire`` to discard; 0 for never."""
+        self.parked_ms: Deadlines[int] | None = None
+        """When each of the parked began to live; made when it is asked for."""
+        self.retention_done_ms = 0
+        self.replayed = SequenceSet()
+        """Where the cursor was before a rewind, of what may still be delivered."""
+        self.pending = 0
+        self.pending_bytes = 0
+        self._woken = 0
+        self.tally = Tally()
+        self.causes: dict[str, int] = {}
+        """How many messages were lost to what."""
+        self.ready_effect = Ready(shelf.store, definition.name)
+
+    # ---- questions --------------------------------------------------------------------------------------------------
+
+    @property
+    def undelivered(self) -> int:
+        """Messages in the backlog, delayed ones that the cursor did not reach included."""
+        apart = self.redelivery.total + len(self.dying) + self.backlog.delayed_total
+        return self.pending - self.leases.held - apart
+
+    @property
+    def looks_on(self) -> bool:
+        """Whether the cursor may go on: not so many messages are set apart that it has to wait for them."""
+        return self.redelivery.total + len(self.dying) < SET_APART_MAX
+
+    @property
+    def parks(self) -> bool:
+        """Whether dying messages wait for an operator: there is no dead-letter store."""
+        return not self.definition.dead_letter_store and self.counts_started
+
+    @property
+    def counts_started(self) -> bool:
+        """Whether only deliveries to the application count; under rules 1 each did."""
+        return self.shelf.rules > FIRST_RULES
+
+    @property
+    def is_stepwise(self) -> bool:
+        """Whether one command examines a bounded number of messages; under older rules some examined all."""
+        return self.shelf.rules >= STEPWISE_RULES
+
+    def oldest_ms(self) -> int:
+        """When the oldest message that is not acknowledged was published, 0 for none. Cost: O(subscribers).
+
+        Of a durable with a matcher the backlog begins with what the cursor has yet to pass, another's maybe.
+        """
+        oldest = self.oldest_apart()
+        if self.undelivered > 0:
+            oldest.append(self.backlog.cursor)
+        return self.shelf.counts.published_ms(min(oldest)) if oldest else 0
+
+    def oldest_apart(self) -> list[int]:
+        """Numbers of messages that are held, came back or are dying, the lowest among them. Cost: O(subscribers)."""
+        found = [holder.runs[0][0] for holder in self.leases.of.values() if holder.runs]
+        found += [run[0] for run in self.redelivery.runs[:1]] + list(self.dying)[:1]
+        return found + [seq for _, seq, _ in self.redelivery.later]
+
+    def arrived_ms(self, seq: int) -> int:
+        """When a message that is kept began to live: when it was published, or became due."""
+        block = self.shelf.counts.block(seq // BLOCK_MESSAGES)
+        if block is None:
+            return 0
+        if block.timed:
+            for kept in self.shelf.messages.read(self.shelf.store, seq, seq):
+                return max(kept.published_ms, kept.deliver_at_ms)
+        return block.published_ms[seq % BLOCK_MESSAGES]
+
+    def wants(self, kept: Kept) -> bool:
+        """Whether a message that somebody keeps was given to this durable."""
+        return self.backlog.wants(kept, self.shelf.counts.block(kept.seq // BLOCK_MESSAGES))
+
+    def is_swept(self, kept: Kept) -> bool:
+        """Whether a message that is not held was released when its own time ended."""
+        block = self.shelf.counts.block(kept.seq // BLOCK_MESSAGES)
+        return block is None or 0 < expires_ms(kept) <= block.swept_ms
+
+    def is_waiting(self, seq: int) -> bool:
+        """Whether the durable has this message and no subscriber holds it. Cost: O(not settled)."""
+        found, _, _ = self.browse_page(seq - 1, 1, 1)
+        return bool(found) and found[0][0] == seq and self.leases.holder_of(seq) is None
+
+    def browse(self, after: int, count: int) -> list[tuple[int, int]]:
+        """Up to ``count`` messages above ``after`` with their deliveries, ascending, whoever holds them.
+
+        Changes nothing. Cost: O(not settled), and what is read of the backlog.
+        """
+        return self.browse_page(after, count, _HIGH)[0]
+
+    def browse_page(self, after: int, count: int, looks: int) -> Browsed:
+        """Like ``browse``, but stop after about ``looks`` messages of the backlog.
+
+        Also returns the number above which to continue, None at the end, and how many looks are left.
+
+        Cost: O(not settled), and ``looks`` messages read, about 5 microseconds each.
+        """
+        apart = [(run[0], run[1], run[2]) for run in self.leases.runs()] + self.redelivery.all_runs()
+        apart += [(seq, seq, deliveries) for seq, (_, deliveries) in self.dying.items()]
+        found = [
+            (seq, max(deliveries, 0))
+            for first, last, deliveries in apart
+            for seq in range(max(first, after + 1), last + 1)
+        ]
+        found += [(kept.seq, 0) for kept in self.backlog.passed_delayed() if kept.seq > after]
+        found.sort()
+        if len(found) >= count:
+            return found[:count], found[count - 1][0] if count else after, looks
+        seen, reached, left = self.backlog.look(after, count - len(found), looks)
+        return found + [(seq, 0) for seq in seen], reached, left
+
+    # ---- the cursor -------------------------------------------------------------------------------------------------
+
+    def scan(self, want: int, now_ms: int, end: int | None = None, budget: Budget | None = None) -> Found:
+        """Move the cursor on; what expired by its own time is given back here, the caller places the rest.
+
+        A call without a budget examines up to ``SCAN_MAX`` messages.
+        """
+        next_seq = self.shelf.counts.next_seq
+        if budget is None:
+            budget = Budget(_HIGH, _HIGH)
+        self._wake_delayed(now_ms, budget)
+        if self._has_due_delayed(now_ms):
+            return Found()
+        if self.undelivered <= 0:
+            if self.backlog.cursor < next_seq:
+                # Nothing above the cursor is this durable's: what does not match need not be read.
+                self.backlog.cursor = next_seq
+                self.backlog.forget_passed()
+            return Found()
+        # Behind the last of its own it need not look, either.
+        end = next_seq if end is None else end
+        found = self.backlog.scan(now_ms, min(want, self.undelivered), end, budget.looks)
+        budget.looks -= found.looks
+        for seq in found.expired:
+            self.gone(seq, seq, "own_ttl")
+        return found
+
+    def _has_due_delayed(self, now_ms: int) -> bool:
+        """Whether delayed messages are due that the cursor passed: it must not pass their block again before."""
+        next_ms = self.backlog.delayed.next_ms()
+        return next_ms is not None and next_ms <= now_ms
+
+    def _wake_delayed(self, now_ms: int, budget: Budget) -> None:
+        """Set apart the delayed messages that are due, of whole blocks. Cost: reads the blocks."""
+        next_ms = self.backlog.delayed.next_ms()
+        self._woken += next_ms is not None and next_ms <= now_ms
+        while next_ms is not None and next_ms <= now_ms and not budget.is_spent:
+            budget.looks -= BLOCK_MESSAGES
+            found = self.backlog.due(now_ms)
+            for seq in found.expired:
+                self.gone(seq, seq, "own_ttl")
+            for first, last in found.runs:
+                self.set_apart(first, last)
+            next_ms = self.backlog.delayed.next_ms()
+
+    def set_apart(self, first: int, last: int) -> None:
+        """These were found, can be handed out, and wait for it."""
+        self.redelivery.add(first, last, 0)
+
+    def forget(self, first: int, last: int) -> None:
+        """These are in no place of the durable any more."""
+
+    # ---- leaving ----------------------------------------------------------------------------------------------------
+
+    def lose(self, cause: str, count: int) -> None:
+        """Count messages that are lost, by cause."""
+        self.causes[cause] = self.causes.get(cause, 0) + count
+
+    def gone(self, first: int, last: int, cause: str) -> None:
+        """These leave the durable without an acknowledgement."""
+        self.release(first, last)
+        self.lose(cause, last - first + 1)
+
+    def release(self, first: int, last: int) -> None:
+        """These leave the durable, uncounted; they were taken from their place before."""
+        self.pending -= last - first + 1
+        self.pending_bytes -= self.shelf.counts.release(first, last)
+        self.forget(first, last)
+        floor = self.backlog.floor
+        if floor is not None and last >= floor:
+            self.backlog.exclude(max(first, floor), last)
+
+    def take_dying(self, seq: int) -> tuple[str, int] | None:
+        """Take a message from the dying, if it is one; returns its cause and deliveries."""
+        if self.parked_ms is not None:
+            self.parked_ms.set(seq, None)
+        return self.dying.pop(seq, None)
+
+    def release_one_retained(self, seq: int) -> bool:
+        """Retain one acknowledged message no more; whether the durable did."""
+        floor = self.backlog.floor
+        if floor is None or seq < floor:
+            return False
+        self.shelf.counts.release(seq, seq)
+        self.backlog.exclude(seq, seq)
+        return True
+
+    # ---- snapshots --------------------------------------------------------------------------------------------------
+
+    def state(self) -> ConsumptionState:
+        """What a snapshot keeps. Cost: O(not settled)."""
+        backlog, tally, redelivery = self.backlog, self.tally, self.redelivery
+        scanned_ms = backlog.scanned_ms
+        return ConsumptionState(
+            backlog.start,
+            backlog.cursor,
+            backlog.floor,
+            backlog.excluded.runs() if backlog.excluded else [],
+            [(number, at_ms, scanned_ms[number]) for number, at_ms in backlog.delayed.items().items()]
+            if scanned_ms
+            else [],
+            backlog.delayed_total,
+            [(name, holder.key, holder.runs) for name, holder in self.leases.of.items()],
+            redelivery.runs,
+            sorted(redelivery.later) if redelivery.later else [],
+            [(seq, cause, deliveries) for seq, (cause, deliveries) in self.dying.items()] if self.dying else [],
+            self.dying_retry_ms,
+            self.retention_done_ms,
+            self.pending,
+            self.pending_bytes,
+            [tally.delivered, tally.redelivered, tally.acknowledged, tally.lapsed, tally.dead_letters],
+            self.causes,
+            self.keys_state(),
+            backlog.cursor_ms,
+            backlog.floor_ms,
+            [
+                (name, of.polls, None if of.started is None else of.started.runs(), of.carried.runs())
+                for name, of in self.leases.of.items()
+                if of.polls or of.started is not None or of.carried
+            ],
+            self.replayed.runs() if self.replayed else [],
+            self.discards_ms,
+        )
+
+    def restore(self, state: ConsumptionState) -> None:
+        """Take up what ``state`` gave, in a durable just made."""
+        backlog = self.backlog
+        backlog.start, backlog.cursor = state.start, state.cursor
+        backlog.move_floor(state.floor)
+        backlog.floor_ms = backlog.floor_ms if state.floor_ms is None else state.floor_ms
+        counts = self.shelf.counts
+        backlog.cursor_ms = counts.time_from(state.cursor) if state.cursor_ms is None else state.cursor_ms
+        backlog.excluded = SequenceSet(state.excluded)
+        for number, at_ms, scanned_ms in state.delayed:
+            backlog.delayed.set(number, at_ms)
+            backlog.scanned_ms[number] = scanned_ms
+        backlog.delayed_total = state.delayed_total
+        self.restore_keys(state.keys)
+        for name, key, runs in state.subscribers:
+            holder = self.leases.of[name] = Holder(key)
+            for run in runs:
+                self.leases.hold(holder, run)
+        for name, polls, started, carried in state.marks:
+            holder = self.leases.of[name]
+            holder.polls, holder.carried = polls, SequenceSet(carried)
+            holder.started = None if started is None else SequenceSet(started)
+        for first, last, deliveries in state.redelivery:
+            self.redelivery.add(first, last, deliveries)
+        for at_ms, seq, deliveries in state.later:
+            self.redelivery.add_later(at_ms, seq, deliveries)
+        self.dying = {seq: (cause, deliveries) for seq, cause, deliveries in state.dying}
+        self.dying_retry_ms = state.dying_retry_ms
+        self.retention_done_ms = state.retention_done_ms
+        self.pending, self.pending_bytes = state.pending, state.pending_bytes
+        self.tally = Tally(*state.tally)
+        self.causes = dict(state.causes)
+        self.replayed = SequenceSet(state.replayed)
+        self.discards_ms = state.discards_ms
+
+    def keys_state(self) -> list[tuple[int, str]]:
+        """What a key-ordered durable knows of keys."""
+        return []
+
+    def restore_keys(self, keys: Sequence[tuple[int, str]]) -> None:
+        """Take up ``keys_state``."""
+        assert not keys, "only a key-ordered durable knows keys"

@@ -1,1 +1,0 @@
-"""Matchers: which messages a durable takes, and an index to find the durables of a message."""
