@@ -13,7 +13,7 @@ from tests.compat.write_v1 import TRANSACTIONS, as_json
 
 from holdfast.commit.format.batch import UNKNOWN_PLACE, Header, decode_body, decode_header, object_name
 from holdfast.commit.format.chain import ChainWalker
-from holdfast.commit.leadership.leadership import Frontier, plan_recovery, read_page
+from holdfast.commit.leadership.claims import Frontier, plan_recovery, read_page
 from holdfast.commit.reading.reader import follow
 from holdfast.objects.memory import MemoryObjects, MemoryStore
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.integration.test_commit_service import Busy, Gate, law, lead, put
 
-from holdfast.commit.leadership.heartbeat import Heartbeat, encode_proof
+from holdfast.commit.leadership.claims import Heartbeat, encode_proof
 from holdfast.commit.leadership.takeover import now
 from holdfast.commit.service import CommitService, ServiceOptions
 from holdfast.errors import Closed, Code, Unavailable

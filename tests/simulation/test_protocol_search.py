@@ -12,7 +12,7 @@ from tests.worlds.log.shape import protocol_width
 
 from holdfast.commit.format.batch import FIRST_SLOT, Header
 from holdfast.commit.format.chain import ChainWalker
-from holdfast.commit.leadership import leadership
+from holdfast.commit.leadership import claims as leadership
 
 REAL = {
     "two slots wide": Variant(width=2, limit=5, leaders=3),

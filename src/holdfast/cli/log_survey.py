@@ -17,7 +17,7 @@ from typing import Final
 from holdfast.cli.output import Progress
 from holdfast.commit.format.batch import CLAIM_BYTES, FIRST_SLOT, PREFIX, Header, Kind, jump, slot_of
 from holdfast.commit.format.chain import ChainWalker, broken
-from holdfast.commit.leadership.leadership import Identity
+from holdfast.commit.leadership.claims import Identity
 from holdfast.commit.leadership.takeover import init_log
 from holdfast.commit.reading.reader import Reign, find_frontier, follow, reigns_back, start_after
 from holdfast.errors import Code, CorruptData, NotFound

@@ -9,8 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final
 
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Committed, Rejected
+from holdfast.commit.stages.events import CommitEntry
 
 __all__ = ["LATENCY_BOUNDS_MS", "ServiceMetrics"]
 

@@ -39,10 +39,8 @@ from holdfast.commit.format.batch import (
     object_name,
 )
 from holdfast.commit.format.chain import broken
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Unanswered
-from holdfast.commit.leadership.heartbeat import Heartbeat, parse_proof
-from holdfast.commit.leadership.leadership import Identity
+from holdfast.commit.leadership.claims import Heartbeat, Identity, parse_proof
 from holdfast.commit.leadership.takeover import (
     AskAsStandby,
     AskLeader,
@@ -52,17 +50,16 @@ from holdfast.commit.leadership.takeover import (
     newest_slot,
     now,
     take_the_lead,
+    this_place,
 )
-from holdfast.commit.leadership.this_place import this_place
 from holdfast.commit.metrics import ServiceMetrics
-from holdfast.commit.reading.attempt_history import AttemptHistory
-from holdfast.commit.reading.damage import DamageSeen
 from holdfast.commit.reading.feed import Feed, TransactionEvent
 from holdfast.commit.reading.reader import read_header
-from holdfast.commit.reading.status import Found
+from holdfast.commit.reading.status import AttemptHistory, Found
+from holdfast.commit.reading.verify import DamageSeen
 from holdfast.commit.stages import events
 from holdfast.commit.stages.attempts import judge_old
-from holdfast.commit.stages.events import Put, ReadBack
+from holdfast.commit.stages.events import CommitEntry, Put, ReadBack
 from holdfast.commit.stages.pipeline import Pipeline, PipelineRules
 from holdfast.errors import (
     Backpressure,
@@ -75,8 +72,8 @@ from holdfast.errors import (
     Unavailable,
     statement_of,
 )
+from holdfast.objects.budget import TimeLimited
 from holdfast.objects.port import CreateAnswer, ObjectStore, Unknown
-from holdfast.objects.time_limit import TimeLimited
 from holdfast.values import LeaderId, LogId, Slot
 
 __all__ = ["CommitEntry", "CommitService", "ServiceEnd", "ServiceOptions", "StatusAnswer"]

@@ -1,18 +1,11 @@
-"""The connection budget of one store, its counters and its health.
+"""A bound in time for every request to a store.
 
-Owns: how many requests are under way, who waits, what is counted, the retries of reads and listings, and how often its
-user is told that the store takes nothing (until a leader gives up, nobody else tells). Does not own:
-retries of creates (the log's ``persist`` repeats the same bytes by its own rules), how long a request may take
-(``time_limit``, which belongs inside a budget: a request's time begins when it holds its connection).
+Owns: what a request that is not answered in time comes to. Does not own: where it waits before it is sent (``budget``
+limits what it is given, so a request's time begins when it holds its connection), whether it is sent again.
 
-There are three parts, none of which can starve another: creates take at most ``creates_max`` connections, what a leader
-asks about its own log (``own``) at most ``own_max``, everything else at most the rest. So a full pipeline still reads
-back and checks its ownership, and a burst of readers delays neither the creates nor the proofs of ownership.
-
-Failure model: a read or listing that is ``Unavailable`` is repeated with capped exponential backoff and full jitter, a
-bounded number of times; the last failure is raised. The requests of ``own`` are not repeated: who leads asks again by
-its own rules, and an ownership check is worth as much as the time at which it was asked. ``NotFound`` is an answer, not
-a failure. Cancelling gives the connection back.
+Failure model: the port's own. A create without an answer is ``Unknown``: it may be carried out later. Whatever else has
+none raises ``Unavailable``, caused by the ``TimeoutError``; ``ran_out_of_time`` tells it from other failures. A request
+that is given up is cancelled, which the port allows at any time.
 """
 
 from __future__ import annotations
@@ -30,9 +23,72 @@ from typing import Final, TypeVar, assert_never
 
 from holdfast.errors import NotFound, Unavailable
 from holdfast.objects.port import CreateAnswer, Created, Listed, ObjectStore, Refused, Unknown
-from holdfast.objects.time_limit import ran_out_of_time
 
-__all__ = ["LATENCY_BOUNDS_MS", "BudgetedStore", "RequestCounts", "RetryPolicy", "StoreMetrics"]
+__all__ = [
+    "BudgetedStore",
+    "LATENCY_BOUNDS_MS",
+    "RequestCounts",
+    "RetryPolicy",
+    "StoreMetrics",
+    "TimeLimited",
+    "ran_out_of_time",
+]
+
+
+PAGE: Final = 1000
+"""A listing is a request per so many keys."""
+
+
+class TimeLimited:
+    """A store whose every request ends within ``request_timeout_ms``, a listing within as much for each 1,000 keys."""
+
+    def __init__(self, store: ObjectStore, request_timeout_ms: float) -> None:
+        self._store = store
+        self._timeout_seconds = request_timeout_ms / 1000.0
+
+    @property
+    def url(self) -> str:
+        """Where this is, without secrets, for people."""
+        return self._store.url
+
+    async def create(self, key: str, data: bytes) -> CreateAnswer:
+        """As the port says."""
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                return await self._store.create(key, data)
+        except TimeoutError:
+            return Unknown("no answer in time")
+
+    async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+        """As the port says."""
+        return await self._within(self._store.read(key, start=start, length=length), "read", key)
+
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> builtins.list[Listed]:
+        """As the port says."""
+        return await self._within(
+            self._store.list(prefix, after=after, limit=limit), "list", prefix, requests=1 + limit // PAGE
+        )
+
+    async def delete(self, key: str) -> None:
+        """As the port says."""
+        await self._within(self._store.delete(key), "delete", key)
+
+    async def close(self) -> None:
+        """As the port says."""
+        await self._store.close()
+
+    async def _within(self, request: Awaitable[T], what: str, key: str, *, requests: int = 1) -> T:
+        try:
+            async with asyncio.timeout(self._timeout_seconds * requests):
+                return await request
+        except TimeoutError as error:
+            raise Unavailable(f"the object store did not {what} in time", url=self.url, key=key) from error
+
+
+def ran_out_of_time(error: Unavailable) -> bool:
+    """Whether a request failed because it had no answer in time."""
+    return isinstance(error.__cause__, TimeoutError)
+
 
 T = TypeVar("T")
 

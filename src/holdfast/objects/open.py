@@ -69,7 +69,7 @@ def open_durable_reader(url: str, *, request_timeout_ms: int = 10_000, connectio
     Raises: InvalidRequest, also for ``memory:``, which no other process can read.
     """
     if url.partition(":")[0].lower() == "file":
-        from holdfast.objects.directory.reading import DurableDirectory
+        from holdfast.objects.directory.store import DurableDirectory
 
         return DurableDirectory(_directory_path(url))
     if url.partition(":")[0].lower() == "memory":

@@ -17,6 +17,6 @@ from __future__ import annotations
 from holdfast.extras import needs
 
 with needs("client"):
-    from holdfast.view.view import Checkpointed, CommittedTransaction, View, ViewStorage
+    from holdfast.view.latest import Checkpointed, CommittedTransaction, View, ViewStorage
 
 __all__ = ["Checkpointed", "CommittedTransaction", "View", "ViewStorage"]

@@ -20,7 +20,7 @@ from holdfast.commit.format.batch import (
     jump,
     object_name,
 )
-from holdfast.commit.leadership.leadership import (
+from holdfast.commit.leadership.claims import (
     Frontier,
     NeedHeaders,
     Page,

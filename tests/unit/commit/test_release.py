@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.unit.commit.builders import BASE, entry, genesis
 
-from holdfast.commit.format.entry import Batch, CommitEntry, Position
 from holdfast.commit.format.transaction import Committed, Rejected, Unanswered
+from holdfast.commit.stages.events import Batch, CommitEntry, Position
 from holdfast.commit.stages.release import PROOF_MS_MAX, Release
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.unit.commit.builders import BASE, entry, txn
 
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Committed, PointRead, Rejected, Reused, Transaction
 from holdfast.commit.stages.attempts import Attempts, Ban, Known, fingerprint
+from holdfast.commit.stages.events import CommitEntry
 from holdfast.commit.stages.sequence import HOLD_BACK, Sequence
 from holdfast.errors import Code, InvalidRequest
 

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.commit.builders import LOG_ID, at, bytes_of, genesis, identity, record, rows
 
 from holdfast.commit.format.batch import UNKNOWN_PLACE, Header, Place, Slot, decode_header, jump
-from holdfast.commit.leadership import takeover_events as m
+from holdfast.commit.leadership import takeover_machine as m
 from holdfast.commit.leadership.takeover_machine import TakeoverMachine, TakeoverRules
 from holdfast.errors import Closed, Code, CorruptData, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.port import CREATED, Refused, Unknown

@@ -6,12 +6,12 @@ import pytest
 from tests.unit.commit.builders import BASE, FIRST_DATA, at, entry, genesis, identity, of, pipeline, puts, txn
 
 from holdfast.commit.format.batch import FIRST_SLOT, decode_header
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Committed, PointRead, Reused, Unanswered
 from holdfast.commit.stages.attempts import Attempts
 from holdfast.commit.stages.events import (
     Arrived,
     CheckOwnership,
+    CommitEntry,
     Effect,
     Ended,
     OwnershipSeen,

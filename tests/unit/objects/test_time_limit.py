@@ -7,10 +7,9 @@ import asyncio
 import pytest
 
 from holdfast.errors import NotFound, Unavailable
-from holdfast.objects.budget import BudgetedStore, RetryPolicy
+from holdfast.objects.budget import BudgetedStore, RetryPolicy, TimeLimited, ran_out_of_time
 from holdfast.objects.memory import MemoryStore
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown
-from holdfast.objects.time_limit import TimeLimited, ran_out_of_time
 
 
 class BlackHole(MemoryStore):

@@ -17,13 +17,15 @@ from zlib import crc32
 
 from holdfast.commit.format import batch
 from holdfast.commit.format.batch import encode_body, encode_object
-from holdfast.commit.format.entry import Batch, CommitEntry, Position
 from holdfast.commit.format.transaction import Committed, FailedPrecondition, PointRead, Rejected, Transaction
-from holdfast.commit.leadership import heartbeat, leadership, takeover
-from holdfast.commit.leadership import takeover_events as t
+from holdfast.commit.leadership import claims as heartbeat
+from holdfast.commit.leadership import claims as leadership
+from holdfast.commit.leadership import takeover
+from holdfast.commit.leadership import takeover_machine as t
 from holdfast.commit.leadership.takeover_machine import TakeoverMachine
 from holdfast.commit.stages import attempts, events, persist, pipeline, release, resolve, sequence
-from holdfast.commit.window.recent_writes import RecentWrites
+from holdfast.commit.stages.events import Batch, CommitEntry, Position
+from holdfast.commit.window import RecentWrites
 from holdfast.objects.port import CREATED, CreateAnswer, Refused, Unknown
 from holdfast.values import Instant, Slot, Version
 

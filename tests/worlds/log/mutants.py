@@ -19,11 +19,13 @@ from tests.worlds.log.etiquette import run_etiquette
 from tests.worlds.log.world import WorldReport, run_world
 
 from holdfast.commit.format import batch, chain
-from holdfast.commit.leadership import heartbeat, leadership, takeover, takeover_machine
-from holdfast.commit.leadership.heartbeat import Heartbeat
+from holdfast.commit.leadership import claims as heartbeat
+from holdfast.commit.leadership import claims as leadership
+from holdfast.commit.leadership import takeover, takeover_machine
+from holdfast.commit.leadership.claims import Heartbeat
 from holdfast.commit.leadership.takeover_machine import TakeoverMachine
 from holdfast.commit.stages import persist, pipeline, release, resolve, sequence
-from holdfast.commit.window.recent_writes import RecentWrites
+from holdfast.commit.window import RecentWrites
 
 __all__ = ["MUTANTS", "SEEDS_MAX", "WAITING", "Caught", "Mutant", "catch"]
 

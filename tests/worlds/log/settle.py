@@ -12,7 +12,7 @@ from tests.worlds.log.promises import COUNTER, PromiseBroken
 
 from holdfast.commit.format import batch as batch_format
 from holdfast.commit.format.chain import ChainWalker
-from holdfast.commit.leadership import leadership
+from holdfast.commit.leadership import claims as leadership
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:

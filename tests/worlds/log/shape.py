@@ -21,7 +21,8 @@ import structlog
 
 from holdfast.commit.format import batch, chain
 from holdfast.commit.format.batch import VERSION_JUMP
-from holdfast.commit.leadership import leadership, takeover_machine
+from holdfast.commit.leadership import claims as leadership
+from holdfast.commit.leadership import takeover_machine
 from holdfast.commit.stages import persist, release, sequence
 from holdfast.commit.stages.persist import PersistRules
 from holdfast.commit.stages.pipeline import PipelineRules

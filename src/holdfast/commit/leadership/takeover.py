@@ -7,25 +7,37 @@ not own: any decision (``takeover_machine``, ``leadership``).
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, assert_never
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import structlog
 
-from holdfast.commit.format.batch import HEADER_BYTES, PREFIX, object_name
-from holdfast.commit.leadership import takeover_events as t
-from holdfast.commit.leadership.leadership import Identity, read_page
-from holdfast.commit.leadership.takeover_events import Takeover
-from holdfast.commit.leadership.takeover_machine import TakeoverMachine, TakeoverRules
+from holdfast.commit.format.batch import HEADER_BYTES, PREFIX, UNKNOWN_PLACE, Place, object_name
+from holdfast.commit.leadership import takeover_machine as t
+from holdfast.commit.leadership.claims import Identity, read_page
+from holdfast.commit.leadership.takeover_machine import Takeover, TakeoverMachine, TakeoverRules
 from holdfast.errors import Closed, HoldfastError, NotFound, Unavailable
 from holdfast.objects.port import ObjectStore, Unknown
 from holdfast.objects.probe import clean_up, probe
 from holdfast.values import Instant, LogId, Slot
 
-__all__ = ["AskLeader", "Clock", "Takeover", "TakeoverOptions", "init_log", "newest_slot", "now", "take_the_lead"]
+__all__ = [
+    "AskLeader",
+    "Clock",
+    "Takeover",
+    "TakeoverOptions",
+    "init_log",
+    "newest_slot",
+    "now",
+    "take_the_lead",
+    "this_place",
+]
 
 log = structlog.get_logger("holdfast.commit.leadership.takeover")
 
@@ -255,3 +267,20 @@ class Driver:
             return await self._store.read(object_name(slot), length=HEADER_BYTES)
         except NotFound:
             return None
+
+
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+NETWORK: Final = "/proc/self/ns/net"
+MOUNTS: Final = "/proc/self/ns/mnt"
+
+
+def this_place(address: str) -> Place:
+    """The place in which ``address`` is valid for this process; unknown where the system does not tell."""
+    if not address:
+        return UNKNOWN_PLACE
+    try:
+        boot_id = UUID(BOOT_ID.read_text().strip()).bytes
+        namespace = os.stat(MOUNTS if address.startswith("unix:") else NETWORK).st_ino
+    except (OSError, ValueError):
+        return UNKNOWN_PLACE
+    return Place(boot_id, namespace)

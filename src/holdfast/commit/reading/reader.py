@@ -29,7 +29,7 @@ from holdfast.commit.format.batch import (
     object_name,
 )
 from holdfast.commit.format.chain import ChainWalker, broken, has_gone
-from holdfast.commit.leadership.leadership import Frontier, NeedHeaders, first_headers, plan_recovery, read_page
+from holdfast.commit.leadership.claims import Frontier, NeedHeaders, first_headers, plan_recovery, read_page
 from holdfast.errors import Code, HoldfastError, NotFound
 from holdfast.objects.port import ObjectReader, ObjectStore
 from holdfast.values import Slot, slot_text

@@ -1,19 +1,15 @@
-"""Reading the whole log again in the background, to find damage while a copy still exists.
+"""What a leader knows of damage in its log.
 
-Owns: which objects a pass reads, in which order and how fast. Does not own: what is done about damage (``damage``).
+Owns: counting every time that something met damage, and reporting each damaged place once in the log lines. Does not
+own: finding damage (whatever reads, and ``scrub``), what the reader is answered.
 
-A pass reads every live object once: header, checksums and the body's encoding. Objects are looked at one by one, so
-one that is damaged or missing hides no other. A pass begins at a random place and goes round, so that a leader that is
-often restarted reads the newest part as often as the oldest. It is spread over ``days``, and never faster than
-``bytes_per_second``, of which a small object takes ``OBJECT_BYTES_MIN``.
-
-Failure model: a store that does not answer is asked again later; nothing waits for a scrub, and it ends with its reign.
-Objects that retention removed are no damage.
+Bounds: ``PLACES_MAX`` places are remembered; further ones are counted, and their lines are repeated.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -23,13 +19,41 @@ import structlog
 
 from holdfast.commit.format.batch import Header, Kind, decode_header, jump, object_name, read_body_table
 from holdfast.commit.format.chain import broken
-from holdfast.commit.reading.damage import DamageSeen
 from holdfast.commit.reading.reader import reigns_back
 from holdfast.errors import CorruptData, HoldfastError, NotFound
 from holdfast.objects.port import ObjectReader
 from holdfast.values import Slot
 
-__all__ = ["OBJECT_BYTES_MIN", "Scrub", "ScrubPlan", "requests_per_month"]
+__all__ = ["DamageSeen", "OBJECT_BYTES_MIN", "Scrub", "ScrubPlan", "requests_per_month"]
+
+PLACES_MAX: Final = 1_000
+HINT: Final = "do not delete anything; `holdfast log verify` names every damaged object; restore them from a copy"
+
+
+class DamageSeen:
+    """The damage that one reign has met. ``newest`` is the newest text, None while there is none."""
+
+    def __init__(self) -> None:
+        self.times: Counter[str] = Counter()
+        """How often, by what met it: stream, status, view or scrub."""
+        self.newest: str | None = None
+        self._places: dict[str, None] = {}
+
+    def note(self, met_by: str, error: CorruptData) -> None:
+        """``met_by`` met damage. Call it once for each time."""
+        self.times[met_by] += 1
+        text = self.newest = str(error)
+        if text in self._places:
+            return
+        if len(self._places) < PLACES_MAX:
+            self._places[text] = None
+        log.error("log_damaged", met_by=met_by, code=str(error.code), error=text, hint=HINT)
+
+    @property
+    def places(self) -> int:
+        """How many damaged places are known, up to ``PLACES_MAX``."""
+        return len(self._places)
+
 
 OBJECT_BYTES_MIN: Final = 64 << 10
 """What an object costs at least of the bytes per second: a request costs as much as this many bytes."""

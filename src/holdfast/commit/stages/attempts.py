@@ -16,8 +16,8 @@ from hashlib import blake2b
 import msgspec
 
 from holdfast.commit.format.batch import LoggedTransaction
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Committed, Outcome, Rejected, Reused, Transaction, Unanswered
+from holdfast.commit.stages.events import CommitEntry
 
 __all__ = ["Attempts", "Ban", "Known", "fingerprint", "judge_old"]
 

@@ -1,14 +1,11 @@
-"""Stage 3, make durable: one batch becomes the object in one slot.
+"""A deadline that others have to meet, kept by a process that may itself be paused.
 
-Owns: when a batch closes, its frozen bytes, its slot, the span of slots in flight, retries, hedges, and the watermark.
-Does not own: sending and reading (``service``), answering (``release``).
+Owns: telling a deadline that passed while this process ran from one that passed while it did not. Does not own: which
+deadlines there are (``persist``, ``pipeline``), clocks.
 
-Failure model: a PUT is answered created, refused or unknown, in any order, more than once per slot (hedges), or never.
-Unknown is sent again, the identical bytes, with capped exponential backoff and full jitter, unless the store says that
-it is final: that ends the reign. Refused is read back: an
-object with this leader's id, nonce and body CRC is this leader's own earlier PUT (R6); anything else deposes the
-leader. A batch is durable when it and every older slot back to the jump are created or proved own (R5). Back-pressure
-is the span: slot n is sent only while ``oldest unacknowledged - n < window`` (R1), so one stuck batch stops the rest.
+Failure model: a process that was stopped, or whose machine was suspended, wakes with its deadlines behind it and the
+answers that came meanwhile unread. It is woken for each deadline, so one that is met much too late tells of a pause:
+such a deadline moves, once, by as much as answers need to be read, or a lost one to be asked for again.
 """
 
 from __future__ import annotations
@@ -22,13 +19,37 @@ from typing import Final
 from zlib import crc32
 
 from holdfast.commit.format.batch import SPAN_MAX, Header, Kind, LoggedTransaction, encode_body, encode_object, jump
-from holdfast.commit.format.entry import Batch, CommitEntry, Position
-from holdfast.commit.stages.deadline import Deadline
-from holdfast.commit.stages.events import Put, ReadBack
+from holdfast.commit.stages.events import Batch, CommitEntry, Position, Put, ReadBack
 from holdfast.objects.port import CreateAnswer, Created, Refused, Unknown
 from holdfast.values import Instant, Slot, Version
 
-__all__ = ["Persist", "PersistRules", "Put", "ReadBack", "Verdict"]
+__all__ = ["Deadline", "Persist", "PersistRules", "Put", "ReadBack", "Verdict"]
+
+LATE_MS: Final = 1_000.0
+"""Whoever is woken so much later than asked for was paused."""
+GRACE_MS: Final = 2_000.0
+
+
+class Deadline:
+    """One deadline at a time; a new one is known by its instant."""
+
+    __slots__ = ("_due_ms", "_moved_to_ms")
+
+    def __init__(self) -> None:
+        self._due_ms = -1.0
+        self._moved_to_ms = -1.0
+
+    def at_ms(self, due_ms: float) -> float:
+        """When to look: ``due_ms``, or where it was moved to."""
+        return self._moved_to_ms if due_ms == self._due_ms else due_ms
+
+    def has_passed(self, due_ms: float, now_ms: float) -> bool:
+        """Whether it is missed. Looked at too late for the first time, it moves instead."""
+        if now_ms < due_ms + LATE_MS or due_ms == self._due_ms:
+            return now_ms >= self.at_ms(due_ms)
+        self._due_ms, self._moved_to_ms = due_ms, now_ms + GRACE_MS
+        return False
+
 
 HEARTBEAT_VERSIONS: Final = 10_000_000
 """An empty batch is due when this many versions were assigned since the last batch."""

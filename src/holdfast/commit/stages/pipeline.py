@@ -32,15 +32,15 @@ from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from holdfast.commit.format.batch import Header, Kind
-from holdfast.commit.format.entry import Batch, CommitEntry, Position, request_bytes
-from holdfast.commit.leadership.leadership import somebody_is_past
+from holdfast.commit.leadership.claims import somebody_is_past
 from holdfast.commit.stages.attempts import Attempts, Known
-from holdfast.commit.stages.deadline import Deadline
 from holdfast.commit.stages.events import (
     Abandon,
     Answer,
     Arrived,
+    Batch,
     CheckOwnership,
+    CommitEntry,
     Drain,
     Durable,
     Effect,
@@ -51,6 +51,7 @@ from holdfast.commit.stages.events import (
     LookUp,
     NoopAsked,
     OwnershipSeen,
+    Position,
     Put,
     PutAnswered,
     Reached,
@@ -61,8 +62,9 @@ from holdfast.commit.stages.events import (
     Tick,
     VersionAsked,
     VersionIs,
+    request_bytes,
 )
-from holdfast.commit.stages.persist import Persist, PersistRules, Verdict
+from holdfast.commit.stages.persist import Deadline, Persist, PersistRules, Verdict
 from holdfast.commit.stages.release import Release
 from holdfast.commit.stages.resolve import Resolve
 from holdfast.commit.stages.sequence import Sequence

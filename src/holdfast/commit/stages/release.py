@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from holdfast.commit.format.entry import Batch, CommitEntry, Position
 from holdfast.commit.format.transaction import Committed, Unanswered
+from holdfast.commit.stages.events import Batch, CommitEntry, Position
 
 __all__ = ["PROOF_MS_MAX", "Release"]
 

@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from holdfast.commit.format.entry import CommitEntry, Position
 from holdfast.commit.format.transaction import FailedPrecondition, PointRead, RangeDelete, Rejected, Transaction
 from holdfast.commit.stages.attempts import Attempts
-from holdfast.commit.window.recent_writes import RecentWrites
+from holdfast.commit.stages.events import CommitEntry, Position
+from holdfast.commit.window import RecentWrites
 
 __all__ = ["Resolve"]
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from holdfast.commit.format.batch import VERSION_JUMP
-from holdfast.commit.format.entry import CommitEntry
 from holdfast.commit.format.transaction import Committed, Rejected, Reused, Transaction
 from holdfast.commit.stages.attempts import Attempts, Ban, Known, fingerprint
+from holdfast.commit.stages.events import CommitEntry
 from holdfast.errors import Code, InvalidRequest
 
 __all__ = ["HOLD_BACK", "Sequence"]

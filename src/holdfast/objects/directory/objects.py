@@ -1,40 +1,156 @@
-"""Objects in a directory, synchronously: the order of writes and syncs that makes ``Created`` true.
+"""Listing the countdown directory of the log without reading all of it.
 
-Owns: one file per object, the temporary files, the hint file, and what must be synced before an answer. Does not own:
-the file operations (``directory_files``), which of them gives names here (``directory_naming``), processes and asyncio
-(``directory``).
+Owns: the page of numbered names found by probing from a hint, and when probing must give up. Does not own: the full
+scan that is right then, the hint's file, or what the numbers mean.
 
-Creating an object, and what a crash leaves at each step:
+The names are 20-digit slots that count down, so the newest sorts first. Probing is exact under two laws of the log. An
+object that exists has the next newer one at most ``GAP_MAX`` slots below it: a jump of W = 1000 after a claim and a
+span of at most 1000. And data are removed oldest first, claims never. A claim may therefore stand alone above removed
+data, so a hint that names a claim (``CLAIM_BYTES``) does not count.
 
-1. the bytes go into a new file without a name                     nothing
-2. ``fdatasync`` of that file                                      nothing
-3. the file gets the object's name, which fails when it is taken   the object, complete, or nothing yet
-4. ``fsync`` of the object's directory                             the object, complete; only now it is "created"
-
-Where files without names cannot be had, step 1 makes one in this writer's own folder under ``.holdfast/writing``, and
-step 3 gives it a further name, or renames it where there are no hard links; the first name goes away after the answer.
-What a crash leaves there is removed at a later start.
-
-A name therefore appears only on a complete file. Between 3 and 4 others may see a name that a power cut can still undo,
-so ``read`` and ``page`` sync the directory before they return a name that this process has not synced yet. On a
-read-only mount they cannot: what is shown there may be newer than the last sync, and only the ``durable`` field of
-the log's newest header says from where on a power cut can undo nothing.
-
-Failure model: out of space on the temporary file is an ordinary failure, nothing is left of it. Any other failed sync
-poisons this object for good: the system may have dropped the pages and will report success the next time, so nothing is
-tried again. A preparation that fails is made anew at the next create, and so is one whose folder somebody has removed.
-Everything raised is ``OSError``; ``Poisoned`` and ``Unfit`` are such.
+Failure model: none of its own. ``None`` means that probing cannot tell; ask the full scan. The hint is never authority:
+a missing, torn, stale or foreign one costs time only, because it counts only when its slot exists.
 """
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Final
 
-from holdfast.objects.directory.files import Files
-from holdfast.objects.directory.listing import CLAIM_BYTES, slot_of_name, slots_from, slots_newest_first
-from holdfast.objects.directory.naming import Naming, find_naming
+from holdfast.objects.directory.files import NOT_HERE, Files
 
-__all__ = ["COUNTDOWN_DIRECTORY", "DirectoryObjects", "Poisoned"]
+__all__ = [
+    "CLAIM_BYTES",
+    "COUNTDOWN_DIRECTORY",
+    "DirectoryObjects",
+    "GAP_MAX",
+    "Naming",
+    "Poisoned",
+    "SLOT_MAX",
+    "SlotSize",
+    "Unfit",
+    "find_naming",
+    "slot_of_name",
+    "slots_from",
+    "slots_newest_first",
+]
+
+SLOT_MAX = 2**64 - 1
+GAP_MAX = 2_000
+CLAIM_BYTES = 512
+
+SlotSize = Callable[[int], "int | None"]
+"""The bytes of the object in a slot, None when there is none."""
+
+
+def slot_of_name(name: str) -> int | None:
+    """The slot that a file name is, None when it is not exactly one.
+
+    >>> slot_of_name("18446744073709551615") == SLOT_MAX, slot_of_name("7")
+    (True, None)
+    """
+    if len(name) != 20 or not name.isascii() or not name.isdigit():
+        return None
+    slot = int(name)
+    return slot if slot <= SLOT_MAX else None
+
+
+def slots_newest_first(size_of: SlotSize, hint: int | None, limit: int) -> list[tuple[int, int]] | None:
+    """The ``limit`` newest slots with sizes, newest (lowest) first, found from ``hint``; None: probing cannot tell.
+
+    Cost: the distance from the hint to the newest, GAP_MAX absent slots, and the page.
+    """
+    if hint is None:
+        return None
+    size = size_of(hint)
+    if size is None or size <= CLAIM_BYTES:
+        return None
+    newest = slot = hint
+    while slot > 0 and newest - slot < GAP_MAX:
+        slot -= 1
+        if size_of(slot) is not None:
+            newest = slot
+    return slots_from(size_of, newest, limit)
+
+
+def slots_from(size_of: SlotSize, first: int, limit: int) -> list[tuple[int, int]] | None:
+    """The first ``limit`` slots at or above ``first`` with their sizes; None when a gap or the end comes before.
+
+    Only a full page counts. Near the end of the log a directory is small, or holds little beside claims, and the full
+    scan also sees names there that are no slots.
+    """
+    rows: list[tuple[int, int]] = []
+    absent = 0
+    slot = first
+    while len(rows) < limit:
+        if slot > SLOT_MAX or absent > GAP_MAX:
+            return None
+        size = size_of(slot)
+        if size is None:
+            absent += 1
+        else:
+            absent = 0
+            rows.append((slot, size))
+        slot += 1
+    return rows
+
+
+FILE: Final = "fit"
+TAKEN: Final = "fit-taken"
+
+
+class Unfit(OSError):
+    """This file system cannot create a name only if it is absent."""
+
+
+class Naming(Enum):
+    """How a complete file gets its object's name, the cheapest first."""
+
+    UNNAMED = auto()
+    LINK = auto()
+    RENAME = auto()
+
+
+def find_naming(files: Files, own: int, root: str) -> Naming:
+    """The first way that works in the open directory ``own``, which nobody else uses. Raises: OSError, Unfit."""
+    try:
+        for name in (FILE, TAKEN):
+            try:
+                files.close(files.create(own, name))
+            except FileExistsError:
+                continue  # what an earlier search could not remove serves as well
+        for naming in Naming:
+            try:
+                _try(files, naming, own)
+            except FileExistsError:
+                return naming
+            except OSError as error:
+                if error.errno not in NOT_HERE:
+                    raise
+            else:
+                break  # it replaced what was there
+    finally:
+        for name in (FILE, TAKEN):
+            if files.size(own, name) is not None:
+                files.unlink(own, name)
+    raise Unfit(errno.ENOTSUP, "the file system has neither hard links nor a rename that refuses to replace", root)
+
+
+def _try(files: Files, naming: Naming, own: int) -> None:
+    match naming:
+        case Naming.UNNAMED:
+            file = files.create_unnamed(own)
+            try:
+                files.give_name(file, own, TAKEN)
+            finally:
+                files.close(file)
+        case Naming.LINK:
+            files.link(own, FILE, own, TAKEN)
+        case Naming.RENAME:
+            files.rename(own, FILE, own, TAKEN)
+
 
 COUNTDOWN_DIRECTORY = "batches"
 """The one directory whose names obey the laws that ``directory_listing`` relies on."""

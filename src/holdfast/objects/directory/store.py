@@ -1,25 +1,9 @@
-"""The object store in a local directory: the embedded default.
+"""Reading the objects of a directory that are known to be durable.
 
-Owns: the worker processes, which request goes to which, and what their answers mean to the port. Does not own: the
-files (``directory_objects``), the frames (``directory_worker``).
+Owns: the shortest way from a name to its bytes, in the calling process. Does not own: names that nobody vouched for yet
+(``directory_objects`` syncs those before it tells of them).
 
-Writers take creates, readers take everything else, so that a long listing never holds up the log. A worker carries one
-request at a time; what finds none idle waits in order. Workers start at the first request that needs them: one that
-only reads never starts a writer and writes nothing. A request waits for a start only where no worker is left; otherwise
-what is missing is started behind it, and a start that fails there is logged and tried again no sooner than
-``START_AGAIN_SECONDS`` later.
-
-Failure model: a writer that reports a failed sync, or dies with a create in hand and so with the result of its sync,
-poisons the store: every later create is ``Unknown`` for good with that reason and nothing is sent, because what is
-durable is no longer known. A restart mends it: names that are there are synced again before anybody is told of them. A
-reader that dies fails its request as ``Unavailable``. Workers that die idle have answered all they were asked and are
-replaced; before one gets a request its socket is asked, since the loop may not have heard of its death.
-Cancelling a request abandons its answer only; a create under way still lands, its worker carries nothing else before it
-has answered, and a sync that fails or a death in that time poisons the store all the same.
-
-Why processes: a thread takes the leader's interpreter back after each of its system calls. Under a busy loop, threads
-gave 22,000-27,000 commits/s where processes gave 35,000-38,000, and cost the leader 3 to 4 times the CPU a PUT
-(``benchmarks/directory_put.py`` has the table and measures it again).
+Failure model: a read blocks its thread for one file; an absent file is NotFound, any other failure Unavailable.
 """
 
 from __future__ import annotations
@@ -44,7 +28,35 @@ from holdfast.objects.directory import worker
 from holdfast.objects.port import CREATED, CreateAnswer, Listed, Refused, Unknown, require_key
 from holdfast.private_files import DIRECTORY_MODE
 
-__all__ = ["DirectoryStore"]
+__all__ = ["DirectoryStore", "DurableDirectory"]
+
+
+class DurableDirectory:
+    """An ``ObjectReader`` for a process that is told, by the writer, which objects are durable."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = os.path.abspath(root)
+
+    async def read(self, key: str, *, start: int = 0, length: int | None = None) -> bytes:
+        """As the port says."""
+        try:
+            file = os.open(f"{self._root}/{require_key(key)}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                wanted = os.fstat(file).st_size - start if length is None else length
+                data = os.pread(file, max(wanted, 0), start)
+                while data and len(data) < wanted and (more := os.pread(file, wanted - len(data), start + len(data))):
+                    data += more
+                return data
+            finally:
+                os.close(file)
+        except FileNotFoundError:
+            raise NotFound("there is no such object", key=key) from None
+        except OSError as error:
+            raise Unavailable("the directory cannot be read", key=key, cause=str(error)) from error
+
+    async def close(self) -> None:
+        """As the port says."""
+
 
 WRITERS: Final = 4
 READERS: Final = 2

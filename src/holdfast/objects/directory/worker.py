@@ -24,8 +24,7 @@ import struct
 import sys
 
 from holdfast.objects.directory.files import PosixFiles
-from holdfast.objects.directory.naming import Unfit
-from holdfast.objects.directory.objects import DirectoryObjects, Poisoned
+from holdfast.objects.directory.objects import DirectoryObjects, Poisoned, Unfit
 from holdfast.objects.directory.time_slice import WAITING_NS, ask_for_time_slice
 
 __all__ = [
@@ -65,9 +64,9 @@ RECEIVE_BYTES = 64 * 1024
 
 _START = """
 import sys, types
-for name, path in (("holdfast", sys.argv[1]), ("holdfast.objects", sys.argv[1] + "/objects")):
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [path]
+for name in ("", ".objects", ".objects.directory"):
+    sys.modules["holdfast" + name] = package = types.ModuleType("holdfast" + name)
+    package.__path__ = [sys.argv[1] + name.replace(".", "/")]
 from holdfast.objects.directory.worker import main
 main(int(sys.argv[2]), sys.argv[3], sys.argv[4])
 """
@@ -75,7 +74,7 @@ main(int(sys.argv[2]), sys.argv[3], sys.argv[4])
 
 def worker_command(root: str, token: str, descriptor: int) -> list[str]:
     """The command of a worker on an inherited socket. It imports its modules without running the packages' own code."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return [sys.executable, "-S", "-E", "-s", "-c", _START, package, str(descriptor), root, token]
 
 

@@ -37,7 +37,7 @@ import uvloop
 
 from holdfast.commit.format.chain import ChainWalker
 from holdfast.commit.reading.reader import Reign, follow, read_header, reigns_back, start_after
-from holdfast.commit.reading.subscription import OlderHistory
+from holdfast.commit.subscription import OlderHistory
 from holdfast.errors import Code, CorruptData, HoldfastError, InvalidRequest, NotFound, Unavailable
 from holdfast.objects.directory.time_slice import BACKGROUND_NS, ask_for_time_slice
 from holdfast.objects.open import open_durable_reader

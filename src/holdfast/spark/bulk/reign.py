@@ -16,7 +16,7 @@ from hashlib import blake2b
 from typing import Final
 
 from holdfast.commit.format.batch import PREFIX, Header, Kind, encode_object, jump, object_name
-from holdfast.commit.leadership.leadership import Identity, somebody_is_past
+from holdfast.commit.leadership.claims import Identity, somebody_is_past
 from holdfast.commit.leadership.takeover import Takeover, TakeoverOptions, newest_slot, take_the_lead
 from holdfast.errors import Code, Fenced, InvalidRequest
 from holdfast.objects.port import ObjectStore

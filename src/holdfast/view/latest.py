@@ -14,31 +14,17 @@ import contextlib
 import heapq
 import itertools
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import Protocol, Self
 
 from holdfast.commit.format.transaction import Operation
 from holdfast.errors import Closed, Code, CorruptData, InvalidRequest
 from holdfast.values import LogPosition
-from holdfast.view.layer import Layer, Stored
+from holdfast.view.storage import MemoryStorage, Position, Row, Stored, ViewStorage
 
-__all__ = ["Checkpointed", "CommittedTransaction", "MemoryStorage", "Position", "Row", "View", "ViewStorage"]
-
-Row = tuple[bytes, bytes, int]
-"""Key, value, version."""
-
-
-class Position(NamedTuple):
-    """What a view's state is: everything at or below ``version`` is applied, of the log ``log_id``.
-
-    ``last_transaction`` is the newest transaction applied. Both it and the log are None when not known.
-    """
-
-    version: int
-    last_transaction: int | None
-    log_id: str | None = None
+__all__ = ["Checkpointed", "CommittedTransaction", "View", "ViewStorage"]
 
 
 class CommittedTransaction(Protocol):
@@ -74,80 +60,6 @@ class Checkpointed(Protocol):
         ...
 
 
-class ViewStorage(Protocol):
-    """Where a view keeps its state. Called under the view's lock, except ``make_room`` and ``close``."""
-
-    @property
-    def position(self) -> Position:
-        """What survived."""
-        ...
-
-    def make_room(self) -> None:
-        """Wait until another batch may be applied. Raises: what went wrong in the background."""
-        ...
-
-    def apply(self, txns: Sequence[tuple[int, Sequence[Operation]]], position: Position) -> None:
-        """These transactions, in order; then the state is that of ``position``."""
-        ...
-
-    def get(self, key: bytes) -> Stored | None:
-        """A key's value and version."""
-        ...
-
-    def walk(self, begin: bytes, end: bytes | None) -> Generator[Row]:
-        """The keys of ``[begin, end)`` in order."""
-        ...
-
-    def flush(self) -> None:
-        """Return when everything applied is where a crash leaves it."""
-        ...
-
-    def close(self) -> None:
-        """Flush and let go."""
-        ...
-
-
-class MemoryStorage:
-    """The state in a dictionary; nothing survives the process."""
-
-    def __init__(self) -> None:
-        self.layer = Layer(is_ground=True)
-
-    @property
-    def position(self) -> Position:
-        """See ``ViewStorage``."""
-        return Position(0, None)
-
-    def make_room(self) -> None:
-        """See ``ViewStorage``."""
-
-    def apply(
-        self,
-        txns: Sequence[tuple[int, Sequence[Operation]]],
-        position: Position,  # noqa: ARG002
-    ) -> None:
-        """See ``ViewStorage``."""
-        for version, operations in txns:
-            self.layer.apply(version, operations)
-
-    def get(self, key: bytes) -> Stored | None:
-        """See ``ViewStorage``."""
-        return self.layer.changes.get(key)
-
-    def walk(self, begin: bytes, end: bytes | None) -> Generator[Row]:
-        """See ``ViewStorage``."""
-        for key in self.layer.walk(begin, end):
-            stored = self.layer.changes[key]
-            assert stored is not None, "the ground keeps no trace of what is gone"
-            yield key, stored[0], stored[1]
-
-    def flush(self) -> None:
-        """See ``ViewStorage``."""
-
-    def close(self) -> None:
-        """See ``ViewStorage``."""
-
-
 class View:
     """The latest value of every key up to ``version``.
 
@@ -175,7 +87,7 @@ class View:
 
         Raises: CorruptData when the file is something else; OSError, sqlite3.Error when it cannot be used.
         """
-        from holdfast.view.sqlite import SqliteStorage
+        from holdfast.view.sqlite import SqliteStorage  # not above: not every Python has sqlite3
 
         return cls(SqliteStorage(Path(path)))
 
