@@ -1,12 +1,24 @@
-"""One stretch of the conflict window: what changed between two versions, searchable by key and by range.
+"""The conflict window: which versions recently changed which keys and ranges.
 
-Owns: generations, the sorted runs and deleted ranges inside them, the merge of a closed generation's runs, and what all
-that weighs. Does not own: when generations begin, end and are dropped (``recent_writes``).
+Changes arrive and leave in version order, so the window is cut by time. A question below the floor, a version that does
+not rise and an empty range are bugs of the caller. After a crash the window is gone: a new leader starts with an empty
+one at a new floor.
 
-Failure model: pure memory; nothing here fails.
-
-Versions only rise while a generation is written, so the newest of its runs that lists any key of a range lists the key
-of that range that changed last. That is why a search by range may stop at the first run that has something to say.
+- A **generation** holds the changes of a range of versions: a dictionary from key to newest version, the same keys in
+  sorted runs, and the deleted ranges. Generations do not overlap, so the newest generation that knows a key or range
+  knows its newest change, and a search stops at the first generation that is wholly older than the version asked about.
+  Most readers are a few hundred versions behind: they touch one or two small dictionaries in the processor's cache.
+- Generation ``[0]`` is the young one. At ``slice_keys`` it becomes the resting one, ``[1]``, which is merged into the
+  growing one, ``[2]``, while the next young one fills. A full growing generation is closed and stays in ``[3:]``,
+  newest first, until the floor passes its last version; then it is dropped as a whole.
+- Sorted runs are made while keys arrive: sorting a full window at the first range read would stop the leader for
+  seconds. Runs of equal rank are merged like the digits of a binary counter. The runs of a closed generation are merged
+  into one sequence, cut into runs by key, a few thousand keys at a time.
+- Large work is done in small steps during later calls (``_work``): merging, and freeing memory, because freeing all
+  keys of a generation at once takes as long as a slow sync. So no call is slow, however full the window is.
+- Within a generation versions only rise, so the newest run that lists any key of a range lists the key of that range
+  that changed last. A range search may stop at the first run with a result.
+- Closed runs are tuples of bytes, and dictionaries map bytes to integers, so the garbage collector stops tracking them.
 """
 
 from __future__ import annotations
@@ -20,24 +32,17 @@ from typing import Final
 from holdfast.commit.format.transaction import Operation, RangeDelete
 
 __all__ = [
-    "BOUND_BYTES",
-    "DeletedRanges",
-    "Generation",
-    "KEY_BYTES",
-    "Merge",
-    "RecentWrites",
-    "Run",
-    "SHAPE",
-    "Shape",
+    "BOUND_BYTES", "DeletedRanges", "Generation", "KEY_BYTES", "Merge", "RecentWrites", "Run", "SHAPE", "Shape",
     "VERSION_BYTES",
-]
+]  # fmt: skip
 
 KEY_BYTES: Final = 56
-"""What a key costs beside its content and its dictionary entry: an object header, rounded up, and a place in a run."""
+"""Bytes of a key in addition to its content and dictionary entry: an object header, rounded up, and an item of a run.
+"""
 VERSION_BYTES: Final = 32
 """What a version costs. All keys of a transaction share one."""
 BOUND_BYTES: Final = 96
-"""What a bound of a deleted range costs beside its content: an object header, two list places and a version."""
+"""Bytes of a bound of a deleted range in addition to its content: an object header, two list items and a version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,7 @@ class Run:
 class DeletedRanges:
     """The newest deletion of every point of the key space, as a step function.
 
-    Shape: ``versions[i]`` holds from ``bounds[i]`` up to the next bound, the last one for ever; 0 means not deleted.
+    Shape: ``versions[i]`` holds from ``bounds[i]`` up to the next bound, the last one without end; 0 means not deleted.
     Before the first bound nothing is deleted.
     """
 
@@ -167,17 +172,9 @@ class Generation:
     """
 
     __slots__ = (
-        "after",
-        "deleted",
-        "last_version",
-        "payload_bytes",
-        "run_begins",
-        "run_keys",
-        "runs",
-        "slices",
-        "transactions",
+        "after", "deleted", "last_version", "payload_bytes", "run_begins", "run_keys", "runs", "slices", "transactions",
         "versions",
-    )
+    )  # fmt: skip
 
     def __init__(self, after: int) -> None:
         self.after = after
@@ -246,7 +243,7 @@ class Generation:
         return replaced
 
     def count_bytes(self, content: int) -> None:
-        """Count the payload anew, without what was overwritten. ``content`` is the length of all keys in the runs."""
+        """Count the payload again, without what was overwritten. ``content`` is the length of all keys in the runs."""
         self.payload_bytes = content + KEY_BYTES * self.run_keys + VERSION_BYTES * min(self.transactions, self.run_keys)
         if self.deleted is not None:
             self.payload_bytes += self.deleted.bytes_used()
@@ -343,21 +340,9 @@ class RecentWrites:
     """
 
     __slots__ = (
-        "_bytes_max",
-        "_closed_bytes",
-        "_generations",
-        "_merges",
-        "_open_keys",
-        "_releasing_bytes",
-        "_releasing_runs",
-        "_releasing_versions",
-        "_shape",
-        "_slice_bytes_max",
-        "_sorted_open_keys",
-        "_young",
-        "floor",
-        "last_version",
-    )
+        "_bytes_max", "_closed_bytes", "_generations", "_merges", "_open_keys", "_releasing_bytes", "_releasing_runs",
+        "_releasing_versions", "_shape", "_slice_bytes_max", "_sorted_open_keys", "_young", "floor", "last_version",
+    )  # fmt: skip
 
     def __init__(self, floor: int, *, bytes_max: int, shape: Shape = SHAPE) -> None:
         self.floor = floor
@@ -446,7 +431,7 @@ class RecentWrites:
         return 0
 
     def expire(self, floor: int) -> None:
-        """Nobody is judged below ``floor`` any more, nor below what ``bytes_max`` leaves room for. Frees memory.
+        """No question is asked below ``floor`` any more, nor below the limit of ``bytes_max``. Frees memory.
 
         What falls out of the window is given back in steps by this and the following calls.
         """
@@ -549,7 +534,7 @@ class RecentWrites:
         self._generations[:2] = [self._young, young]
 
     def _absorb_resting(self) -> None:
-        """Pour the resting generation into the growing one, and close that when it is full."""
+        """Merge the resting generation into the growing one, and close that when it is full."""
         shape = self._shape
         _, resting, growing = self._generations[:3]
         if resting.empty:
@@ -592,7 +577,7 @@ class RecentWrites:
             self._sorted_open_keys = []
 
     def _release(self, generation: Generation) -> None:
-        """Let go of a generation's memory, in the steps of ``_work``."""
+        """Free a generation's memory, in the steps of ``_work``."""
         self._releasing_bytes += generation.bytes_used()
         self._releasing_runs += generation.runs
         self._releasing_versions.append(generation.versions)

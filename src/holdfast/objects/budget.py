@@ -1,11 +1,13 @@
-"""A bound in time for every request to a store.
+"""A store within limits: connections, time per request, retries of reads, counters and health.
 
-Owns: what a request that is not answered in time comes to. Does not own: where it waits before it is sent (``budget``
-limits what it is given, so a request's time begins when it holds its connection), whether it is sent again.
+Three parts of the connections cannot starve each other: creates take at most ``creates_max``, a leader's questions
+about its own log (``own``) at most ``own_max``, everything else the rest. So a burst of readers delays neither the
+creates nor the proofs of ownership. ``TimeLimited`` belongs inside a budget: a request's time begins when it holds a
+connection.
 
-Failure model: the port's own. A create without an answer is ``Unknown``: it may be carried out later. Whatever else has
-none raises ``Unavailable``, caused by the ``TimeoutError``; ``ran_out_of_time`` tells it from other failures. A request
-that is given up is cancelled, which the port allows at any time.
+An ``Unavailable`` read or listing is repeated with capped exponential backoff and full jitter, a bounded number of
+times. Requests of ``own`` and creates are not repeated, because the leader repeats them by its own rules. ``NotFound``
+is an answer, not a failure. A cancelled request gives its connection back.
 """
 
 from __future__ import annotations
@@ -25,18 +27,12 @@ from holdfast.errors import NotFound, Unavailable
 from holdfast.objects.port import CreateAnswer, Created, Listed, ObjectStore, Refused, Unknown
 
 __all__ = [
-    "BudgetedStore",
-    "LATENCY_BOUNDS_MS",
-    "RequestCounts",
-    "RetryPolicy",
-    "StoreMetrics",
-    "TimeLimited",
-    "ran_out_of_time",
-]
+    "BudgetedStore", "LATENCY_BOUNDS_MS", "RequestCounts", "RetryPolicy", "StoreMetrics", "TimeLimited", "timed_out",
+]  # fmt: skip
 
 
 PAGE: Final = 1000
-"""A listing is a request per so many keys."""
+"""A listing sends one request for each this many keys."""
 
 
 class TimeLimited:
@@ -85,7 +81,7 @@ class TimeLimited:
             raise Unavailable(f"the object store did not {what} in time", url=self.url, key=key) from error
 
 
-def ran_out_of_time(error: Unavailable) -> bool:
+def timed_out(error: Unavailable) -> bool:
     """Whether a request failed because it had no answer in time."""
     return isinstance(error.__cause__, TimeoutError)
 
@@ -147,9 +143,9 @@ class RequestCounts:
 
 @dataclass(slots=True)
 class StoreMetrics:
-    """Plain numbers about one store, read whenever somebody asks.
+    """Counters of one store, read at scrape time.
 
-    ``last_success_seconds`` and ``last_told_seconds`` (when somebody was told of a create without an answer) are
+    ``last_success_seconds`` and ``last_told_seconds`` (when a create without an answer was last reported) are
     readings of the clock that the store was given, None before the first.
     """
 
@@ -176,9 +172,9 @@ class BudgetedStore:
     """A store within a connection budget, counted.
 
     ``connections_max`` is the whole budget, ``creates_max`` the part that creates may take: the span in flight and its
-    hedges. ``own_max`` is the part of what a leader asks about its own log, which nobody else takes; with 0 it has none
+    hedges. ``own_max`` is reserved for what a leader asks about its own log; with 0 it has none
     of its own. At least one connection is left for the rest. ``clock`` gives seconds, ``draw`` a number in 0..1.
-    ``not_created(key, detail)`` is told of a create without an answer, at most once in ten seconds.
+    ``not_created(key, detail)`` is called for a create without an answer, at most once in ten seconds.
     """
 
     def __init__(
@@ -218,7 +214,7 @@ class BudgetedStore:
     async def create(self, key: str, data: bytes) -> CreateAnswer:
         """As the port says; one request, whatever it comes to."""
         counts = self.metrics.create
-        async with _Place(self._creates, counts):
+        async with _Connection(self._creates, counts):
             started = self._clock()
             answer = await self._store.create(key, data)
             ended = self._clock()
@@ -265,7 +261,7 @@ class BudgetedStore:
             try:
                 return await self._once(counts, request, size_of)
             except Unavailable as error:
-                unanswered += ran_out_of_time(error)
+                unanswered += timed_out(error)
                 if attempts >= self._retry.attempts_max or unanswered >= self._retry.unanswered_max:
                     raise
                 wait_ms = self._retry.wait_ms(attempts, error.retry_after_ms, self._draw())
@@ -273,7 +269,7 @@ class BudgetedStore:
             await self._sleep(wait_ms / 1000)
 
     async def _once(self, counts: RequestCounts, request: Callable[[], Awaitable[T]], size_of: Callable[[T], int]) -> T:
-        async with _Place(self._others, counts):
+        async with _Connection(self._others, counts):
             started = self._clock()
             try:
                 answer = await request()
@@ -311,7 +307,7 @@ def _no_bytes(answer: object) -> int:  # noqa: ARG001 - listings and deletes mov
     return 0
 
 
-class _Place:
+class _Connection:
     """One connection of a budget, counted while it is waited for and while it is held."""
 
     __slots__ = ("_counts", "_semaphore")

@@ -109,7 +109,7 @@ def main(settings: Settings, *, init: bool, take_over: bool, standby: bool, forc
         log.error("cannot_serve", code=str(error.code), error=error.statement(), hint=hint_of(error))
         return exit_code_of(error)
     except AssertionError as error:
-        log.error("law_broken", exc_info=error)
+        log.error("invariant_violated", exc_info=error)
         return BUG
 
 

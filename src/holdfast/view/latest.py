@@ -1,10 +1,6 @@
-"""The view: position, proof, locking, waiting; storage is memory or a file.
+"""The view: a batch is proved, applied and shown in this order, under one lock.
 
-Owns: the order in which a batch is proved, applied and shown, and who is woken. Does not own: where the state is kept
-(``MemoryStorage`` here, ``SqliteStorage`` in ``sqlite``).
-
-Locking: one lock guards storage and position; it is held for one batch, or for one read. Waiters are called after it is
-released.
+The lock guards storage and position; it is held for one batch, or for one read. Waiters are called after its release.
 """
 
 from __future__ import annotations
@@ -169,7 +165,7 @@ class View:
     ) -> None:
         """Apply transactions, ``(version, operations)`` in order, of which the first follows ``prev_version``.
 
-        The cheap way in for who walks the log itself and has checked its links. Raises: as ``apply``.
+        The cheap way for a caller that walks the log and has checked its links. Raises: as ``apply``.
         """
         if not txns:
             return
@@ -244,13 +240,13 @@ class View:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
-        def settle() -> None:
+        def complete() -> None:
             if not future.done():
                 future.set_result(None)
 
         def wake() -> None:
             with contextlib.suppress(RuntimeError):  # the loop ended before the version came
-                loop.call_soon_threadsafe(settle)
+                loop.call_soon_threadsafe(complete)
 
         self.call_when(version, wake)
         try:
@@ -269,7 +265,7 @@ class View:
         self._storage.flush()
 
     def close(self) -> None:
-        """Flush and let go of the file."""
+        """Flush and close the storage."""
         with self._lock:
             if self._closed:
                 return

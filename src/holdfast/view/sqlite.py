@@ -1,16 +1,20 @@
-"""The file of a view: its format, and the one way to change it.
-
-Owns: format 2, opening a file for its writer or for readers, the transaction that moves it from one position to a later
-one. Does not own: what is waiting to be written (``sqlite``, and the server's view process), order and proof.
+"""A view's state in one SQLite file, written in large transactions in the background.
 
 File (format 2), readable by its owner alone: table ``latest(key BLOB PRIMARY KEY, value BLOB, version INTEGER)``
 without rowid; table ``position`` with one row (version, last_transaction, log_id); ``log_id`` is NULL while it is not
-known. Format 1 has no ``log_id``; opening such a file for its writer adds it. Journal mode WAL, ``synchronous=NORMAL``;
-``application_id`` tells our files from others.
+known. Format 1 has no ``log_id``; opening such a file for writing adds it. Journal mode WAL, ``synchronous=NORMAL``;
+``application_id`` identifies the file.
 
-Failure model: the position is in the same transaction as the data, so the file is always exactly the state at its
-position. A crash of the process loses no finished ``write_layer``; a power cut may lose the newest ones, whole. A file
-that is something else raises CorruptData.
+A read asks three layers, newest first: ``active`` takes what is applied, ``frozen`` is being written, the file holds
+the rest. The order of a flush, and what a crash leaves:
+
+    1. active becomes frozen, with the position it reaches        file: the old state and the old position
+    2. one transaction: cleared ranges, changed keys, position    file: the old or the new, never a mixture
+    3. frozen is dropped                                          file: the new state and the new position
+
+A crash of the process loses no finished flush; a power cut may lose the newest ones, whole. The stream after the
+position applies them again. A flush starts when ``FLUSH_BYTES`` of changes wait or after ``FLUSH_SECONDS``; applying
+waits while ``WAITING_BYTES_MAX`` wait for a flush.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from typing import Final
 
 from holdfast.commit.format.transaction import Operation
 from holdfast.errors import Code, CorruptData, Unavailable
-from holdfast.private_files import make_private, take_rights_of_others
+from holdfast.private_files import make_private, restrict_to_owner
 from holdfast.view.storage import Layer, Position, Row, Stored
 
 __all__ = ["SqliteStorage", "connect", "open_for_readers", "open_for_writer", "write_layer"]
@@ -38,7 +42,7 @@ def open_for_writer(path: Path) -> tuple[sqlite3.Connection, Position]:
     """The file at ``path``, made when absent, and the position it holds. Raises: CorruptData, sqlite3.Error."""
     make_private(str(path))
     # SQLite gives its other files the rights of this one.
-    take_rights_of_others(str(path), f"{path}-wal", f"{path}-shm", f"{path}-journal")
+    restrict_to_owner(str(path), f"{path}-wal", f"{path}-shm", f"{path}-journal")
     connection = _connect(path)
     try:
         _prepare(connection, path)
@@ -50,7 +54,7 @@ def open_for_writer(path: Path) -> tuple[sqlite3.Connection, Position]:
 
 
 def open_for_readers(path: Path) -> sqlite3.Connection:
-    """A connection that cannot change the file; there is one, and somebody else writes it. Raises: sqlite3.Error."""
+    """A connection that cannot change the file, which exists and has another writer. Raises: sqlite3.Error."""
     address = path.absolute().as_uri() + "?mode=ro"
     connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False, timeout=5)
     connection.execute("PRAGMA cache_size = -8192")
@@ -112,7 +116,7 @@ def _read_position(connection: sqlite3.Connection, path: Path) -> Position:
         "SELECT version, last_transaction, log_id FROM position WHERE only = 1"
     ).fetchone()
     if row is None:
-        raise CorruptData("this view holds no position", path=path, hint="remove it; it is made anew from the log")
+        raise CorruptData("this view holds no position", path=path, hint="remove it; the log rebuilds it")
     return Position(*row)
 
 
@@ -245,7 +249,7 @@ class SqliteStorage:
             self._write_once()
 
     def _write_once(self) -> None:
-        """One flush. A failure is kept and raised to whoever applies next: the file keeps its older, whole state."""
+        """One flush. A failure is kept and raised by the next ``apply``: the file keeps its older, whole state."""
         with self._flushing:
             with self._changed:
                 if self._failure is not None or self._position == self._written:
@@ -270,7 +274,7 @@ class SqliteStorage:
                 f"the view's file cannot be written: {self._failure}",
                 code=Code.STORE_UNAVAILABLE,
                 path=self._path,
-                hint="mend the disk, then open the view again; it resumes where the file is",
+                hint="repair the disk, then open the view again; it resumes where the file is",
             ) from self._failure
 
 

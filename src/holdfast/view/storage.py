@@ -1,8 +1,9 @@
-"""Byte strings in order, with cheap insertion: a list of short sorted lists.
+"""The state of a view: the port of a storage, layers of changes over an older state, and the storage in memory.
 
-Owns: the order. Does not own: what the keys stand for. Cost: adding and removing O(log n + chunk) with a chunk of at
-most ``CHUNK_MAX`` keys, a memory move of a few kilobytes; bulk building O(n log n); walking O(1) a key after the
-first.
+A ``Layer`` holds what a sequence of writes, deletes and range deletes amounts to. ``cleared`` are the ranges in which
+nothing below shows through, disjoint and in order; ``changes`` are the keys changed after that, each with its value and
+version, or None when it is deleted. A layer over nothing (``is_ground``) keeps no trace of deleted keys. A change of a
+known key is one dictionary operation; a new key is put in order only when a range is read or deleted.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class ViewStorage(Protocol):
         ...
 
     def close(self) -> None:
-        """Flush and let go."""
+        """Flush and release the storage."""
         ...
 
 
@@ -70,7 +71,10 @@ CHUNK_MAX: Final = 2_000
 
 
 class OrderedKeys:
-    """A set of keys that can be walked in byte order."""
+    """A set of keys that can be walked in byte order: a list of short sorted lists.
+
+    Cost: adding and removing O(log n) and a memory move of a few kilobytes; building O(n log n); walking O(1) a key.
+    """
 
     __slots__ = ("_chunks", "_lasts", "_size")
 
@@ -225,7 +229,7 @@ class Layer:
         self.cleared[first:last] = [(begin, end)]
 
     def hides(self, key: bytes) -> bool:
-        """Whether what lies below does not show through at ``key`` (its own changes aside)."""
+        """Whether a range delete hides the older state at ``key``, apart from the layer's own changes."""
         if not self.cleared:
             return False
         at = bisect_right(self.cleared, key, key=lambda item: item[0]) - 1
@@ -257,7 +261,7 @@ class Layer:
         self._put_in_order()
         self._order.check()
         assert list(self._order.walk(b"", None)) == sorted(self.changes), "the order holds exactly the changed keys"
-        assert not (self.is_ground and self.cleared), "nothing lies below the ground"
+        assert not (self.is_ground and self.cleared), "there is nothing below the ground"
         assert not (self.is_ground and None in self.changes.values()), "the ground keeps no trace of what is gone"
         for (_, end), (begin, _) in zip(self.cleared, self.cleared[1:], strict=False):
             assert end is not None, "only the last cleared range has no end"

@@ -32,7 +32,7 @@ class Stage:
     def finish(self, item: CommitEntry, *, accepted: bool) -> None:
         item.accepted = accepted
         item.outcome = Committed(item.version) if accepted else Rejected("conflict")
-        self.sequence.settle(item)
+        self.sequence.complete(item)
 
 
 @pytest.fixture

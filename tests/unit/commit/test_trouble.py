@@ -233,14 +233,14 @@ def test_a_ban_under_a_committed_attempt_outlives_that_attempt() -> None:
     first = entry(txn(request_id="the-one-request-id-of-two", at=BASE))
     sequence.order([first], BASE)
     first.accepted, first.outcome = True, Committed(first.version)
-    sequence.settle(first)
+    sequence.complete(first)
     others = [entry(txn(request_id=f"another-request-id-{number}", at=BASE)) for number in range(3)]
     sequence.order(others, BASE)
     banned_through = sequence.assigned
     assert sequence.ban("the-one-request-id-of-two") is not None
     for other in others:
         other.accepted = True
-        sequence.settle(other)
+        sequence.complete(other)
     attempts.expire(banned_through)
     attempts.check()
     late = entry(txn(request_id="the-one-request-id-of-two", at=banned_through))

@@ -251,7 +251,7 @@ def check_blind_to_the_span(self: pipeline.Pipeline, now: Any, newest: Any, effe
     """The ownership check as it first was: a claim in a slot that was sent looks like one's own object."""
     asked = self._checking or []
     slot: Slot | None = None if isinstance(newest, Unknown) else newest
-    passed = slot is not None and not leadership.somebody_is_past(slot, oldest_free=self.persist.next_slot)
+    passed = slot is not None and not leadership.has_successor(slot, oldest_free=self.persist.next_slot)
     if passed and asked:
         self._checking = []
         effects.append(events.VersionIs(asked, self.release.durable_version))
@@ -283,7 +283,7 @@ _offer = release.Release.offer
 def listing_proves(self: pipeline.Pipeline, now: Instant, newest: Any, effects: list[events.Effect]) -> None:
     """A listing proves ownership to what is held although slots were in flight; questions wait as they should."""
     slot: Slot | None = None if isinstance(newest, Unknown) else newest
-    if slot is not None and not leadership.somebody_is_past(slot, oldest_free=self.persist.next_slot):
+    if slot is not None and not leadership.has_successor(slot, oldest_free=self.persist.next_slot):
         self._let_go(self.release.owned(self._check_asked_ms, now.boot_ms), effects)
     _ownership_seen(self, now, newest, effects)
 

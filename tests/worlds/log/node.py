@@ -166,7 +166,7 @@ class Node:
             silence_ms=shape.silence_ms,
             heartbeat_ms=shape.heartbeat_ms,
             unheard_ms=shape.unheard_ms,
-            patience_s=PATIENCE_S,
+            retry_budget_s=PATIENCE_S,
             ask_leader=self._ask_leader,
             probe=unfit or shape.probes,
         )

@@ -1,10 +1,7 @@
-"""Taking the lead: recovery as a decision table over one LIST page, and the claim that follows from it.
+"""Recovery as a decision table over one LIST page, the claim that follows from it, and the leader's heartbeats.
 
-Owns: where the next leader claims, what it refuses to start on, and what a newest key says about who leads.
-Does not own: asking the store, and whether it is polite to claim now (both ``takeover_machine``).
-
-Why one page is enough: zombies of any earlier leader lie strictly between the newest claim and its jump. If the latest
-leader wrote data, the newest key is its own and names its claim. If not, everything newer than its claim is a zombie,
+One page is enough: zombies of any earlier leader are strictly between the newest claim and its jump. If the latest
+leader wrote data, the newest key is its own and names its claim. Otherwise everything newer than its claim is a zombie,
 at most W - 1 of them, so the claim is in the page. See ``docs/explain/log-protocol.md``.
 
 The table (k1 is the newest key, c the newest claim, J its jump, "own" the listed keys at or below J):
@@ -32,11 +29,11 @@ from holdfast.commit.format.batch import (
     CLAIM_BYTES,
     FIRST_SLOT,
     SPAN_MAX,
-    UNKNOWN_PLACE,
+    UNKNOWN_SCOPE,
     VERSION_JUMP,
+    AddressScope,
     Header,
     Kind,
-    Place,
     decode_header,
     encode_object,
     jump,
@@ -47,22 +44,9 @@ from holdfast.errors import Code, CorruptData, NotFound
 from holdfast.values import LeaderId, LogId, Slot, Version, slot_text
 
 __all__ = [
-    "Frontier",
-    "Heartbeat",
-    "Identity",
-    "NeedHeaders",
-    "Page",
-    "claim_header",
-    "encode_claim",
-    "encode_proof",
-    "first_base",
-    "first_headers",
-    "parse_proof",
-    "plan_recovery",
-    "read_page",
-    "somebody_is_past",
-    "walk_on",
-]
+    "Frontier", "Heartbeat", "Identity", "NeedHeaders", "Page", "claim_header", "encode_claim", "encode_proof",
+    "first_base", "first_headers", "parse_proof", "plan_recovery", "read_page", "has_successor", "walk_on",
+]  # fmt: skip
 
 FIRST_BASE_MIN = 100_000_000
 FIRST_BASE_MAX = 10**12
@@ -97,12 +81,12 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who claims: fresh random 128-bit values per process start, the address to advertise and where it is valid."""
+    """The claimant: fresh random 128-bit values per process start, the address to advertise and where it is valid."""
 
     leader_id: LeaderId
     nonce_seed: bytes
     address: str
-    place: Place = UNKNOWN_PLACE
+    scope: AddressScope = UNKNOWN_SCOPE
 
 
 def read_page(rows: Sequence[tuple[str, int]]) -> Page:
@@ -175,14 +159,13 @@ def plan_recovery(page: Page, objects: Mapping[Slot, bytes], *, allow_new: bool)
 def walk_on(head: Header, found: Header | None) -> Frontier | Header | None:
     """One step of a walk along the log of a living leader: ``found`` stands in the slot after ``head``, None: nothing.
 
-    The frontier when the log ends here, the next head when it goes on, None where only a listing can tell.
-    A busy leader fills slots faster than a listing and its headers answer: whoever listed again and again would lose
-    every claim. The walk is the chain's own rule, so it ends where a listing would have found the end.
+    Returns the frontier when the log ends here, the next head when it continues, None where a listing is needed. A busy
+    leader fills slots faster than a listing and its headers take, so a claimant that lists each time loses every claim.
     """
     if found is None:
         return Frontier(next_slot(head), head, head.epoch + 1)
-    of_one_reign = (found.log_id, found.leader_id, found.epoch) == (head.log_id, head.leader_id, head.epoch)
-    return found if of_one_reign and found.kind is not Kind.CLAIM and found.prev == head.slot else None
+    of_one_leadership = (found.log_id, found.leader_id, found.epoch) == (head.log_id, head.leader_id, head.epoch)
+    return found if of_one_leadership and found.kind is not Kind.CLAIM and found.prev == head.slot else None
 
 
 def _frontier(slots: Sequence[Slot], claim: Slot) -> tuple[Slot, Slot]:
@@ -256,7 +239,7 @@ def claim_header(frontier: Frontier, identity: Identity, *, nonce: bytes, log_id
         truncated_through=before.truncated_through if before else Version(0),
         time_ms=max(wall_ms, before.time_ms) if before else wall_ms,
         address=identity.address,
-        place=identity.place,
+        scope=identity.scope,
     )
 
 
@@ -267,7 +250,7 @@ def encode_claim(header: Header) -> bytes:
     return data
 
 
-def somebody_is_past(newest: Slot | None, *, oldest_free: Slot) -> bool:
+def has_successor(newest: Slot | None, *, oldest_free: Slot) -> bool:
     """Whether a newest key shows a leader beyond this one.
 
     ``oldest_free`` is the oldest slot at or below this leader's jump that it has not sent. A later leader's data start
@@ -283,12 +266,12 @@ FAST_MS: Final = 61_000.0
 SLOW_EVERY_MS: Final = 30_000.0
 FORGOTTEN_MS: Final = 86_400_000.0
 STANDBYS_MAX: Final = 64
-"""Standbys beyond are counted as one: while any of them asks, none has missed a question."""
+"""Further standbys are counted as one: while any of them asks, none has missed a question."""
 OTHERS: Final = ""
 
 
 def encode_proof(slot: Slot, nonce: bytes) -> str:
-    """What a standby sends to prove that it can read the log: the slot and the nonce of an object of the leader."""
+    """The proof that a standby can read the log: the slot and the nonce of an object of the leader."""
     return f"{slot}:{nonce.hex()}"
 
 
@@ -301,9 +284,11 @@ def parse_proof(proof: str) -> tuple[Slot, bytes] | None:
 
 
 class Heartbeat:
-    """The questions of standbys and the heartbeats that follow from them.
+    """When an idle leader writes an empty batch: after a standby has stopped asking. Liveness only.
 
-    A question is missed when none came for half of ``silence_ms``, which is longer than the time between two.
+    While every standby asks, nothing is written. A standby whose question is missing for half of ``silence_ms`` may be
+    cut off from this process and see the log only: for it a heartbeat is written every ``heartbeat_ms`` for a minute,
+    then every 30 s, until it asks again, for at most a day.
     """
 
     __slots__ = ("_asked_ms", "_beaten_ms", "_heartbeat_ms", "_missed_ms")
@@ -315,7 +300,7 @@ class Heartbeat:
         self._beaten_ms = -FORGOTTEN_MS
 
     def asked(self, standby: str, now_ms: float) -> None:
-        """A standby asked; ``standby`` tells it from others, also after a restart of its process."""
+        """A standby asked; ``standby`` identifies it, also after a restart of its process."""
         if standby not in self._asked_ms and len(self._asked_ms) >= STANDBYS_MAX:
             standby = OTHERS
         self._asked_ms[standby] = now_ms

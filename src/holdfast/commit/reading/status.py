@@ -1,9 +1,11 @@
-"""Looking an attempt up in the log.
+"""Attempts below the conflict window, found in the log by request id.
 
-Owns: reading the log for a request id from a version on. Does not own: when that is needed and what it proves
-(``pipeline`` bans first, ``service`` proves ownership after).
+After a takeover every client with an unknown outcome asks at once. ``AttemptHistory`` answers all of them with one
+scan, and the next question continues where it ended. It knows the request ids of every transaction after ``_low`` up to
+the last header read; above its bound it forgets the oldest and raises ``_low``, and a question below ``_low`` scans
+again.
 
-Cost: two header reads per reign back to the version, log2 of the reign's length, then one GET per object after it.
+When a question may be asked, and what its answer proves: ``pipeline`` bans first, ``service`` proves ownership after.
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ from typing import Final
 
 from holdfast.commit.format.batch import Header, Kind, LoggedTransaction, decode_header, object_name, read_body_table
 from holdfast.commit.format.chain import ChainWalker
-from holdfast.commit.reading.reader import LoggedBatch, Reign, damage_unless_truncated, follow, reigns_back, start_after
+from holdfast.commit.reading.reader import (
+    Leadership,
+    LoggedBatch,
+    damage_unless_truncated,
+    follow,
+    leaderships_back,
+    start_after,
+)
 from holdfast.errors import CorruptData, HoldfastError, NotFound
 from holdfast.objects.port import ObjectStore
 from holdfast.values import Slot
@@ -25,7 +34,7 @@ __all__ = ["AttemptHistory", "Found", "look_up", "walker_after"]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The first commit under the id, or None; ``truncated`` when retention removed what would tell."""
+    """The first commit under the id, or None. ``truncated``: retention removed a part that may hold it."""
 
     txn: LoggedTransaction | None
     truncated: bool = False
@@ -52,14 +61,14 @@ async def look_up(store: ObjectStore, claim: Header, newest: Header, request_id:
     return Found(None, truncated=min_version < newest.truncated_through)
 
 
-async def _reign_of(store: ObjectStore, claim: Header, version: int) -> Reign:
-    """The newest reign whose base is at or below ``version``, or genesis."""
-    reign: Reign | None = None
-    async for reign in reigns_back(store, claim):
-        if reign.base <= version:
-            return reign
-    assert reign is not None, "a log has a genesis"
-    return reign
+async def _leadership_of(store: ObjectStore, claim: Header, version: int) -> Leadership:
+    """The newest leadership whose base is at or below ``version``, or genesis."""
+    leadership: Leadership | None = None
+    async for leadership in leaderships_back(store, claim):
+        if leadership.base <= version:
+            return leadership
+    assert leadership is not None, "a log has a genesis"
+    return leadership
 
 
 async def walker_after(store: ObjectStore, claim: Header, newest: Header, version: int) -> ChainWalker:
@@ -67,17 +76,17 @@ async def walker_after(store: ObjectStore, claim: Header, newest: Header, versio
 
     Raises: Unavailable, CorruptData, NotFound when retention has removed that part.
     """
-    reign = await _reign_of(store, claim, version)
-    end = newest if reign.claim.slot == claim.slot else await _end_of(store, reign, claim)
-    return await start_after(store, reign, end, version)
+    leadership = await _leadership_of(store, claim, version)
+    end = newest if leadership.claim.slot == claim.slot else await _end_of(store, leadership, claim)
+    return await start_after(store, leadership, end, version)
 
 
-async def _end_of(store: ObjectStore, reign: Reign, claim: Header) -> Header:
-    """The newest object of an earlier reign: the one before the claim that followed it."""
-    async for later in reigns_back(store, claim):
-        if later.before is not None and later.before.claim == reign.claim.slot:
+async def _end_of(store: ObjectStore, leadership: Leadership, claim: Header) -> Header:
+    """The newest object of an earlier leadership: the one before the claim that followed it."""
+    async for later in leaderships_back(store, claim):
+        if later.before is not None and later.before.claim == leadership.claim.slot:
             return later.before
-    raise CorruptData("a reign has no end", claim=reign.claim.slot)
+    raise CorruptData("a leadership has no end", claim=leadership.claim.slot)
 
 
 def _find(batch: LoggedBatch, request_id: str) -> LoggedTransaction | None:
@@ -136,7 +145,7 @@ class AttemptHistory:
                 self._waiting.remove(question)
         if question.error is not None:
             if isinstance(question.error, NotFound):
-                # Part of the range is gone; whether that matters to this question only its own scan can tell.
+                # Part of the range is gone. Only a scan for this question shows whether that matters to it.
                 return await look_up(self._store, self._claim, newest, request_id, min_version)
             raise question.error
         after = [place for place in question.seen if place[0] > min_version]
@@ -171,14 +180,14 @@ class AttemptHistory:
             for question in questions:
                 question.error = error
         except BaseException:
-            # Whoever scanned was cancelled. The others scan again, from the start: what was seen is not all there is.
+            # The scanning caller was cancelled. The other questions scan again from the start.
             self._walker = None
             for question in questions:
                 question.seen.clear()
             raise
         for question in questions:
             question.done = True
-        # One that was given up meanwhile has left already.
+        # A cancelled question has been removed already.
         self._waiting = [question for question in self._waiting if not question.done]
 
     async def _read_for(self, questions: list[_Question]) -> None:

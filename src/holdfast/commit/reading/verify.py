@@ -1,9 +1,9 @@
-"""What a leader knows of damage in its log.
+"""Damage in the log: reading every object again in the background, and remembering what is damaged.
 
-Owns: counting every time that something met damage, and reporting each damaged place once in the log lines. Does not
-own: finding damage (whatever reads, and ``scrub``), what the reader is answered.
-
-Bounds: ``PLACES_MAX`` places are remembered; further ones are counted, and their lines are repeated.
+A pass reads each live object once: header, checksums and the body's encoding. It reads them one by one, so a damaged or
+missing object hides no other. A pass begins at a random slot and goes round, so that a leader that restarts often reads
+the newest part as often as the oldest. It is spread over ``days`` and never faster than ``bytes_per_second``, of which
+a small object takes ``OBJECT_BYTES_MIN``. Objects that retention removed are not damage.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import structlog
 
 from holdfast.commit.format.batch import Header, Kind, decode_header, jump, object_name, read_body_table
 from holdfast.commit.format.chain import broken
-from holdfast.commit.reading.reader import reigns_back
+from holdfast.commit.reading.reader import leaderships_back
 from holdfast.errors import CorruptData, HoldfastError, NotFound
 from holdfast.objects.port import ObjectReader
 from holdfast.values import Slot
 
-__all__ = ["DamageSeen", "OBJECT_BYTES_MIN", "Scrub", "ScrubPlan", "requests_per_month"]
+__all__ = ["DamageLog", "OBJECT_BYTES_MIN", "Scrub", "ScrubPlan", "requests_per_month"]
 
 PLACES_MAX: Final = 1_000
 HINT: Final = "do not delete anything; `holdfast log verify` names every damaged object; restore them from a copy"
 
 
-class DamageSeen:
-    """The damage that one reign has met. ``newest`` is the newest text, None while there is none."""
+class DamageLog:
+    """The damage that one leadership has met. ``newest`` is the newest text, None while there is none."""
 
     def __init__(self) -> None:
         self.times: Counter[str] = Counter()
@@ -76,10 +76,10 @@ class ScrubPlan:
     stretches: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, reigns: Sequence[tuple[Slot, Slot]]) -> ScrubPlan:
-        """``reigns``: claim and newest slot of each, newest reign first."""
+    def of(cls, leaderships: Sequence[tuple[Slot, Slot]]) -> ScrubPlan:
+        """``leaderships``: claim and newest slot of each, newest leadership first."""
         stretches: list[tuple[int, int]] = []
-        for claim, newest in reversed(reigns):
+        for claim, newest in reversed(leaderships):
             stretches.append((claim, claim))
             if newest < claim:
                 stretches.append((jump(claim), newest))
@@ -101,14 +101,14 @@ class ScrubPlan:
 
 
 class Scrub:
-    """The scrub of one reign. ``run`` ends only by cancellation."""
+    """The scrub of one leadership. ``run`` ends only by cancellation."""
 
     def __init__(
         self,
         store: ObjectReader,
         claim: Header,
         durable_header: Callable[[], Header],
-        damage: DamageSeen,
+        damage: DamageLog,
         *,
         days: float,
         bytes_per_second: int,
@@ -148,18 +148,18 @@ class Scrub:
             self.passes += 1
 
     async def _plan(self) -> ScrubPlan:
-        reigns: list[tuple[Slot, Slot]] = []
+        leaderships: list[tuple[Slot, Slot]] = []
         newest = self._durable_header().slot
         try:
-            async with aclosing(reigns_back(self._store, self._claim)) as found:
-                async for reign in found:
-                    reigns.append((reign.claim.slot, newest))
-                    if reign.before is not None:
-                        newest = reign.before.slot
+            async with aclosing(leaderships_back(self._store, self._claim)) as found:
+                async for leadership in found:
+                    leaderships.append((leadership.claim.slot, newest))
+                    if leadership.before is not None:
+                        newest = leadership.before.slot
         except NotFound:
             if not self._durable_header().truncated_through:
                 raise
-        return ScrubPlan.of(reigns)
+        return ScrubPlan.of(leaderships)
 
     async def _look(self, slot: Slot) -> int:
         """Read and check one object. Returns its bytes."""

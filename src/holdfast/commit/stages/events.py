@@ -1,6 +1,6 @@
-"""What travels through the four stages: commit requests, in time with their outcomes, and the batches they ride in.
+"""The data of the pipeline: commit requests, batches, events and effects.
 
-Owns: the fields that the stages hand on. Does not own: any decision.
+Every event carries its instant. Every effect is complete, and carrying one out twice is harmless.
 """
 
 from __future__ import annotations
@@ -16,36 +16,11 @@ from holdfast.objects.port import CreateAnswer, Unknown
 from holdfast.values import Instant, Slot
 
 __all__ = [
-    "Abandon",
-    "Answer",
-    "Arrived",
-    "Batch",
-    "CheckOwnership",
-    "CommitEntry",
-    "Drain",
-    "Durable",
-    "Effect",
-    "EndKind",
-    "Ended",
-    "Event",
-    "HeaderFound",
-    "LookUp",
-    "NoopAsked",
-    "OwnershipSeen",
-    "Position",
-    "Put",
-    "PutAnswered",
-    "Reached",
-    "ReadBack",
-    "Resolved",
-    "StatusAsked",
-    "StatusQuestion",
-    "StatusReady",
-    "Tick",
-    "VersionAsked",
-    "VersionIs",
-    "request_bytes",
-]
+    "Abandon", "Answer", "Arrived", "Batch", "CheckOwnership", "CommitEntry", "Drain", "Durable", "Effect", "EndKind",
+    "Ended", "Event", "HeaderFound", "LookUp", "NoopAsked", "OwnershipSeen", "Position", "Put", "PutAnswered",
+    "Reached", "ReadBack", "Resolved", "StatusAsked", "StatusQuestion", "StatusReady", "Tick", "VersionAsked",
+    "VersionIs", "request_bytes",
+]  # fmt: skip
 
 ITEM_BYTES = 32
 """What an item costs besides its value and the request id, for the size bound of a batch."""
@@ -60,17 +35,9 @@ class CommitEntry:
     """
 
     __slots__ = (
-        "accepted",
-        "arrived_ms",
-        "durable_version",
-        "followers",
-        "outcome",
-        "reply",
-        "size",
-        "ticket",
-        "txn",
+        "accepted", "arrived_ms", "durable_version", "followers", "outcome", "reply", "size", "ticket", "txn",
         "version",
-    )
+    )  # fmt: skip
 
     def __init__(
         self, txn: Transaction, reply: Callable[[CommitEntry], None], ticket: object = None, size: int = 0
@@ -172,7 +139,7 @@ class OwnershipSeen:
 
 @dataclass(frozen=True, slots=True)
 class VersionAsked:
-    """Somebody wants a version at least as new as everything committed by now."""
+    """A caller wants a version at least as new as everything committed by now."""
 
     now: Instant
     ticket: object
@@ -189,7 +156,7 @@ class StatusQuestion:
 
 @dataclass(frozen=True, slots=True)
 class StatusAsked:
-    """Somebody asks for a final outcome."""
+    """A caller asks for a final outcome."""
 
     now: Instant
     question: StatusQuestion
@@ -197,7 +164,7 @@ class StatusAsked:
 
 @dataclass(frozen=True, slots=True)
 class NoopAsked:
-    """Somebody wants to know that the pipeline moves."""
+    """A caller wants proof that the pipeline moves."""
 
     now: Instant
     ticket: object
@@ -213,14 +180,14 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Accept nothing more, finish what is under way, resign."""
+    """Accept nothing more, finish work in progress, resign."""
 
     now: Instant
 
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """The driver stops here: end at once, and leave to the next leader what cannot be proved any more."""
+    """The driver stops here: end immediately, and leave unproved work to the next leader."""
 
     now: Instant
 
@@ -287,7 +254,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """Look these attempts up in the log: their read version lies below the window."""
+    """Look these attempts up in the log: their read version is below the window."""
 
     entries: list[CommitEntry]
 
@@ -302,10 +269,10 @@ class VersionIs:
 
 @dataclass(frozen=True, slots=True)
 class StatusReady:
-    """Everything sequenced before the ban is settled. ``version`` is the attempt's, when the window knows it.
+    """Everything sequenced before the ban is final. ``version`` is the attempt's, when the window knows it.
 
-    Otherwise the attempt did not commit above ``complete_above``; what lies between ``min_version`` and there is to be
-    read from the log, and a negative answer needs a proof of ownership begun after this effect.
+    Otherwise the attempt did not commit above ``complete_above``; the log between ``min_version`` and there must be
+    read, and a negative answer needs a proof of ownership begun after this effect.
     """
 
     question: StatusQuestion
@@ -322,7 +289,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """This reign is over; ``detail`` says why for people. ``tickets`` are questions that get no answer here."""
+    """This leadership is over; ``detail`` says why for people. ``tickets`` are questions that get no answer here."""
 
     kind: EndKind
     detail: str

@@ -1,15 +1,26 @@
-"""Listing the countdown directory of the log without reading all of it.
+"""Objects in a directory, synchronously: the order of writes and syncs that makes ``Created`` true.
 
-Owns: the page of numbered names found by probing from a hint, and when probing must give up. Does not own: the full
-scan that is right then, the hint's file, or what the numbers mean.
+Creating an object, and what a crash leaves at each step:
 
-The names are 20-digit slots that count down, so the newest sorts first. Probing is exact under two laws of the log. An
-object that exists has the next newer one at most ``GAP_MAX`` slots below it: a jump of W = 1000 after a claim and a
-span of at most 1000. And data are removed oldest first, claims never. A claim may therefore stand alone above removed
-data, so a hint that names a claim (``CLAIM_BYTES``) does not count.
+1. the bytes go into a new file without a name                     nothing
+2. ``fdatasync`` of that file                                      nothing
+3. the file gets the object's name, which fails when it is taken   the object, complete, or nothing yet
+4. ``fsync`` of the object's directory                             the object, complete; only now it is "created"
 
-Failure model: none of its own. ``None`` means that probing cannot tell; ask the full scan. The hint is never authority:
-a missing, torn, stale or foreign one costs time only, because it counts only when its slot exists.
+Where files without names are impossible, step 1 makes a file in this writer's own folder under ``.holdfast/writing``,
+and step 3 links or renames it; a later start removes what a crash leaves there. A name therefore appears only on a
+complete file. Between 3 and 4 readers may see a name that a power cut can undo, so ``read`` and ``page`` sync the
+directory before they return a name that this process has not synced. On a read-only mount they cannot: the ``durable``
+field of the log's newest header says what a power cut cannot undo.
+
+Out of space on the temporary file is an ordinary failure. Any other failed sync poisons this object permanently,
+because the system may have dropped the pages and report success next time. Everything raised is an ``OSError``.
+
+A page of the log is listed without reading the whole directory. Its names are 20-digit slots that count down, and two
+laws of the log make probing from a hint exact: the next newer object is at most ``GAP_MAX`` slots below (a jump of 1000
+after a claim and a span of at most 1000), and data are removed oldest first, claims never. A claim may therefore stand
+alone above removed data, so a hint that names a claim does not count. A wrong hint costs time only: ``None`` asks for
+the full scan.
 """
 
 from __future__ import annotations
@@ -22,20 +33,9 @@ from typing import Final
 from holdfast.objects.directory.files import NOT_HERE, Files
 
 __all__ = [
-    "CLAIM_BYTES",
-    "COUNTDOWN_DIRECTORY",
-    "DirectoryObjects",
-    "GAP_MAX",
-    "Naming",
-    "Poisoned",
-    "SLOT_MAX",
-    "SlotSize",
-    "Unfit",
-    "find_naming",
-    "slot_of_name",
-    "slots_from",
-    "slots_newest_first",
-]
+    "CLAIM_BYTES", "COUNTDOWN_DIRECTORY", "DirectoryObjects", "GAP_MAX", "Naming", "Poisoned", "SLOT_MAX", "SlotSize",
+    "Unfit", "find_naming", "slot_of_name", "slots_from", "slots_newest_first",
+]  # fmt: skip
 
 SLOT_MAX = 2**64 - 1
 GAP_MAX = 2_000
@@ -58,7 +58,8 @@ def slot_of_name(name: str) -> int | None:
 
 
 def slots_newest_first(size_of: SlotSize, hint: int | None, limit: int) -> list[tuple[int, int]] | None:
-    """The ``limit`` newest slots with sizes, newest (lowest) first, found from ``hint``; None: probing cannot tell.
+    """The ``limit`` newest slots with sizes, newest (lowest) first, found from ``hint``; None when probing cannot
+    decide.
 
     Cost: the distance from the hint to the newest, GAP_MAX absent slots, and the page.
     """
@@ -78,7 +79,7 @@ def slots_newest_first(size_of: SlotSize, hint: int | None, limit: int) -> list[
 def slots_from(size_of: SlotSize, first: int, limit: int) -> list[tuple[int, int]] | None:
     """The first ``limit`` slots at or above ``first`` with their sizes; None when a gap or the end comes before.
 
-    Only a full page counts. Near the end of the log a directory is small, or holds little beside claims, and the full
+    Only a full page counts. Near the end of the log a directory is small, or holds mostly claims, and the full
     scan also sees names there that are no slots.
     """
     rows: list[tuple[int, int]] = []
@@ -114,7 +115,7 @@ class Naming(Enum):
 
 
 def find_naming(files: Files, own: int, root: str) -> Naming:
-    """The first way that works in the open directory ``own``, which nobody else uses. Raises: OSError, Unfit."""
+    """The first way that works in the open directory ``own``, which no other process uses. Raises: OSError, Unfit."""
     try:
         for name in (FILE, TAKEN):
             try:
@@ -213,7 +214,7 @@ class DirectoryObjects:
         except OSError:  # systems say it in different ways
             if not self._files.is_removed(self._own_folder()):
                 raise
-            # Somebody removed this writer's own folder. Nothing but the next object depends on it.
+            # This writer's own folder was removed. Only the next object depends on it.
             self._leave_own_folder()
             self._prepare_writing()
             temporary = self._write_and_name(data, target, name)
@@ -243,7 +244,7 @@ class DirectoryObjects:
         return temporary
 
     def tidy(self) -> None:
-        """What can wait for the answer: drop the finished temporary name, prepare the next one, move the hint.
+        """Work after the answer: drop the finished temporary name, prepare the next one, move the hint.
 
         Raises: nothing. All of it is a convenience, and a failure shows in the next create if it matters.
         """
@@ -259,7 +260,7 @@ class DirectoryObjects:
             return
 
     def _write_temporary(self, data: bytes | memoryview) -> tuple[str, int]:
-        """A complete and synced file that nobody else sees, open, and its name in our own folder, if it has one."""
+        """The name in our own folder, if any, and the open file: complete, synced, and seen by no other process."""
         name, file = self._spare or self._new_temporary()
         self._spare = None
         try:
@@ -327,7 +328,7 @@ class DirectoryObjects:
     def _make_own_folder(self, folder: str) -> int | None:
         """This writer's own folder, open and locked; None when a cleaner took it for a dead writer's before our lock.
 
-        Several writers start together, and each of them cleans: whoever loses its folder to another makes it again.
+        Several writers start together, and each of them cleans: a writer that loses its folder makes it again.
         """
         for path in (f"{self._root}/{PRIVATE}", folder, f"{folder}/{self._token}"):
             try:
@@ -389,7 +390,7 @@ class DirectoryObjects:
             finally:
                 self._files.close(parent)
         except FileNotFoundError:
-            pass  # somebody was faster
+            pass  # another process was faster
         finally:
             self._files.close(own)
         self._forget_private_folder()
@@ -406,7 +407,7 @@ class DirectoryObjects:
             self._files.make_directory(f"{self._root}/{folder}")
         except FileExistsError:
             pass
-        # Also when it existed: whoever made it may not have come to the sync.
+        # Also when it existed: its creator may have stopped before the sync.
         self._sync_directory(above)
         if folder not in self._directories:
             self._directories[folder] = self._files.open_directory(f"{self._root}/{folder}")
@@ -430,7 +431,7 @@ class DirectoryObjects:
             self._poisoned("the sync of a directory failed", error)
 
     def _sync_names(self, directory: int, keys: list[str]) -> None:
-        """Make names durable before they are told to anybody, unless this process has done so."""
+        """Make names durable before they are reported, unless this process has done so."""
         if self._read_only or all(key in self._synced for key in keys):
             return
         self._sync_directory(directory)
@@ -565,7 +566,7 @@ class DirectoryObjects:
         self._hinted = slot
 
     def _forget_private_folder(self) -> None:
-        """Open the folder of the hint anew the next time, if somebody removed the one that is open."""
+        """Open the folder of the hint again next time, if the open one was removed."""
         private = self._directories.get(PRIVATE)
         if private is not None and self._files.is_removed(private):
             del self._directories[PRIVATE]

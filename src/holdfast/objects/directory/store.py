@@ -1,9 +1,16 @@
-"""Reading the objects of a directory that are known to be durable.
+"""The object store in a local directory, with worker processes: the embedded default.
 
-Owns: the shortest way from a name to its bytes, in the calling process. Does not own: names that nobody vouched for yet
-(``directory_objects`` syncs those before it tells of them).
+Writers take creates, readers everything else, so a long listing never delays the log. A worker carries out one request
+at a time; further requests wait in order. Workers start at the first request that needs them. Later starts run in the
+background; one that fails is tried again after ``START_AGAIN_SECONDS``.
 
-Failure model: a read blocks its thread for one file; an absent file is NotFound, any other failure Unavailable.
+A writer that reports a failed sync, or dies during a create, poisons the store: every later create is ``Unknown`` and
+final, because what is durable is no longer known, also when the caller was cancelled. A restart repairs it, because
+names are synced again before they are reported. A reader that dies fails its request as ``Unavailable``. An idle worker
+that dies is replaced; its socket is checked before each request, since the loop may not have noticed.
+
+Workers are processes because a thread takes the leader's interpreter after each system call: threads gave 22,000-27,000
+commits/s where processes gave 35,000-38,000, at 3 to 4 times the CPU per PUT (``benchmarks/directory_put.py``).
 """
 
 from __future__ import annotations
@@ -32,7 +39,7 @@ __all__ = ["DirectoryStore", "DurableDirectory"]
 
 
 class DurableDirectory:
-    """An ``ObjectReader`` for a process that is told, by the writer, which objects are durable."""
+    """An ``ObjectReader`` for a process to which the writer reports which objects are durable."""
 
     def __init__(self, root: Path) -> None:
         self._root = os.path.abspath(root)
@@ -144,7 +151,7 @@ class _Worker(asyncio.Protocol):
 class _Lane:
     """A few workers of one kind, and the requests that wait for one.
 
-    ``poison`` is told why nothing may be created any more.
+    ``poison`` is called with the reason why nothing may be created any more.
     """
 
     def __init__(self, root: str, size: int, poison: Callable[[str], object]) -> None:
@@ -186,7 +193,7 @@ class _Lane:
         )
 
     async def _start_those_missing(self) -> None:
-        with contextlib.suppress(_Died, OSError):  # the last worker left as well: the next request tells why
+        with contextlib.suppress(_Died, OSError):  # the last worker ended too: the next request raises the reason
             await self._start()
 
     async def _start(self) -> None:
@@ -242,7 +249,7 @@ class _Lane:
 
     def became_idle(self, one: _Worker) -> None:
         if self._waiting and one.has_ended():
-            return  # the loop hears of it next, and another worker or nobody takes what waits
+            return  # the loop notices it next; another worker, if any, takes the waiting requests
         while self._waiting:
             request = self._waiting.popleft()
             if not request.answer.done():
